@@ -1,0 +1,1 @@
+"""Workloads, the serving comparison on real servers, and the reports."""

@@ -1,0 +1,1 @@
+"""Scheduling of LLM requests by predicted cost. Engine-free: see docs/structure.md."""

@@ -1,0 +1,130 @@
+"""Configuration: parsed once, at the edge, into one frozen object."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+COSTS = ("resource-bound", "output", "overall")
+
+
+class ConfigError(ValueError):
+    """A field is unknown, of the wrong type, or out of range. Names field, value and range."""
+
+
+def _require(ok: bool, name: str, value: object, allowed: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name} is {value!r}, allowed: {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """The history of prompts and answer lengths.
+
+    path: its folder; "" for the default, see predictor_store.store.default_path.
+    capacity: records kept, first in first out (SageSched section 3.1: 10,000).
+    keep_prompts: store the prompts' text too; otherwise vectors and lengths alone.
+    """
+
+    path: str = ""
+    capacity: int = 10_000
+    keep_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.capacity <= 10_000_000, "store.capacity", self.capacity, "1 to 10000000")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorConfig:
+    """How similar prompts become a length distribution.
+
+    threshold: cosine similarity from which a past prompt counts as a match (SageSched: 0.8).
+    min_matches: with fewer matches in the history, warm data is searched too; with fewer still,
+        the num_nearest most similar prompts are taken.
+    max_atoms: distinct lengths that travel with a request.
+    deadline_ms: past it a request goes on with the prior.
+    """
+
+    threshold: float = 0.8
+    min_matches: int = 8
+    num_nearest: int = 32
+    max_atoms: int = 64
+    deadline_ms: float = 50.0
+
+    def __post_init__(self) -> None:
+        _require(-1 <= self.threshold <= 1, "predictor.threshold", self.threshold, "-1 to 1")
+        _require(self.min_matches >= 1, "predictor.min_matches", self.min_matches, "at least 1")
+        _require(self.num_nearest >= 1, "predictor.num_nearest", self.num_nearest, "at least 1")
+        _require(2 <= self.max_atoms <= 1024, "predictor.max_atoms", self.max_atoms, "2 to 1024")
+        _require(self.deadline_ms > 0, "predictor.deadline_ms", self.deadline_ms, "above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """How a length distribution becomes a place in the queue.
+
+    cost: the cost model, see sage_sched.cost.
+    bucket_tokens: a running request's index is refreshed every so many tokens (SageSched
+        section 4.1: 200).
+    aging_pools: while the server works through this many KV pools of tokens (prefill and decode),
+        a waiting request's index improves e-fold. Smaller: shorter tails, longer mean.
+    """
+
+    cost: str = "resource-bound"
+    bucket_tokens: int = 200
+    aging_pools: float = 4.0
+
+    def __post_init__(self) -> None:
+        _require(self.cost in COSTS, "policy.cost", self.cost, ", ".join(COSTS))
+        _require(self.bucket_tokens >= 1, "policy.bucket_tokens", self.bucket_tokens, "at least 1")
+        _require(self.aging_pools > 0, "policy.aging_pools", self.aging_pools, "above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SageConfig:
+    """Everything that --sage-config can set, section by section."""
+
+    store: StoreConfig = field(default_factory=StoreConfig)
+    predictor: PredictorConfig = field(default_factory=PredictorConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+
+    @classmethod
+    def parse(cls, sections: Mapping[str, Any]) -> Self:
+        """From the mapping that a TOML or YAML file holds. Raises ConfigError."""
+        _require_known(sections, _SECTIONS, "section")
+        return cls(
+            **{
+                name: _parse_section(_SECTIONS[name], name, values)
+                for name, values in sections.items()
+            }
+        )
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "store": StoreConfig,
+    "predictor": PredictorConfig,
+    "policy": PolicyConfig,
+}
+
+
+def _require_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"unknown {what} {name!r}, allowed: {', '.join(known)}")
+
+
+def _parse_section(section: type[Any], name: str, values: object) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"section {name} is {values!r}, allowed: fields with values")
+    defaults = {f.name: f.default for f in dataclasses.fields(section)}
+    _require_known(values, defaults, f"field of section {name}")
+    parsed = {}
+    for key, value in values.items():
+        wanted = type(defaults[key])
+        # A bool is an int in Python; an int where a float is wanted is fine.
+        fits = type(value) is wanted or (wanted is float and type(value) is int)
+        _require(fits, f"{name}.{key}", value, f"a value of type {wanted.__name__}")
+        parsed[key] = wanted(value)
+    return section(**parsed)

@@ -1,0 +1,166 @@
+"""The distribution of an answer's length in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Source = Literal["history", "warm", "nearest", "prior"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthDistribution:
+    """Sorted distinct output lengths and their probabilities.
+
+    lengths: int64, shape (n,), strictly increasing, each at least 1 token.
+    weights: float64, shape (n,), positive, summing to 1.
+    effective_samples: how many equally weighted observations it is worth (Kish), above 0.
+    source: where it came from.
+    """
+
+    lengths: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    effective_samples: float
+    source: Source
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless the fields are as the class documents them."""
+        if self.lengths.ndim != 1 or self.lengths.shape != self.weights.shape:
+            raise ValueError(f"shapes {self.lengths.shape} and {self.weights.shape} do not match")
+        if self.lengths.size == 0:
+            raise ValueError("a length distribution needs at least one length")
+        if self.lengths[0] < 1 or np.any(np.diff(self.lengths) <= 0):
+            raise ValueError("lengths must be at least 1 and strictly increasing")
+        # Written so that NaN fails too.
+        if not np.all(self.weights > 0) or not abs(float(self.weights.sum()) - 1.0) < 1e-6:
+            raise ValueError("weights must be positive and sum to 1")
+        if not 0 < self.effective_samples < np.inf:
+            raise ValueError(f"effective_samples is {self.effective_samples}, must be above 0")
+        if self.source not in SOURCES:
+            raise ValueError(f"source is {self.source!r}, allowed: {', '.join(SOURCES)}")
+        self.lengths.flags.writeable = False
+        self.weights.flags.writeable = False
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, LengthDistribution)
+            and np.array_equal(self.lengths, other.lengths)
+            and np.array_equal(self.weights, other.weights)
+            and self.effective_samples == other.effective_samples
+            and self.source == other.source
+        )
+
+    @classmethod
+    def from_samples(
+        cls,
+        lengths: Sequence[int] | NDArray[Any],
+        source: Source,
+        weights: Sequence[float] | NDArray[Any] | None = None,
+        censored: Sequence[bool] | NDArray[Any] | None = None,
+    ) -> LengthDistribution:
+        """From observed lengths in tokens, all of shape (n,), in any order, repeats allowed.
+
+        A censored observation (cut off by its cap) says "at least this long": its weight goes to
+        the longer observations in proportion to theirs, which is the product-limit estimate
+        (Efron 1967); where nothing longer was seen it stays where it is.
+        """
+        values = np.asarray(lengths, dtype=np.int64)
+        mass = np.ones(values.size) if weights is None else np.asarray(weights, dtype=np.float64)
+        if values.size == 0 or not mass.sum() > 0:
+            raise ValueError("a length distribution needs at least one length of positive weight")
+        effective = float(mass.sum() ** 2 / np.square(mass).sum())
+        cut = np.zeros(values.size, bool) if censored is None else np.asarray(censored, bool)
+        if cut.any():
+            values, mass = _redistribute(values, mass, cut)
+        distinct, inverse = np.unique(np.maximum(values, 1), return_inverse=True)
+        summed = np.bincount(inverse, weights=mass)
+        keep = summed > 0
+        return cls(distinct[keep], summed[keep] / summed.sum(), effective, source)
+
+    def mean(self) -> float:
+        """Mean length in tokens."""
+        return float(self.lengths @ self.weights)
+
+    def quantile(self, q: float) -> int:
+        """The smallest length whose cumulative probability reaches q, for q in [0, 1]."""
+        reached = np.searchsorted(np.cumsum(self.weights), q - 1e-9)
+        return int(self.lengths[min(int(reached), self.lengths.size - 1)])
+
+    def capped(self, max_tokens: int) -> LengthDistribution:
+        """With what exceeds max_tokens (at least 1) moved to it: the server stops there."""
+        if self.lengths[-1] <= max_tokens:
+            return self
+        return self._rebuilt(np.minimum(self.lengths, max(max_tokens, 1)), self.weights)
+
+    def surviving(self, age_tokens: int) -> LengthDistribution | None:
+        """Given that it is longer than age_tokens; None where no length of this one is."""
+        longer = self.lengths > age_tokens
+        if not longer.any():
+            return None
+        return self._rebuilt(self.lengths[longer], self.weights[longer])
+
+    def mixed(self, other: LengthDistribution, other_weight: float) -> LengthDistribution:
+        """other with probability other_weight in (0, 1), else this one; keeps this source."""
+        if not 0 < other_weight < 1:
+            raise ValueError(f"other_weight is {other_weight}, must be between 0 and 1")
+        return self._rebuilt(
+            np.concatenate([self.lengths, other.lengths]),
+            np.concatenate([self.weights * (1 - other_weight), other.weights * other_weight]),
+        )
+
+    def with_tail(self, max_tokens: int) -> LengthDistribution:
+        """With the chance of being longer than any length seen, at twice the longest.
+
+        The next of n + 1 exchangeable draws is the longest with probability 1 / (n + 1). Nothing
+        is longer than max_tokens, so there is no tail where a length has reached it.
+        """
+        longest = int(self.lengths[-1])
+        if longest >= max_tokens:
+            return self.capped(max_tokens)
+        beyond = 1.0 / (self.effective_samples + 1.0)
+        return self._rebuilt(
+            np.append(self.lengths, min(2 * longest, max_tokens)),
+            np.append(self.weights * (1 - beyond), beyond),
+        )
+
+    def compressed(self, max_atoms: int) -> LengthDistribution:
+        """At most max_atoms lengths: neighbours in equal shares of probability, by their mean."""
+        if self.lengths.size <= max_atoms:
+            return self
+        middle = np.cumsum(self.weights) - self.weights / 2
+        group = np.minimum((middle * max_atoms).astype(np.int64), max_atoms - 1)
+        mass = np.bincount(group, weights=self.weights)
+        mean = np.bincount(group, weights=self.weights * self.lengths) / np.maximum(mass, 1e-300)
+        used = mass > 0
+        return self._rebuilt(np.rint(mean[used]).astype(np.int64), mass[used].astype(np.float64))
+
+    def _rebuilt(
+        self, lengths: NDArray[np.int64], weights: NDArray[np.float64]
+    ) -> LengthDistribution:
+        """Same evidence and source, other atoms (in any order)."""
+        distinct, inverse = np.unique(lengths, return_inverse=True)
+        summed = np.bincount(inverse, weights=weights)
+        return LengthDistribution(
+            distinct, summed / summed.sum(), self.effective_samples, self.source
+        )
+
+
+def _redistribute(
+    values: NDArray[np.int64], mass: NDArray[np.float64], cut: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    # At equal length a finished answer counts before a cut one: the cut one was longer.
+    order = np.lexsort((cut, values))
+    values, mass, cut = values[order], mass[order].copy(), cut[order]
+    after = np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)
+    scale = 1.0
+    for i in range(values.size):
+        mass[i] *= scale
+        if cut[i] and after[i] > 0:
+            scale += mass[i] / after[i]
+            mass[i] = 0.0
+    return values, mass
