@@ -1,1 +1,103 @@
-def register() -> None: ...
+"""The plugin's entry point: what is hooked when.
+
+Installed, it adds its policies to the choices of --schedule-policy and looks at what was chosen.
+Every other hook is placed only once one of its policies is, in the process that needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from patches.compat import UnsupportedServerError, check_release
+from patches.config_file import read_config
+from sage_sched.config import ConfigError, SageConfig
+from sage_sched.policy import policy_names
+
+_ARGS = "sglang.srt.server_args.ServerArgs"
+_SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+
+
+def register() -> None:
+    """Entry point of the group sglang.srt.plugins, called in every process of a server.
+
+    A failure in here is only logged by SGLang; the policy then is no choice of --schedule-policy,
+    and SGLang itself refuses it.
+    """
+    from patches.seam import AFTER, BEFORE, Seam, apply_all
+
+    seams = [
+        Seam(f"{_ARGS}.add_cli_args", AFTER, _add_flags, ("parser",)),
+        Seam(f"{_ARGS}.from_cli_args", AFTER, _read_flags, ("args",)),
+        Seam(f"{_ARGS}.check_server_args", BEFORE, _activate_main, ()),
+    ]
+    # Hooking imports the target's module, which is for the scheduler's own process to do.
+    if _SCHEDULER_MODULE in sys.modules:
+        target = f"{_SCHEDULER_MODULE}.Scheduler.__init__"
+        seams.append(Seam(target, BEFORE, _activate_scheduler, ("server_args",)))
+    apply_all(seams)
+
+
+def _is_ours(server_args: Any) -> bool:
+    return server_args.schedule_policy in policy_names()
+
+
+def _add_flags(result: None, parser: Any) -> None:
+    for action in parser._actions:
+        if "--schedule-policy" in action.option_strings:
+            action.choices = [*action.choices, *policy_names()]
+    parser.add_argument(
+        "--sage-config",
+        metavar="FILE",
+        help="TOML or YAML file with the settings of sage-sched (default: the defaults, or the "
+        "file that the environment variable SAGE_CONFIG names).",
+    )
+
+
+def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
+    """On the command line, say what is wrong in one line."""
+    if args.sage_config is not None and not _is_ours(server_args):
+        raise SystemExit(
+            f"sage-sched: --sage-config needs --schedule-policy {'|'.join(policy_names())}"
+        )
+    if _is_ours(server_args):
+        try:
+            _prepare(server_args, args.sage_config)
+        except (ConfigError, UnsupportedServerError) as error:
+            raise SystemExit(f"sage-sched: {error}") from error
+    return server_args
+
+
+def _prepare(server_args: Any, config_path: str | None) -> None:
+    from patches.refusals import refuse_unsupported
+
+    check_release()
+    refuse_unsupported(server_args)
+    # Not one of the record's fields, so it may be set, and it travels to every process.
+    server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
+
+
+def _activate_main(server_args: Any) -> None:
+    """Before SGLang starts its processes: hook this one, and see that the others can be."""
+    if not _is_ours(server_args):
+        return
+    if not hasattr(server_args, "_sage_config"):  # the Engine API, which has no command line
+        _prepare(server_args, None)
+    from patches.order import order_seams
+    from patches.predict import predict_seams
+    from patches.seam import apply_all, check_all
+
+    config: SageConfig = server_args._sage_config
+    check_all(order_seams(config))
+    apply_all(predict_seams(config))
+
+
+def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
+    if not _is_ours(server_args):
+        return
+    from patches.order import order_seams
+    from patches.seam import apply_all
+
+    check_release()
+    apply_all(order_seams(server_args._sage_config))

@@ -118,11 +118,11 @@ def _require_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str
 def _parse_section(section: type[Any], name: str, values: object) -> Any:
     if not isinstance(values, Mapping):
         raise ConfigError(f"section {name} is {values!r}, allowed: fields with values")
-    defaults = {f.name: f.default for f in dataclasses.fields(section)}
-    _require_known(values, defaults, f"field of section {name}")
+    types = {f.name: type(f.default) for f in dataclasses.fields(section)}
+    _require_known(values, types, f"field of section {name}")
     parsed = {}
     for key, value in values.items():
-        wanted = type(defaults[key])
+        wanted: type[Any] = types[key]
         # A bool is an int in Python; an int where a float is wanted is fine.
         fits = type(value) is wanted or (wanted is float and type(value) is int)
         _require(fits, f"{name}.{key}", value, f"a value of type {wanted.__name__}")

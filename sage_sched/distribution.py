@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Source = Literal["history", "warm", "nearest", "prior"]
+# Below it, differences of sums of weights are rounding.
+_LEAST_WEIGHT = 1e-12
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 
@@ -18,7 +20,7 @@ class LengthDistribution:
     """Sorted distinct output lengths and their probabilities.
 
     lengths: int64, shape (n,), strictly increasing, each at least 1 token.
-    weights: float64, shape (n,), positive, summing to 1.
+    weights: float64, shape (n,), each at least 1e-12, summing to 1.
     effective_samples: how many equally weighted observations it is worth (Kish), above 0.
     source: where it came from.
     """
@@ -37,8 +39,9 @@ class LengthDistribution:
         if self.lengths[0] < 1 or np.any(np.diff(self.lengths) <= 0):
             raise ValueError("lengths must be at least 1 and strictly increasing")
         # Written so that NaN fails too.
-        if not np.all(self.weights > 0) or not abs(float(self.weights.sum()) - 1.0) < 1e-6:
-            raise ValueError("weights must be positive and sum to 1")
+        heavy_enough = np.all(self.weights >= _LEAST_WEIGHT)
+        if not heavy_enough or not abs(float(self.weights.sum()) - 1.0) < 1e-6:
+            raise ValueError(f"weights must be at least {_LEAST_WEIGHT} each and sum to 1")
         if not 0 < self.effective_samples < np.inf:
             raise ValueError(f"effective_samples is {self.effective_samples}, must be above 0")
         if self.source not in SOURCES:
@@ -77,10 +80,7 @@ class LengthDistribution:
         cut = np.zeros(values.size, bool) if censored is None else np.asarray(censored, bool)
         if cut.any():
             values, mass = _redistribute(values, mass, cut)
-        distinct, inverse = np.unique(np.maximum(values, 1), return_inverse=True)
-        summed = np.bincount(inverse, weights=mass)
-        keep = summed > 0
-        return cls(distinct[keep], summed[keep] / summed.sum(), effective, source)
+        return cls(*_merged(np.maximum(values, 1), mass), effective, source)
 
     def mean(self) -> float:
         """Mean length in tokens."""
@@ -143,11 +143,17 @@ class LengthDistribution:
         self, lengths: NDArray[np.int64], weights: NDArray[np.float64]
     ) -> LengthDistribution:
         """Same evidence and source, other atoms (in any order)."""
-        distinct, inverse = np.unique(lengths, return_inverse=True)
-        summed = np.bincount(inverse, weights=weights)
-        return LengthDistribution(
-            distinct, summed / summed.sum(), self.effective_samples, self.source
-        )
+        return LengthDistribution(*_merged(lengths, weights), self.effective_samples, self.source)
+
+
+def _merged(
+    lengths: NDArray[np.int64], weights: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Distinct lengths with their weights summed to 1, less the negligible ones."""
+    distinct, inverse = np.unique(lengths, return_inverse=True)
+    shares = np.bincount(inverse, weights=weights) / weights.sum()
+    keep = shares >= 2 * _LEAST_WEIGHT
+    return distinct[keep], shares[keep] / shares[keep].sum()
 
 
 def _redistribute(

@@ -1,0 +1,44 @@
+# `make demo` runs the main job, `make test` the tests; both set up what is missing first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check unit lock clean
+
+demo: $(VENV)/ready
+	$(BIN)/python -m bench.demo
+
+test: check unit
+
+check: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(VENV)/ready
+	$(BIN)/python -m pytest
+
+# Each step leaves a mark, so a broken-off set-up goes on where it stopped; pip keeps what it has
+# downloaded. The packages come first, without their requirements: requirements.txt is complete.
+$(VENV)/ready: $(VENV)/packages pyproject.toml
+	$(BIN)/python -m pip install --no-deps --no-build-isolation --quiet --editable .
+	touch $@
+
+$(VENV)/packages: $(VENV)/python requirements.txt
+	@echo "Installing $$(grep -c == requirements.txt) packages (about 3 GB) ..."
+	$(BIN)/python -m pip install --no-deps -r requirements.txt
+	touch $@
+
+$(VENV)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# Writes down the versions that are installed now.
+lock: $(VENV)/ready
+	{ sed -n '/^#/p' requirements.txt; $(BIN)/python -m pip freeze --all --exclude-editable \
+	  | sed -e '/^pip==/d' -e 's/+cpu$$//'; } > requirements.new
+	mv requirements.new requirements.txt
+
+clean:
+	rm -rf $(VENV) results

@@ -1,0 +1,62 @@
+"""Scheduler seams: jobs arrive, the waiting queue is sorted, tokens are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
+
+from patches.ranker import Ranker
+from patches.seam import AFTER, AROUND, BEFORE, Seam
+from sage_sched.config import SageConfig
+from sage_sched.policy import policy_names
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
+
+
+def order_seams(config: SageConfig) -> list[Seam]:
+    """The hooks for one scheduler process whose --schedule-policy is one of ours."""
+
+    def around_validate(original: Any, self: Any, policy: str, tree_cache: Any) -> Any:
+        # SGLang's enum cannot gain members. Under FCFS its code leaves the order as it finds it,
+        # and does the rest (prefix matches for load snapshots, eviction order) as ever.
+        return (
+            CacheAgnosticPolicy.FCFS
+            if policy in policy_names()
+            else original(self, policy, tree_cache)
+        )
+
+    def after_init_policy(result: None, self: Any) -> None:
+        self.policy.sage_ranker = Ranker(
+            self.schedule_policy, config.policy, self.max_total_num_tokens
+        )
+
+    def after_init_max_new_tokens(result: None, self: Any, req: Any) -> None:
+        # The last thing that every new request goes through, in order of arrival, and the first
+        # moment at which its cap is known. Once more for some that are about to be aborted.
+        if not hasattr(req, "sage_job"):
+            self.policy.sage_ranker.arrived(req)
+
+    def before_calc_priority(self: Any, waiting_queue: list[Any], *args: Any, **kw: Any) -> None:
+        self.sage_ranker.sort(waiting_queue)
+
+    def before_run_batch(self: Any, batch: Any, *args: Any, **kw: Any) -> None:
+        self.policy.sage_ranker.served(batch.extend_num_tokens or len(batch.reqs))
+
+    def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
+        result.internal_state["sage"] = self.policy.sage_ranker.stats()
+
+    return [
+        Seam(
+            f"{_POLICY}._validate_and_adjust_policy",
+            AROUND,
+            around_validate,
+            ("policy", "tree_cache"),
+        ),
+        Seam(f"{_SCHEDULER}.init_schedule_policy", AFTER, after_init_policy, ()),
+        Seam(f"{_SCHEDULER}.init_req_max_new_tokens", AFTER, after_init_max_new_tokens, ("req",)),
+        Seam(f"{_POLICY}.calc_priority", BEFORE, before_calc_priority, ("waiting_queue",)),
+        Seam(f"{_SCHEDULER}.run_batch", BEFORE, before_run_batch, ("batch",)),
+        Seam(f"{_SCHEDULER}.get_internal_state", AFTER, after_internal_state, ("recv_req",)),
+    ]

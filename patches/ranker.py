@@ -1,0 +1,109 @@
+"""One scheduler's view of its queue as the policy's jobs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from patches.carrier import decode
+from sage_sched.config import PolicyConfig
+from sage_sched.job import Job
+from sage_sched.policy import Policy, policy_named
+from sage_sched.queue import ranked_order
+
+logger = logging.getLogger(__name__)
+
+
+class Ranker:
+    """Keeps a Job on every request and sorts the waiting queue by the policy.
+
+    Every tensor-parallel rank has one; all see the same requests in the same order and count the
+    same tokens, so all sort alike. The clock is read for the counters only.
+    """
+
+    def __init__(self, name: str, config: PolicyConfig, kv_pool_tokens: int) -> None:
+        self.policy: Policy = policy_named(name)(config, kv_pool_tokens=kv_pool_tokens)
+        self._served_tokens = 0
+        self._arrivals = 0
+        self._ranked_by_source: dict[str, int] = {}
+        self._num_unranked = 0
+        self._num_garbled = 0
+        self._num_policy_errors = 0
+        self._num_passes = 0
+        self._pass_seconds = 0.0
+        self._longest_pass_seconds = 0.0
+
+    def arrived(self, req: Any) -> None:
+        """Put a Job on a new request, or None where the policy cannot rank it."""
+        req.sage_arrival = self._arrivals
+        self._arrivals += 1
+        req.sage_job = self._admitted(req)
+        if req.sage_job is None:
+            self._num_unranked += 1
+        else:
+            source = req.sage_job.distribution.source
+            self._ranked_by_source[source] = self._ranked_by_source.get(source, 0) + 1
+
+    def _admitted(self, req: Any) -> Job | None:
+        try:
+            distribution = decode(req.sampling_params.custom_params)
+        except ValueError:
+            self._num_garbled += 1
+            distribution = None
+        job = Job(
+            arrival=req.sage_arrival,
+            input_tokens=len(req.origin_input_ids),
+            max_new_tokens=max(1, req.sampling_params.max_new_tokens),
+            distribution=distribution,
+            served_at_arrival_tokens=self._served_tokens,
+        )
+        try:
+            return job if self.policy.admit(job) else None
+        except Exception:
+            self._failed("admit a request")
+            return None
+
+    def served(self, num_tokens: int) -> None:
+        """Count tokens that the server is about to work off, prefill or decode."""
+        self._served_tokens += num_tokens
+
+    def sort(self, queue: list[Any]) -> None:
+        """Sort a waiting queue in place; by arrival in a pass in which the policy fails."""
+        started = time.perf_counter()
+        jobs = [getattr(req, "sage_job", None) for req in queue]
+        for req, job in zip(queue, jobs, strict=True):
+            if job is not None:
+                job.generated_tokens = len(req.output_ids)
+        try:
+            order = ranked_order(jobs, self.policy)
+        except Exception:
+            self._failed("rank the queue")
+            order = sorted(range(len(queue)), key=lambda i: getattr(queue[i], "sage_arrival", -1))
+        queue[:] = [queue[position] for position in order]
+        spent = time.perf_counter() - started
+        self._num_passes += 1
+        self._pass_seconds += spent
+        self._longest_pass_seconds = max(self._longest_pass_seconds, spent)
+
+    def _failed(self, task: str) -> None:
+        self._num_policy_errors += 1
+        if self._num_policy_errors == 1:
+            logger.exception(
+                "the policy could not %s; first come, first served instead. "
+                "Further failures are only counted (num_policy_errors).",
+                task,
+            )
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info."""
+        return {
+            "num_ranked": dict(self._ranked_by_source),
+            "num_unranked": self._num_unranked,
+            "num_garbled": self._num_garbled,
+            "num_policy_errors": self._num_policy_errors,
+            "served_tokens": self._served_tokens,
+            "num_passes": self._num_passes,
+            "mean_pass_ms": 1e3 * self._pass_seconds / max(1, self._num_passes),
+            "longest_pass_ms": 1e3 * self._longest_pass_seconds,
+        }

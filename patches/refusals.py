@@ -1,0 +1,49 @@
+"""The ways to run SGLang that the plugin cannot serve, each with the reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from patches.compat import UnsupportedServerError
+
+_NO_HOOKS = "no plugin is loaded in its processes"
+_UNTRIED = "it has not been tried with sage-sched"
+
+# What it is called, whether the server's arguments ask for it, why not.
+_REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "SGLANG_RUST_SERVER",
+        lambda args: os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y"),
+        "its front end is not Python, so no prompt can be read",
+    ),
+    ("--tokenizer-worker-num above 1", lambda args: args.tokenizer_worker_num > 1, _NO_HOOKS),
+    ("--use-ray", lambda args: args.use_ray, _NO_HOOKS),
+    ("--smg-grpc-mode", lambda args: args.smg_grpc_mode or args.grpc_mode, _NO_HOOKS),
+    ("--skip-tokenizer-init", lambda args: args.skip_tokenizer_init, "prompts cannot be read"),
+    (
+        "--pp-size above 1",
+        lambda args: args.pp_size > 1,
+        "its scheduler keeps a running batch per stage",
+    ),
+    ("--disaggregation-mode", lambda args: args.disaggregation_mode != "null", _UNTRIED),
+    ("--encoder-only", lambda args: args.encoder_only, "it does not generate"),
+    ("--dllm-algorithm", lambda args: args.dllm_algorithm is not None, _UNTRIED),
+    ("--enable-pdmux", lambda args: args.enable_pdmux, _UNTRIED),
+    (
+        "--enable-priority-scheduling",
+        lambda args: args.enable_priority_scheduling,
+        "priorities and predicted cost are two orders of one queue",
+    ),
+)
+
+
+def refuse_unsupported(server_args: Any) -> None:
+    """Raises UnsupportedServerError if the server is asked for something named above."""
+    for name, asked_for, reason in _REFUSALS:
+        if asked_for(server_args):
+            raise UnsupportedServerError(
+                f"--schedule-policy {server_args.schedule_policy} does not work with {name}: "
+                f"{reason}. Leave one of them out."
+            )

@@ -1,0 +1,74 @@
+"""Placing hooks into SGLang, loudly."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+from sglang.version import __version__ as sglang_release
+
+from patches.compat import UnsupportedServerError
+
+_SOURCE = HookSource(plugin_name="sage_sched", dist_name="sage-sched")
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """One hook.
+
+    target: dotted path of a function or method of SGLang.
+    kind: HookType (before, after, around, replace).
+    hook: what to call, as sglang/srt/plugins/hook_registry.py documents for the kind.
+    parameters: those of the target that the hook relies on, by name.
+    """
+
+    target: str
+    kind: Any
+    hook: Callable[..., Any]
+    parameters: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raises UnsupportedServerError unless the target exists and has the parameters."""
+        try:
+            owner = pkgutil.resolve_name(self.target.rpartition(".")[0])
+            known = inspect.signature(getattr(owner, self.target.rpartition(".")[2])).parameters
+        except (ImportError, AttributeError) as error:
+            raise self._misfit(f"is not there ({error})") from error
+        missing = [name for name in self.parameters if name not in known]
+        if missing:
+            raise self._misfit(f"has no parameter {', '.join(missing)}")
+
+    def apply(self) -> None:
+        """Check the target, then hook it.
+
+        Not through HookRegistry.apply_hooks: it only logs what fails, and silently drops a hook
+        on a target that another plugin has hooked before.
+        """
+        self.check()
+        HookRegistry._apply_target(self.target, [(self.kind, self.hook, _SOURCE)])
+        HookRegistry._patched.add(self.target)
+
+    def _misfit(self, what: str) -> UnsupportedServerError:
+        return UnsupportedServerError(
+            f"the seam {self.target} of SGLang {sglang_release} {what}, so sage-sched cannot "
+            "schedule here. Install a supported release, or choose one of SGLang's own policies."
+        )
+
+
+def check_all(seams: Iterable[Seam]) -> None:
+    """Raises UnsupportedServerError for the first seam that does not fit."""
+    for seam in seams:
+        seam.check()
+
+
+def apply_all(seams: Iterable[Seam]) -> None:
+    """Hook all seams, or raise UnsupportedServerError for the first that does not fit."""
+    for seam in seams:
+        seam.apply()
+
+
+AFTER, AROUND, BEFORE = HookType.AFTER, HookType.AROUND, HookType.BEFORE

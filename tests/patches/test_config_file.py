@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from patches.config_file import read_config
+from sage_sched.config import ConfigError, SageConfig
+
+
+def test_no_file_means_the_defaults() -> None:
+    assert read_config(None) == SageConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sage.toml", '[policy]\ncost = "output"\n[store]\ncapacity = 7\n'),
+        ("sage.yaml", "policy: {cost: output}\nstore:\n  capacity: 7\n"),
+    ],
+)
+def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    config = read_config(str(tmp_path / name))
+    assert (config.policy.cost, config.store.capacity) == ("output", 7)
+
+
+def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
+    for name in ("sage.toml", "sage.yml"):
+        (tmp_path / name).write_text("")
+        assert read_config(str(tmp_path / name)) == SageConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("sage.toml", b"[policy\n"),
+        ("sage.yaml", b"policy: [\n"),
+        ("sage.yaml", b"- 1\n"),
+        ("sage.toml", b"\xff\xfe"),
+        ("sage.json", b"{}"),
+        ("sage.toml", b"[policy]\ncost = 3\n"),
+    ],
+)
+def test_an_error_names_the_file(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=name):
+        read_config(str(tmp_path / name))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        read_config(str(tmp_path / "nowhere.toml"))

@@ -1,0 +1,176 @@
+"""The plugin in SGLang processes, each a fresh interpreter, without a model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LAUNCH = [sys.executable, "-m", "sglang.launch_server", "--model-path", "no-such-model"]
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **env},
+        check=False,
+    )
+
+
+def launch(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LAUNCH, *flags],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **env},
+        check=False,
+    )
+
+
+def test_installed_but_not_chosen_no_scheduling_code_is_touched() -> None:
+    result = python(
+        """
+import inspect
+import sglang.srt.managers.scheduler as scheduler, sglang.srt.managers.schedule_policy as policy
+import sglang.srt.managers.tokenizer_manager as manager
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+before = {
+    (cls, name): value
+    for cls in (scheduler.Scheduler, policy.SchedulePolicy, policy.PrefillAdder,
+                manager.TokenizerManager)
+    for name, value in inspect.getmembers(cls, inspect.isfunction)
+}
+load_plugins()
+print(sorted(HookRegistry._patched))
+touched = {name for (cls, name), value in before.items() if getattr(cls, name) is not value}
+print(sorted(touched))
+"""
+    )
+    assert result.returncode == 0, result.stderr
+    patched, touched = result.stdout.splitlines()[-2:]
+    assert patched == str(
+        [
+            "sglang.srt.managers.scheduler.Scheduler.__init__",
+            "sglang.srt.server_args.ServerArgs.add_cli_args",
+            "sglang.srt.server_args.ServerArgs.check_server_args",
+            "sglang.srt.server_args.ServerArgs.from_cli_args",
+        ]
+    )
+    assert touched == "['__init__']"
+
+
+REFUSED = [
+    (["--tokenizer-worker-num", "2"], {}, "--tokenizer-worker-num"),
+    (["--pp-size", "2"], {}, "--pp-size"),
+    (["--use-ray"], {}, "--use-ray"),
+    (["--smg-grpc-mode"], {}, "--smg-grpc-mode"),
+    (["--grpc-mode"], {}, "--smg-grpc-mode"),
+    (["--skip-tokenizer-init"], {}, "--skip-tokenizer-init"),
+    (["--disaggregation-mode", "prefill"], {}, "--disaggregation-mode"),
+    (["--encoder-only"], {}, "--encoder-only"),
+    (["--dllm-algorithm", "LowConfidence"], {}, "--dllm-algorithm"),
+    (["--enable-pdmux"], {}, "--enable-pdmux"),
+    (["--enable-priority-scheduling"], {}, "--enable-priority-scheduling"),
+    ([], {"SGLANG_RUST_SERVER": "1"}, "SGLANG_RUST_SERVER"),
+    (["--sage-config", "no-such-file.toml"], {}, "no-such-file.toml"),
+]
+
+
+def test_what_it_cannot_serve_is_refused_by_name() -> None:
+    result = python(
+        f"""
+import os
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.server_args import prepare_server_args
+base = ["--model-path", "none", "--schedule-policy", "sage"]
+for flags, env, named in {REFUSED}:
+    os.environ.update(env)
+    try:
+        prepare_server_args(base + flags)
+        print("accepted", flags, env)
+    except SystemExit as refusal:
+        if not str(refusal).startswith("sage-sched: ") or named not in str(refusal):
+            print("not named", flags, env, refusal)
+    for name in env:
+        del os.environ[name]
+prepare_server_args(base)
+prepare_server_args(base[:2] + ["--tokenizer-worker-num", "2"])
+print("done")
+"""
+    )
+    assert result.stdout.splitlines()[-1:] == ["done"], result.stderr
+    assert "accepted" not in result.stdout
+    assert "not named" not in result.stdout
+
+
+def test_on_the_command_line_the_last_line_says_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "sage.toml").write_text("")
+    result = launch("--sage-config", str(tmp_path / "sage.toml"))
+    assert result.returncode == 1
+    last_line = result.stderr.strip().splitlines()[-1]
+    assert last_line == "sage-sched: --sage-config needs --schedule-policy sage"
+
+
+def test_an_unsupported_release_is_refused() -> None:
+    result = python(
+        """
+import sglang.version
+sglang.version.__version__ = "0.4.0"
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.server_args import prepare_server_args
+prepare_server_args(["--model-path", "none", "--schedule-policy", "sage"])
+"""
+    )
+    assert result.returncode == 1
+    assert "SGLang 0.4.0 is installed, supported: 0.5.23" in result.stderr
+
+
+def test_a_seam_that_sglang_renamed_is_refused_by_name() -> None:
+    result = python(
+        """
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+def refusal():
+    try:
+        ServerArgs(model_path="none", schedule_policy="sage").check_server_args()
+    except Exception as error:
+        print(type(error).__name__, error)
+
+original = SchedulePolicy.calc_priority
+del SchedulePolicy.calc_priority
+SchedulePolicy.calc_priorities = original
+refusal()
+SchedulePolicy.calc_priority = lambda self, requests: None
+refusal()
+SchedulePolicy.calc_priority = original
+del TokenizerManager._handle_batch_output
+refusal()
+"""
+    )
+    gone, changed, gone_too = result.stdout.splitlines()[-3:]
+    for line in (gone, changed, gone_too):
+        assert line.startswith("UnsupportedServerError the seam sglang.srt.managers.")
+        assert "SGLang 0.5.23" in line
+    assert "SchedulePolicy.calc_priority" in gone
+    assert "has no parameter waiting_queue" in changed
+    assert "TokenizerManager._handle_batch_output" in gone_too
+
+
+def test_a_plugin_that_is_not_loaded_leaves_no_policy_to_choose() -> None:
+    # SGLang logs what fails while a plugin loads, and goes on.
+    result = launch("--schedule-policy", "sage", SGLANG_PLUGINS="sage_cpu")
+    assert result.returncode == 2
+    assert "invalid choice: 'sage'" in result.stderr

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_sched.distribution import LengthDistribution
+from tests.sage_sched.strategies import MAX_LENGTH, distributions
+
+lengths_with_cuts = st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=30)
+
+
+@given(distributions(), st.integers(1, MAX_LENGTH))
+def test_a_cap_moves_what_exceeds_it(lengths: LengthDistribution, cap: int) -> None:
+    capped = lengths.capped(cap)
+    assert capped.lengths[-1] <= cap
+    below = lengths.lengths < cap
+    assert capped.weights[capped.lengths < cap] == pytest.approx(lengths.weights[below])
+    assert capped.mean() == pytest.approx(np.minimum(lengths.lengths, cap) @ lengths.weights)
+
+
+@given(distributions(), st.integers(0, MAX_LENGTH))
+def test_survivors_are_longer_and_keep_their_proportions(
+    lengths: LengthDistribution, age: int
+) -> None:
+    survivors = lengths.surviving(age)
+    if survivors is None:
+        assert lengths.lengths[-1] <= age
+        return
+    assert survivors.lengths[0] > age
+    longer = lengths.lengths > age
+    expected = lengths.weights[longer] / lengths.weights[longer].sum()
+    assert survivors.weights == pytest.approx(expected)
+
+
+@given(distributions(), distributions(), st.floats(0.01, 0.99))
+def test_a_mix_has_the_mixed_mean(
+    one: LengthDistribution, other: LengthDistribution, share: float
+) -> None:
+    mixed = one.mixed(other, share)
+    assert mixed.mean() == pytest.approx(one.mean() * (1 - share) + other.mean() * share)
+
+
+@given(distributions(), st.integers(2, 20))
+def test_compressing_keeps_the_mean_and_bounds_the_atoms(
+    lengths: LengthDistribution, max_atoms: int
+) -> None:
+    compressed = lengths.compressed(max_atoms)
+    assert compressed.lengths.size <= max_atoms
+    # Each group's mean is rounded to a whole token.
+    assert compressed.mean() == pytest.approx(lengths.mean(), abs=0.51)
+    assert lengths.lengths[0] <= compressed.lengths[0]
+    assert compressed.lengths[-1] <= lengths.lengths[-1]
+
+
+@given(distributions(), st.floats(0, 1))
+def test_a_quantile_is_the_first_length_to_reach_it(lengths: LengthDistribution, q: float) -> None:
+    value = lengths.quantile(q)
+    assert lengths.weights[lengths.lengths <= value].sum() >= q - 1e-6
+    assert lengths.weights[lengths.lengths < value].sum() <= q + 1e-6
+
+
+@given(distributions(), st.integers(1, 2 * MAX_LENGTH))
+def test_the_tail_is_one_share_in_n_plus_one_and_never_past_the_cap(
+    lengths: LengthDistribution, cap: int
+) -> None:
+    tailed = lengths.with_tail(cap)
+    assert tailed.lengths[-1] <= cap
+    longest = int(lengths.lengths[-1])
+    beyond = tailed.weights[tailed.lengths > longest].sum()
+    expected = 1 / (lengths.effective_samples + 1) if longest < cap else 0.0
+    assert beyond == pytest.approx(expected)
+
+
+@given(lengths_with_cuts)
+def test_censored_lengths_give_the_product_limit_estimate(
+    observations: list[tuple[int, bool]],
+) -> None:
+    values = [value for value, _ in observations]
+    cuts = [cut for _, cut in observations]
+    estimate = LengthDistribution.from_samples(values, "history", censored=cuts)
+    for t in sorted(set(values)):
+        # Kaplan and Meier's product over the lengths at which answers ended, up to t.
+        survival = 1.0
+        for u in sorted({v for v, cut in observations if not cut and v <= t}):
+            ended = sum(1 for v, cut in observations if v == u and not cut)
+            at_risk = sum(1 for v in values if v >= u)
+            survival *= 1 - ended / at_risk
+        if t < max(values):
+            assert estimate.weights[estimate.lengths > t].sum() == pytest.approx(survival)
+
+
+def test_a_sample_of_zero_tokens_counts_as_one() -> None:
+    assert LengthDistribution.from_samples([0, 3], "prior").lengths.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "weights", "samples"),
+    [
+        ([], [], 1.0),
+        ([5, 3], [0.5, 0.5], 1.0),
+        ([0, 3], [0.5, 0.5], 1.0),
+        ([1, 3], [0.5, 0.6], 1.0),
+        ([1, 3], [1.5, -0.5], 1.0),
+        ([1, 3], [float("nan"), 1.0], 1.0),
+        ([1, 3], [0.5, 0.5], 0.0),
+        ([1, 3], [0.5, 0.5], float("nan")),
+        ([1, 3], [1.0], 1.0),
+    ],
+)
+def test_what_is_no_distribution_is_refused(
+    lengths: list[int], weights: list[float], samples: float
+) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        LengthDistribution(
+            np.array(lengths, dtype=np.int64), np.array(weights, dtype=float), samples, "prior"
+        )
+
+
+def test_it_cannot_be_changed() -> None:
+    lengths = LengthDistribution.from_samples([1, 2], "history")
+    with pytest.raises(ValueError, match="read-only"):
+        lengths.weights[0] = 1.0

@@ -1,0 +1,53 @@
+"""Imports point one way, and the core knows neither engine nor outside world."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FORBIDDEN = {
+    "sage_sched": {
+        "predictor_store", "patches", "bench", "sglang", "torch", "faiss", "sentence_transformers",
+        "time", "random", "os", "io", "pathlib", "datetime", "threading", "secrets", "socket",
+    },
+    "predictor_store": {"patches", "bench", "sglang"},
+    "patches": {"bench"},
+}  # fmt: skip
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_imports_point_one_way(package: str) -> None:
+    found = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for name in imports_of(file)
+        if name.split(".")[0] in FORBIDDEN[package]
+    ]
+    assert not found
+
+
+def test_no_policy_reads_a_true_length() -> None:
+    # What a request carries for the benchmark (bench/forced_length.py) must stay unread.
+    pattern = re.compile(r"forced|true_length|recorded|custom_params|output_ids")
+    files = sorted((ROOT / "sage_sched").rglob("*.py"))
+    assert files
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in files
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found
