@@ -56,7 +56,7 @@ def predict_seams(config: SageConfig) -> list[Seam]:
             obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
         obj._sage_prediction = None
         if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
-            obj._sage_prediction = asyncio.ensure_future(client.predict(text))
+            obj._sage_prediction = asyncio.ensure_future(client.predict(text, 0))
 
     async def _attach(obj: Any, tokenized: Any) -> None:
         task = getattr(obj, "_sage_prediction", None)

