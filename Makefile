@@ -19,13 +19,15 @@ unit: $(VENV)/ready
 	$(BIN)/python -m pytest
 
 # Each step leaves a mark, so a broken-off set-up goes on where it stopped; pip keeps what it has
-# downloaded. The packages come first, without their requirements: requirements.txt is complete.
+# downloaded. torch brings what its build needs (CUDA libraries, if it is a CUDA build); the others
+# come without their requirements, as requirements.txt is complete.
 $(VENV)/ready: $(VENV)/packages pyproject.toml
 	$(BIN)/python -m pip install --no-deps --no-build-isolation --quiet --editable .
 	touch $@
 
 $(VENV)/packages: $(VENV)/python requirements.txt
 	@echo "Installing $$(grep -c == requirements.txt) packages (about 3 GB) ..."
+	$(BIN)/python -m pip install $$(grep '^torch==' requirements.txt)
 	$(BIN)/python -m pip install --no-deps -r requirements.txt
 	touch $@
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from predictor_store.client import Prediction, PredictorClient
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from patches.carrier import encode, strip
 from patches.seam import AFTER, AROUND, BEFORE, Seam
+from predictor_store.client import Prediction, PredictorClient
 from sage_sched.config import SageConfig
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
@@ -56,7 +56,7 @@ def predict_seams(config: SageConfig) -> list[Seam]:
             obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
         obj._sage_prediction = None
         if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
-            obj._sage_prediction = asyncio.ensure_future(client.predict(text, 0))
+            obj._sage_prediction = asyncio.ensure_future(client.predict(text))
 
     async def _attach(obj: Any, tokenized: Any) -> None:
         task = getattr(obj, "_sage_prediction", None)
@@ -76,10 +76,11 @@ def predict_seams(config: SageConfig) -> list[Seam]:
             reason = recv_obj.finished_reasons[i]
             state = self.rid_to_state.get(rid) if reason is not None else None
             handle = getattr(state.obj, "_sage_handle", None) if state is not None else None
-            if handle is not None and reason["type"] in ("stop", "length"):
-                num_tokens = recv_obj.completion_tokens[i]
-                if num_tokens > 0:
-                    client.finished(handle, num_tokens, censored=reason["type"] == "length")
+            if handle is None or reason["type"] not in ("stop", "length"):
+                continue
+            input_tokens, output_tokens = recv_obj.prompt_tokens[i], recv_obj.completion_tokens[i]
+            if output_tokens > 0:  # else it only filled the prefix cache, for n > 1
+                client.finished(handle, input_tokens, output_tokens, reason["type"] == "length")
 
     def after_getitem(sub: Any, self: Any, i: int) -> None:
         if hasattr(self, "_sage_text"):

@@ -9,10 +9,9 @@ import sys
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 _COMMANDS = {
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
-    "store": ("predictor_store.info_command", "show what the predictor's store holds"),
+    "store info": ("predictor_store.info_command", "show what the predictor's store holds"),
     "bench": ("bench.command", "compare policies on real servers"),
 }
-_SERVE_HELP = "start SGLang with --schedule-policy sage; takes every flag of `sglang serve`"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,14 +20,20 @@ def main(argv: list[str] | None = None) -> int:
     if argv[:1] == ["serve"]:  # its flags are SGLang's own, so no parser of ours reads them
         serve = importlib.import_module("patches.serve_command")
         return int(serve.run(argv[1:]))
-    parser = argparse.ArgumentParser(prog="sage-sched", description=__doc__)
-    subparsers = parser.add_subparsers(dest="command", required=True)
-    subparsers.add_parser("serve", help=_SERVE_HELP)
-    chosen = argv[0] if argv and argv[0] in _COMMANDS else None
-    for name, (module, help_text) in _COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=help_text)
-        if name == chosen:
+    for name, (module, _) in _COMMANDS.items():
+        words = name.split()
+        if argv[: len(words)] == words:
             command = importlib.import_module(module)
-            command.configure(subparser)
-    args = parser.parse_args(argv)
-    return int(command.run(args))
+            parser = argparse.ArgumentParser(prog=f"sage-sched {name}")
+            command.configure(parser)
+            return int(command.run(parser.parse_args(argv[len(words) :])))
+    asked_for_help = argv in (["-h"], ["--help"])
+    print(_usage(), file=sys.stdout if asked_for_help else sys.stderr)
+    return 0 if asked_for_help else 2
+
+
+def _usage() -> str:
+    serve = "start SGLang with --schedule-policy sage; takes every flag of `sglang serve`"
+    rows = [("serve", serve), *((name, what) for name, (_, what) in _COMMANDS.items())]
+    lines = [f"  {name:12}{what}" for name, what in rows]
+    return "\n".join(["usage: sage-sched COMMAND ... (COMMAND --help says more)", "", *lines])

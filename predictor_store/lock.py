@@ -1,0 +1,47 @@
+"""One writer a folder: a lock that the kernel drops when its holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+
+def acquire(folder: Path) -> int | None:
+    """The descriptor that holds the folder's lock until closed; None where another has it."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    if not _locked(fd):
+        os.close(fd)
+        return None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode("ascii"), 0)
+    return fd
+
+
+def holder(folder: Path) -> str | None:
+    """The process id of whoever holds the folder's lock, None where nobody does."""
+    try:
+        fd = os.open(folder / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return os.pread(fd, 32, 0).decode("ascii", "replace") or "unknown"
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    # Tried for a moment: holder() locks too, to see whether somebody else does.
+    for attempt in range(10):
+        if attempt:
+            time.sleep(0.05)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            pass
+    return False

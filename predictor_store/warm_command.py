@@ -1,0 +1,184 @@
+"""sage-sched warm: fill the store from datasets."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from predictor_store.dataset_files import DatasetError
+from predictor_store.datasets import (
+    LENGTH_FIELDS,
+    OUTPUT_FIELDS,
+    PROMPT_FIELDS,
+    Fields,
+    Reader,
+    Row,
+)
+from predictor_store.store import default_path, recorded_capacity
+from predictor_store.store_file import StoreError
+from predictor_store.torchvision_schemas import define_missing
+from predictor_store.warm import Observation, warm_store
+from sage_sched.config import ConfigError, StoreConfig
+
+T = TypeVar("T")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "datasets",
+        nargs="+",
+        metavar="DATASET",
+        help="a file (JSON lines, a JSON array or Parquet, gzip too), a folder or a name of a "
+        "Hugging Face dataset",
+    )
+    parser.add_argument("--store", type=Path, metavar="DIR", help=f"default: {default_path()}")
+    parser.add_argument(
+        "--capacity",
+        type=_at_least_one,
+        metavar="N",
+        help="records that the store keeps; default: as it was, or "
+        f"{StoreConfig().capacity} in a new one",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="MODEL_PATH",
+        help="the served model's folder: output is counted with its tokenizer",
+    )
+    parser.add_argument(
+        "--limit", type=_at_least_one, metavar="N", help="take a uniform sample of N rows"
+    )
+    parser.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        type=_filter,
+        metavar="FIELD=VALUE",
+        help="take only rows with this value; may be repeated",
+    )
+    for name, guessed in (
+        ("prompt", PROMPT_FIELDS),
+        ("output", OUTPUT_FIELDS),
+        ("length", LENGTH_FIELDS),
+    ):
+        parser.add_argument(
+            f"--{name}-field", metavar="NAME", help=f"default: the first of {', '.join(guessed)}"
+        )
+    parser.add_argument("--keep-prompts", action="store_true", help="store the prompts' text too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 2 with one line on stderr where a dataset, the tokenizer or the store is bad."""
+    try:
+        _warm(args)
+    except (ConfigError, DatasetError, StoreError) as error:
+        print(f"sage-sched warm: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _warm(args: argparse.Namespace) -> None:
+    folder = (args.store or default_path()).expanduser().absolute()
+    capacity = args.capacity or recorded_capacity(folder) or StoreConfig().capacity
+    config = StoreConfig(capacity=capacity, keep_prompts=args.keep_prompts)
+    tokenizer = _load_tokenizer(args.tokenizer) if args.tokenizer else None
+    readers = [
+        Reader(
+            dataset,
+            Fields(args.prompt_field, args.output_field, args.length_field),
+            dict(args.filter),
+            counts_tokens=tokenizer is not None,
+        )
+        for dataset in args.datasets
+    ]
+    rows = tqdm(itertools.chain.from_iterable(readers), desc="reading", unit="row", mininterval=1)
+    sample = uniform_sample(rows, min(capacity, args.limit or capacity))
+    observations = list(_observations(sample, tokenizer))
+    num_records = warm_store(folder, observations, config)
+    _print_summary(readers, observations, folder, num_records)
+
+
+def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
+    """size of the rows, each equally likely, in their order (Vitter 1985, algorithm R)."""
+    chosen: list[tuple[int, T]] = []
+    rng = random.Random(seed)
+    for i, row in enumerate(rows):
+        if i < size:
+            chosen.append((i, row))
+        elif (j := rng.randrange(i + 1)) < size:
+            chosen[j] = (i, row)
+    return [row for _, row in sorted(chosen, key=lambda pair: pair[0])]
+
+
+def _observations(rows: list[Row], tokenizer: Any) -> Iterator[Observation]:
+    for row in tqdm(rows, desc="counting tokens", unit="row", mininterval=1, disable=not tokenizer):
+        output_tokens, input_tokens = row.output_tokens, row.input_tokens
+        if tokenizer is not None:
+            input_tokens = _num_tokens(tokenizer, row.prompt)
+            if row.output is not None:
+                output_tokens = max(1, _num_tokens(tokenizer, row.output))
+        assert output_tokens is not None  # the reader has seen to it
+        yield Observation(row.prompt, output_tokens, input_tokens, row.censored)
+
+
+def _num_tokens(tokenizer: Any, text: str) -> int:
+    # The tokenizer takes UTF-8, which lone surrogates have not.
+    tokenizable = text.encode("utf-8", "replace").decode("utf-8")
+    return len(tokenizer(tokenizable, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _load_tokenizer(model_path: str) -> Any:
+    define_missing()
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    # transformers raises whatever its layers raise.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DatasetError(f"cannot load a tokenizer from {model_path}: {reason}") from error
+
+
+def _filter(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
+    return name, value
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _print_summary(
+    readers: list[Reader], observations: list[Observation], folder: Path, num_records: int
+) -> None:
+    read, filtered, malformed = (
+        sum(getattr(reader, name) for reader in readers)
+        for name in ("num_read", "num_filtered", "num_malformed")
+    )
+    print(
+        f"{read} rows read, {filtered} filtered out, {malformed} malformed, "
+        f"{len(observations)} put into {folder}, which now holds {num_records} records"
+    )
+    for place, reason in itertools.chain.from_iterable(reader.malformed for reader in readers):
+        print(f"  malformed: {place}: {reason}")
+    lengths = [observation.output_tokens for observation in observations]
+    print(f"output tokens: {quantiles_line(lengths)}")
+
+
+def quantiles_line(lengths: list[int]) -> str:
+    """Mean and quantiles, for people."""
+    quantiles = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    parts = [f"mean {np.mean(lengths):.0f}"]
+    parts += [f"{name} {np.quantile(lengths, q):.0f}" for name, q in quantiles.items()]
+    return ", ".join(parts)

@@ -1,0 +1,49 @@
+"""What the tests of this folder are fed with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor_store.embedder import DIMENSION
+from predictor_store.store_file import Record
+
+JUNK = {
+    "empty": "",
+    "space": " \n\t" * 50,
+    "lone surrogates": "\ud800 and \udfff",
+    "nul": "a\x00b",
+    "emoji": "👩‍👩‍👧‍👦" * 300,
+    "right to left": "\u202e" + "שלום" * 10,
+    "one word of 1 MB": "x" * 1_000_000,
+    "1 MB of words": "word " * 200_000,
+    "combining": "a" + "\u0301" * 5_000,
+    "private use": "\ue000\uffff\U0010ffff",
+}
+
+
+def unit_vectors(num: int, seed: int = 0, dimension: int = DIMENSION) -> NDArray[np.float32]:
+    vectors = np.random.default_rng(seed).normal(size=(num, dimension)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
+def record(seed: int, **fields: Any) -> Record:
+    values: dict[str, Any] = {
+        "output_tokens": 10 + seed,
+        "input_tokens": 5,
+        "censored": False,
+        "origin": "history",
+    }
+    return Record(unit_vectors(1, seed)[0], **(values | fields))
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    path.write_text(
+        "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+    )
+    return path

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from predictor_store.embedder import DIMENSION, Embedder, fingerprint
+from tests.predictor_store.samples import JUNK
+
+
+@pytest.mark.parametrize("text", JUNK.values(), ids=JUNK.keys())
+def test_any_text_has_a_unit_vector(embedder: Embedder, text: str) -> None:
+    vectors = embedder.embed([text])
+    assert vectors.shape == (1, DIMENSION)
+    assert vectors.dtype == np.float32
+    assert np.linalg.norm(vectors[0]) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_vector_does_not_depend_on_its_batch(embedder: Embedder) -> None:
+    texts = ["Who wrote Faust?", "Write a poem about rivers. " * 20, *JUNK.values()]
+    together = embedder.embed(texts)
+    alone = np.concatenate([embedder.embed([text]) for text in texts])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_similar_texts_are_nearer_than_others(embedder: Embedder) -> None:
+    one, same, other = embedder.embed(
+        ["What is the capital of France?", "Tell me France's capital.", "Write a bubble sort in C."]
+    )
+    assert one @ same > 0.8 > 0.4 > one @ other
+
+
+def test_no_texts_no_vectors(embedder: Embedder) -> None:
+    assert embedder.embed([]).shape == (0, DIMENSION)
+
+
+def test_the_fingerprint_is_stable() -> None:
+    assert fingerprint() == fingerprint()
+    assert "MiniLM" in fingerprint()

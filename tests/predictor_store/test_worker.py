@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor_store.embedder import Embedder
+from predictor_store.protocol import LineReader, decode_distribution, encode, encode_distribution
+from predictor_store.store import Store
+from predictor_store.worker import Worker
+from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
+from sage_sched.distribution import LengthDistribution
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> SageConfig:
+    return SageConfig(StoreConfig(str(tmp_path)), PredictorConfig(min_matches=2))
+
+
+@pytest.fixture
+def worker(
+    config: SageConfig, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Worker]:
+    monkeypatch.setattr("predictor_store.worker.Embedder", lambda num_threads: embedder)
+    worker = Worker(config)
+    yield worker
+    worker.close()
+
+
+def predict(handle: int, text: str = "Who wrote Faust?") -> dict[str, Any]:
+    return {"predict": handle, "text": text}
+
+
+def finished(handle: int, output_tokens: int, censored: bool = False) -> dict[str, Any]:
+    return {
+        "finished": handle,
+        "input_tokens": 5,
+        "output_tokens": output_tokens,
+        "censored": censored,
+    }
+
+
+def answers(worker: Worker) -> dict[int, LengthDistribution | None]:
+    """Everything that waits, embedded and predicted."""
+    found = {}
+    while worker.busy:
+        for answer in worker.step():
+            found[answer["predicted"]] = decode_distribution(answer["distribution"])
+    return found
+
+
+def test_lengths_that_finished_are_predicted(worker: Worker) -> None:
+    worker.receive(predict(1))
+    assert answers(worker) == {1: None}
+    worker.receive(finished(1, 10))
+    worker.receive(finished(1, 30))
+    worker.receive(predict(2))
+    found = answers(worker)[2]
+    assert found is not None
+    assert found.source == "history"
+    assert found.lengths.tolist() == [10, 30]
+
+
+def test_n_answers_to_one_prompt_are_n_records(worker: Worker) -> None:
+    worker.receive(predict(1))
+    answers(worker)
+    for length in range(1, 6):
+        worker.receive(finished(1, length))
+    assert worker.report()["stats"]["num_records"] == 5  # type: ignore[index]
+
+
+def test_an_answer_may_finish_before_its_prompt_is_embedded(worker: Worker) -> None:
+    worker.receive(predict(1))
+    worker.receive(finished(1, 10))
+    worker.receive(finished(1, 20, censored=True))
+    answers(worker)
+    stats = worker.report()["stats"]  # type: ignore[index]
+    assert (stats["num_recorded"], stats["num_unrecorded"]) == (2, 0)
+
+
+def test_what_is_recorded_is_on_disk_after_a_report(
+    worker: Worker, config: SageConfig, embedder: Embedder
+) -> None:
+    worker.receive(predict(1, "my secret"))
+    answers(worker)
+    worker.receive(finished(1, 77, censored=True))
+    worker.report()
+    worker.close()
+    from predictor_store.embedder import DIMENSION, fingerprint
+
+    with Store(config.store, fingerprint(), DIMENSION) as store:
+        (stored,) = store.load()
+        assert (stored.output_tokens, stored.input_tokens, stored.censored) == (77, 5, True)
+        assert stored.prompt is None
+        assert stored.vector @ embedder.embed(["my secret"])[0] > 0.999
+    worker.__init__(config)  # type: ignore[misc]
+    assert decode_distribution(worker.ready()["prior"]).lengths.tolist() == [77]  # type: ignore[union-attr]
+
+
+def test_the_prior_follows_the_history(worker: Worker) -> None:
+    assert worker.ready()["prior"] is None
+    worker.receive(predict(1))
+    answers(worker)
+    worker.receive(finished(1, 10))
+    assert worker.report()["prior"]["lengths"] == [10]  # type: ignore[index]
+    assert worker.report() is None
+
+
+def test_an_unknown_handle_is_counted(worker: Worker) -> None:
+    worker.receive(finished(99, 10))
+    stats = worker.report()["stats"]  # type: ignore[index]
+    assert (stats["num_recorded"], stats["num_unrecorded"]) == (0, 1)
+
+
+MALFORMED = [
+    None,
+    {},
+    {"predict": 1},
+    {"predict": "1", "text": "x"},
+    {"predict": 1, "text": 5},
+    {"finished": 1, "input_tokens": -1, "output_tokens": 1, "censored": False},
+    {"finished": 1, "input_tokens": 10**30, "output_tokens": 1, "censored": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 10**30, "censored": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1.5, "censored": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": "no"},
+    {"other": [1, 2]},
+]
+
+
+def test_malformed_messages_are_counted_and_harmless(worker: Worker) -> None:
+    for message in MALFORMED:
+        worker.receive(message)
+    assert worker.report()["stats"]["num_malformed"] == len(MALFORMED)  # type: ignore[index]
+    worker.receive(predict(1))
+    assert 1 in answers(worker)
+
+
+def test_under_overload_the_newest_come_first_and_none_is_forgotten(worker: Worker) -> None:
+    handles = range(30)
+    for handle in handles:
+        worker.receive(predict(handle, f"a long prompt, number {handle} " * 40))
+    first = [answer["predicted"] for answer in worker.step()]
+    assert first[0] == 29
+    assert len(first) < 30
+    assert set(first) | set(answers(worker)) == set(handles)
+
+
+def test_the_queue_is_bounded(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("predictor_store.worker._MAX_QUEUED", 5)
+    for handle in range(8):
+        worker.receive(predict(handle))
+    assert set(answers(worker)) == {3, 4, 5, 6, 7}
+    assert worker.report()["stats"]["num_dropped"] == 3  # type: ignore[index]
+
+
+def test_the_oldest_handles_are_forgotten(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("predictor_store.worker._MAX_HANDLES", 5)
+    for handle in range(8):
+        worker.receive(predict(handle))
+        answers(worker)
+    for handle in range(8):
+        worker.receive(finished(handle, 10))
+    stats = worker.report()["stats"]  # type: ignore[index]
+    assert (stats["num_recorded"], stats["num_unrecorded"]) == (5, 3)
+
+
+def test_lines_come_together_from_any_pieces() -> None:
+    messages = [{"text": "\ud800 \n é"}, {"a": [1.5, None]}, {"b": "x" * 1000}]
+    stream = b"".join(encode(message) for message in messages)
+    for size in (1, 7, 100, 10_000):
+        reader = LineReader()
+        pieces = [stream[i : i + size] for i in range(0, len(stream), size)]
+        assert [m for piece in pieces for m in reader.feed(piece)] == messages
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[1]", b"\xff\xfe", b"1", b'{"a":1', b"[" * 100_000])
+def test_what_is_no_message_is_none(line: bytes) -> None:
+    assert list(LineReader().feed(line + b"\n" + encode({"a": 1}))) == [None, {"a": 1}]
+
+
+def test_distributions_travel_unchanged() -> None:
+    found = LengthDistribution.from_samples([1, 5, 5, 900], "nearest", [0.1, 0.2, 0.3, 0.7])
+    (message,) = LineReader().feed(encode({"d": encode_distribution(found)}))
+    assert message is not None
+    assert decode_distribution(message["d"]) == found
+    assert decode_distribution(encode_distribution(None)) is None
