@@ -42,7 +42,9 @@ def order_seams(config: SageConfig) -> list[Seam]:
         self.sage_ranker.sort(waiting_queue)
 
     def before_run_batch(self: Any, batch: Any, *args: Any, **kw: Any) -> None:
-        self.policy.sage_ranker.served(batch.extend_num_tokens or len(batch.reqs))
+        # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
+        prefills = batch.forward_mode.is_extend_without_speculative()
+        self.policy.sage_ranker.served(batch.extend_num_tokens if prefills else len(batch.reqs))
 
     def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
         result.internal_state["sage"] = self.policy.sage_ranker.stats()

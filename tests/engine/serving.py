@@ -16,7 +16,10 @@ from bench.server import Server
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 
-CPU_FLAGS = ["--device", "cpu", "--mem-fraction-static", "0.1", "--max-total-tokens", "8192"]
+CPU_FLAGS = [
+    "--device", "cpu", "--dtype", "float32",
+    "--mem-fraction-static", "0.1", "--max-total-tokens", "8192",
+]  # fmt: skip
 # Two kinds of prompt that the embedder tells apart, and how long their answers were.
 SHORT_PROMPT = "What is the capital of France?"
 LONG_PROMPT = "Write a long story about a dragon who learns to sail the seven seas."

@@ -167,6 +167,15 @@ def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) ->
     assert order == ["running", "short 1", "short 2", "long 1", "long 2"]
 
 
+def test_tokens_served_are_counted_once(sage_server: SageServer) -> None:
+    before = sage_server.stats()["served_tokens"]
+    answer = generate(sage_server, LONG_PROMPT + " And then?", 60)["meta_info"]
+    served = sage_server.stats()["served_tokens"] - before
+    prefilled = answer["prompt_tokens"] - answer["cached_tokens"]
+    # The first token comes with the prefill; with overlap, a step more is under way at the end.
+    assert prefilled + 59 <= served <= prefilled + 62
+
+
 def worker_pid(server: SageServer) -> int:
     assert server.pid is not None
     for process in psutil.Process(server.pid).children(recursive=True):
