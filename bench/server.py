@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 import requests
 from tqdm import tqdm
@@ -24,20 +26,24 @@ class ServerError(RuntimeError):
     """The server did not come up, or died. Carries the end of its log."""
 
 
-def free_port(first: int = 32000, last: int = 32999) -> int:
-    """The first port in [first, last] that nobody listens on.
+def _reserve_port(first: int = 32000, last: int = 32999) -> tuple[int, IO[str]]:
+    """A port in [first, last] that nobody listens on, and a file to close when done with it.
 
-    SGLang derives further ports of its own from the one it is given; a range of ours, rather than
-    any port that the system hands out, keeps those clear of other programs' ephemeral ports.
+    A server takes long to listen on its port, and one that starts meanwhile would be answered by
+    the other: so the port is locked among servers of this module. SGLang derives further ports
+    from the one it is given; a range of ours keeps those clear of ephemeral ports.
     """
     for port in range(first, last + 1):
+        lock = (Path(tempfile.gettempdir()) / f"sage-sched-port-{port}.lock").open("w")
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                lock.close()
                 continue
-            return port
+        return port, lock
     raise ServerError(f"no free port between {first} and {last}")
 
 
@@ -45,7 +51,7 @@ def _die_with_parent() -> None:
     # A benchmark that is killed must not leave a server behind to disturb the next one's timings.
     # SGLang's own processes ask the kernel for the same. (1 is PR_SET_PDEATHSIG, Linux only.)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 class Server:
@@ -69,7 +75,7 @@ class Server:
         command: Sequence[str] = STOCK_COMMAND,
         start_timeout_s: float = 300.0,
     ) -> None:
-        self.port = free_port()
+        self.port, self._port_lock = _reserve_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._command = [*command, "--model-path", str(model), "--port", str(self.port), *flags]
@@ -134,6 +140,7 @@ class Server:
             except subprocess.TimeoutExpired:
                 continue
         self._process = None
+        self._port_lock.close()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout_s

@@ -1,0 +1,43 @@
+"""When requests arrive, at a mean rate of one a second; a run divides by the rate it wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.workload import WorkloadError
+from predictor_store.dataset_files import RowError, raw_rows
+
+
+def poisson_arrivals(num_requests: int, seed: int) -> NDArray[np.float64]:
+    """Ascending times in seconds, shape (num_requests,), exponential gaps of mean 1 s."""
+    gaps = np.random.default_rng([seed, 1]).exponential(1.0, num_requests)
+    return np.asarray(np.cumsum(gaps) - gaps[0])
+
+
+def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float64]:
+    """A random stretch of a recorded trace, scaled to one arrival a second on average.
+
+    The trace is a table of rows with a field "t" in seconds, as predictor_store reads them (JSON
+    lines, gzip too). Raises WorkloadError, naming the row, where one has no such field.
+    """
+    times = np.sort(_read_times(path))
+    if times.size <= num_requests:
+        raise WorkloadError(f"{path} has {times.size} arrivals, {num_requests + 1} are needed")
+    first = int(np.random.default_rng([seed, 1]).integers(times.size - num_requests))
+    stretch = times[first : first + num_requests + 1] - times[first]
+    if not stretch[-1] > 0:
+        raise WorkloadError(f"{path}: arrivals {first} to {first + num_requests} are at one time")
+    return np.asarray(stretch[:-1] * (num_requests / stretch[-1]))
+
+
+def _read_times(path: Path) -> NDArray[np.float64]:
+    times = []
+    for place, row in raw_rows(str(path)):
+        seconds = row.get("t") if isinstance(row, dict) else None
+        if isinstance(row, RowError) or not isinstance(seconds, int | float):
+            raise WorkloadError(f"{place} has no arrival time (a number of seconds named t)")
+        times.append(float(seconds))
+    return np.array(times)

@@ -1,0 +1,132 @@
+"""sage-sched bench: policies compared on real servers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench import datasets, synthetic
+from bench.compare import CPU_ENV, CPU_FLAGS, CPU_MODEL, CPU_SAGE, Settings, compare, requests_per_s
+from bench.model import write_model
+from bench.report import write_report
+from bench.server import ServerError
+from bench.stats import summarize, table
+from bench.workload import Workload, WorkloadError
+from patches.config_file import read_config
+from sage_sched.config import ConfigError
+
+DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policies", nargs="+", default=DEFAULT_POLICIES, metavar="NAME",
+        help="values of --schedule-policy; ratios are to the first (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rates", nargs="+", default=["0.3x", "2x"], type=_rate, metavar="RATE",
+        help="requests/s, or as a multiple of the first policy's capacity (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=_at_least_one, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--num-requests", type=_at_least_one, default=300, help="a run; default: %(default)s"
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR",
+        help="folder of the datasets named in bench/datasets.py (default: generated prompts)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE",
+        help='arrival times, rows with a field "t" in seconds (default: Poisson arrivals)',
+    )  # fmt: skip
+    parser.add_argument(
+        "--model-path", type=Path, metavar="DIR", help="default: a small one, written to --output"
+    )
+    parser.add_argument(
+        "--server-flags", type=shlex.split, metavar="FLAGS",
+        help=f"the same for every server (default, for CPU hosts: {' '.join(CPU_FLAGS)})",
+    )  # fmt: skip
+    parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
+    parser.add_argument(
+        "--max-new-tokens", type=_at_least_one, default=2048,
+        help="every request's cap; longer answers are cut below it (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/bench"), metavar="DIR",
+        help="for runs.jsonl and report.html (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="medians and ratios as JSON")
+
+
+def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -> int:
+    """0; 1 where a run was invalid; 2, with a line on stderr, where nothing could be compared.
+
+    server_env: the servers' environment, where args.server_flags is not left to its default.
+    """
+    try:
+        settings = _settings(args, dict(server_env or {}))
+        return compare_and_report(settings, args.summary)
+    except (ConfigError, ServerError, WorkloadError) as error:
+        print(f"sage-sched bench: {error}", file=sys.stderr)
+        return 2
+
+
+def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
+    """Run the comparison, print its table, write summary and report; the exit status of run."""
+    runs = list(compare(settings))
+    num_invalid = sum(not run["valid"] for run in runs)
+    if num_invalid == len(runs):
+        raise ServerError(f"all runs are invalid, the first because: {runs[0]['invalid_reason']}")
+    summary = summarize(runs)
+    if summary_file is not None:
+        summary_file.parent.mkdir(parents=True, exist_ok=True)
+        summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    report = settings.output / "report.html"
+    write_report(runs, summary, report)
+    print(f"\nMedians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired")
+    print(f"by seed, with the interval of the sign test.\n\n{table(summary)}\n")
+    print(f"runs: {settings.output / 'runs.jsonl'}\nreport: {report}")
+    if num_invalid:
+        print(f"{num_invalid} of {len(runs)} runs are invalid, see the report", file=sys.stderr)
+    return 1 if num_invalid else 0
+
+
+def load_workload(data: Path | None) -> Workload:
+    """From the data folder, or generated."""
+    return datasets.load(data) if data is not None else synthetic.generate(3000, seed=0)
+
+
+def _settings(args: argparse.Namespace, server_env: dict[str, str]) -> Settings:
+    on_cpu = args.server_flags is None
+    return Settings(
+        workload=load_workload(args.data),
+        model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
+        output=args.output,
+        policies=tuple(args.policies),
+        rates=tuple(args.rates),
+        num_seeds=args.seeds,
+        num_requests=args.num_requests,
+        server_flags=CPU_FLAGS if on_cpu else tuple(args.server_flags),
+        server_env=CPU_ENV if on_cpu else server_env,
+        max_new_tokens=args.max_new_tokens,
+        trace=args.trace,
+        sage=CPU_SAGE if on_cpu and args.sage_config is None else read_config(args.sage_config),
+    )
+
+
+def _rate(text: str) -> str:
+    try:
+        requests_per_s(text, capacity=1.0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)

@@ -1,0 +1,70 @@
+"""Answers of recorded length that the scheduler cannot know beforehand.
+
+SGLang's own benchmark fixes a length with ignore_eos and max_new_tokens, which tells the scheduler
+the true length of every request; no real server is told. Here max_new_tokens is the same cap for
+all, and this logit processor bans the end token until the recorded length and forces it there.
+Needs --enable-custom-logit-processor, and this package importable in the server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+
+if TYPE_CHECKING:
+    import torch
+
+# The recorded length travels in the request's own custom_params; no policy reads it.
+LENGTH_KEY = "bench_output_tokens"
+# Beats any logit, and stays finite in half precision and after division by a temperature.
+_CERTAIN = 1e4
+
+
+class ForcedLength(CustomLogitProcessor):  # type: ignore[misc]
+    """Ends each request at exactly custom_params[LENGTH_KEY] tokens, the end token counted."""
+
+    def __call__(
+        self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None
+    ) -> torch.Tensor:
+        """logits: (requests, vocabulary), changed in place."""
+        rows = [
+            (row, params["__req__"], params[LENGTH_KEY])
+            for row, params in enumerate(custom_param_list or ())
+            if params and LENGTH_KEY in params
+        ]
+        if not rows:
+            return logits
+        end_tokens = _end_tokens(rows[0][1])
+        last = [row for row, request, length in rows if _num_output_tokens(request) >= length]
+        if len(rows) == len(logits):
+            logits[:, end_tokens] = -float("inf")
+        else:
+            for row, _, _ in rows:
+                logits[row, end_tokens] = -float("inf")
+        if last:
+            logits[last, end_tokens[0]] = _CERTAIN
+        return logits
+
+    # SGLang deserialises the class anew for every batch that it builds, and merges processors by
+    # the text of their serialisation: it must not depend on anything but the class's name.
+
+
+def _num_output_tokens(request: Any) -> int:
+    """How many output tokens the request has once the token now being sampled is added.
+
+    The KV that this forward pass covers reaches up to the token before it: prompt and output so
+    far. SGLang counts it when it allocates the pass (mem_cache/allocation.py), before it launches
+    it, in prefill and decode, with and without overlap, and afresh after a retraction; output_ids
+    lag by the token in flight under overlap, and lose it at a retraction.
+    """
+    return int(request.kv.kv_committed_len) - len(request.origin_input_ids) + 1
+
+
+def _end_tokens(request: Any) -> list[int]:
+    """Every token at which SGLang stops (Req._check_token_based_finish), the usual one first."""
+    tokens = list(request.eos_token_ids or ())
+    tokenizer = request.tokenizer
+    if tokenizer is not None:
+        tokens = [tokenizer.eos_token_id, *(tokenizer.additional_stop_token_ids or ()), *tokens]
+    return list(dict.fromkeys(tokens))

@@ -1,0 +1,64 @@
+"""The comparison itself, small, on real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.compare import requests_per_s
+from bench.stats import METRICS
+from sage_sched.cli import main
+
+
+def test_rates_are_absolute_or_of_the_capacity() -> None:
+    assert requests_per_s("3.5", capacity=2.0) == 3.5
+    assert requests_per_s("0.5x", capacity=3.0) == 1.5
+    for wrong in ("0", "-1x", "x", "2y", "nan", "inf"):
+        with pytest.raises(ValueError, match="allowed"):
+            requests_per_s(wrong, capacity=1.0)
+
+
+def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, summary_file = tmp_path / "out", tmp_path / "deep" / "summary.json"
+    arguments = ["--policies", "fcfs", "sage", "--rates", "20", "--seeds", "1"]
+    arguments += ["--num-requests", "12", "--max-new-tokens", "64"]
+    arguments += ["--output", str(output), "--summary", str(summary_file)]
+    assert main(["bench", *arguments]) == 0
+
+    runs = [json.loads(line) for line in (output / "runs.jsonl").read_text().splitlines()]
+    assert [run["policy"] for run in runs] == ["fcfs", "sage"]
+    for run in runs:
+        assert run["valid"]
+        assert run["completed"] == 12
+        assert run["request_rate"] == 20
+        assert max(run["requests"]["output_tokens"]) < 64
+        assert run["settings"]["sglang"]
+        assert run["settings"]["cpu"]
+    fcfs, sage = (run["requests"] for run in runs)
+    for same in ("class", "input_tokens", "output_tokens"):
+        assert fcfs[same] == sage[same]
+    # Under our policy every request of the run was ranked; the stock server has no such counter.
+    assert runs[0]["counters"] == {}
+    assert sum(runs[1]["counters"]["num_ranked"].values()) >= 12
+
+    summary = json.loads(summary_file.read_text())
+    assert list(summary) == ["fcfs", "sage"]
+    for by_rate in summary.values():
+        assert set(by_rate["20"]) == set(METRICS)
+        for row in by_rate["20"].values():
+            assert set(row) == {"median", "ratio", "ratio_low", "ratio_high"}
+    assert summary["fcfs"]["20"]["mean_e2e_latency_ms"]["ratio"] == 1.0
+    assert "mean TTLT" in capsys.readouterr().out
+    assert (output / "report.html").read_text().count("<svg") == 3
+
+
+def test_what_cannot_be_compared_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--data", str(tmp_path), "--output", str(tmp_path)]) == 2
+    assert "alpaca_eval.jsonl.gz" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["bench", "--rates", "fast"])
+    assert "'fast'" in capsys.readouterr().err

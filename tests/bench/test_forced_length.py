@@ -1,0 +1,69 @@
+"""Answers end where they shall, on real servers, whatever the scheduler does with the requests."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from bench.compare import CPU_ENV, CPU_FLAGS
+from bench.forced_length import LENGTH_KEY, ForcedLength
+from bench.server import Server
+
+LENGTHS = (1, 2, 5, 37, 120, 500)
+# As many tokens in the pool, and admission as careless of it, as makes requests yield under way.
+CROWDED = ("--max-total-tokens", "1100", "--schedule-conservativeness", "0.01")
+CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "overlap": ((), {}),
+    "no overlap": (("--disable-overlap-schedule",), {}),
+    "chunked prefill": (("--chunked-prefill-size", "16"), {}),
+    "retraction": (CROWDED, {}),
+    "retraction without overlap": ((*CROWDED, "--disable-overlap-schedule"), {}),
+}
+
+
+def ask(server: Server, number: int, length: int, temperature: float) -> dict[str, Any]:
+    body = {
+        "text": f"Question {number}: " + "word " * (7 * number),
+        "sampling_params": {
+            "max_new_tokens": 700,
+            "temperature": temperature,
+            "custom_params": {LENGTH_KEY: length},
+        },
+        "custom_logit_processor": ForcedLength.to_str(),
+    }
+    response = requests.post(f"{server.url}/generate", json=body, timeout=300)
+    response.raise_for_status()
+    meta: dict[str, Any] = response.json()["meta_info"]
+    return meta
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_have_exactly_the_recorded_length(case: str, model: Path, tmp_path: Path) -> None:
+    flags, env = CASES[case]
+    flags = (*CPU_FLAGS, "--enable-custom-logit-processor", *flags)
+    jobs = [(i, length, 0.6 * (i % 2)) for i, length in enumerate(LENGTHS * 3)]
+    with (
+        Server(model, flags, log=tmp_path / "log", env={**CPU_ENV, **env}) as server,
+        ThreadPoolExecutor(len(jobs)) as pool,
+    ):
+        answers = list(pool.map(lambda job: ask(server, *job), jobs))
+    assert [meta["completion_tokens"] for meta in answers] == [length for _, length, _ in jobs]
+    assert {meta["finish_reason"]["type"] for meta in answers} == {"stop"}
+    if case.startswith("retraction"):
+        assert sum(meta["num_retractions"] for meta in answers) > 0
+
+
+def test_requests_without_a_recorded_length_are_left_alone(model: Path, tmp_path: Path) -> None:
+    flags = (*CPU_FLAGS, "--enable-custom-logit-processor")
+    with Server(model, flags, log=tmp_path / "log", env=CPU_ENV) as server:
+        sampling = {"max_new_tokens": 30, "ignore_eos": True}
+        plain = {"text": "Hello", "sampling_params": sampling}
+        with ThreadPoolExecutor(2) as pool:
+            forced = pool.submit(ask, server, 1, 20, 0.0)
+            other = pool.submit(requests.post, f"{server.url}/generate", json=plain, timeout=300)
+            assert forced.result()["completion_tokens"] == 20
+            assert other.result().json()["meta_info"]["completion_tokens"] == 30
