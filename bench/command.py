@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -
 
 def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
     """Run the comparison, print its table, write summary and report; the exit status of run."""
+    # Ended from outside (`timeout`, CI), the servers end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     runs = list(compare(settings))
     num_invalid = sum(not run["valid"] for run in runs)
     if num_invalid == len(runs):

@@ -113,6 +113,7 @@ def compare(settings: Settings) -> Iterator[dict[str, Any]]:
             tqdm.write(_line(run))
             progress.update()
             yield run
+    shutil.rmtree(settings.output / "run-store", ignore_errors=True)
 
 
 def _plan(settings: Settings) -> Iterator[tuple[str, str, int]]:
@@ -262,7 +263,10 @@ def _columns(answers: Sequence[Answer], unloaded: UnloadedTime) -> dict[str, lis
 
 def _counters(server: Server) -> dict[str, Any]:
     """What our policies count; empty under a stock policy."""
-    info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    try:
+        info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    except requests.RequestException as error:
+        raise ServerError(f"the server does not answer after the run: {error}") from error
     counters: dict[str, Any] = info["internal_states"][0].get("sage", {})
     return counters
 

@@ -1,8 +1,9 @@
 """A mixed workload of real prompts and real models' answer lengths, from a folder of datasets.
 
-Three classes, as SageSched section 4.1 mixes them:
+Four classes, two of short and two of long answers:
 
-instruction     AlpacaEval prompts, each with the length of Meta-Llama-3-8B-Instruct's own answer.
+instruction     Alpaca prompts, each with the length of text-davinci-003's own answer.
+chat            AlpacaEval prompts, each with the length of Meta-Llama-3-8B-Instruct's own answer.
 summarization   PubMed abstracts to summarize. No model's answers come with them: lengths are drawn
                 from turbo-16k-0613's summaries of L-Eval documents.
 writing         Document-writing prompts in English of at most 1024 tokens. No model's answers come
@@ -23,7 +24,8 @@ from typing import Any
 from bench.workload import Request, Workload, WorkloadError, stable_hash
 from predictor_store.dataset_files import DatasetError, raw_rows
 
-INSTRUCTION_MODEL = "Meta-Llama-3-8B-Instruct"
+INSTRUCTION_MODEL = "text-davinci-003"
+CHAT_MODEL = "Meta-Llama-3-8B-Instruct"
 SUMMARY_MODEL = "turbo-16k-0613"
 WRITING_MODEL = "internlm2-chat-20b-ExPO"
 _MAX_WRITING_PROMPT_TOKENS = 1024
@@ -47,8 +49,13 @@ def load(folder: Path) -> Workload:
     ]
     requests = [
         Request(row["prompt"], row["output_tokens"], "instruction")
-        for row in alpaca
+        for row in _rows(folder, "alpaca_davinci003", prompt=str, model=str, output_tokens=int)
         if row["model"] == INSTRUCTION_MODEL
+    ]
+    requests += [
+        Request(row["prompt"], row["output_tokens"], "chat")
+        for row in alpaca
+        if row["model"] == CHAT_MODEL
     ]
     requests += [
         Request(row["prompt"], _drawn(summaries, row["prompt"]), "summarization")
@@ -61,7 +68,8 @@ def load(folder: Path) -> Workload:
     ]
     return Workload.split(
         [request for request in requests if request.output_tokens >= 1],
-        f"real prompts: AlpacaEval with {INSTRUCTION_MODEL}'s lengths; PubMed summaries, lengths "
+        f"real prompts: Alpaca with {INSTRUCTION_MODEL}'s lengths; AlpacaEval with "
+        f"{CHAT_MODEL}'s; PubMed summaries, lengths "
         f"drawn from {SUMMARY_MODEL} on L-Eval; document writing, lengths drawn from "
         f"{WRITING_MODEL} on AlpacaEval's writing prompts",
     )

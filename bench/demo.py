@@ -21,7 +21,7 @@ OUTPUT = ROOT / "results" / "demo"
 # Together about 35 minutes on 2 cores.
 RATES = ("2x",)
 NUM_SEEDS = 5
-NUM_REQUESTS = 180
+NUM_REQUESTS = 240
 
 
 def main() -> int:

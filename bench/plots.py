@@ -12,6 +12,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import ticker
 
 from bench.stats import Run, ordered
 
@@ -93,6 +94,7 @@ def ttlt_distribution(runs: Sequence[Run]) -> str:
                     share = np.arange(1, ttlt_s.size + 1) / ttlt_s.size
                     axis.step(ttlt_s, share, where="post", color=color, label=policy, lw=1.4)
             axis.set_xscale("log")
+            _plain_ticks(axis.xaxis)
             axis.set_xlabel("TTLT, s (log)")
             axis.set_ylabel("share of requests")
             axis.set_title(f"rate {rate}", fontsize=10)
@@ -124,11 +126,20 @@ def slowdown_by_length(runs: Sequence[Run]) -> str:
                 )  # fmt: skip
             axis.set_xscale("log")
             axis.set_yscale("log")
+            _plain_ticks(axis.xaxis)
+            _plain_ticks(axis.yaxis)
             axis.set_xlabel("output length, tokens (log)")
             axis.set_ylabel(f"{label} slowdown, TTLT / unloaded TTLT (log)")
             axis.set_title(f"rate {rate}", fontsize=10)
         axes[0].legend(fontsize=8)
         return _svg(figure)
+
+
+def _plain_ticks(axis: Any) -> None:
+    """On a log scale, plain numbers at 1, 2 and 5 of each decade."""
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _pooled(runs: Sequence[Run], policy: str, rate: str, field: str) -> Any:

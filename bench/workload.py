@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from predictor_store.warm import Observation
 
 # The other prompts are for evaluation.
 HISTORY_SHARE = 0.4
+MAX_HISTORY_PER_CLASS = 500
 
 
 class WorkloadError(ValueError):
@@ -49,9 +51,18 @@ class Workload:
         return cls(tuple(history), tuple(evaluation), description)
 
     def observations(self) -> list[Observation]:
-        """The history, for warm_store; its classes mixed, in an order that is always the same."""
+        """The history, for warm_store; its classes mixed, in an order that is always the same.
+
+        At most MAX_HISTORY_PER_CLASS of each, so that no dataset crowds out the others.
+        """
         mixed = sorted(self.history, key=lambda request: stable_hash("order of " + request.prompt))
-        return [Observation(request.prompt, request.output_tokens) for request in mixed]
+        left = Counter({request.class_name: MAX_HISTORY_PER_CLASS for request in mixed})
+        observations = []
+        for request in mixed:
+            if left[request.class_name] > 0:
+                left[request.class_name] -= 1
+                observations.append(Observation(request.prompt, request.output_tokens))
+        return observations
 
 
 def sample(

@@ -12,7 +12,7 @@ from typing import Any
 
 from patches.compat import UnsupportedServerError, check_release
 from patches.config_file import read_config
-from sage_sched.config import ConfigError, SageConfig
+from sage_sched.config import ConfigError
 from sage_sched.policy import policy_names
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
@@ -88,9 +88,8 @@ def _activate_main(server_args: Any) -> None:
     from patches.predict import predict_seams
     from patches.seam import apply_all, check_all
 
-    config: SageConfig = server_args._sage_config
-    check_all(order_seams(config))
-    apply_all(predict_seams(config))
+    check_all(order_seams(server_args._sage_config))
+    apply_all(predict_seams())
 
 
 def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:

@@ -12,7 +12,6 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus
 from patches.carrier import encode, strip
 from patches.seam import AFTER, AROUND, BEFORE, Seam
 from predictor_store.client import Prediction, PredictorClient
-from sage_sched.config import SageConfig
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _REQUEST = "sglang.srt.managers.io_struct.GenerateReqInput"
@@ -21,97 +20,117 @@ _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _MAX_DECODED_TOKENS = 512
 
 
-def predict_seams(config: SageConfig) -> list[Seam]:
-    """The hooks for the HTTP process of a server whose --schedule-policy is one of ours."""
-    client = PredictorClient(config)
-
-    def after_init(result: None, self: Any, *args: Any, **kw: Any) -> None:
-        # The schedulers are loading the model meanwhile.
-        client.start()
-
-    def before_batch(self: Any, obj: Any, *args: Any, **kw: Any) -> None:
-        # SGLang goes on to tokenize the batch one by one; predictions are better made together.
-        for i in range(obj.batch_size):
-            _start_prediction(self, obj[i])
-
-    async def around_tokenize_one(original: Any, self: Any, obj: Any, *args: Any, **kw: Any) -> Any:
-        _start_prediction(self, obj)
-        tokenized = await original(self, obj, *args, **kw)
-        await _attach(obj, tokenized)
-        return tokenized
-
-    async def around_tokenize_batch(original: Any, self: Any, batch_size: int, obj: Any) -> Any:
-        tokenized = await original(self, batch_size, obj)
-        for i in range(batch_size):
-            await _attach(obj[i], tokenized[i])
-        return tokenized
-
-    def _start_prediction(manager: Any, obj: Any) -> None:
-        """Strip what only we may write, and ask for the prediction, once per request."""
-        if not isinstance(obj, GenerateReqInput) or hasattr(obj, "_sage_prediction"):
-            return
-        if isinstance(obj.sampling_params, dict) and "custom_params" in obj.sampling_params:
-            # A copy: the samples of a batch may share one dict with what the client sent.
-            stripped = strip(obj.sampling_params["custom_params"])
-            obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
-        obj._sage_prediction = None
-        if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
-            obj._sage_prediction = asyncio.ensure_future(client.predict(text))
-
-    async def _attach(obj: Any, tokenized: Any) -> None:
-        task = getattr(obj, "_sage_prediction", None)
-        if task is None:
-            return
-        prediction: Prediction = await task
-        obj._sage_handle = prediction.handle
-        if prediction.distribution is not None:
-            sampling = tokenized.sampling_params
-            cap = sampling.max_new_tokens
-            lengths = prediction.distribution
-            lengths = lengths if cap is None else lengths.capped(cap)
-            sampling.custom_params = {**(sampling.custom_params or {}), **encode(lengths)}
-
-    def before_output(self: Any, recv_obj: Any) -> None:
-        for i, rid in enumerate(recv_obj.rids):
-            reason = recv_obj.finished_reasons[i]
-            state = self.rid_to_state.get(rid) if reason is not None else None
-            handle = getattr(state.obj, "_sage_handle", None) if state is not None else None
-            if handle is None or reason["type"] not in ("stop", "length"):
-                continue
-            input_tokens, output_tokens = recv_obj.prompt_tokens[i], recv_obj.completion_tokens[i]
-            if output_tokens > 0:  # else it only filled the prefix cache, for n > 1
-                client.finished(handle, input_tokens, output_tokens, reason["type"] == "length")
-
-    def after_getitem(sub: Any, self: Any, i: int) -> None:
-        if hasattr(self, "_sage_text"):
-            sub._sage_text = self._sage_text
-
-    def after_chat(result: Any, self: Any, request: Any, *args: Any, **kw: Any) -> None:
-        text = _last_user_text(request.messages)
-        if text is not None:
-            result[0]._sage_text = text
-
-    async def around_internal_state(original: Any, self: Any) -> Any:
-        states = await original(self)
-        for state in states:
-            state["sage"]["predictor"] = client.stats()
-        return states
-
+def predict_seams() -> list[Seam]:
+    """The hooks for the HTTP process. They act for managers whose --schedule-policy is ours."""
     return [
-        Seam(f"{_MANAGER}.__init__", AFTER, after_init, ()),
-        Seam(f"{_MANAGER}._handle_batch_request", BEFORE, before_batch, ("obj",)),
-        Seam(f"{_MANAGER}._tokenize_one_request", AROUND, around_tokenize_one, ("obj",)),
+        Seam(f"{_MANAGER}.__init__", AFTER, _after_init, ("server_args",)),
+        Seam(f"{_MANAGER}._handle_batch_request", BEFORE, _before_batch, ("obj",)),
+        Seam(f"{_MANAGER}._tokenize_one_request", AROUND, _around_tokenize_one, ("obj",)),
         Seam(
             f"{_MANAGER}._batch_tokenize_and_process",
             AROUND,
-            around_tokenize_batch,
+            _around_tokenize_batch,
             ("batch_size", "obj"),
         ),
-        Seam(f"{_MANAGER}._handle_batch_output", BEFORE, before_output, ("recv_obj",)),
-        Seam(f"{_MANAGER}.get_internal_state", AROUND, around_internal_state, ()),
-        Seam(f"{_REQUEST}.__getitem__", AFTER, after_getitem, ("i",)),
-        Seam(f"{_CHAT}._convert_to_internal_request", AFTER, after_chat, ("request",)),
+        Seam(f"{_MANAGER}._handle_batch_output", BEFORE, _before_output, ("recv_obj",)),
+        Seam(f"{_MANAGER}.get_internal_state", AROUND, _around_internal_state, ()),
+        Seam(f"{_REQUEST}.__getitem__", AFTER, _after_getitem, ("i",)),
+        Seam(f"{_CHAT}._convert_to_internal_request", AFTER, _after_chat, ("request",)),
     ]
+
+
+def _client(manager: Any) -> PredictorClient | None:
+    return getattr(manager, "sage_client", None)
+
+
+def _after_init(result: None, self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
+    config = getattr(server_args, "_sage_config", None)
+    if config is not None:
+        self.sage_client = PredictorClient(config)
+        self.sage_client.start()  # the schedulers are loading the model meanwhile
+
+
+def _before_batch(self: Any, obj: Any, *args: Any, **kw: Any) -> None:
+    # SGLang goes on to tokenize the batch one by one; predictions are better made together.
+    if isinstance(obj, GenerateReqInput) and _client(self) is not None:
+        for i in range(obj.batch_size):
+            _start_prediction(self, obj[i])
+
+
+async def _around_tokenize_one(original: Any, self: Any, obj: Any, *args: Any, **kw: Any) -> Any:
+    _start_prediction(self, obj)
+    tokenized = await original(self, obj, *args, **kw)
+    await _attach(obj, tokenized)
+    return tokenized
+
+
+async def _around_tokenize_batch(original: Any, self: Any, batch_size: int, obj: Any) -> Any:
+    tokenized = await original(self, batch_size, obj)
+    for i in range(batch_size):
+        await _attach(obj[i], tokenized[i])
+    return tokenized
+
+
+def _start_prediction(manager: Any, obj: Any) -> None:
+    """Strip what only we may write, and ask for the prediction, once per request."""
+    client = _client(manager)
+    if client is None or not isinstance(obj, GenerateReqInput) or hasattr(obj, "_sage_prediction"):
+        return
+    if isinstance(obj.sampling_params, dict) and "custom_params" in obj.sampling_params:
+        # A copy: the samples of a batch may share one dict with what the client sent.
+        stripped = strip(obj.sampling_params["custom_params"])
+        obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
+    obj._sage_prediction = None
+    if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
+        obj._sage_prediction = asyncio.ensure_future(client.predict(text))
+
+
+async def _attach(obj: Any, tokenized: Any) -> None:
+    task = getattr(obj, "_sage_prediction", None)
+    if task is None:
+        return
+    prediction: Prediction = await task
+    obj._sage_handle = prediction.handle
+    if prediction.distribution is not None:
+        sampling = tokenized.sampling_params
+        cap = sampling.max_new_tokens
+        lengths = prediction.distribution
+        lengths = lengths if cap is None else lengths.capped(cap)
+        sampling.custom_params = {**(sampling.custom_params or {}), **encode(lengths)}
+
+
+def _before_output(self: Any, recv_obj: Any) -> None:
+    client = _client(self)
+    if client is None:
+        return
+    for i, rid in enumerate(recv_obj.rids):
+        reason = recv_obj.finished_reasons[i]
+        state = self.rid_to_state.get(rid) if reason is not None else None
+        handle = getattr(state.obj, "_sage_handle", None) if state is not None else None
+        if handle is None or reason["type"] not in ("stop", "length"):
+            continue
+        input_tokens, output_tokens = recv_obj.prompt_tokens[i], recv_obj.completion_tokens[i]
+        if output_tokens > 0:  # else it only filled the prefix cache, for n > 1
+            client.finished(handle, input_tokens, output_tokens, reason["type"] == "length")
+
+
+async def _around_internal_state(original: Any, self: Any) -> Any:
+    states = await original(self)
+    if (client := _client(self)) is not None:
+        for state in states:
+            state["sage"]["predictor"] = client.stats()
+    return states
+
+
+def _after_getitem(sub: Any, self: Any, i: int) -> None:
+    if hasattr(self, "_sage_text"):
+        sub._sage_text = self._sage_text
+
+
+def _after_chat(result: Any, self: Any, request: Any, *args: Any, **kw: Any) -> None:
+    text = _last_user_text(request.messages)
+    if text is not None:
+        result[0]._sage_text = text
 
 
 def _is_internal(manager: Any, obj: Any) -> bool:
@@ -124,10 +143,13 @@ def _is_internal(manager: Any, obj: Any) -> bool:
 
 
 def _prompt_text(manager: Any, obj: Any) -> str | None:
-    """What the user asked, as text; None where there is none (input_embeds)."""
+    """What the user asked, as text; None where there is none (input_embeds, invalid token ids)."""
     text = getattr(obj, "_sage_text", None) or obj.text
     if text is None and obj.input_ids is not None and manager.tokenizer is not None:
-        text = manager.tokenizer.decode(obj.input_ids[:_MAX_DECODED_TOKENS])
+        try:
+            text = manager.tokenizer.decode(obj.input_ids[:_MAX_DECODED_TOKENS])
+        except Exception:  # whatever a client has sent; SGLang will say what is wrong with it
+            return None
     return text if isinstance(text, str) else None
 
 
@@ -138,7 +160,6 @@ def _last_user_text(messages: Any) -> str | None:
             content = message.content
             if isinstance(content, str):
                 return content
-            return "\n".join(
-                part.text for part in content or [] if getattr(part, "type", None) == "text"
-            )
+            texts = (getattr(part, "text", None) for part in content or [])
+            return "\n".join(text for text in texts if isinstance(text, str))
     return None

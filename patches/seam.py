@@ -13,6 +13,7 @@ from sglang.version import __version__ as sglang_release
 
 from patches.compat import UnsupportedServerError
 
+_applied: set[str] = set()
 _SOURCE = HookSource(plugin_name="sage_sched", dist_name="sage-sched")
 
 
@@ -46,11 +47,15 @@ class Seam:
         """Check the target, then hook it.
 
         Not through HookRegistry.apply_hooks: it only logs what fails, and silently drops a hook
-        on a target that another plugin has hooked before.
+        on a target that another plugin has hooked before. Once in a process: a second engine in
+        it finds its hooks in place.
         """
+        if self.target in _applied:
+            return
         self.check()
         HookRegistry._apply_target(self.target, [(self.kind, self.hook, _SOURCE)])
         HookRegistry._patched.add(self.target)
+        _applied.add(self.target)
 
     def _misfit(self, what: str) -> UnsupportedServerError:
         return UnsupportedServerError(

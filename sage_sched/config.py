@@ -74,7 +74,7 @@ class PolicyConfig:
 
     cost: str = "resource-bound"
     bucket_tokens: int = 200
-    aging_pools: float = 4.0
+    aging_pools: float = 10.0
 
     def __post_init__(self) -> None:
         _require(self.cost in COSTS, "policy.cost", self.cost, ", ".join(COSTS))

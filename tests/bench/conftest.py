@@ -9,13 +9,5 @@ from bench.model import write_model
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    folder = Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"needs the optional data folder {folder}")
-    return folder
-
-
-@pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "llama", **CPU_MODEL)

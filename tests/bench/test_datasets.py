@@ -26,7 +26,15 @@ def folder(tmp_path: Path) -> Path:
             {"prompt": f"{verb} thing {i}", "model": model, "output_tokens": tokens + i}
             for i in range(20)
             for verb in ("Write a", "Why is a")
-            for model, tokens in ((datasets.INSTRUCTION_MODEL, 100), (datasets.WRITING_MODEL, 900))
+            for model, tokens in ((datasets.CHAT_MODEL, 100), (datasets.WRITING_MODEL, 900))
+        ],
+    )
+    write(
+        tmp_path,
+        "alpaca_davinci003",
+        [
+            {"prompt": f"Name {i}", "model": datasets.INSTRUCTION_MODEL, "output_tokens": 10 + i}
+            for i in range(20)
         ],
     )
     write(
@@ -49,6 +57,8 @@ def test_lengths_come_from_the_documented_models(folder: Path) -> None:
     workload = datasets.load(folder)
     for request in (*workload.history, *workload.evaluation):
         if request.class_name == "instruction":
+            assert request.output_tokens == 10 + int(request.prompt.split()[-1])
+        elif request.class_name == "chat":
             assert request.output_tokens == 100 + int(request.prompt.split()[-1])
         elif request.class_name == "summarization":
             assert request.output_tokens == 50
@@ -72,6 +82,6 @@ def test_the_optional_data_suffices_for_several_hundred_requests(shared_data: Pa
     assert len(sample(workload.evaluation, 500, seed=0)) == 500
     means = {
         name: np.mean([r.output_tokens for r in workload.evaluation if r.class_name == name])
-        for name in ("summarization", "instruction", "writing")
+        for name in ("instruction", "summarization", "chat", "writing")
     }
-    assert means["summarization"] < means["instruction"] / 2 < means["writing"] / 2
+    assert list(means.values()) == sorted(means.values())

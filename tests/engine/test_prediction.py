@@ -82,6 +82,16 @@ def test_token_ids_alone_are_read_as_text(sage_server: SageServer, model: Path) 
     assert "dragon who learns to sail" in prompt
 
 
+@pytest.mark.parametrize("ids", [[-1], [10**9], [[]], ["a"], [1.5], []])
+def test_token_ids_that_are_none_get_sglangs_own_answer(
+    sage_server: SageServer, ids: list[Any]
+) -> None:
+    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}}
+    response = requests.post(sage_server.url + "/generate", json=body, timeout=60)
+    assert 400 <= response.status_code < 500
+    generate(sage_server, SHORT_PROMPT)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_chat_embeds_the_last_user_message_not_the_template(
     sage_server: SageServer, n: int
@@ -199,6 +209,22 @@ def test_a_killed_embedding_worker_costs_order_not_service(sage_server: SageServ
     wait_until(lambda: len(sage_server.history()) > recorded_before)
     assert sage_server.stats()["num_policy_errors"] == 0
     assert before["num_worker_restarts"] == 0
+
+
+def test_a_full_disk_delays_writing_and_nothing_else(sage_server: SageServer) -> None:
+    worker = psutil.Process(worker_pid(sage_server))
+    before = len(sage_server.history())
+    soft, hard = worker.rlimit(psutil.RLIMIT_FSIZE)
+    worker.rlimit(psutil.RLIMIT_FSIZE, (1024, hard))
+    try:
+        for _ in range(3):
+            generate(sage_server, SHORT_PROMPT, max_new_tokens=2)
+        wait_until(lambda: sage_server.stats()["predictor"]["num_unwritten"] == 3)
+        assert len(sage_server.history()) == before
+    finally:
+        worker.rlimit(psutil.RLIMIT_FSIZE, (soft, hard))
+    assert recorded(sage_server, 3, before) == [(SHORT_PROMPT, 2, True)] * 3
+    assert worker.is_running()
 
 
 def test_a_second_server_on_the_same_store_is_told_who_holds_it(

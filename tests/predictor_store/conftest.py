@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from predictor_store.embedder import Embedder
@@ -10,11 +8,3 @@ from predictor_store.embedder import Embedder
 @pytest.fixture(scope="session")
 def embedder() -> Embedder:
     return Embedder(num_threads=1)
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    folder = Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"needs the optional data folder {folder}")
-    return folder
