@@ -134,8 +134,9 @@ def _row(request: Request, tokenizer: Any, max_new_tokens: int) -> DatasetRow:
 
 
 def _forced_tokens(request: Request, max_new_tokens: int) -> int:
-    # Below the cap, so that every answer ends at its end token.
-    return min(request.output_tokens, max_new_tokens - 1)
+    # Below the cap, so that every answer ends at its end token; and not that token alone, which
+    # has no text, so that SGLang's client would see no first token.
+    return min(max(request.output_tokens, 2), max_new_tokens - 1)
 
 
 async def _send_all(

@@ -85,3 +85,16 @@ def test_a_bad_answer_makes_the_run_invalid(url: str, prompt: str, reason: str) 
 
 def test_a_server_that_is_not_there_makes_the_run_invalid() -> None:
     assert "2 of 2" in run("http://127.0.0.1:9", "right", "right").problem()
+
+
+def test_an_answer_of_the_end_token_alone_is_made_one_longer(url: str) -> None:
+    result = drive(
+        url,
+        [Request("right", 1, "chat")],
+        [0.0],
+        tokenizer=_Tokenizer(),
+        max_new_tokens=8,
+        timeout_s=30.0,
+        label="test",
+    )
+    assert result.problem() == ""

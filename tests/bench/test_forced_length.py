@@ -14,14 +14,12 @@ from bench.forced_length import LENGTH_KEY, ForcedLength
 from bench.server import Server
 
 LENGTHS = (1, 2, 5, 37, 120, 500)
-# As many tokens in the pool, and admission as careless of it, as makes requests yield under way.
-CROWDED = ("--max-total-tokens", "1100", "--schedule-conservativeness", "0.01")
+RETRACT = {"SGLANG_TEST_RETRACT": "1"}  # SGLang's own fault injection: requests yield under way
 CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "overlap": ((), {}),
     "no overlap": (("--disable-overlap-schedule",), {}),
-    "chunked prefill": (("--chunked-prefill-size", "16"), {}),
-    "retraction": (CROWDED, {}),
-    "retraction without overlap": ((*CROWDED, "--disable-overlap-schedule"), {}),
+    "retraction, chunked prefill": (("--chunked-prefill-size", "16"), RETRACT),
+    "retraction, no overlap": (("--disable-overlap-schedule",), RETRACT),
 }
 
 

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.arrivals import poisson_arrivals, trace_arrivals
-from bench.workload import HISTORY_SHARE, Request, Workload, WorkloadError, sample
+from bench.workload import (
+    HISTORY_SHARE,
+    MAX_HISTORY_PER_CLASS,
+    Request,
+    Workload,
+    WorkloadError,
+    sample,
+)
 
 prompts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
@@ -41,7 +48,14 @@ def test_the_split_has_the_promised_shares_and_is_always_the_same() -> None:
     workload = Workload.split(requests, "")
     assert len(workload.history) / 4000 == pytest.approx(HISTORY_SHARE, abs=0.03)
     assert workload == Workload.split(requests, "")
-    assert {o.prompt for o in workload.observations()} == {r.prompt for r in workload.history}
+
+
+def test_the_history_is_put_into_the_store_without_crowding_out_a_class() -> None:
+    workload = Workload.split(requests_of(chat=4000, writing=100), "")
+    classes = {request.prompt: request.class_name for request in workload.history}
+    counts = Counter(classes[observation.prompt] for observation in workload.observations())
+    num_writing = sum(request.class_name == "writing" for request in workload.history)
+    assert counts == {"chat": MAX_HISTORY_PER_CLASS, "writing": num_writing}
 
 
 @given(st.integers(3, 60), st.integers(0, 5))

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from bench.model import write_model
+from patches.predict import _last_user_text, _prompt_text
+
+
+@pytest.fixture(scope="module")
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model = write_model(tmp_path_factory.mktemp("model") / "llama")
+    return SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(model))
+
+
+@pytest.mark.parametrize("ids", [[-1], [10**9], [2**70], [[]], ["a"], [1.5], [], [None]])
+def test_no_token_ids_raise(manager: Any, ids: list[Any]) -> None:
+    text = _prompt_text(manager, SimpleNamespace(text=None, input_ids=ids))
+    assert text is None or isinstance(text, str)
+
+
+def test_the_users_own_words_come_before_the_prompt_made_of_them(manager: Any) -> None:
+    obj = SimpleNamespace(text="<|user|> Why? <|assistant|>", input_ids=None, _sage_text="Why?")
+    assert _prompt_text(manager, obj) == "Why?"
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([("user", "one"), ("assistant", "no"), ("user", "two"), ("tool", "x")], "two"),
+        ([("system", "be brief")], None),
+        ([], None),
+        ([("user", None)], ""),
+        (
+            [("user", [SimpleNamespace(type="image_url"), SimpleNamespace(type="text", text="a")])],
+            "a",
+        ),
+    ],
+)
+def test_a_chat_is_known_by_its_last_user_message(
+    messages: list[tuple[str, Any]], text: str | None
+) -> None:
+    chat = [SimpleNamespace(role=role, content=content) for role, content in messages]
+    assert _last_user_text(chat) == text
