@@ -16,6 +16,7 @@ from patches.carrier import encode
 from patches.ranker import Ranker
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.step_time import ServerFacts
 
 QUEUE_LENGTHS = (100, 1_000, 10_000)
 _NUM_PASSES = 50
@@ -45,7 +46,8 @@ def measure(num_waiting: int) -> tuple[list[float], list[float]]:
     """Milliseconds of each admission, and of each pass with one newcomer since the last."""
     config = SageConfig()
     generator = np.random.default_rng(num_waiting)
-    ranker = Ranker("sage", config.policy, _KV_POOL_TOKENS)
+    server = ServerFacts(_KV_POOL_TOKENS, 256, config.step_time.step_time())
+    ranker = Ranker("sage", config.policy, server)
     requests = [
         _request(generator, config.predictor.max_atoms) for _ in range(num_waiting + _NUM_PASSES)
     ]

@@ -10,6 +10,7 @@ from patches.ranker import Ranker
 from patches.seam import AFTER, AROUND, BEFORE, Seam
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
+from sage_sched.step_time import ServerFacts
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
@@ -28,9 +29,10 @@ def order_seams(config: SageConfig) -> list[Seam]:
         )
 
     def after_init_policy(result: None, self: Any) -> None:
-        self.policy.sage_ranker = Ranker(
-            self.schedule_policy, config.policy, self.max_total_num_tokens
+        server = ServerFacts(
+            self.max_total_num_tokens, self.max_running_requests, config.step_time.step_time()
         )
+        self.policy.sage_ranker = Ranker(self.schedule_policy, config.policy, server)
 
     def after_init_max_new_tokens(result: None, self: Any, req: Any) -> None:
         # The last thing that every new request goes through, in order of arrival, and the first

@@ -11,6 +11,7 @@ from sage_sched.config import PolicyConfig
 from sage_sched.job import Job
 from sage_sched.policy import Policy, policy_named
 from sage_sched.queue import ranked_order
+from sage_sched.step_time import ServerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +23,8 @@ class Ranker:
     same tokens, so all sort alike. The clock is read for the counters only.
     """
 
-    def __init__(self, name: str, config: PolicyConfig, kv_pool_tokens: int) -> None:
-        self.policy: Policy = policy_named(name)(config, kv_pool_tokens=kv_pool_tokens)
+    def __init__(self, name: str, config: PolicyConfig, server: ServerFacts) -> None:
+        self.policy: Policy = policy_named(name)(config, server)
         self._served_tokens = 0
         self._arrivals = 0
         self._ranked_by_source: dict[str, int] = {}
@@ -42,7 +43,8 @@ class Ranker:
         if req.sage_job is None:
             self._num_unranked += 1
         else:
-            source = req.sage_job.distribution.source
+            lengths = req.sage_job.distribution
+            source = lengths.source if lengths is not None else "none"
             self._ranked_by_source[source] = self._ranked_by_source.get(source, 0) + 1
 
     def _admitted(self, req: Any) -> Job | None:
@@ -76,7 +78,7 @@ class Ranker:
             if job is not None:
                 job.generated_tokens = len(req.output_ids)
         try:
-            order = ranked_order(jobs, self.policy)
+            order = ranked_order(jobs, self.policy, self._served_tokens)
         except Exception:
             self._failed("rank the queue")
             order = sorted(range(len(queue)), key=lambda i: getattr(queue[i], "sage_arrival", -1))

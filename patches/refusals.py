@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from patches.compat import UnsupportedServerError
+from sage_sched.policy import policy_named
 
 _NO_HOOKS = "no plugin is loaded in its processes"
 _UNTRIED = "it has not been tried with sage-sched"
@@ -40,7 +41,13 @@ _REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 def refuse_unsupported(server_args: Any) -> None:
-    """Raises UnsupportedServerError if the server is asked for something named above."""
+    """Raises UnsupportedServerError if the server is asked for something named above, or for a
+    policy that needs what no server knows."""
+    if policy_named(server_args.schedule_policy).clairvoyant:
+        raise UnsupportedServerError(
+            f"--schedule-policy {server_args.schedule_policy} needs the true lengths of answers, "
+            "which no server has. It runs in the simulator only."
+        )
     for name, asked_for, reason in _REFUSALS:
         if asked_for(server_args):
             raise UnsupportedServerError(

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-COSTS = ("resource-bound", "output", "overall")
+from sage_sched.step_time import StepTime
+
+COSTS = ("resource-bound", "output", "overall", "measured")
 
 
 class ConfigError(ValueError):
@@ -70,16 +72,67 @@ class PolicyConfig:
         section 4.1: 200).
     aging_pools: while the server works through this many KV pools of tokens (prefill and decode),
         a waiting request's index improves e-fold. Smaller: shorter tails, longer mean.
+    preempt_margin: how much better, as a share, a waiting request's index must be than that of a
+        running one that is to yield to it.
+    trail_limit: of trail; a request no longer yields past this share of its first prediction.
+    starvation_pools: of ltr; a request that has waited for so many KV pools of tokens goes first.
+    mlfq_quantum_ms: of fastserve; the quantum of the best level.
+    boost_pools: of uniboost; 1/g, in KV pools of tokens.
     """
 
     cost: str = "resource-bound"
     bucket_tokens: int = 200
     aging_pools: float = 10.0
+    preempt_margin: float = 0.5
+    trail_limit: float = 0.8
+    starvation_pools: float = 10.0
+    mlfq_quantum_ms: float = 100.0
+    boost_pools: float = 1.0
 
     def __post_init__(self) -> None:
         _require(self.cost in COSTS, "policy.cost", self.cost, ", ".join(COSTS))
         _require(self.bucket_tokens >= 1, "policy.bucket_tokens", self.bucket_tokens, "at least 1")
-        _require(self.aging_pools > 0, "policy.aging_pools", self.aging_pools, "above 0")
+        _require(
+            self.preempt_margin >= 0, "policy.preempt_margin", self.preempt_margin, "0 or more"
+        )
+        for name in (
+            "aging_pools", "trail_limit", "starvation_pools", "mlfq_quantum_ms", "boost_pools",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            _require(value > 0, f"policy.{name}", value, "above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeConfig:
+    """How long this server's steps take, for the measured cost; see sage_sched.step_time.
+
+    `sage-sched bench fit` measures and writes them. The defaults are derived for Qwen3-32B in
+    bfloat16 on one H800 PCIe from published figures (65.6 GB of weights, 262,144 bytes of KV a
+    token, 2.0 TB/s at 80 %, 756 TFLOPS at 50 %); an order needs their proportions only, and those
+    are alike on most GPUs.
+    """
+
+    prefill_base_ms: float = 41.0
+    prefill_request_ms: float = 0.0
+    prefill_token_ms: float = 0.174
+    prefill_pair_ms: float = 0.0
+    decode_base_ms: float = 41.0
+    decode_request_ms: float = 0.0
+    decode_kv_token_ms: float = 0.000164
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            _require(0 <= value < 1e6, f"step_time.{f.name}", value, "0 to 1000000 (ms)")
+
+    def step_time(self) -> StepTime:
+        """The same in seconds."""
+        return StepTime(
+            **{
+                f.name.removesuffix("_ms") + "_s": getattr(self, f.name) / 1e3
+                for f in dataclasses.fields(self)
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +142,7 @@ class SageConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    step_time: StepTimeConfig = field(default_factory=StepTimeConfig)
 
     @classmethod
     def parse(cls, sections: Mapping[str, Any]) -> Self:
@@ -106,6 +160,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "store": StoreConfig,
     "predictor": PredictorConfig,
     "policy": PolicyConfig,
+    "step_time": StepTimeConfig,
 }
 
 

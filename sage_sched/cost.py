@@ -5,32 +5,63 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sage_sched.config import COSTS
+from sage_sched.step_time import ServerFacts, attended_pairs
 
-# (input tokens, output tokens generated so far) -> cost; strictly increasing in the output.
+# (input tokens, output tokens generated so far, at least 1) -> cost; strictly increasing in the
+# output.
 Cost = Callable[[int, int], float]
 
 
-def _resource_bound(input_tokens: int, output_tokens: int) -> float:
+def _resource_bound(server: ServerFacts) -> Cost:
     """KV tokens held, summed over decode steps; attention work grows alike (SageSched, eq. 2)."""
-    return output_tokens * output_tokens / 2 + input_tokens * output_tokens
+    return lambda input_tokens, output_tokens: (
+        output_tokens * output_tokens / 2 + input_tokens * output_tokens
+    )
 
 
-def _output(input_tokens: int, output_tokens: int) -> float:
+def _output(server: ServerFacts) -> Cost:
     """Decode steps (the cost of SSJF, LTR and TRAIL; SageSched, Fig. 10)."""
-    return float(output_tokens)
+    return lambda input_tokens, output_tokens: float(output_tokens)
 
 
-def _overall(input_tokens: int, output_tokens: int) -> float:
+def _overall(server: ServerFacts) -> Cost:
     """Tokens, an output token priced as two of input (SageSched, Fig. 10)."""
-    return float(input_tokens + 2 * output_tokens)
+    return lambda input_tokens, output_tokens: float(input_tokens + 2 * output_tokens)
 
 
-_COSTS: dict[str, Cost] = dict(zip(COSTS, (_resource_bound, _output, _overall), strict=True))
+def _measured(server: ServerFacts) -> Cost:
+    """Seconds of this server: its prefill, and its part in every decode step.
+
+    Of a decode step a request takes the time that it adds, for itself and for each KV token that it
+    holds, and a share of the fixed time: its share of the pool and its share of the slots, as
+    either may be what keeps others out.
+    """
+    step = server.step_time
+    per_step_s = step.decode_request_s + step.decode_base_s / server.max_running_requests
+    per_kv_token_s = step.decode_kv_token_s + step.decode_base_s / server.kv_pool_tokens
+    per_request_s = step.prefill_request_s + step.prefill_base_s
+
+    def seconds(input_tokens: int, output_tokens: int) -> float:
+        kv_token_steps = output_tokens * output_tokens / 2 + input_tokens * output_tokens
+        return (
+            per_request_s
+            + input_tokens * step.prefill_token_s
+            + attended_pairs(0, input_tokens) * step.prefill_pair_s
+            + output_tokens * per_step_s
+            + kv_token_steps * per_kv_token_s
+        )
+
+    return seconds
 
 
-def cost_named(name: str) -> Cost:
+_COSTS: dict[str, Callable[[ServerFacts], Cost]] = dict(
+    zip(COSTS, (_resource_bound, _output, _overall, _measured), strict=True)
+)
+
+
+def cost_named(name: str, server: ServerFacts) -> Cost:
     """The cost model of this name. Raises ValueError, which lists the known ones."""
     try:
-        return _COSTS[name]
+        return _COSTS[name](server)
     except KeyError:
         raise ValueError(f"unknown cost model {name!r}, known: {', '.join(COSTS)}") from None

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Source = Literal["history", "warm", "nearest", "prior"]
+Source = Literal["history", "warm", "nearest", "prior", "truth"]
 # Below it, differences of sums of weights are rounding.
 _LEAST_WEIGHT = 1e-12
 SOURCES: tuple[Source, ...] = get_args(Source)
@@ -22,7 +22,7 @@ class LengthDistribution:
     lengths: int64, shape (n,), strictly increasing, each at least 1 token.
     weights: float64, shape (n,), each at least 1e-12, summing to 1.
     effective_samples: how many equally weighted observations it is worth (Kish), above 0.
-    source: where it came from.
+    source: where it came from; "truth" in a simulator alone.
     """
 
     lengths: NDArray[np.int64]

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from sage_sched.config import PolicyConfig
 from sage_sched.job import Job
+from sage_sched.step_time import ServerFacts
 
 
 class Policy(ABC):
     """An order among jobs. Deterministic: every tensor-parallel rank runs its own copy, and all
-    must decide alike, so no clock, no randomness, nothing but the job and the configuration.
+    must decide alike, so no clock, no randomness, nothing but the job, the tokens that the server
+    has worked off, and the configuration.
+
+    moves: whether the key of a waiting job changes with served_tokens.
+    clairvoyant: whether it needs true lengths. No server has them, so none runs such a policy.
     """
 
-    @abstractmethod
-    def __init__(self, config: PolicyConfig, *, kv_pool_tokens: int) -> None:
-        """kv_pool_tokens: how many tokens the server's KV pool holds."""
+    moves: ClassVar[bool] = False
+    clairvoyant: ClassVar[bool] = False
+
+    def __init__(self, config: PolicyConfig, server: ServerFacts) -> None:
+        self.config = config
+        self.server = server
 
     @abstractmethod
     def admit(self, job: Job) -> bool:
@@ -27,8 +35,16 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def key(self, job: Job) -> float:
-        """The job's place: smaller goes first, ties by arrival. Only for jobs it admitted."""
+    def key(self, job: Job, served_tokens: int) -> float:
+        """The job's place: smaller goes first, ties by arrival. Only for jobs it admitted.
+
+        served_tokens: prefilled and decoded by the server so far.
+        """
+
+    def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
+        """Whether a running job should make room for a waiting one, both admitted. Never, for a
+        policy that does not preempt."""
+        return False
 
 
 _POLICIES: dict[str, type[Policy]] = {}

@@ -8,15 +8,16 @@ from sage_sched.job import Job
 from sage_sched.policy import Policy
 
 
-def ranked_order(queue: Sequence[Job | None], policy: Policy) -> list[int]:
+def ranked_order(queue: Sequence[Job | None], policy: Policy, served_tokens: int) -> list[int]:
     """The positions of a queue in the order in which to serve it.
 
     queue: the waiting jobs; None for a request that the policy did not admit. Such a one keeps
     its position, so it waits for as many others as came before it, as under FCFS; the jobs are
     sorted by key, then arrival, over the remaining positions.
+    served_tokens: see Policy.key.
     """
     ranked = [
-        (policy.key(job), job.arrival, position)
+        (policy.key(job, served_tokens), job.arrival, position)
         for position, job in enumerate(queue)
         if job is not None
     ]

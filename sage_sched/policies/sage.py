@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sage_sched.config import PolicyConfig
 from sage_sched.cost import cost_named
 from sage_sched.gittins import GittinsTable
 from sage_sched.job import Job
+from sage_sched.mean_cost import MeanCost
 from sage_sched.policy import Policy, register
+from sage_sched.step_time import ServerFacts
 
 
 @dataclass(slots=True)
 class _Memo:
-    """A job's table, and its key at the age at which it was last asked for."""
+    """A job's index at all ages, and its key at the age at which it was last asked for."""
 
-    table: GittinsTable
+    table: GittinsTable | MeanCost
     age_tokens: int = -1
     key: float = 0.0
 
@@ -32,30 +35,92 @@ class SagePolicy(Policy):
     for ever: a job is overtaken by none that arrives after `w * ln(its G / smallest G)` tokens.
     """
 
-    def __init__(self, config: PolicyConfig, *, kv_pool_tokens: int) -> None:
-        self._cost = cost_named(config.cost)
-        self._bucket_tokens = config.bucket_tokens
-        self._aging_tokens = config.aging_pools * kv_pool_tokens
+    cost_name: ClassVar[str | None] = None  # None: the configuration's
+    refreshes: ClassVar[bool] = True
+
+    def __init__(self, config: PolicyConfig, server: ServerFacts) -> None:
+        super().__init__(config, server)
+        self._cost = cost_named(self.cost_name or config.cost, server)
+        self._aging_tokens = config.aging_pools * server.kv_pool_tokens
 
     def admit(self, job: Job) -> bool:
         if job.distribution is None:
             return False
-        job.memo = _Memo(
-            GittinsTable(
-                job.distribution,
-                self._cost,
-                input_tokens=job.input_tokens,
-                max_tokens=job.max_new_tokens,
-                bucket_tokens=self._bucket_tokens,
-            )
-        )
+        job.memo = _Memo(self._table(job))
         return True
 
-    def key(self, job: Job) -> float:
+    def _table(self, job: Job) -> GittinsTable | MeanCost:
+        assert job.distribution is not None
+        return GittinsTable(
+            job.distribution,
+            self._cost,
+            input_tokens=job.input_tokens,
+            max_tokens=job.max_new_tokens,
+            bucket_tokens=self.config.bucket_tokens,
+        )
+
+    def key(self, job: Job, served_tokens: int) -> float:
         memo = job.memo
         assert isinstance(memo, _Memo)
-        if memo.age_tokens != job.generated_tokens:
-            memo.age_tokens = job.generated_tokens
-            index = memo.table.index(job.generated_tokens)
+        age_tokens = job.generated_tokens if self.refreshes else 0
+        if memo.age_tokens != age_tokens:
+            memo.age_tokens = age_tokens
+            index = memo.table.index(age_tokens)
             memo.key = math.log(index) + job.served_at_arrival_tokens / self._aging_tokens
         return memo.key
+
+    def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
+        """Where the waiting job's index is better by preempt_margin, so that two of nearly equal
+        index never take turns."""
+        ahead = self.key(running, served_tokens) - self.key(waiting, served_tokens)
+        return ahead > math.log1p(self.config.preempt_margin)
+
+
+@register("sage-mean")
+class SageMeanPolicy(SagePolicy):
+    """The ablation of SageSched, Fig. 11: the mean remaining cost for an index."""
+
+    def _table(self, job: Job) -> MeanCost:
+        assert job.distribution is not None
+        return MeanCost(
+            job.distribution,
+            self._cost,
+            input_tokens=job.input_tokens,
+            max_tokens=job.max_new_tokens,
+            bucket_tokens=self.config.bucket_tokens,
+        )
+
+
+@register("sage-norefresh")
+class SageNoRefreshPolicy(SagePolicy):
+    """The ablation of SageSched, Fig. 11: the index at arrival, whatever a job has become."""
+
+    refreshes = False
+
+
+@register("sage-output")
+class SageOutputPolicy(SagePolicy):
+    """The ablation of SageSched, Fig. 10: cost is the number of output tokens."""
+
+    cost_name = "output"
+
+
+@register("sage-overall")
+class SageOverallPolicy(SagePolicy):
+    """The ablation of SageSched, Fig. 10: cost is input plus twice output."""
+
+    cost_name = "overall"
+
+
+@register("sage-resource-bound")
+class SageResourceBoundPolicy(SagePolicy):
+    """The cost of SageSched, section 3.2, which leaves prefill out."""
+
+    cost_name = "resource-bound"
+
+
+@register("sage-measured")
+class SageMeasuredPolicy(SagePolicy):
+    """Cost in seconds of this server."""
+
+    cost_name = "measured"

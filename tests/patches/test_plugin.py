@@ -67,6 +67,7 @@ print(sorted(touched))
 
 
 REFUSED = [
+    (["--schedule-policy", "srpt-oracle"], {}, "true lengths"),
     (["--tokenizer-worker-num", "2"], {}, "--tokenizer-worker-num"),
     (["--pp-size", "2"], {}, "--pp-size"),
     (["--use-ray"], {}, "--use-ray"),

@@ -10,6 +10,7 @@ from patches.ranker import Ranker
 from sage_sched.config import PolicyConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.policies.sage import SagePolicy
+from tests.sage_sched.strategies import SERVER
 
 
 def request(lengths: list[int] | None, custom_params: dict[str, Any] | None = None) -> Any:
@@ -26,7 +27,7 @@ def request(lengths: list[int] | None, custom_params: dict[str, Any] | None = No
 
 @pytest.fixture
 def ranker() -> Ranker:
-    return Ranker("sage", PolicyConfig(), kv_pool_tokens=10_000)
+    return Ranker("sage", PolicyConfig(), SERVER)
 
 
 def arrive(ranker: Ranker, *requests: Any) -> list[Any]:
@@ -69,7 +70,7 @@ def test_a_failing_policy_means_order_of_arrival_and_one_log_line(
     queue = [long_one, short_one]
     ranker.sort(queue)
 
-    def fail(self: SagePolicy, job: object) -> float:
+    def fail(self: SagePolicy, job: object, *args: object) -> float:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(SagePolicy, "key", fail)
@@ -90,7 +91,7 @@ def test_a_failing_policy_means_order_of_arrival_and_one_log_line(
 
 
 def test_two_ranks_that_see_the_same_decide_alike() -> None:
-    ranks = [Ranker("sage", PolicyConfig(), kv_pool_tokens=5000) for _ in range(2)]
+    ranks = [Ranker("sage", PolicyConfig(), SERVER) for _ in range(2)]
     orders = []
     for rank in ranks:
         queue = []

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from sage_sched.config import COSTS
+from sage_sched.config import COSTS, StepTimeConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
+from sage_sched.step_time import ServerFacts
 
 MAX_LENGTH = 5000
+SERVER = ServerFacts(
+    kv_pool_tokens=10_000, max_running_requests=32, step_time=StepTimeConfig().step_time()
+)
 
 
 @st.composite

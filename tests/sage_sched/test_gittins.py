@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sage_sched.cost import Cost, cost_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.gittins import GittinsTable
-from tests.sage_sched.strategies import MAX_LENGTH, costs, distributions
+from tests.sage_sched.strategies import MAX_LENGTH, SERVER, costs, distributions
 
 
 def brute_force(lengths: LengthDistribution, cost: Cost, input_tokens: int, age: int) -> float:
@@ -36,7 +36,7 @@ def brute_force(lengths: LengthDistribution, cost: Cost, input_tokens: int, age:
 def test_the_table_holds_the_definition_at_every_boundary(
     lengths: LengthDistribution, cost_name: str, input_tokens: int, cap: int, bucket: int
 ) -> None:
-    cost = cost_named(cost_name)
+    cost = cost_named(cost_name, SERVER)
     table = GittinsTable(
         lengths, cost, input_tokens=input_tokens, max_tokens=cap, bucket_tokens=bucket
     )
@@ -53,7 +53,7 @@ def test_the_index_is_positive_finite_and_constant_within_a_bucket(
 ) -> None:
     table = GittinsTable(
         lengths,
-        cost_named(cost_name),
+        cost_named(cost_name, SERVER),
         input_tokens=input_tokens,
         max_tokens=8192,
         bucket_tokens=bucket,
@@ -69,7 +69,7 @@ def test_past_the_longest_length_seen_it_keeps_rising_until_the_cap_is_in_reach(
     cap = 1_000_000
     table = GittinsTable(
         lengths,
-        cost_named("resource-bound"),
+        cost_named("resource-bound", SERVER),
         input_tokens=input_tokens,
         max_tokens=cap,
         bucket_tokens=200,
@@ -88,7 +88,7 @@ def test_a_likely_short_answer_goes_before_a_surely_middling_one_of_lower_mean()
     def index(lengths: LengthDistribution, age: int) -> float:
         return GittinsTable(
             lengths,
-            cost_named("resource-bound"),
+            cost_named("resource-bound", SERVER),
             input_tokens=50,
             max_tokens=4096,
             bucket_tokens=100,

@@ -1,0 +1,22 @@
+"""SSJF: the shortest predicted answer first, to its end."""
+
+from __future__ import annotations
+
+from sage_sched.job import Job
+from sage_sched.policy import Policy, register
+
+
+@register("ssjf")
+class SsjfPolicy(Policy):
+    """Speculative shortest job first (Qiu et al. 2024): by the predicted mean length; not
+    preemptive, and without a guard against starvation."""
+
+    def admit(self, job: Job) -> bool:
+        if job.distribution is None:
+            return False
+        job.memo = job.distribution.capped(job.max_new_tokens).mean()
+        return True
+
+    def key(self, job: Job, served_tokens: int) -> float:
+        assert isinstance(job.memo, float)
+        return job.memo

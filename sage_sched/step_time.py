@@ -1,0 +1,59 @@
+"""How long one step of a server takes, and what is known of the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A linear model of a step's seconds; each coefficient at least 0.
+
+    A prefill step of n requests that computes t tokens, which attend to p (query, key) pairs:
+        prefill_base_s + n * prefill_request_s + t * prefill_token_s + p * prefill_pair_s
+    A decode step of n requests whose KV holds k tokens:
+        decode_base_s + n * decode_request_s + k * decode_kv_token_s
+    """
+
+    prefill_base_s: float
+    prefill_request_s: float
+    prefill_token_s: float
+    prefill_pair_s: float
+    decode_base_s: float
+    decode_request_s: float
+    decode_kv_token_s: float
+
+    def prefill_s(self, num_requests: int, num_tokens: int, num_pairs: float) -> float:
+        """Seconds of one prefill step."""
+        return (
+            self.prefill_base_s
+            + num_requests * self.prefill_request_s
+            + num_tokens * self.prefill_token_s
+            + num_pairs * self.prefill_pair_s
+        )
+
+    def decode_s(self, num_requests: int, kv_tokens: int) -> float:
+        """Seconds of one decode step."""
+        return (
+            self.decode_base_s
+            + num_requests * self.decode_request_s
+            + kv_tokens * self.decode_kv_token_s
+        )
+
+
+def attended_pairs(num_cached: int, num_new: int) -> float:
+    """(query, key) pairs of num_new tokens computed after num_cached."""
+    return num_new * (num_cached + num_new / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a policy may know of its server; the same on every rank.
+
+    kv_pool_tokens: how many tokens its KV pool holds.
+    max_running_requests: its slots.
+    """
+
+    kv_pool_tokens: int
+    max_running_requests: int
+    step_time: StepTime

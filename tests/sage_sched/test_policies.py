@@ -1,0 +1,204 @@
+"""What defines each policy, on cases that can be checked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_sched.config import PolicyConfig
+from sage_sched.cost import cost_named
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.mean_cost import MeanCost
+from sage_sched.policy import Policy, policy_named, policy_names
+from sage_sched.queue import ranked_order
+from tests.sage_sched.strategies import SERVER, distributions
+
+POOL = SERVER.kv_pool_tokens
+
+
+def job(
+    *lengths: int, arrival: int = 0, input_tokens: int = 100, age: int = 0, served: int = 0
+) -> Job:
+    """A job whose length is one of these, each as likely, known from many samples."""
+    return Job(
+        arrival=arrival,
+        input_tokens=input_tokens,
+        max_new_tokens=4096,
+        distribution=LengthDistribution.from_samples(list(lengths) * 1000, "history"),
+        served_at_arrival_tokens=served,
+        generated_tokens=age,
+    )
+
+
+def true_job(length: int, **about: int) -> Job:
+    one = job(length, **about)
+    one.distribution = LengthDistribution.from_samples([length], "truth")
+    return one
+
+
+def order(name: str, jobs: list[Job], served: int = 0, **config: float) -> list[int]:
+    """The positions in which the policy serves these jobs."""
+    policy = policy_named(name)(PolicyConfig(**config), SERVER)  # type: ignore[arg-type]
+    assert all(policy.admit(one) for one in jobs)
+    return ranked_order(jobs, policy, served)
+
+
+def admitted(name: str, *jobs: Job, **config: float) -> Policy:
+    policy = policy_named(name)(PolicyConfig(**config), SERVER)  # type: ignore[arg-type]
+    assert all(policy.admit(one) for one in jobs)
+    return policy
+
+
+NEEDS_LENGTHS = sorted(set(policy_names()) - {"fastserve", "uniboost", "srpt-oracle"})
+
+
+@pytest.mark.parametrize("name", NEEDS_LENGTHS)
+def test_without_a_prediction_it_cannot_rank(name: str) -> None:
+    unknown = job(5)
+    unknown.distribution = None
+    assert not policy_named(name)(PolicyConfig(), SERVER).admit(unknown)
+
+
+@pytest.mark.parametrize("name", sorted(set(policy_names()) - {"fastserve", "uniboost"}))
+def test_the_surely_shorter_of_equal_prompts_goes_first(name: str) -> None:
+    jobs = [true_job(900), true_job(20, arrival=1), true_job(300, arrival=2)]
+    assert order(name, jobs) == [1, 2, 0]
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_equals_go_in_order_of_arrival(name: str) -> None:
+    jobs = [true_job(100, arrival=arrival) for arrival in (2, 0, 1)]
+    assert order(name, jobs) == [1, 2, 0]
+
+
+@pytest.mark.parametrize("name", sorted(set(policy_names()) - {"srpt-oracle"}))
+@given(lengths=distributions(max_size=6), age=st.integers(0, 6000), served=st.integers(0, 10**6))
+def test_every_key_is_a_number(
+    name: str, lengths: LengthDistribution, age: int, served: int
+) -> None:
+    one = job(1, served=served // 2)
+    one.distribution = lengths
+    policy = admitted(name, one)
+    one.generated_tokens = age
+    assert math.isfinite(policy.key(one, served))
+
+
+def test_gittins_prefers_a_gamble_that_the_mean_does_not() -> None:
+    # SageSched, Fig. 6. Nine in ten end at 10 tokens, one at 4000: mean 409 against 200.
+    gamble, middling = job(*[10] * 9, 4000), job(200, arrival=1)
+    assert order("sage-output", [gamble, middling]) == [0, 1]
+    assert order("ssjf", [gamble, middling]) == [1, 0]
+    assert order(
+        "sage-mean",
+        [gamble, middling],
+    ) == [1, 0]
+
+
+def test_without_refresh_a_lost_gamble_keeps_its_place() -> None:
+    lost, middling = job(*[10] * 9, 4000, age=400), job(200, arrival=1)
+    assert order("sage", [lost, middling]) == [1, 0]
+    assert order("sage-norefresh", [lost, middling]) == [0, 1]
+
+
+def test_costs_disagree_about_a_long_prompt() -> None:
+    # Same answer, or nearly: the output cost does not see the prompt, all the others do.
+    long_prompt, short_prompt = job(90, input_tokens=3000), job(100, input_tokens=10, arrival=1)
+    assert order("sage-output", [long_prompt, short_prompt]) == [0, 1]
+    for name in ("sage-overall", "sage-resource-bound", "sage-measured"):
+        assert order(name, [long_prompt, short_prompt]) == [1, 0]
+
+
+def test_the_measured_cost_is_in_seconds_of_the_server() -> None:
+    # Prefill 1 step and 1000 tokens; 10 steps at 1/32 of the slots; 10 * 1000 + 50 token steps at
+    # 1/10000 of the pool and at their own price.
+    step = SERVER.step_time
+    expected = (
+        step.prefill_base_s
+        + 1000 * step.prefill_token_s
+        + 10 * step.decode_base_s / 32
+        + 10_050 * (step.decode_base_s / 10_000 + step.decode_kv_token_s)
+    )
+    assert cost_named("measured", SERVER)(1000, 10) == pytest.approx(expected)
+
+
+def test_trail_yields_while_young_and_to_a_shorter_one_only() -> None:
+    running, shorter, longer = job(1000), job(100), job(2000)
+    policy = admitted("trail", running, shorter, longer)
+    assert policy.yields(running, shorter, 0)
+    assert not policy.yields(running, longer, 0)
+    running.generated_tokens = 799
+    assert policy.yields(running, shorter, 0)
+    running.generated_tokens = 801  # past 0.8 of its first prediction
+    assert not policy.yields(running, shorter, 0)
+
+
+@pytest.mark.parametrize("name", ["ssjf", "ltr", "uniboost"])
+def test_the_others_run_a_request_to_its_end(name: str) -> None:
+    running, shorter = job(4000), job(1)
+    assert not admitted(name, running, shorter).yields(running, shorter, 0)
+
+
+def test_sage_yields_to_a_clearly_better_one_only() -> None:
+    running, little_better, much_better = job(1000), job(950), job(100)
+    policy = admitted("sage-output", running, little_better, much_better, preempt_margin=0.5)
+    assert not policy.yields(running, little_better, 0)
+    assert policy.yields(running, much_better, 0)
+    assert not policy.yields(much_better, running, 0)
+
+
+def test_ltr_lifts_a_request_that_has_starved() -> None:
+    starved = job(2000, arrival=0)
+    fresh = job(10, arrival=1, served=3 * POOL)
+    assert order("ltr", [starved, fresh], served=3 * POOL, starvation_pools=4.0) == [1, 0]
+    assert order("ltr", [starved, fresh], served=5 * POOL, starvation_pools=4.0) == [0, 1]
+
+
+def test_fastserve_demotes_by_service_and_joins_by_the_prefill() -> None:
+    # A token at full slots takes 42.64 ms; quanta are 100, 200, 400 ms.
+    used, fresh = job(5, age=0), job(5000, arrival=1)
+    policy = admitted("fastserve", used, fresh)
+    assert policy.key(used, 0) == policy.key(fresh, 0) == 0
+    levels = []
+    for age in (2, 3, 7, 8, 16, 17):
+        used.generated_tokens = age
+        levels.append(policy.key(used, 0))
+    assert levels == [0, 1, 1, 2, 2, 3]
+    assert policy.yields(used, fresh, 0)
+    # 4000 tokens of prompt take 41 + 696 ms: level 3, whose quantum is 800 ms.
+    long_prompt = job(5, input_tokens=4000)
+    assert policy.admit(long_prompt)
+    assert policy.key(long_prompt, 0) == 3
+
+
+def test_uniboost_boosts_short_prompts_by_a_bounded_time() -> None:
+    # ln(1 / (1 - exp(-0.01))) = 4.6 pools against ln(1 / (1 - exp(-0.5))) = 0.93 pools.
+    long_prompt = job(5, input_tokens=POOL // 2)
+
+    def short_prompt(served: int) -> Job:
+        return job(5, input_tokens=POOL // 100, arrival=1, served=served)
+
+    assert order("uniboost", [long_prompt, short_prompt(3 * POOL)]) == [1, 0]
+    assert order("uniboost", [long_prompt, short_prompt(4 * POOL)]) == [0, 1]
+
+
+def test_the_oracle_takes_true_lengths_only() -> None:
+    with pytest.raises(ValueError, match="true lengths"):
+        admitted("srpt-oracle", job(5))
+    nearly_done, short = true_job(1000, age=995), true_job(60, arrival=1)
+    assert order("srpt-oracle", [nearly_done, short]) == [0, 1]
+
+
+@given(distributions(), st.sampled_from([0, 100, 700, 2000]))
+def test_the_mean_cost_is_the_mean_over_longer_answers(
+    lengths: LengthDistribution, age: int
+) -> None:
+    cost = cost_named("output", SERVER)
+    mean = MeanCost(lengths, cost, input_tokens=9, max_tokens=9000, bucket_tokens=100)
+    tailed = lengths.with_tail(9000)
+    left = tailed.surviving(age)
+    if left is not None:
+        assert mean.index(age) == pytest.approx(left.mean() - age)
