@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench import datasets, synthetic
-from bench.compare import CPU_ENV, CPU_FLAGS, CPU_MODEL, CPU_SAGE, Settings, compare, requests_per_s
+from bench.compare import Settings, compare, requests_per_s
 from bench.model import write_model
+from bench.policy_server import CPU_ENV, CPU_FLAGS, CPU_MODEL, CPU_SAGE, PolicyServers
 from bench.report import write_report
 from bench.server import ServerError
 from bench.stats import summarize, table
@@ -37,12 +38,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--num-requests", type=_at_least_one, default=300, help="a run; default: %(default)s"
     )
     parser.add_argument(
-        "--data", type=Path, metavar="DIR",
-        help="folder of the datasets named in bench/datasets.py (default: generated prompts)",
-    )  # fmt: skip
-    parser.add_argument(
         "--trace", type=Path, metavar="FILE",
         help='arrival times, rows with a field "t" in seconds (default: Poisson arrivals)',
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-new-tokens", type=_at_least_one, default=2048,
+        help="every request's cap; longer answers are cut below it (default: %(default)s)",
+    )  # fmt: skip
+    configure_servers(parser, Path("results/bench"))
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="medians and ratios as JSON")
+
+
+def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
+    """The options that name servers and a workload."""
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR",
+        help="folder of the datasets named in bench/datasets.py (default: generated prompts)",
     )  # fmt: skip
     parser.add_argument(
         "--model-path", type=Path, metavar="DIR", help="default: a small one, written to --output"
@@ -53,14 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
     parser.add_argument(
-        "--max-new-tokens", type=_at_least_one, default=2048,
-        help="every request's cap; longer answers are cut below it (default: %(default)s)",
+        "--output", type=Path, default=output, metavar="DIR",
+        help="for all that is written (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--output", type=Path, default=Path("results/bench"), metavar="DIR",
-        help="for runs.jsonl and report.html (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="medians and ratios as JSON")
 
 
 def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -> int:
@@ -69,7 +75,7 @@ def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -
     server_env: the servers' environment, where args.server_flags is not left to its default.
     """
     try:
-        settings = _settings(args, dict(server_env or {}))
+        settings = _settings(args, server_env or {})
         return compare_and_report(settings, args.summary)
     except (ConfigError, ServerError, WorkloadError) as error:
         print(f"sage-sched bench: {error}", file=sys.stderr)
@@ -88,11 +94,11 @@ def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
     if summary_file is not None:
         summary_file.parent.mkdir(parents=True, exist_ok=True)
         summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    report = settings.output / "report.html"
+    report = settings.servers.folder / "report.html"
     write_report(runs, summary, report)
     print(f"\nMedians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired")
     print(f"by seed, with the interval of the sign test.\n\n{table(summary)}\n")
-    print(f"runs: {settings.output / 'runs.jsonl'}\nreport: {report}")
+    print(f"runs: {settings.servers.folder / 'runs.jsonl'}\nreport: {report}")
     if num_invalid:
         print(f"{num_invalid} of {len(runs)} runs are invalid, see the report", file=sys.stderr)
     return 1 if num_invalid else 0
@@ -103,20 +109,27 @@ def load_workload(data: Path | None) -> Workload:
     return datasets.load(data) if data is not None else synthetic.generate(3000, seed=0)
 
 
-def _settings(args: argparse.Namespace, server_env: dict[str, str]) -> Settings:
-    on_cpu = args.server_flags is None
+def _settings(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:
     return Settings(
         workload=load_workload(args.data),
-        model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
-        output=args.output,
+        servers=servers_of(args, server_env),
         policies=tuple(args.policies),
         rates=tuple(args.rates),
         num_seeds=args.seeds,
         num_requests=args.num_requests,
-        server_flags=CPU_FLAGS if on_cpu else tuple(args.server_flags),
-        server_env=CPU_ENV if on_cpu else server_env,
         max_new_tokens=args.max_new_tokens,
         trace=args.trace,
+    )
+
+
+def servers_of(args: argparse.Namespace, env: Mapping[str, str]) -> PolicyServers:
+    """By the options of configure_servers; env where args.server_flags is not left alone."""
+    on_cpu = args.server_flags is None
+    return PolicyServers(
+        model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
+        folder=args.output,
+        flags=CPU_FLAGS if on_cpu else tuple(args.server_flags),
+        env=CPU_ENV if on_cpu else env,
         sage=CPU_SAGE if on_cpu and args.sage_config is None else read_config(args.sage_config),
     )
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import requests
-import yaml
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -19,33 +16,10 @@ from bench.arrivals import poisson_arrivals, trace_arrivals
 from bench.baseline import UnloadedTime, saturated_rate
 from bench.client import Answer, Result, drive
 from bench.facts import host_facts
+from bench.policy_server import COMMON_FLAGS, PolicyServers, load_tokenizer, scheduler_state
 from bench.server import Server, ServerError
 from bench.workload import Request, Workload, sample
-from predictor_store.torchvision_schemas import define_missing
-from predictor_store.warm import warm_store
-from sage_sched.config import PredictorConfig, SageConfig
 from sage_sched.policy import policy_names
-
-# A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
-# a CPU. The pool holds about as much as its slots need, so that either may be what is full.
-CPU_FLAGS = (
-    "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
-    "--mem-fraction-static", "0.1", "--max-total-tokens", "16384", "--max-running-requests", "32",
-)  # fmt: skip
-# With more threads a small model's steps are mostly waiting at barriers, and one busy core beside
-# the server makes it 10 times slower.
-CPU_ENV = {"OMP_NUM_THREADS": "1"}
-# Beside the server on two cores, embedding a prompt takes 50 to 200 ms.
-CPU_SAGE = SageConfig(predictor=PredictorConfig(deadline_ms=1000.0))
-# The cheapest model per token there, so that what takes time is what is scheduled.
-CPU_MODEL: dict[str, Any] = {
-    "num_layers": 1, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 1,
-}  # fmt: skip
-# The same for every server. Streaming every token takes more of a small host than decoding does;
-# the first and the last token are sent at once whatever the interval.
-_COMMON_FLAGS = (
-    "--enable-custom-logit-processor", "--stream-interval", "16", "--log-level-http", "warning",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +31,17 @@ class Settings:
     num_seeds: each seed is another choice of requests and arrivals, the same for every policy.
     max_new_tokens: the cap that every request carries, well above most answers.
     trace: arrival times, see bench.arrivals; None for Poisson arrivals.
-    sage: settings of our policies; the store's path is replaced by each run's own copy.
     run_timeout_s: answers that are not there so long after the last arrival make a run invalid.
     """
 
     workload: Workload
-    model: Path
-    output: Path
+    servers: PolicyServers
     policies: tuple[str, ...]
     rates: tuple[str, ...]
     num_seeds: int
     num_requests: int
-    server_flags: tuple[str, ...]
-    server_env: dict[str, str]
     max_new_tokens: int = 2048
     trace: Path | None = None
-    sage: SageConfig
     run_timeout_s: float = 1800.0
 
 
@@ -91,15 +60,13 @@ def compare(settings: Settings) -> Iterator[dict[str, Any]]:
     Raises ServerError where the first policy's server does not start; a later server that does
     not makes its run invalid.
     """
-    runs_file = settings.output / "runs.jsonl"
-    settings.output.mkdir(parents=True, exist_ok=True)
+    runs_file = settings.servers.folder / "runs.jsonl"
+    settings.servers.folder.mkdir(parents=True, exist_ok=True)
     if runs_file.exists():
-        runs_file.replace(settings.output / "runs.previous.jsonl")
-    tokenizer = _load_tokenizer(settings.model)
-    store = settings.output / "store"
+        runs_file.replace(settings.servers.folder / "runs.previous.jsonl")
+    tokenizer = load_tokenizer(settings.servers.model)
     if set(settings.policies) & set(policy_names()):
-        shutil.rmtree(store, ignore_errors=True)
-        warm_store(store, settings.workload.observations(), settings.sage.store)
+        settings.servers.warm(settings.workload.observations())
     baseline = _measure_baseline(settings, tokenizer)
     facts = _facts(settings, baseline)
     tqdm.write(f"capacity: {facts['capacity']}\nunloaded TTLT: {facts['unloaded TTLT']}")
@@ -113,7 +80,6 @@ def compare(settings: Settings) -> Iterator[dict[str, Any]]:
             tqdm.write(_line(run))
             progress.update()
             yield run
-    shutil.rmtree(settings.output / "run-store", ignore_errors=True)
 
 
 def _plan(settings: Settings) -> Iterator[tuple[str, str, int]]:
@@ -137,10 +103,11 @@ def _run(
     about = {"policy": policy, "rate": rate, "seed": seed, "request_rate": rate_per_s}
     label = f"{policy} {rate} seed {seed}"
     try:
-        with _server(settings, policy, label) as server:
+        with settings.servers.server(policy, label) as server:
             _warm_up(server, settings, tokenizer)
             result = _drive(server, settings, tokenizer, chosen, arrivals_s, label)
-            counters = _counters(server)
+            counters = scheduler_state(server)
+            counters.pop("steps", None)
     except ServerError as error:
         return {**about, "valid": False, "invalid_reason": str(error)}
     problem = result.problem()
@@ -173,23 +140,6 @@ def _arrivals(settings: Settings, seed: int) -> NDArray[np.float64]:
     if settings.trace is not None:
         return trace_arrivals(settings.trace, settings.num_requests, seed)
     return poisson_arrivals(settings.num_requests, seed)
-
-
-def _server(settings: Settings, policy: str, name: str) -> Server:
-    """A server for one run. What a run finishes goes into the store's history, and the same
-    prompts come again with the next policy: so each has its own copy of the warmed store."""
-    flags = [*settings.server_flags, *_COMMON_FLAGS, "--schedule-policy", policy]
-    if policy in policy_names():
-        store = settings.output / "run-store"
-        shutil.rmtree(store, ignore_errors=True)
-        shutil.copytree(settings.output / "store", store)
-        sections = asdict(settings.sage)
-        sections["store"]["path"] = str(store.absolute())
-        config = settings.output / "sage.yaml"
-        config.write_text(yaml.safe_dump(sections), encoding="utf-8")
-        flags += ["--sage-config", str(config)]
-    log = settings.output / "logs" / f"{name.replace(' ', '-')}.log"
-    return Server(settings.model, flags, log=log, env=settings.server_env)
 
 
 def _drive(
@@ -229,7 +179,7 @@ def _measure_baseline(settings: Settings, tokenizer: Any) -> Baseline:
         for output_tokens in (16, 64, 256)
         for request in (ordered[len(ordered) // 10], ordered[len(ordered) * 9 // 10])
     ]
-    with _server(settings, settings.policies[0], "baseline") as server:
+    with settings.servers.server(settings.policies[0], "baseline") as server:
         _warm_up(server, settings, tokenizer)
         alone: list[Answer] = []
         for probe in tqdm(probes, desc="one at a time", unit="req", leave=False):
@@ -261,16 +211,6 @@ def _columns(answers: Sequence[Answer], unloaded: UnloadedTime) -> dict[str, lis
     }
 
 
-def _counters(server: Server) -> dict[str, Any]:
-    """What our policies count; empty under a stock policy."""
-    try:
-        info = requests.get(f"{server.url}/server_info", timeout=60).json()
-    except requests.RequestException as error:
-        raise ServerError(f"the server does not answer after the run: {error}") from error
-    counters: dict[str, Any] = info["internal_states"][0].get("sage", {})
-    return counters
-
-
 def _facts(settings: Settings, baseline: Baseline) -> dict[str, Any]:
     unloaded = baseline.unloaded
     return {
@@ -279,10 +219,10 @@ def _facts(settings: Settings, baseline: Baseline) -> dict[str, Any]:
         "arrivals": f"trace {settings.trace.name}" if settings.trace else "Poisson",
         "requests a run": settings.num_requests,
         "max_new_tokens": settings.max_new_tokens,
-        "model": _shape(settings.model),
-        "server flags": " ".join((*settings.server_flags, *_COMMON_FLAGS)),
-        "server environment": settings.server_env,
-        "sage": asdict(settings.sage),
+        "model": _shape(settings.servers.model),
+        "server flags": " ".join((*settings.servers.flags, *COMMON_FLAGS)),
+        "server environment": dict(settings.servers.env),
+        "sage": asdict(settings.servers.sage),
         "capacity": f"{baseline.capacity:.2f} requests/s ({settings.policies[0]}, with a queue)",
         "unloaded TTLT": f"{unloaded.base_s * 1e3:.0f} ms + {unloaded.per_input_token_s * 1e3:.3f} "
         f"ms per input token + {unloaded.per_output_token_s * 1e3:.3f} ms per output token",
@@ -294,13 +234,6 @@ def _shape(model: Path) -> str:
     fields = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
     numbers = ", ".join(f"{field} {config.get(field)}" for field in (*fields, "vocab_size"))
     return f"{config['architectures'][0]} ({numbers})"
-
-
-def _load_tokenizer(model: Path) -> Any:
-    define_missing()
-    from sglang.benchmark.utils import get_tokenizer
-
-    return get_tokenizer(str(model))
 
 
 def _line(run: dict[str, Any]) -> str:

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from bench.command import DEFAULT_POLICIES, compare_and_report, load_workload
-from bench.compare import CPU_ENV, CPU_FLAGS, CPU_MODEL, CPU_SAGE, Settings
+from bench.compare import Settings
 from bench.model import write_model
+from bench.policy_server import CPU_ENV, CPU_FLAGS, CPU_MODEL, CPU_SAGE, PolicyServers
 from bench.server import ServerError
 
 ROOT = Path(__file__).parents[1]
@@ -33,15 +34,17 @@ def main() -> int:
     print("cores. Each run starts a server of its own.\n", flush=True)
     settings = Settings(
         workload=load_workload(data),
-        model=write_model(OUTPUT / "model", **CPU_MODEL),
-        output=OUTPUT,
+        servers=PolicyServers(
+            model=write_model(OUTPUT / "model", **CPU_MODEL),
+            folder=OUTPUT,
+            flags=CPU_FLAGS,
+            env=CPU_ENV,
+            sage=CPU_SAGE,
+        ),
         policies=DEFAULT_POLICIES,
         rates=RATES,
         num_seeds=NUM_SEEDS,
         num_requests=NUM_REQUESTS,
-        server_flags=CPU_FLAGS,
-        server_env=CPU_ENV,
-        sage=CPU_SAGE,
     )
     try:
         return compare_and_report(settings, OUTPUT / "summary.json")

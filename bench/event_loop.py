@@ -9,26 +9,20 @@ one another too, hence the stock server beside ours, several seeds, and the medi
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import requests
-import yaml
 from tqdm import tqdm
-from transformers import AutoTokenizer
 
 from bench import synthetic
 from bench.arrivals import poisson_arrivals
 from bench.client import drive
-from bench.compare import CPU_ENV, CPU_FLAGS, CPU_MODEL
 from bench.model import write_model
-from bench.server import Server
+from bench.policy_server import CPU_ENV, CPU_FLAGS, CPU_MODEL, PolicyServers, load_tokenizer
 from bench.workload import Request, Workload, sample
-from predictor_store.torchvision_schemas import define_missing
-from predictor_store.warm import warm_store
-from sage_sched.config import StoreConfig
+from sage_sched.config import SageConfig
 
 _OUTPUT = Path("results/event_loop")
 _COMMAND = (sys.executable, "-m", "bench.heartbeat")
@@ -39,29 +33,25 @@ _OUTPUT_TOKENS = 8
 
 
 def measure(
-    workload: Workload, policy: str, seed: int, rate: float, seconds: float
+    servers: PolicyServers,
+    workload: Workload,
+    policy: str,
+    seed: int,
+    rate: float,
+    seconds: float,
 ) -> dict[str, float]:
     """The pauses of one run, in milliseconds, as bench.heartbeat names them."""
-    config = _OUTPUT / "sage.yaml"
-    store = _OUTPUT / "run-store"
-    shutil.rmtree(store, ignore_errors=True)
-    shutil.copytree(_OUTPUT / "store", store)
-    config.write_text(yaml.safe_dump({"store": {"path": str(store.absolute())}}))
-    flags = [*CPU_FLAGS, "--enable-custom-logit-processor", "--schedule-policy", policy]
-    flags += ["--sage-config", str(config)] if policy == "sage" else []
     chosen = [
         Request(request.prompt, _OUTPUT_TOKENS, request.class_name)
         for request in sample(workload.evaluation, round(rate * seconds), seed)
     ]
-    model = write_model(_OUTPUT / "model", **CPU_MODEL)
-    log = _OUTPUT / f"{policy}.log"
-    with Server(model, flags, log=log, env=CPU_ENV, command=_COMMAND) as server:
+    with servers.server(policy, policy, _COMMAND) as server:
         requests.get(f"{server.url}/heartbeat", timeout=30)
         result = drive(
             server.url,
             chosen,
             [float(t) / rate for t in poisson_arrivals(len(chosen), seed)],
-            tokenizer=AutoTokenizer.from_pretrained(model),
+            tokenizer=load_tokenizer(servers.model),
             max_new_tokens=64,
             timeout_s=120.0,
             label=f"{policy}, seed {seed}",
@@ -80,14 +70,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="a run; default: %(default)s")
     parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
     args = parser.parse_args()
-    define_missing()
     workload = synthetic.generate(3000, seed=0)
-    shutil.rmtree(_OUTPUT / "store", ignore_errors=True)
-    warm_store(_OUTPUT / "store", workload.observations()[:_NUM_HISTORY], StoreConfig())
+    servers = PolicyServers(
+        model=write_model(_OUTPUT / "model", **CPU_MODEL),
+        folder=_OUTPUT,
+        flags=CPU_FLAGS,
+        env=CPU_ENV,
+        sage=SageConfig(),
+    )
+    servers.warm(workload.observations()[:_NUM_HISTORY])
     found: dict[str, list[dict[str, float]]] = {policy: [] for policy in _POLICIES}
     for seed in tqdm(range(args.seeds), desc="seeds"):
         for policy in _POLICIES if seed % 2 == 0 else _POLICIES[::-1]:
-            found[policy].append(measure(workload, policy, seed, args.rate, args.seconds))
+            run = measure(servers, workload, policy, seed, args.rate, args.seconds)
+            found[policy].append(run)
     print(f"pauses of the event loop at {args.rate:g} requests/s, ms, median over seeds (range)")
     for quantile in ("p99_ms", "p999_ms", "longest_ms"):
         cells = []

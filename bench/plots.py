@@ -18,7 +18,7 @@ from bench.stats import Run, ordered
 
 _COLORS = ("#7f7f7f", "#9467bd", "#2ca02c", "#ff7f0e", "#1f77b4", "#8c564b", "#e377c2", "#17becf")
 _OURS = "#d62728"
-_STYLE = {
+STYLE = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -44,7 +44,7 @@ def latency_against_rate(runs: Sequence[Run]) -> str:
         ("p99_e2e_latency_ms", "p99 TTLT"),
         ("mean_ttft_ms", "mean TTFT"),
     )
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.6), layout="constrained")
         for axis, (metric, label) in zip(axes, panels, strict=True):
             _panel_over_rate(axis, runs, metric, label)
@@ -83,7 +83,7 @@ def _panel_over_rate(axis: Any, runs: Sequence[Run], metric: str, label: str) ->
 def ttlt_distribution(runs: Sequence[Run]) -> str:
     """The share of requests done within a time, a panel a rate."""
     rates = ordered(run["rate"] for run in runs)
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             1, len(rates), figsize=(5.5 * len(rates), 3.8), layout="constrained", squeeze=False
         )
@@ -111,7 +111,7 @@ def slowdown_by_length(runs: Sequence[Run]) -> str:
             np.linspace(0, 1, 9),
         )
     )
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
         for axis, (q, label) in zip(axes, ((0.5, "median"), (0.95, "p95")), strict=True):
             for policy, color in colors(ordered(run["policy"] for run in runs)).items():

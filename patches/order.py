@@ -8,6 +8,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
 from patches.ranker import Ranker
 from patches.seam import AFTER, AROUND, BEFORE, Seam
+from patches.step_meter import StepMeter
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
 from sage_sched.step_time import ServerFacts
@@ -33,6 +34,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
             self.max_total_num_tokens, self.max_running_requests, config.step_time.step_time()
         )
         self.policy.sage_ranker = Ranker(self.schedule_policy, config.policy, server)
+        self.policy.sage_steps = StepMeter()
 
     def after_init_max_new_tokens(result: None, self: Any, req: Any) -> None:
         # The last thing that every new request goes through, in order of arrival, and the first
@@ -47,9 +49,13 @@ def order_seams(config: SageConfig) -> list[Seam]:
         # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
         prefills = batch.forward_mode.is_extend_without_speculative()
         self.policy.sage_ranker.served(batch.extend_num_tokens if prefills else len(batch.reqs))
+        self.policy.sage_steps.launched(batch, after_idle=self._sched_idled)
 
     def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
-        result.internal_state["sage"] = self.policy.sage_ranker.stats()
+        result.internal_state["sage"] = {
+            **self.policy.sage_ranker.stats(),
+            "steps": self.policy.sage_steps.windows(),
+        }
 
     return [
         Seam(

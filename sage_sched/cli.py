@@ -10,6 +10,9 @@ import sys
 _COMMANDS = {
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
     "store info": ("predictor_store.info_command", "show what the predictor's store holds"),
+    "bench fit": ("bench.fit_command", "measure a server's step times"),
+    "bench validate": ("bench.validate_command", "hold the simulator against real runs"),
+    "bench paper": ("bench.paper_command", "re-run SageSched's evaluation in the simulator"),
     "bench": ("bench.command", "compare policies on real servers"),
 }
 

@@ -80,7 +80,7 @@ class PolicyConfig:
     boost_pools: of uniboost; 1/g, in KV pools of tokens.
     """
 
-    cost: str = "resource-bound"
+    cost: str = "measured"
     bucket_tokens: int = 200
     aging_pools: float = 10.0
     preempt_margin: float = 0.5

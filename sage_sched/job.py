@@ -17,6 +17,7 @@ class Job:
     distribution: of its answer's length; None where nothing is known.
     served_at_arrival_tokens: what the server had worked off by then (prefill and decode).
     generated_tokens: its age.
+    num_yields: how often it has made room for another.
     memo: what the policy computed at its arrival; no one else reads it.
     """
 
@@ -26,4 +27,5 @@ class Job:
     distribution: LengthDistribution | None
     served_at_arrival_tokens: int
     generated_tokens: int = 0
+    num_yields: int = 0
     memo: object = field(default=None, repr=False)

@@ -1,5 +1,7 @@
-"""One policy a file. A policy is known once its module is imported here."""
+"""One policy a file: whatever is in this folder is known by the name that it registers."""
 
-from sage_sched.policies import fastserve, ltr, oracle, sage, ssjf, trail, uniboost
+import importlib
+import pkgutil
 
-__all__ = ["fastserve", "ltr", "oracle", "sage", "ssjf", "trail", "uniboost"]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

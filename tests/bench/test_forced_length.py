@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import requests
 
-from bench.compare import CPU_ENV, CPU_FLAGS
 from bench.forced_length import LENGTH_KEY, ForcedLength
+from bench.policy_server import CPU_ENV, CPU_FLAGS
 from bench.server import Server
 
 LENGTHS = (1, 2, 5, 37, 120, 500)

@@ -1,0 +1,93 @@
+"""What a server with no queue loses by ordering it: `python -m bench.no_queue`.
+
+A stock server and one of ours stand side by side, one stopped while the other serves the same few
+requests, in short turns. The speed of a shared host drifts by more than what is looked for, but not
+within seconds: the ratios are between neighbouring turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bench.arrivals import poisson_arrivals
+from bench.client import drive
+from bench.command import configure_servers, load_workload, servers_of
+from bench.policy_server import load_tokenizer
+from bench.server import Server, ServerError
+from bench.stats import sign_interval
+from bench.workload import Request, WorkloadError, sample
+from sage_sched.config import ConfigError
+
+_POLICIES = ("fcfs", "sage")
+_METRICS = ("mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_ttft_ms", "output_throughput")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    configure_servers(parser, Path("results/no_queue"))
+    parser.add_argument("--rate", type=float, default=1.3, help="requests/s; default: %(default)s")
+    parser.add_argument("--turns", type=int, default=20, help="of each; default: %(default)s")
+    parser.add_argument("--num-requests", type=int, default=16, help="a turn; default: %(default)s")
+    args = parser.parse_args()
+    try:
+        turns = measure(args)
+    except (ConfigError, ServerError, WorkloadError) as error:
+        print(f"no_queue: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.turns} turns of {args.num_requests} requests at {args.rate:g} requests/s")
+    for metric in _METRICS:
+        stock, ours = (np.array([turn[metric] for turn in turns[policy]]) for policy in _POLICIES)
+        low, high = sign_interval((ours / stock).tolist())
+        print(
+            f"{metric:22} fcfs {np.median(stock):9.2f}   sage {np.median(ours):9.2f}   "
+            f"ratio {np.median(ours / stock):.3f} ({low:.3f} to {high:.3f})"
+        )
+    return 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """SGLang's metrics of each turn, by policy."""
+    workload = load_workload(args.data)
+    servers = servers_of(args, {})
+    servers.warm(workload.observations())
+    tokenizer = load_tokenizer(servers.model)
+    found: dict[str, list[dict[str, Any]]] = {policy: [] for policy in _POLICIES}
+
+    def turn(server: Server, chosen: list[Request], seed: int) -> dict[str, Any]:
+        arrivals_s = [float(t) / args.rate for t in poisson_arrivals(len(chosen), seed)]
+        server.resume()
+        result = drive(
+            server.url, chosen, arrivals_s, tokenizer=tokenizer, max_new_tokens=2048,
+            timeout_s=300.0, label=f"turn {seed}",
+        )  # fmt: skip
+        server.pause()
+        if problem := result.problem():
+            raise ServerError(problem)
+        return result.metrics
+
+    with servers.server("fcfs", "fcfs") as stock:
+        stock.pause()
+        with servers.server("sage", "sage") as ours:
+            pair = dict(zip(_POLICIES, (stock, ours), strict=True))
+            warm_up = sample(workload.history, 8, seed=0)
+            for server in pair.values():
+                turn(server, warm_up, 0)
+            for seed in tqdm(range(args.turns), desc="turns"):
+                chosen = sample(workload.evaluation, args.num_requests, seed)
+                for policy in _POLICIES if seed % 2 == 0 else _POLICIES[::-1]:
+                    found[policy].append(turn(pair[policy], chosen, seed))
+            stock.resume()
+            ours.resume()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The evaluation of SageSched, re-run in the simulator."""

@@ -1,0 +1,183 @@
+"""What is simulated: every figure of the paper's evaluation as a list of cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from sage_sched.config import PolicyConfig, PredictorConfig, SageConfig
+
+RIVALS = ("fcfs", "fastserve", "ssjf", "ltr", "trail")
+STOCK = ("fcfs", "lpm", "hrrn", "shortest-prefill-first")
+EVERYONE = (*STOCK, "fastserve", "ssjf", "ltr", "trail", "uniboost", "sage-mean", "sage")
+DATASETS = ("chat", "summarization", "writing")
+H800, A40 = "h800-qwen3-32b", "a40-llama-3.1-8b"
+RATE = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One simulated run, but for its seed.
+
+    dataset: a class of the workload, or "mixed". predictor: a name of bench.paper.runs.PREDICTORS.
+    engine: a preset. change: fields of the engine that differ from it. rate: requests/s.
+    """
+
+    policy: str
+    dataset: str = "mixed"
+    engine: str = H800
+    change: tuple[tuple[str, int], ...] = ()
+    rate: float = RATE
+    predictor: str = "semantic"
+    noise: bool = False
+    preempt: bool = True
+    config: SageConfig = field(default_factory=SageConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of the paper, or one of ours.
+
+    claim: what the paper says of it. rows: a label and its case for each column, in the order of
+    columns; ratios are to the first row.
+    """
+
+    name: str
+    title: str
+    claim: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Case, ...]], ...]
+
+
+def figures() -> list[Figure]:
+    """All, in the paper's order, then ours."""
+    return [
+        _over_rates("7a", "Mixed datasets, Qwen3-32B on H800", H800, (4.0, 6.0, 8.0, 10.0)),
+        _over_rates("7b", "Mixed datasets, Llama-3.1-8B on A40", A40, (2.0, 3.0, 4.0, 5.0)),
+        Figure(
+            "8",
+            "Each dataset, H800, 8 requests/s",
+            "sage is best on each dataset, by most on summarization",
+            DATASETS,
+            tuple((p, tuple(Case(policy=p, dataset=d) for d in DATASETS)) for p in EVERYONE),
+        ),
+        Figure(
+            "9",
+            "Predictors, under sage",
+            "the semantic history is best; input length alone is worse",
+            ("mixed", *DATASETS),
+            tuple(
+                (
+                    predictor,
+                    tuple(
+                        Case(policy="sage", predictor=predictor, dataset=d)
+                        for d in ("mixed", *DATASETS)
+                    ),
+                )
+                for predictor in ("semantic", "threshold alone", "input length", "none", "truth")
+            ),
+        ),
+        Figure(
+            "10",
+            "Costs, under Gittins order",
+            "resource-bound is better than output and overall length",
+            tuple(REGIMES),
+            tuple(
+                (name, tuple(replace(case, policy=name) for case in REGIMES.values()))
+                for name in ("sage-resource-bound", "sage-output", "sage-overall", "sage-measured")
+            ),
+        ),
+        Figure(
+            "11",
+            "Order rules, with and without noise in the predictions",
+            "mean is worse than Gittins, refreshing helps, Gittins suffers less from noise",
+            ("exact", "noise"),
+            tuple(
+                (p, tuple(Case(policy=p, noise=noise) for noise in (False, True)))
+                for p in ("sage", "sage-norefresh", "sage-mean")
+            ),
+        ),
+        Figure(
+            "13a",
+            "Similarity threshold",
+            "0.8 is best",
+            ("mixed",),
+            tuple(
+                (f"{t:g}", (Case(policy="sage", config=_predictor(threshold=t)),))
+                for t in (0.8, 0.5, 0.6, 0.7, 0.9)
+            ),
+        ),
+        Figure(
+            "13b",
+            "Bucket size, tokens",
+            "200 is best",
+            ("mixed",),
+            tuple(
+                (f"{b}", (Case(policy="sage", config=_policy(bucket_tokens=b)),))
+                for b in (200, 25, 50, 100, 400, 800)
+            ),
+        ),
+        Figure(
+            "A",
+            "All policies by regime",
+            "not in the paper: what binds decides which cost is right",
+            tuple(REGIMES),
+            tuple(
+                (p, tuple(replace(case, policy=p) for case in REGIMES.values()))
+                for p in (*EVERYONE, "sage-measured", "srpt-oracle")
+            ),
+        ),
+        Figure(
+            "B",
+            "Order alone, without preemption",
+            "not in the paper: what a server does until running requests can yield",
+            tuple(REGIMES),
+            tuple(
+                (p, tuple(replace(case, policy=p, preempt=False) for case in REGIMES.values()))
+                for p in (*STOCK, "ssjf", "sage", "sage-measured", "srpt-oracle")
+            ),
+        ),
+        Figure(
+            "C",
+            "Aging: mean against tail",
+            "not in the paper: its order bounds no wait",
+            ("mixed",),
+            (
+                ("fcfs", (Case(policy="fcfs"),)),
+                *(
+                    (f"aging {a:g} pools", (Case(policy="sage", config=_policy(aging_pools=a)),))
+                    for a in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 1000.0)
+                ),
+            ),
+        ),
+    ]
+
+
+def _over_rates(name: str, title: str, engine: str, rates: tuple[float, ...]) -> Figure:
+    return Figure(
+        name,
+        title,
+        "sage is 28.7 % below the second best, TRAIL, at 8 requests/s on the H800; "
+        "best TTFT but for FastServe",
+        tuple(f"{rate:g}/s" for rate in rates),
+        tuple(
+            (p, tuple(Case(policy=p, engine=engine, rate=rate) for rate in rates))
+            for p in (*EVERYONE, "srpt-oracle")
+        ),
+    )
+
+
+def _policy(**fields: float) -> SageConfig:
+    return SageConfig(policy=PolicyConfig(**fields))  # type: ignore[arg-type]
+
+
+def _predictor(**fields: float) -> SageConfig:
+    return SageConfig(predictor=PredictorConfig(**fields))  # type: ignore[arg-type]
+
+
+# What binds: the KV pool, as it is; the slots; prefill (long prompts, short answers); nothing.
+REGIMES = {
+    "KV-bound": Case(policy=""),
+    "slot-bound": Case(policy="", change=(("max_running_requests", 24),), rate=4.0),
+    "prefill-bound": Case(policy="", dataset="long prompts", rate=7.0),
+    "light": Case(policy="", rate=1.0),
+}

@@ -1,0 +1,103 @@
+"""The evaluation as Markdown tables, and as an HTML page with plots."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+from bench.paper.cases import Case, Figure
+from bench.paper.runs import Outcome
+from bench.plots import STYLE, colors
+from bench.stats import sign_interval
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+
+Outcomes = Mapping[tuple[Case, int], Outcome]
+
+
+def values(outcomes: Outcomes, case: Case, field: str) -> Any:
+    """A field of all seeds' outcomes, in the order of seeds; shape (seeds,)."""
+    seeds = sorted(seed for known, seed in outcomes if known == case)
+    return np.array([outcomes[case, seed][field] for seed in seeds])
+
+
+def cell(outcomes: Outcomes, case: Case, reference: Case, field: str) -> str:
+    """Median over seeds, and its ratio to the reference's, paired by seed, with its interval."""
+    mine, theirs = values(outcomes, case, field), values(outcomes, reference, field)
+    ratios = mine / theirs
+    low, high = sign_interval(ratios.tolist())
+    return f"{np.median(mine):.2f} · {np.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+
+
+def markdown(figure: Figure, outcomes: Outcomes) -> str:
+    """Mean TTLT with its ratio to the first row, then p99 and TTFT alike, a column each."""
+    lines = [f"### {_heading(figure)}", "", f"The paper: {figure.claim}.", ""]
+    for label, field in (
+        ("mean TTLT", "mean_ttlt_s"), ("p99 TTLT", "p99_ttlt_s"), ("mean TTFT", "mean_ttft_s"),
+    ):  # fmt: skip
+        head = [f"{label}, s · ratio to {figure.rows[0][0]}", *figure.columns]
+        lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+        for name, cases in figure.rows:
+            cells = [
+                cell(outcomes, case, reference, field)
+                for case, reference in zip(cases, figure.rows[0][1], strict=True)
+            ]
+            lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _heading(figure: Figure) -> str:
+    kind = "Fig." if figure.name[0].isdigit() else "Ours,"
+    return f"{kind} {figure.name}: {figure.title}"
+
+
+def html(figures: Sequence[Figure], outcomes: Outcomes, about: str) -> str:
+    """One page that needs nothing beside it."""
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>SageSched, re-run</title>',
+        "<style>body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;"
+        "padding:0 1rem}svg{max-width:100%;height:auto}</style>",
+        f"<h1>SageSched's evaluation, re-run in the simulator</h1><p>{escape(about)}</p>",
+    ]
+    for figure in figures:
+        parts += [
+            f"<h2>{escape(_heading(figure))}</h2><p>The paper: {escape(figure.claim)}.</p>",
+            _plot(figure, outcomes),
+        ]
+    return "\n".join([*parts, "</html>\n"])
+
+
+def _plot(figure: Figure, outcomes: Outcomes) -> str:
+    """Bars of mean TTLT and of mean TTFT by column and row, with the range over seeds."""
+    palette = colors([name for name, _ in figure.rows])
+    with plt.rc_context(STYLE):
+        canvas, axes = plt.subplots(2, 1, figsize=(11, 6), layout="constrained", sharex=True)
+        width = 0.85 / len(figure.rows)
+        for axis, field in zip(axes, ("mean_ttlt_s", "mean_ttft_s"), strict=True):
+            for place, (name, cases) in enumerate(figure.rows):
+                seeds = [values(outcomes, case, field) for case in cases]
+                middle = np.array([np.median(v) for v in seeds])
+                spread = [
+                    middle - [v.min() for v in seeds],
+                    np.array([v.max() for v in seeds]) - middle,
+                ]
+                axis.bar(
+                    np.arange(len(cases)) + place * width, middle, width, yerr=spread,
+                    color=palette[name], label=name, error_kw={"lw": 0.7},
+                )  # fmt: skip
+            axis.set_ylabel(f"{'mean TTLT' if 'ttlt' in field else 'mean TTFT'}, s")
+        axes[1].set_xticks(np.arange(len(figure.columns)) + 0.42, figure.columns)
+        axes[0].legend(fontsize=8, ncols=4)
+        buffer = io.StringIO()
+        canvas.savefig(buffer, format="svg", metadata={"Date": None})
+        plt.close(canvas)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

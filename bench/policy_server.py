@@ -1,0 +1,107 @@
+"""Servers that differ in their policy alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+import yaml
+
+from bench.server import STOCK_COMMAND, Server, ServerError
+from predictor_store.torchvision_schemas import define_missing
+from predictor_store.warm import Observation, warm_store
+from sage_sched.config import PredictorConfig, SageConfig, StepTimeConfig
+from sage_sched.policy import policy_names
+
+# A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
+# a CPU. The pool holds about as much as its slots need, so that either may be what is full.
+CPU_FLAGS = (
+    "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
+    "--mem-fraction-static", "0.1", "--max-total-tokens", "16384", "--max-running-requests", "32",
+)  # fmt: skip
+# With more threads a small model's steps are mostly waiting at barriers, and one busy core beside
+# the server makes it 10 times slower.
+CPU_ENV = {"OMP_NUM_THREADS": "1"}
+# Beside the server on two cores, embedding a prompt takes up to 200 ms. The step times are what
+# `sage-sched bench fit` found for CPU_MODEL on two cores of a Xeon at 2.5 GHz; an order needs their
+# proportions only.
+CPU_SAGE = SageConfig(
+    predictor=PredictorConfig(deadline_ms=1000.0),
+    step_time=StepTimeConfig(
+        prefill_base_ms=7.44,
+        prefill_request_ms=3.88,
+        prefill_token_ms=0.0,
+        prefill_pair_ms=6.43e-6,
+        decode_base_ms=3.86,
+        decode_request_ms=0.289,
+        decode_kv_token_ms=6.65e-4,
+    ),
+)
+# The cheapest model per token there, so that what takes time is what is scheduled.
+CPU_MODEL: dict[str, Any] = {
+    "num_layers": 1, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 1,
+}  # fmt: skip
+# The same for every server. Streaming every token takes more of a small host than decoding does;
+# the first and the last token are sent at once whatever the interval.
+COMMON_FLAGS = (
+    "--enable-custom-logit-processor", "--stream-interval", "16", "--log-level-http", "warning",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyServers:
+    """Starts servers of one model, with flags and environment the same for all.
+
+    folder: for logs, settings and stores. sage: our policies' settings; the store's path is
+    replaced by a copy of the warmed store, one a server.
+    """
+
+    model: Path
+    folder: Path
+    flags: tuple[str, ...]
+    env: Mapping[str, str]
+    sage: SageConfig
+
+    def warm(self, observations: Sequence[Observation]) -> None:
+        """Make the store that every server of our policies begins with."""
+        shutil.rmtree(self.folder / "store", ignore_errors=True)
+        warm_store(self.folder / "store", observations, self.sage.store)
+
+    def server(self, policy: str, name: str, command: Sequence[str] = STOCK_COMMAND) -> Server:
+        """A server that is not started yet; name: of its log. What it finishes goes into its
+        store's history, and the same prompts may come again: so it has a copy of its own."""
+        flags = [*self.flags, *COMMON_FLAGS, "--schedule-policy", policy]
+        if policy in policy_names():
+            store = self.folder / f"{policy}-store"
+            shutil.rmtree(store, ignore_errors=True)
+            if (self.folder / "store").exists():
+                shutil.copytree(self.folder / "store", store)
+            sections = asdict(self.sage)
+            sections["store"]["path"] = str(store.absolute())
+            config = self.folder / f"{policy}.yaml"
+            config.write_text(yaml.safe_dump(sections), encoding="utf-8")
+            flags += ["--sage-config", str(config)]
+        log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
+        return Server(self.model, flags, log=log, env=self.env, command=command)
+
+
+def scheduler_state(server: Server) -> dict[str, Any]:
+    """What our policies report of the first scheduler; empty under a stock policy."""
+    try:
+        info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    except requests.RequestException as error:
+        raise ServerError(f"the server does not answer: {error}") from error
+    state: dict[str, Any] = info["internal_states"][0].get("sage", {})
+    return state
+
+
+def load_tokenizer(model: Path) -> Any:
+    """As SGLang's benchmark does."""
+    define_missing()
+    from sglang.benchmark.utils import get_tokenizer
+
+    return get_tokenizer(str(model))

@@ -1,0 +1,28 @@
+"""What a scheduling pass decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bench.simulator.request import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """New tokens of one request in a prefill step, after those that are cached or done."""
+
+    progress: Progress
+    cached_tokens: int
+    new_tokens: int
+    completes: bool
+
+
+@dataclass(slots=True)
+class PassResult:
+    """parts: of the prefill step. resumed: back from host memory, without a prefill.
+    moved_tokens: swapped out and in. yielded: to be queued again."""
+
+    parts: list[Part] = field(default_factory=list)
+    resumed: list[Progress] = field(default_factory=list)
+    yielded: list[Progress] = field(default_factory=list)
+    moved_tokens: int = 0

@@ -1,0 +1,58 @@
+"""What must hold at every event.
+
+1. Conservation: the pages held are those of the requests in the batch and of the chunked one; the
+   pages evictable are those of the sequences listed; together they fit the pool.
+2. Slots: requests in the batch and the chunked one are at most max_running_requests.
+3. Nothing is lost or doubled: the requests outstanding are those waiting, chunked and in the batch,
+   each in one place.
+4. Exactness: no request has more tokens than its true length, nor, unless finished, all of them; a
+   waiting request has a first token where it has been served, and no other has.
+5. Sums: what the batch keeps in closed form equals what its members say one by one.
+
+Checked always, by the node: work conserving, where a request has come, a step is taken. By
+result_of: each request has finished once, with its true length, and not before it came.
+"""
+
+from __future__ import annotations
+
+from bench.simulator.request import Progress
+from bench.simulator.state import EngineState
+
+
+class BrokenInvariantError(AssertionError):
+    """The simulator is wrong; the message gives the invariant's number."""
+
+
+def _require(number: int, holds: bool) -> None:
+    if not holds:
+        raise BrokenInvariantError(f"invariant {number} is broken, see bench/simulator/invariants")
+
+
+def check_state(state: EngineState, num_outstanding: int) -> None:
+    """Raises BrokenInvariantError. num_outstanding: requests that have come and not finished."""
+    decode, pool, chunked = state.decode, state.pool, state.chunked
+    for progress in decode:
+        decode.sync(progress)
+    members = [*decode]
+    inside = members if chunked is None else [*members, chunked]
+    waiting = [*state.queue]
+    _check_pool(state, members)
+    _require(2, len(inside) <= state.engine.max_running_requests)
+    _require(3, len({*inside, *waiting}) == len(inside) + len(waiting) == num_outstanding)
+    _require(4, all(p.generated_tokens < p.request.output_tokens for p in [*inside, *waiting]))
+    _require(4, all(p.generated_tokens >= 1 for p in members))
+    _require(4, all((p.first_token_s >= 0) == (p.generated_tokens > 0) for p in waiting))
+    _require(5, decode.context_tokens == sum(p.fill_tokens for p in members))
+    due = sum(p.kv_tokens % pool.page_size == 0 for p in members)
+    _require(5, decode.pages_needed(1) == due)
+
+
+def _check_pool(state: EngineState, members: list[Progress]) -> None:
+    pool = state.pool
+    held = sum(pool.pages(p.kv_tokens) for p in members)
+    if state.chunked is not None:
+        held += pool.pages(state.chunked.prefilled_tokens)
+    _require(1, held == pool.held_pages)
+    _require(1, pool.evictable_pages == sum(pages for pages, _ in pool.entries()))
+    _require(1, pool.held_pages + pool.evictable_pages <= pool.num_pages)
+    _require(1, all(o is None or o.tree_tokens == n * pool.page_size for n, o in pool.entries()))

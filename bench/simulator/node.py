@@ -1,0 +1,190 @@
+"""One engine in time."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from bench.simulator.admission import scheduling_pass
+from bench.simulator.batch import PassResult
+from bench.simulator.invariants import check_state
+from bench.simulator.presets import Engine
+from bench.simulator.request import Progress, SimRequest
+from bench.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
+from bench.simulator.stock import StockPolicy
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.policy import Policy
+from sage_sched.step_time import attended_pairs
+
+
+class Node:
+    """SGLang's event loop, without overlap: requests that have come, a pass, a step.
+
+    Decode steps between which nothing happens are taken in one leap. Where running requests may
+    yield, who does is looked at again at every event, and when the age of one of them reaches a
+    refresh boundary. on_finish is called with each request that has its last token.
+
+    Not as in SGLang: no overlap of scheduling and compute, so that a finish is known a step
+    sooner; no mixed chunks; the request id, a tie-break of hrrn, is the arrival number.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy,
+        options: Options,
+        on_finish: Callable[[Progress], None],
+    ) -> None:
+        self.state = EngineState(engine, policy, options)
+        self.now_s = 0.0
+        self.num_outstanding = 0
+        self.prefill_tokens = 0
+        self.moved_tokens = 0
+        self._policy = policy
+        self._options = options
+        self._on_finish = on_finish
+        self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
+        self._coming: deque[tuple[float, int, SimRequest]] = deque()
+
+    def submit(self, request: SimRequest, index: int) -> None:
+        """A request on its way; in order of arrival."""
+        self._coming.append((request.arrival_s + self._delay_s, index, request))
+        self.num_outstanding += 1
+
+    def advance(self, until_s: float) -> None:
+        """Go on to the end of the first step that ends at until_s or later, or to idleness."""
+        state = self.state
+        while self.now_s < until_s:
+            if not (len(state.decode) or len(state.queue) or state.chunked):
+                if not self._coming or self._coming[0][0] >= until_s:
+                    return
+                self.now_s = max(self.now_s, self._coming[0][0])
+                state.ratio.reset()
+            self._receive()
+            batch = scheduling_pass(state)
+            if batch.parts or batch.resumed:
+                self._prefill(batch)
+            elif len(state.decode):
+                self._decode(until_s)
+            else:
+                raise RuntimeError("requests wait, and none gets in")
+            if self._options.check:
+                check_state(state, self.num_outstanding - len(self._coming))
+
+    def next_change_s(self) -> float:
+        """No request ends before, and no other decision is taken, unless one arrives."""
+        state = self.state
+        if self._coming or state.chunked:
+            return self.now_s
+        if not len(state.decode):
+            return self.now_s if len(state.queue) else math.inf
+        if len(state.queue) and not (state.batch_is_full and not state.preempts):
+            return self.now_s
+        steps = min(
+            state.decode.steps_that_fit(state.pool.room_pages), state.decode.steps_to_finish()
+        )
+        return self.now_s + state.decode.seconds(state.engine.step_time, max(steps, 1))
+
+    def _receive(self) -> None:
+        state = self.state
+        while self._coming and self._coming[0][0] <= self.now_s:
+            _, index, request = self._coming.popleft()
+            job = Job(
+                arrival=state.num_queued,
+                input_tokens=request.input_tokens,
+                max_new_tokens=request.max_new_tokens,
+                distribution=request.distribution,
+                served_at_arrival_tokens=state.served_tokens,
+            )
+            if self._policy.clairvoyant:
+                truth = np.array([request.output_tokens])
+                job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
+            state.num_queued += 1
+            progress = Progress(request, index, job, ranked=self._policy.admit(job))
+            state.queue.add(progress, state.served_tokens)
+
+    def _prefill(self, batch: PassResult) -> None:
+        """The step that a pass has put together, and the swaps."""
+        state, engine = self.state, self.state.engine
+        num_tokens = sum(part.new_tokens for part in batch.parts)
+        pairs = sum(attended_pairs(part.cached_tokens, part.new_tokens) for part in batch.parts)
+        self.now_s += batch.moved_tokens * engine.swap_token_s * (1 - engine.swap_overlap)
+        if batch.parts:
+            self.now_s += engine.step_time.prefill_s(len(batch.parts), num_tokens, pairs)
+        state.served_tokens += num_tokens
+        self.prefill_tokens += num_tokens
+        self.moved_tokens += batch.moved_tokens
+        for progress in batch.yielded:
+            state.requeue(progress)
+        if not len(state.decode):
+            state.stale_prefill_tokens = num_tokens
+        for progress in batch.resumed:
+            state.decode.join(progress)
+        for part in batch.parts:
+            progress = part.progress
+            progress.prefilled_tokens = part.cached_tokens + part.new_tokens
+            progress.tree_tokens = progress.prefilled_tokens // engine.page_size * engine.page_size
+            if part.completes:
+                self._first_token(progress)
+
+    def _first_token(self, progress: Progress) -> None:
+        progress.generated_tokens += 1
+        if progress.first_token_s < 0:
+            progress.first_token_s = self.now_s
+        if progress.generated_tokens == progress.request.output_tokens:
+            self._finish(progress)
+        else:
+            self.state.decode.join(progress)
+
+    def _decode(self, until_s: float) -> None:
+        """A leap to the next event."""
+        state, decode, step_time = self.state, self.state.decode, self.state.engine.step_time
+        fitting = decode.steps_that_fit(state.pool.room_pages)
+        retracts = fitting == 0
+        if retracts:
+            self._retract()
+            fitting = decode.steps_that_fit(state.pool.room_pages)
+        steps = min(fitting, decode.steps_to_finish())
+        if len(state.queue) and not state.batch_is_full:
+            steps = 1
+        elif len(state.queue) and state.preempts:
+            steps = min(steps, decode.steps_to_refresh(self._policy.config.bucket_tokens))
+        next_s = min(until_s, self._coming[0][0]) if self._coming else until_s
+        steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
+        self.now_s += decode.seconds(step_time, steps)
+        state.served(steps)
+        state.ratio.decay(steps - retracts)
+        state.hold(decode.pages_needed(steps))
+        decode.leap(steps)
+        for progress in decode.finished():
+            self._finish(progress)
+
+    def _finish(self, progress: Progress) -> None:
+        state = self.state
+        progress.last_token_s = self.now_s
+        state.pool.release(state.pool.pages(progress.kv_tokens), progress.kv_tokens, None)
+        state.batch_is_full = False
+        self.num_outstanding -= 1
+        self._on_finish(progress)
+
+    def _retract(self) -> None:
+        """SGLang's retract_decode: the fewest output tokens first, of these the longest input, of
+        these the last in the batch, until a step fits."""
+        state, decode, pool = self.state, self.state.decode, self.state.pool
+        order = sorted(decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
+        retracted: list[Progress] = []
+        while not retracted or decode.pages_needed(1) > pool.room_pages:
+            progress = order.pop()
+            decode.leave(progress)
+            pool.release(pool.pages(progress.kv_tokens), progress.tree_tokens, progress)
+            state.evicted(pool.free_at_least(len(order) * RETRACT_DECODE_STEPS))
+            progress.num_retractions += 1
+            retracted.append(progress)
+        state.ratio.estimate(decode)
+        for progress in retracted:
+            state.requeue(progress)
+        state.batch_is_full = False

@@ -1,0 +1,126 @@
+"""Engines to simulate, each number with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sage_sched.config import StepTimeConfig
+from sage_sched.step_time import ServerFacts, StepTime
+
+# Of a GPU's memory, what weights and KV share; SGLang picks 0.85 to 0.9 (mem_fraction_static).
+MEMORY_SHARE = 0.88
+# Of the published bandwidth and arithmetic, what kernels reach. Ours, as in StepTimeConfig.
+BANDWIDTH_SHARE = 0.8
+COMPUTE_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One SGLang engine; fields as its server arguments of these names.
+
+    kv_pool_tokens: a multiple of page_size.
+    chunked_prefill_size: a multiple of page_size too.
+    swap_token_s: seconds for one token's KV to host memory or back.
+    swap_overlap: share of that in [0, 1] that is hidden behind compute.
+    """
+
+    step_time: StepTime
+    kv_pool_tokens: int
+    max_running_requests: int
+    page_size: int = 1
+    chunked_prefill_size: int = 8192
+    max_prefill_tokens: int = 16384
+    swap_token_s: float = 0.0
+    swap_overlap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kv_pool_tokens % self.page_size or self.chunked_prefill_size % self.page_size:
+            raise ValueError("kv_pool_tokens and chunked_prefill_size must be multiples of a page")
+        if not 0 <= self.swap_overlap <= 1:
+            raise ValueError(f"swap_overlap is {self.swap_overlap}, allowed: 0 to 1")
+
+    def server_facts(self) -> ServerFacts:
+        """What a policy may know of it."""
+        return ServerFacts(self.kv_pool_tokens, self.max_running_requests, self.step_time)
+
+
+def roofline_step_time(
+    *, weight_bytes: float, kv_token_bytes: int, bandwidth: float, flops: float
+) -> StepTime:
+    """Both kinds of step read the weights once; a prefilled token takes 2 operations a parameter
+    (2 bytes each); a decode step reads the KV. bandwidth in bytes/s, flops in 1/s, as published."""
+    read_s = weight_bytes / (bandwidth * BANDWIDTH_SHARE)
+    return StepTime(
+        prefill_base_s=read_s,
+        prefill_request_s=0.0,
+        prefill_token_s=weight_bytes / (flops * COMPUTE_SHARE),
+        prefill_pair_s=0.0,
+        decode_base_s=read_s,
+        decode_request_s=0.0,
+        decode_kv_token_s=kv_token_bytes / (bandwidth * BANDWIDTH_SHARE),
+    )
+
+
+def _pool_tokens(memory_bytes: float, weight_bytes: float, kv_token_bytes: int) -> int:
+    return int((memory_bytes * MEMORY_SHARE - weight_bytes) / kv_token_bytes)
+
+
+# Qwen3-32B: 32.8 B parameters in bfloat16; 64 layers x 8 KV heads x 128 x 2 (K, V) x 2 bytes
+# (its config.json). H800 PCIe: 2.0 TB/s, 756 dense bfloat16 TFLOPS (H100 PCIe's data sheet, whose
+# chip it is), PCIe 5 x16 at about 50 of 63 GB/s; 96 GB as in SageSched, section 4.1. The step time
+# is StepTimeConfig's default, which is roofline_step_time of these, rounded.
+_QWEN3_32B_BYTES, _QWEN3_32B_KV_BYTES = 65.6e9, 64 * 8 * 128 * 2 * 2
+H800_QWEN3_32B = Engine(
+    step_time=StepTimeConfig().step_time(),
+    kv_pool_tokens=_pool_tokens(96e9, _QWEN3_32B_BYTES, _QWEN3_32B_KV_BYTES),
+    max_running_requests=256,  # ours: the pool of 72,000 tokens is full long before
+    swap_token_s=_QWEN3_32B_KV_BYTES / 50e9,
+    swap_overlap=0.8,  # ours: SGLang's HiCache moves layer by layer behind compute
+)
+
+# Llama-3.1-8B: 8.03 B parameters in bfloat16, 32 layers x 8 KV heads x 128 x 2 x 2 bytes (its
+# config.json). A40: 696 GB/s, 149.7 dense bfloat16 TFLOPS, 48 GB (data sheet), PCIe 4 x16 at about
+# 25 of 32 GB/s. Chunks as SGLang cuts them on GPUs of 35 to 60 GB.
+_LLAMA_8B_BYTES, _LLAMA_8B_KV_BYTES = 16.06e9, 32 * 8 * 128 * 2 * 2
+A40_LLAMA31_8B = Engine(
+    step_time=roofline_step_time(
+        weight_bytes=_LLAMA_8B_BYTES,
+        kv_token_bytes=_LLAMA_8B_KV_BYTES,
+        bandwidth=696e9,
+        flops=149.7e12,
+    ),
+    kv_pool_tokens=_pool_tokens(48e9, _LLAMA_8B_BYTES, _LLAMA_8B_KV_BYTES),
+    max_running_requests=256,
+    chunked_prefill_size=4096,
+    swap_token_s=_LLAMA_8B_KV_BYTES / 25e9,
+    swap_overlap=0.8,
+)
+
+# A100 + Qwen1.5-7B: appendix B of Semantic Scheduling for LLM Inference. Its model: a prompt of n
+# tokens takes a1 n^2 + a2 n (its section 3.3), so that an attended pair, of which there are n^2/2,
+# takes 2 a1; a token decoded after m takes g1 m + g2, read as a step of base g2 and g1 for each KV
+# token of the batch; loading and saving take b a token. In seconds a1 = 5.135e-7, a2 = 1.481e-4,
+# g1 = 1.349e-8, g2 = 1.330e-2, b = 1e-4. It gives no memory size: 80 GB taken, 7.72 B parameters in
+# bfloat16, 32 layers x 32 KV heads x 128 x 2 x 2 bytes (its config.json). Its g1 is a twentieth of
+# what reading the KV takes at the data sheet's bandwidth: measured on short prompts, presumably.
+A100_QWEN15_7B = Engine(
+    step_time=StepTime(
+        prefill_base_s=0.0,
+        prefill_request_s=0.0,
+        prefill_token_s=1.481e-4,
+        prefill_pair_s=2 * 5.135e-7,
+        decode_base_s=1.330e-2,
+        decode_request_s=0.0,
+        decode_kv_token_s=1.349e-8,
+    ),
+    kv_pool_tokens=_pool_tokens(80e9, 15.44e9, 32 * 32 * 128 * 2 * 2),
+    max_running_requests=256,
+    swap_token_s=1e-4,
+    swap_overlap=0.0,
+)
+
+PRESETS = {
+    "h800-qwen3-32b": H800_QWEN3_32B,
+    "a40-llama-3.1-8b": A40_LLAMA31_8B,
+    "a100-qwen1.5-7b": A100_QWEN15_7B,
+}

@@ -1,0 +1,61 @@
+"""What the simulator knows of a request, and what no policy may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """A request before it is served.
+
+    output_tokens: the true length, 1 to max_new_tokens. distribution: the prediction, None where
+    there is none. class_name: for reports.
+    """
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    max_new_tokens: int
+    distribution: LengthDistribution | None
+    class_name: str
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """A request in the engine. Its Job is all that a policy sees of it.
+
+    index: its place in the run's requests. ranked: whether the policy admitted its job.
+    age_offset: while decoding, generated tokens less the batch's step counter; else unused.
+    prefilled_tokens: of the chunked request, what is done.
+    tree_tokens: of its sequence, what the radix tree holds, locked while it is on the device.
+    swapped: whether its KV is in host memory.
+    """
+
+    request: SimRequest
+    index: int
+    job: Job
+    ranked: bool = False
+    generated_tokens: int = 0
+    age_offset: int = 0
+    finish_step: int = -1
+    prefilled_tokens: int = 0
+    tree_tokens: int = 0
+    cache_entry: int = -1
+    swapped: bool = False
+    first_token_s: float = -1.0
+    last_token_s: float = -1.0
+    num_retractions: int = 0
+
+    @property
+    def fill_tokens(self) -> int:
+        """What a prefill would have to compute without a cache."""
+        return self.request.input_tokens + self.generated_tokens
+
+    @property
+    def kv_tokens(self) -> int:
+        """What it holds or held while decoding: the newest token has no KV yet."""
+        return self.request.input_tokens + self.generated_tokens - 1

@@ -1,0 +1,105 @@
+"""What came of a simulated run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.simulator.presets import Engine
+from bench.simulator.request import Progress, SimRequest
+from sage_sched.step_time import attended_pairs
+
+_QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """Per request, in the order of the run's requests; arrays of shape (requests,).
+
+    ttft_s, ttlt_s: from its arrival to its first and last token. alone_s: to its last token on an
+    idle engine. num_retractions, num_yields: how often it lost its KV, and made room for another.
+    duration_s: from the first arrival to the last token. output_tokens, prefill_tokens: computed,
+    those that a retraction had computed again included. moved_tokens: swapped, both ways.
+    wall_s: what the simulation took; all else is the same for the same input, bit for bit.
+    """
+
+    ttft_s: NDArray[np.float64]
+    ttlt_s: NDArray[np.float64]
+    alone_s: NDArray[np.float64]
+    num_retractions: NDArray[np.int64]
+    num_yields: NDArray[np.int64]
+    duration_s: float
+    output_tokens: int
+    prefill_tokens: int
+    moved_tokens: int
+    wall_s: float
+
+    def metrics(self) -> dict[str, float]:
+        """The run in numbers, by name."""
+        numbers = {
+            "mean_ttlt_s": float(self.ttlt_s.mean()),
+            "mean_ttft_s": float(self.ttft_s.mean()),
+        }
+        for name, percent in _QUANTILES:
+            numbers[f"{name}_ttlt_s"] = float(np.percentile(self.ttlt_s, percent))
+            numbers[f"{name}_ttft_s"] = float(np.percentile(self.ttft_s, percent))
+        return numbers | {
+            "output_throughput": self.output_tokens / self.duration_s,
+            "largest_slowdown": float((self.ttlt_s / self.alone_s).max()),
+            "num_retractions": float(self.num_retractions.sum()),
+            "num_yields": float(self.num_yields.sum()),
+            "simulated_tokens": float(self.output_tokens + self.prefill_tokens),
+            "moved_tokens": float(self.moved_tokens),
+            "duration_s": self.duration_s,
+        }
+
+
+def result_of(
+    engine: Engine,
+    requests: Sequence[SimRequest],
+    finished: Sequence[Progress],
+    *,
+    prefill_tokens: int,
+    moved_tokens: int,
+    wall_s: float,
+) -> Result:
+    """From the requests as they finished, in any order. Raises RuntimeError where one is missing,
+    came twice, or has not its true length."""
+    ordered = sorted(finished, key=lambda p: p.index)
+    if [p.index for p in ordered] != list(range(len(requests))):
+        raise RuntimeError("a request was lost or finished twice")
+    if any(p.generated_tokens != p.request.output_tokens for p in ordered):
+        raise RuntimeError("a request has not its true length")
+    arrival_s = np.array([request.arrival_s for request in requests])
+    first_s = np.array([p.first_token_s for p in ordered])
+    last_s = np.array([p.last_token_s for p in ordered])
+    if not ((arrival_s <= first_s) & (first_s <= last_s)).all():
+        raise RuntimeError("a request was served before it came")
+    return Result(
+        ttft_s=first_s - arrival_s,
+        ttlt_s=last_s - arrival_s,
+        alone_s=np.array([alone_s(engine, r.input_tokens, r.output_tokens) for r in requests]),
+        num_retractions=np.array([p.num_retractions for p in ordered]),
+        num_yields=np.array([p.job.num_yields for p in ordered]),
+        duration_s=float(last_s.max() - arrival_s.min()),
+        output_tokens=sum(request.output_tokens for request in requests),
+        prefill_tokens=prefill_tokens,
+        moved_tokens=moved_tokens,
+        wall_s=wall_s,
+    )
+
+
+def alone_s(engine: Engine, input_tokens: int, output_tokens: int) -> float:
+    """Time to the last token on the idle engine."""
+    step_time, chunk = engine.step_time, engine.chunked_prefill_size
+    seconds = 0.0
+    for done in range(0, input_tokens, chunk):
+        new = min(chunk, input_tokens - done)
+        seconds += step_time.prefill_s(1, new, attended_pairs(done, new))
+    steps = output_tokens - 1
+    kv_token_steps = steps * (input_tokens + 1) + steps * (steps - 1) // 2
+    seconds += steps * step_time.decode_s(1, 0)
+    return seconds + kv_token_steps * step_time.decode_kv_token_s

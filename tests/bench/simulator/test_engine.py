@@ -1,0 +1,252 @@
+"""One simulated engine, on cases that can be worked out by hand, and on mixed traffic."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.simulator.node import Node
+from bench.simulator.pool import KvPool
+from bench.simulator.presets import PRESETS, Engine
+from bench.simulator.request import Progress, SimRequest
+from bench.simulator.result import Result, alone_s
+from bench.simulator.run import make_policy, simulate
+from bench.simulator.state import Options
+from bench.simulator.stock import STOCK
+from sage_sched.config import PolicyConfig, SageConfig
+from sage_sched.job import Job
+from sage_sched.policy import policy_named, policy_names
+from sage_sched.step_time import attended_pairs
+from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, STEP_TIME, burst, mixed, request
+
+ROOMY = replace(SMALL, kv_pool_tokens=65536, page_size=1, max_prefill_tokens=8192)
+CHECKED = Options(check=True)
+PREEMPTIVE = Options(preempt=True, check=True)
+CONFIG = SageConfig()
+
+
+def arrays(result: Result) -> dict[str, Any]:
+    """All but the wall seconds, comparable."""
+    numbers = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
+    del numbers["wall_s"]
+    return {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in numbers.items()}
+
+
+def decode_s(num_requests: int, context_tokens: int) -> float:
+    return STEP_TIME.decode_s(num_requests, context_tokens)
+
+
+def test_one_request_alone() -> None:
+    result = simulate(ROOMY, "fcfs", CONFIG, [request(1.0, 100, 4)], CHECKED)
+    prefill_s = STEP_TIME.prefill_s(1, 100, attended_pairs(0, 100))
+    assert result.ttft_s[0] == pytest.approx(prefill_s)
+    rest_s = decode_s(1, 101) + decode_s(1, 102) + decode_s(1, 103)
+    assert result.ttlt_s[0] == pytest.approx(prefill_s + rest_s)
+    assert result.alone_s[0] == pytest.approx(result.ttlt_s[0])
+    assert result.metrics()["largest_slowdown"] == pytest.approx(1.0)
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_before_anyone_decodes() -> None:
+    requests = [request(0.0, 50, 10), request(0.01, 1200, 1)]  # 512 + 512 + 176
+    result = simulate(ROOMY, "fcfs", CONFIG, requests, CHECKED)
+    first_s = STEP_TIME.prefill_s(1, 50, attended_pairs(0, 50))  # the other comes meanwhile
+    chunks = ((0, 512), (512, 512), (1024, 176))
+    chunks_s = sum(STEP_TIME.prefill_s(1, n, attended_pairs(done, n)) for done, n in chunks)
+    assert result.ttft_s[1] + 0.01 == pytest.approx(first_s + chunks_s)
+    steps_s = sum(decode_s(1, 51 + i) for i in range(9))
+    assert result.ttlt_s[0] == pytest.approx(first_s + chunks_s + steps_s)
+    assert alone_s(ROOMY, 1200, 1) == pytest.approx(chunks_s)
+
+
+def test_an_arrival_is_seen_at_the_end_of_the_step() -> None:
+    first_s = STEP_TIME.prefill_s(1, 50, attended_pairs(0, 50))
+    seen_s = first_s + decode_s(1, 51) + decode_s(1, 52)
+    requests = [request(0.0, 50, 10), request(seen_s - 0.001, 30, 1)]
+    result = simulate(ROOMY, "fcfs", CONFIG, requests, CHECKED)
+    own_s = STEP_TIME.prefill_s(1, 30, attended_pairs(0, 30))
+    assert requests[1].arrival_s + result.ttft_s[1] == pytest.approx(seen_s + own_s)
+
+
+def test_admission_sets_the_cap_aside() -> None:
+    # 2 x (100 + 400 + 1) tokens and more: the second does not fit beside the first within a pass.
+    engine = replace(ROOMY, kv_pool_tokens=1001)
+    requests = [request(0.0, 100, 3), request(0.0, 100, 1)]
+    together = simulate(engine, "fcfs", CONFIG, requests, CHECKED)
+    # In the next pass the first counts with 0.7 of its cap only, but then the batch was full.
+    own_s = STEP_TIME.prefill_s(1, 100, attended_pairs(0, 100))
+    assert together.ttft_s[1] == pytest.approx(together.ttlt_s[0] + own_s)
+    roomier = replace(engine, kv_pool_tokens=1003)
+    assert simulate(roomier, "fcfs", CONFIG, requests, CHECKED).ttft_s[1] < own_s * 2
+
+
+def test_the_youngest_are_retracted() -> None:
+    result = simulate(MANY_SLOTS, "fcfs", CONFIG, burst(), CHECKED)
+    retracted = np.flatnonzero(result.num_retractions)
+    # The youngest that ran: those after them were still waiting.
+    assert retracted.tolist() == list(range(retracted[0], retracted[-1] + 1))
+    assert result.ttft_s[: retracted[-1] + 1].max() < result.ttft_s[retracted[-1] + 1 :].min()
+    assert retracted[0] > 50
+    # Prefilled once more, and only to the length that they had.
+    assert 16 < (result.prefill_tokens - 100 * 16) / retracted.size < 116
+
+
+def test_a_retracted_prompt_is_found_again_until_it_is_evicted() -> None:
+    pool = KvPool(num_tokens=64, page_size=8)
+    progress = Progress(request(0.0, 20, 5), 0, Job(0, 20, 5, None, 0), tree_tokens=16)
+    pool.hold(3)
+    pool.release(3, 16, progress)
+    assert (pool.held_pages, pool.evictable_pages) == (0, 2)
+    pool.hold_cached(progress)
+    assert (pool.held_pages, pool.evictable_pages) == (2, 0)
+    pool.release(2, 16, progress)
+    assert pool.hold(6) == []
+    assert pool.hold(1) == [progress]
+    assert (pool.evictable_pages, progress.tree_tokens) == (0, 0)
+    with pytest.raises(RuntimeError, match="out of KV memory"):
+        pool.hold(2)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("preempt", [False, True])
+@pytest.mark.parametrize("policy", [*sorted(STOCK), *policy_names()])
+def test_invariants_hold_on_mixed_traffic(policy: str, preempt: bool, page_size: int) -> None:
+    engine = replace(SMALL, page_size=page_size)
+    oracle = policy == "srpt-oracle"
+    requests = mixed(150, 6.0, 3, unknown=0.0 if oracle else 0.1)
+    result = simulate(engine, policy, CONFIG, requests, Options(preempt=preempt, check=True))
+    assert (result.ttlt_s >= result.alone_s * (1 - 1e-9)).all()
+    assert preempt or result.num_yields.sum() == 0
+    engine = replace(MANY_SLOTS, page_size=page_size)
+    simulate(engine, policy, CONFIG, burst(), Options(preempt=preempt, check=True))
+
+
+def test_the_mixed_traffic_yields_and_chunks() -> None:
+    requests = mixed(150, 6.0, 3)
+    assert simulate(SMALL, "sage", CONFIG, requests, Options(preempt=True)).num_yields.sum() > 0
+    assert max(request.input_tokens for request in requests) > SMALL.chunked_prefill_size
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    requests = mixed(200, 6.0, 4)
+    options = Options(preempt=True)
+    first, second = (simulate(SMALL, "sage", CONFIG, requests, options) for _ in range(2))
+    assert arrays(first) == arrays(second)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "hrrn", "ltr", "sage"])
+def test_leaps_are_steps(policy: str) -> None:
+    requests = mixed(80, 6.0, 5)
+    leaped = simulate(SMALL, policy, CONFIG, requests)
+    finished: list[Progress] = []
+    node = started(policy, requests, finished, CHECKED)
+    while node.num_outstanding:
+        before_s = node.now_s
+        node.advance(math.nextafter(before_s, math.inf))
+        if node.now_s == before_s:  # idle
+            node.advance(before_s + 0.01)
+            node.now_s = max(node.now_s, before_s + 0.01)
+    for progress in finished:
+        assert progress.last_token_s == pytest.approx(
+            requests[progress.index].arrival_s + leaped.ttlt_s[progress.index], rel=1e-6, abs=0.02
+        )
+
+
+def started(
+    policy: str, requests: list[SimRequest], finished: list[Progress], options: Options
+) -> Node:
+    node = Node(SMALL, make_policy(policy, CONFIG, SMALL), options, finished.append)
+    for index, each in enumerate(requests):
+        node.submit(each, index)
+    return node
+
+
+@pytest.mark.parametrize("policy", sorted({*STOCK, *policy_names()} - {"srpt-oracle"}))
+def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str) -> None:
+    requests, until_s = mixed(120, 6.0, 6), 12.0
+    finished: list[Progress] = []
+    node = started(policy, requests, finished, PREEMPTIVE)
+    node.advance(until_s)
+    known = {progress.index for progress in finished}
+    others = [
+        each if i in known else replace(each, output_tokens=each.max_new_tokens)
+        for i, each in enumerate(requests)
+    ]
+    assert others != requests
+    finished_too: list[Progress] = []
+    other = started(policy, others, finished_too, PREEMPTIVE)
+    other.advance(until_s)
+    assert snapshot(other) == snapshot(node)
+    assert [p.index for p in finished_too] == [p.index for p in finished]
+    last_s = [p.last_token_s for p in finished]
+    assert [p.last_token_s for p in finished_too] == pytest.approx(last_s)
+
+
+def snapshot(node: Node) -> object:
+    """Who is where, with what."""
+    state = node.state
+    for progress in state.decode:
+        state.decode.sync(progress)
+    running = [(p.index, p.generated_tokens, p.num_retractions) for p in state.decode]
+    return running, [(p.index, p.generated_tokens, p.job.num_yields) for p in state.queue]
+
+
+def test_a_clairvoyant_policy_gets_the_truth_and_others_the_prediction() -> None:
+    assert policy_named("srpt-oracle").clairvoyant
+    requests = [request(0.0, 10, 50)] * 12 + [request(0.0, 10, 300), request(0.0, 10, 5)]
+    result = simulate(SMALL, "srpt-oracle", CONFIG, requests, CHECKED)
+    assert result.ttft_s[13] < result.ttft_s[12]
+
+
+def test_predictions_delay_all_but_stock_policies() -> None:
+    requests, options = [request(0.0, 10, 5)], Options(prediction_delay_s=0.5)
+    plain = simulate(SMALL, "ssjf", CONFIG, requests)
+    assert simulate(SMALL, "ssjf", CONFIG, requests, options).ttft_s[0] == plain.ttft_s[0] + 0.5
+    assert simulate(SMALL, "fcfs", CONFIG, requests, options).ttft_s[0] == plain.ttft_s[0]
+
+
+def test_a_yielding_request_comes_back_without_a_prefill() -> None:
+    engine = replace(ROOMY, max_running_requests=1, swap_token_s=1e-3, swap_overlap=0.5)
+    requests = [request(0.0, 100, 300), request(1.0, 100, 3)]
+    result = simulate(engine, "srpt-oracle", CONFIG, requests, Options(preempt=True, check=True))
+    assert result.num_yields.tolist() == [1, 0]
+    assert result.prefill_tokens == 200
+    # Out and in, what the first held at 1 s; half of the seconds are hidden.
+    assert 2 * 100 < result.moved_tokens < 2 * 200
+    swap_s = result.moved_tokens * 1e-3 / 2
+    assert result.ttlt_s[0] == pytest.approx(sum(result.alone_s) + swap_s)
+
+
+def test_preemption_without_a_reason_changes_nothing() -> None:
+    config = SageConfig(policy=PolicyConfig(preempt_margin=1e9))
+    requests = mixed(150, 6.0, 12)
+    plain = simulate(SMALL, "sage", config, requests)
+    ready = simulate(SMALL, "sage", config, requests, PREEMPTIVE)
+    assert ready.num_yields.sum() == 0
+    assert ready.ttlt_s == pytest.approx(plain.ttlt_s)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([], "no requests"),
+        ([request(2.0, 10, 5), request(1.0, 10, 5)], "request 1 comes"),
+        ([request(0.0, 10, 500)], "no possible lengths"),
+        ([request(0.0, 4000, 5)], "may need"),
+    ],
+)
+def test_impossible_requests_are_refused(bad: list[SimRequest], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate(SMALL, "fcfs", CONFIG, bad)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_serve(name: str) -> None:
+    engine: Engine = PRESETS[name]
+    assert engine.kv_pool_tokens > 50_000
+    result = simulate(engine, "sage", CONFIG, mixed(50, 2.0, 7), CHECKED)
+    assert 0.05 < result.metrics()["p50_ttlt_s"] < 60

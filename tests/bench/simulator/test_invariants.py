@@ -1,0 +1,69 @@
+"""The invariants notice what they are there for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bench.simulator.invariants import BrokenInvariantError, check_state
+from bench.simulator.node import Node
+from bench.simulator.run import make_policy
+from bench.simulator.state import EngineState, Options
+from sage_sched.config import SageConfig
+from tests.bench.simulator.traffic import SMALL, mixed
+
+
+def busy() -> Node:
+    """With requests in the batch and waiting, and evictable tokens."""
+    node = Node(SMALL, make_policy("sage", SageConfig(), SMALL), Options(), lambda _: None)
+    for index, request in enumerate(mixed(60, 100.0, 1)):
+        node.submit(request, index)
+    while not (node.num_outstanding < 55 and len(node.state.decode) > 1):
+        node.advance(node.now_s + 0.1)
+    assert len(node.state.queue)
+    assert node.state.pool.evictable_pages
+    check_state(node.state, node.num_outstanding)
+    return node
+
+
+def leak_page(state: EngineState) -> None:
+    state.pool.held_pages += 1
+
+
+def lose_cache(state: EngineState) -> None:
+    state.pool.evictable_pages -= 1
+
+
+def lose_waiting(state: EngineState) -> None:
+    state.queue.drop_first(1)
+
+
+def double(state: EngineState) -> None:
+    state.queue.add(next(iter(state.decode)), 0)
+
+
+def overrun(state: EngineState) -> None:
+    state.decode.step += 1000
+
+
+def miscount(state: EngineState) -> None:
+    state.decode._context_tokens += 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "number"),
+    [(leak_page, 1), (lose_cache, 1), (lose_waiting, 3), (double, 3), (miscount, 5)],
+)
+def test_damage_is_noticed(damage: Callable[[EngineState], None], number: int) -> None:
+    node = busy()
+    damage(node.state)
+    with pytest.raises(BrokenInvariantError, match=f"invariant {number} "):
+        check_state(node.state, node.num_outstanding)
+
+
+def test_an_overrun_is_noticed() -> None:
+    node = busy()
+    overrun(node.state)
+    with pytest.raises(BrokenInvariantError):
+        check_state(node.state, node.num_outstanding)

@@ -1,0 +1,121 @@
+"""The simulator against queueing theory: one slot, constant token time, no prefill: an M/G/1."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bench.simulator.presets import Engine
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
+from sage_sched.config import PolicyConfig, SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.step_time import StepTime
+
+TOKEN_S = 0.001
+# Service times in decode steps; the first token comes with the prefill, which takes no time.
+STEPS = np.array([20, 60, 150, 400, 1000])
+WEIGHTS = np.array([0.4, 0.25, 0.2, 0.1, 0.05])
+ONE_SLOT = Engine(
+    step_time=StepTime(0.0, 0.0, 0.0, 0.0, TOKEN_S, 0.0, 0.0),
+    kv_pool_tokens=1_000_000_000,  # so that the measured cost is the time alone
+    max_running_requests=1,
+)
+PREEMPTIVE = Options(preempt=True, max_yields=1_000_000)
+# No aging, no hysteresis.
+PURE = SageConfig(
+    policy=PolicyConfig(cost="output", bucket_tokens=20, aging_pools=1e9, preempt_margin=0.0)
+)
+
+
+def traffic(
+    num_requests: int,
+    load: float,
+    seed: int,
+    steps: NDArray[np.int64],
+    weights: NDArray[np.float64],
+) -> tuple[float, list[SimRequest]]:
+    """The rate per step, and requests that arrive at it; all predict the true distribution."""
+    rng = np.random.default_rng(seed)
+    rate = load / float(steps @ weights)
+    arrivals_s = np.cumsum(rng.exponential(TOKEN_S / rate, num_requests))
+    lengths = rng.choice(steps, num_requests, p=weights) + 1
+    known = LengthDistribution(steps + 1, weights, 1e6, "prior")
+    cap = int(steps[-1]) + 1
+    return rate, [
+        SimRequest(float(t), 1, int(n), cap, known, "")
+        for t, n in zip(arrivals_s, lengths, strict=True)
+    ]
+
+
+def mean_and_error(result: Result) -> tuple[float, float]:
+    """Mean response in steps and its standard error, by the means of 20 stretches."""
+    means = [part.mean() for part in np.array_split(result.ttlt_s / TOKEN_S, 20)]
+    return float(np.mean(means)), float(np.std(means, ddof=1) / math.sqrt(len(means)))
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_fcfs_is_pollaczek_khinchine(load: float) -> None:
+    rate, requests = traffic(30_000, load, 1, STEPS, WEIGHTS)
+    mean, error = mean_and_error(simulate(ONE_SLOT, "fcfs", SageConfig(), requests))
+    wait = rate * float(STEPS**2 @ WEIGHTS) / (2 * (1 - load))
+    assert mean == pytest.approx(float(STEPS @ WEIGHTS) + wait, abs=4 * error)
+    assert error < 0.1 * mean
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_srpt_is_schrage_miller(load: float) -> None:
+    rate, requests = traffic(10_000, load, 2, STEPS, WEIGHTS)
+    result = simulate(ONE_SLOT, "srpt-oracle", PURE, requests, PREEMPTIVE)
+    mean, error = mean_and_error(result)
+    # An arrival is seen at the end of a step, half a step late in the mean.
+    assert mean == pytest.approx(_srpt_response(rate), abs=4 * error + 1.0)
+    assert error < 0.08 * mean
+
+
+def _srpt_response(rate: float) -> float:
+    """Schrage and Miller 1966, for a distribution of atoms, ties by arrival."""
+    response = 0.0
+    for size, weight in zip(STEPS, WEIGHTS, strict=True):
+        up_to, below = size >= STEPS, size > STEPS
+        second = float(STEPS[up_to] ** 2 @ WEIGHTS[up_to]) + size**2 * WEIGHTS[~up_to].sum()
+        load_up_to = rate * float(STEPS[up_to] @ WEIGHTS[up_to])
+        load_below = rate * float(STEPS[below] @ WEIGHTS[below])
+        wait = rate / 2 * second / ((1 - load_up_to) * (1 - load_below))
+        edges = [0, *STEPS[up_to]]
+        residence = 0.0
+        for start, end in pairwise(edges):
+            smaller = start >= STEPS
+            residence += (end - start) / (1 - rate * float(STEPS[smaller] @ WEIGHTS[smaller]))
+        response += weight * (wait + residence)
+    return response
+
+
+@pytest.mark.parametrize(
+    ("steps", "weights", "gain"),
+    [
+        # A new one may be over at once: Gittins looks, where the mean sees only the long way.
+        (np.array([10, 1000]), np.array([0.5, 0.5]), 0.98),
+        (STEPS, WEIGHTS, 1.01),
+        # The older, the nearer its end: nobody should yield, and mean order knows that too.
+        (np.arange(100, 300, 10), np.full(20, 0.05), 1.01),
+    ],
+)
+def test_gittins_is_never_worse_than_mean_order(
+    steps: NDArray[np.int64], weights: NDArray[np.float64], gain: float
+) -> None:
+    ratios = []
+    for seed in range(3):
+        _, requests = traffic(1_500, 0.8, seed, steps, weights)
+        means = [
+            simulate(ONE_SLOT, name, PURE, requests, PREEMPTIVE).ttlt_s.mean()
+            for name in ("sage", "sage-mean")
+        ]
+        ratios.append(means[0] / means[1])
+    assert float(np.mean(ratios)) < gain
