@@ -19,17 +19,17 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
 OUTPUT = ROOT / "results" / "demo"
 
-# Together about 25 minutes on 2 cores.
+# Together about 40 minutes on 2 cores.
 RATES = ("2x",)
-NUM_SEEDS = 3
-NUM_REQUESTS = 150
+NUM_SEEDS = 5
+NUM_REQUESTS = 200
 
 
 def main() -> int:
     data = DATA if DATA.is_dir() else None
     print(f"{len(DEFAULT_POLICIES)} policies x {NUM_SEEDS} seeds x {NUM_REQUESTS} requests on real")
     print(
-        f"servers, {f'prompts of {data}' if data else 'generated prompts'}: about 25 minutes on 2"
+        f"servers, {f'prompts of {data}' if data else 'generated prompts'}: about 40 minutes on 2"
     )
     print("cores. Each run starts a server of its own.\n", flush=True)
     settings = Settings(

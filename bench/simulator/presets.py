@@ -80,7 +80,7 @@ H800_QWEN3_32B = Engine(
 
 # Llama-3.1-8B: 8.03 B parameters in bfloat16, 32 layers x 8 KV heads x 128 x 2 x 2 bytes (its
 # config.json). A40: 696 GB/s, 149.7 dense bfloat16 TFLOPS, 48 GB (data sheet), PCIe 4 x16 at about
-# 25 of 32 GB/s. Chunks as SGLang cuts them on GPUs of 35 to 60 GB.
+# 25 of 32 GB/s. Chunks as SGLang cuts them on GPUs of 35 to 60 GB (srt/arg_groups/memory_hook.py).
 _LLAMA_8B_BYTES, _LLAMA_8B_KV_BYTES = 16.06e9, 32 * 8 * 128 * 2 * 2
 A40_LLAMA31_8B = Engine(
     step_time=roofline_step_time(

@@ -9,7 +9,9 @@ import pytest
 
 from bench.compare import requests_per_s
 from bench.stats import METRICS
+from patches.config_file import read_config
 from sage_sched.cli import main
+from sage_sched.config import SageConfig
 
 
 def test_rates_are_absolute_or_of_the_capacity() -> None:
@@ -52,6 +54,29 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     assert summary["fcfs"]["20"]["mean_e2e_latency_ms"]["ratio"] == 1.0
     assert "mean TTLT" in capsys.readouterr().out
     assert (output / "report.html").read_text().count("<svg") == 3
+
+    step_time = tmp_path / "step_time.yaml"
+    step_time.write_text("step_time: {decode_base_ms: 5.0}\n")
+    validate = ["--step-time", str(step_time), "--output", str(tmp_path / "validate")]
+    assert main(["bench", "validate", str(output / "runs.jsonl"), *validate]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    measured = {
+        line.split()[1]: float(line.split()[2]) for line in lines if line.split()[:1] == ["20"]
+    }
+    assert set(measured) == {"fcfs", "sage"}
+    for run in runs:
+        assert measured[run["policy"]] == pytest.approx(run["mean_e2e_latency_ms"] / 1e3, abs=0.01)
+    assert (tmp_path / "validate" / "validate.svg").exists()
+
+
+def test_step_times_are_fitted_to_a_real_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "fit", "--output", str(tmp_path)]) == 0
+    config = read_config(str(tmp_path / "step_time.yaml"))
+    assert config.step_time.decode_base_ms + config.step_time.decode_request_ms > 0
+    assert config.step_time != SageConfig().step_time
+    assert "mean absolute error" in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared_says_why(

@@ -23,8 +23,18 @@ CPU_FLAGS = [
 # Two kinds of prompt that the embedder tells apart, and how long their answers were.
 SHORT_PROMPT = "What is the capital of France?"
 LONG_PROMPT = "Write a long story about a dragon who learns to sail the seven seas."
-_WARM = [Observation(SHORT_PROMPT, 5 + i % 3) for i in range(20)] + [
-    Observation(LONG_PROMPT, 900 + i) for i in range(20)
+# The same, of which a server under test learns nothing more before they are asked for in turn.
+UNASKED_SHORT_PROMPT = "Is 91 a prime number? Answer yes or no."
+UNASKED_LONG_PROMPT = "Draft the complete rental contract of a farm, clause by clause."
+_WARM = [
+    Observation(prompt, shortest + i % 3)
+    for prompt, shortest in (
+        (SHORT_PROMPT, 5),
+        (UNASKED_SHORT_PROMPT, 5),
+        (LONG_PROMPT, 900),
+        (UNASKED_LONG_PROMPT, 900),
+    )
+    for i in range(20)
 ]
 
 

@@ -17,6 +17,8 @@ from transformers import AutoTokenizer
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,
+    UNASKED_LONG_PROMPT,
+    UNASKED_SHORT_PROMPT,
     SageServer,
     completion_order,
     generate,
@@ -158,10 +160,10 @@ def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) ->
         sage_server,
         {
             "running": call(SHORT_PROMPT, 400),
-            "long 1": call(LONG_PROMPT, 20),
-            "long 2": call(LONG_PROMPT, 20),
-            "short 1": call(SHORT_PROMPT, 20),
-            "short 2": call(SHORT_PROMPT, 20),
+            "long 1": call(UNASKED_LONG_PROMPT, 20),
+            "long 2": call(UNASKED_LONG_PROMPT, 20),
+            "short 1": call(UNASKED_SHORT_PROMPT, 20),
+            "short 2": call(UNASKED_SHORT_PROMPT, 20),
         },
     )
     assert order[0] == "running"
