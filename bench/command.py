@@ -56,6 +56,11 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
         help="folder of the datasets named in bench/datasets.py (default: generated prompts)",
     )  # fmt: skip
     parser.add_argument(
+        "--heavy-tailed", action="store_true",
+        help="generated prompts with short answers, a tenth of them 20 times longer, which no "
+        "prompt tells; not with --data",
+    )  # fmt: skip
+    parser.add_argument(
         "--model-path", type=Path, metavar="DIR", help="default: a small one, written to --output"
     )
     parser.add_argument(
@@ -104,14 +109,19 @@ def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
     return 1 if num_invalid else 0
 
 
-def load_workload(data: Path | None) -> Workload:
-    """From the data folder, or generated."""
-    return datasets.load(data) if data is not None else synthetic.generate(3000, seed=0)
+def load_workload(data: Path | None, heavy_tailed: bool = False) -> Workload:
+    """From the data folder, or generated. Raises WorkloadError, for both at once too."""
+    if data is not None and heavy_tailed:
+        raise WorkloadError("--heavy-tailed makes its own prompts: it does not go with --data")
+    if data is not None:
+        return datasets.load(data)
+    make = synthetic.generate_heavy_tailed if heavy_tailed else synthetic.generate
+    return make(3000, seed=0)
 
 
 def _settings(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:
     return Settings(
-        workload=load_workload(args.data),
+        workload=load_workload(args.data, args.heavy_tailed),
         servers=servers_of(args, server_env),
         policies=tuple(args.policies),
         rates=tuple(args.rates),

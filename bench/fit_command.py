@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, where nothing could be fitted."""
     try:
-        windows = measure(servers_of(args, {}), load_workload(args.data))
+        windows = measure(servers_of(args, {}), load_workload(args.data, args.heavy_tailed))
         found = fit(windows)
     except (ConfigError, ServerError, WorkloadError, ValueError) as error:
         print(f"sage-sched bench fit: {error}", file=sys.stderr)

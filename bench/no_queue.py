@@ -55,7 +55,7 @@ def main() -> int:
 
 def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """SGLang's metrics of each turn, by policy."""
-    workload = load_workload(args.data)
+    workload = load_workload(args.data, args.heavy_tailed)
     servers = servers_of(args, {})
     servers.warm(workload.observations())
     tokenizer = load_tokenizer(servers.model)

@@ -1,7 +1,8 @@
-"""How long a scheduler takes to sort its waiting queue, and to admit a request to it.
+"""How long a scheduler takes to admit a request, to sort its waiting queue, and to plan who yields.
 
-`python -m bench.queue_pass` times patches/ranker.py, the code that the scheduler runs, on queues
-of requests with predicted lengths, and prints a table. No server is needed.
+`python -m bench.queue_pass` times patches/ranker.py and sage_sched/plan.py, the code that the
+scheduler runs, on queues of requests with predicted lengths, and prints a table. No server is
+needed. The plan is among 256 running requests that fill slots and pool.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from patches.carrier import encode
 from patches.ranker import Ranker
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, plan_turns
 from sage_sched.step_time import ServerFacts
 
 QUEUE_LENGTHS = (100, 1_000, 10_000)
+NUM_RUNNING = 256
 _NUM_PASSES = 50
 _KV_POOL_TOKENS = 500_000
 
@@ -62,6 +65,37 @@ def measure(num_waiting: int) -> tuple[list[float], list[float]]:
     return admissions_ms, passes_ms
 
 
+def measure_plans() -> list[float]:
+    """Milliseconds of each plan for one window of waiting requests."""
+    config = SageConfig()
+    generator = np.random.default_rng(0)
+    server = ServerFacts(_KV_POOL_TOKENS, NUM_RUNNING, config.step_time.step_time())
+    ranker = Ranker("sage", config.policy, server)
+    requests = [
+        _request(generator, config.predictor.max_atoms) for _ in range(NUM_RUNNING + PLAN_WINDOW)
+    ]
+    for request in requests:
+        ranker.arrived(request)
+    jobs = [request.sage_job for request in requests]
+    claimants = [Claimant(job, job.input_tokens + 4096) for job in jobs[NUM_RUNNING:]]
+    plans_ms = []
+    for _ in range(_NUM_PASSES):
+        for job in jobs[:NUM_RUNNING]:
+            job.generated_tokens = int(generator.integers(1, 500))
+        holders = [
+            Holder(job, job.input_tokens + job.generated_tokens) for job in jobs[:NUM_RUNNING]
+        ]
+        plans_ms.append(
+            _timed_ms(
+                lambda holders=holders: plan_turns(
+                    holders, claimants, free_slots=0, free_tokens=0, policy=ranker.policy,
+                    served_tokens=0, max_yields=4,
+                )
+            )
+        )  # fmt: skip
+    return plans_ms
+
+
 def main() -> None:
     print("waiting   ms a pass: median     p99   ms an admission: median     p99")
     for num_waiting in QUEUE_LENGTHS:
@@ -70,6 +104,8 @@ def main() -> None:
             f"{num_waiting:7,d} {np.median(passes_ms):19.3f} {np.quantile(passes_ms, 0.99):7.3f}"
             f" {np.median(admissions_ms):25.3f} {np.quantile(admissions_ms, 0.99):7.3f}"
         )
+    plans_ms = measure_plans()
+    print(f"ms a plan: median {np.median(plans_ms):.3f}, p99 {np.quantile(plans_ms, 0.99):.3f}")
 
 
 if __name__ == "__main__":

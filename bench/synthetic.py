@@ -28,6 +28,11 @@ TOKENS_PER_WORD = 4 / 3
 # What no prompt tells: standard deviation of the logarithm within a cell. Our choice; answers to
 # one prompt at temperature 0.6 spread about that much (SageSched figure 1a).
 NOISE = 0.4
+# The heavy-tailed workload; our choice.
+LIGHT_MEAN_TOKENS = 50.0
+HEAVY_SHARE = 0.1
+HEAVY_FACTOR = 20
+HEAVY_NOISE = 0.2
 
 _CHAT_DETAIL = {
     "In one sentence, {}": 0.15,
@@ -98,6 +103,25 @@ def generate(num_prompts: int, seed: int) -> Workload:
     )
 
 
+def generate_heavy_tailed(num_prompts: int, seed: int) -> Workload:
+    """Chat prompts with short answers, but for one in ten, which is HEAVY_FACTOR times longer.
+
+    No prompt tells which one (reasoning models, that think for long or not at all)."""
+    rng = np.random.default_rng(seed)
+
+    def make(rng: np.random.Generator) -> Request:
+        heavy = rng.random() < HEAVY_SHARE
+        mean_tokens = LIGHT_MEAN_TOKENS * (HEAVY_FACTOR if heavy else 1)
+        length = _noisy(rng, mean_tokens, HEAVY_NOISE)
+        return Request(_chat(rng).prompt, length, "heavy" if heavy else "light")
+
+    return Workload.split(
+        _distinct(make, num_prompts, rng),
+        f"generated from templates (seed {seed}): chat with answers of about "
+        f"{LIGHT_MEAN_TOKENS:g} tokens, a tenth of them {HEAVY_FACTOR} times longer",
+    )
+
+
 def _distinct(
     make: Callable[[np.random.Generator], Request], number: int, rng: np.random.Generator
 ) -> list[Request]:
@@ -149,9 +173,9 @@ def _sentence(rng: np.random.Generator, topic: str) -> str:
     return f"{subject} {verb} {thing} around {topic} in {year}, on the basis of {number} cases."
 
 
-def _noisy(rng: np.random.Generator, mean: float) -> int:
+def _noisy(rng: np.random.Generator, mean: float, noise: float = NOISE) -> int:
     """A log-normal length of this mean, at least 1."""
-    return max(1, round(mean * float(rng.lognormal(-(NOISE**2) / 2, NOISE))))
+    return max(1, round(mean * float(rng.lognormal(-(noise**2) / 2, noise))))
 
 
 def _pick(rng: np.random.Generator, items: Sequence[T]) -> T:

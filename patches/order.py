@@ -1,7 +1,8 @@
-"""Scheduler seams: jobs arrive, the waiting queue is sorted, tokens are counted."""
+"""Scheduler seams: jobs arrive, the waiting queue is sorted, turns are taken, tokens counted."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
@@ -9,6 +10,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from patches.ranker import Ranker
 from patches.seam import AFTER, AROUND, BEFORE, Seam
 from patches.step_meter import StepMeter
+from patches.turns import turn_taker
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
 from sage_sched.step_time import ServerFacts
@@ -35,12 +37,27 @@ def order_seams(config: SageConfig) -> list[Seam]:
         )
         self.policy.sage_ranker = Ranker(self.schedule_policy, config.policy, server)
         self.policy.sage_steps = StepMeter()
+        self.policy.sage_turns = turn_taker(self, self.policy.sage_ranker, config.preemption)
 
     def after_init_max_new_tokens(result: None, self: Any, req: Any) -> None:
         # The last thing that every new request goes through, in order of arrival, and the first
         # moment at which its cap is known. Once more for some that are about to be aborted.
         if not hasattr(req, "sage_job"):
             self.policy.sage_ranker.arrived(req)
+
+    def around_prefill_pass(original: Any, self: Any, running_batch: Any) -> Any:
+        turns = self.policy.sage_turns
+        if turns is None:
+            return original(self, running_batch)
+        return turns.take_turns(partial(original, self), running_batch)
+
+    def around_timeouts(original: Any, self: Any) -> Any:
+        turns = self.policy.sage_turns
+        return original(self) if turns is None else turns.without_swapped(partial(original, self))
+
+    def after_flush_cache(success: bool, self: Any, *args: Any, **kw: Any) -> None:
+        if success and self.policy.sage_turns is not None:
+            self.policy.sage_turns.forget_copies()
 
     def before_calc_priority(self: Any, waiting_queue: list[Any], *args: Any, **kw: Any) -> None:
         self.sage_ranker.sort(waiting_queue)
@@ -52,8 +69,10 @@ def order_seams(config: SageConfig) -> list[Seam]:
         self.policy.sage_steps.launched(batch, after_idle=self._sched_idled)
 
     def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
+        turns = self.policy.sage_turns
         result.internal_state["sage"] = {
             **self.policy.sage_ranker.stats(),
+            "preemption": None if turns is None else turns.stats(),
             "steps": self.policy.sage_steps.windows(),
         }
 
@@ -66,6 +85,11 @@ def order_seams(config: SageConfig) -> list[Seam]:
         ),
         Seam(f"{_SCHEDULER}.init_schedule_policy", AFTER, after_init_policy, ()),
         Seam(f"{_SCHEDULER}.init_req_max_new_tokens", AFTER, after_init_max_new_tokens, ("req",)),
+        Seam(
+            f"{_SCHEDULER}.get_new_batch_prefill", AROUND, around_prefill_pass, ("running_batch",)
+        ),
+        Seam(f"{_SCHEDULER}._poll_timeout_aborts", AROUND, around_timeouts, ()),
+        Seam(f"{_SCHEDULER}.flush_cache", AFTER, after_flush_cache, ()),
         Seam(f"{_POLICY}.calc_priority", BEFORE, before_calc_priority, ("waiting_queue",)),
         Seam(f"{_SCHEDULER}.run_batch", BEFORE, before_run_batch, ("batch",)),
         Seam(f"{_SCHEDULER}.get_internal_state", AFTER, after_internal_state, ("recv_req",)),

@@ -25,8 +25,9 @@ class Ranker:
 
     def __init__(self, name: str, config: PolicyConfig, server: ServerFacts) -> None:
         self.policy: Policy = policy_named(name)(config, server)
-        self._served_tokens = 0
-        self._arrivals = 0
+        self.bucket_tokens = config.bucket_tokens
+        self.served_tokens = 0
+        self.num_arrivals = 0
         self._ranked_by_source: dict[str, int] = {}
         self._num_unranked = 0
         self._num_garbled = 0
@@ -37,8 +38,8 @@ class Ranker:
 
     def arrived(self, req: Any) -> None:
         """Put a Job on a new request, or None where the policy cannot rank it."""
-        req.sage_arrival = self._arrivals
-        self._arrivals += 1
+        req.sage_arrival = self.num_arrivals
+        self.num_arrivals += 1
         req.sage_job = self._admitted(req)
         if req.sage_job is None:
             self._num_unranked += 1
@@ -58,7 +59,7 @@ class Ranker:
             input_tokens=len(req.origin_input_ids),
             max_new_tokens=max(1, req.sampling_params.max_new_tokens),
             distribution=distribution,
-            served_at_arrival_tokens=self._served_tokens,
+            served_at_arrival_tokens=self.served_tokens,
         )
         try:
             return job if self.policy.admit(job) else None
@@ -68,7 +69,7 @@ class Ranker:
 
     def served(self, num_tokens: int) -> None:
         """Count tokens that the server is about to work off, prefill or decode."""
-        self._served_tokens += num_tokens
+        self.served_tokens += num_tokens
 
     def sort(self, queue: list[Any]) -> None:
         """Sort a waiting queue in place; by arrival in a pass in which the policy fails."""
@@ -78,7 +79,7 @@ class Ranker:
             if job is not None:
                 job.generated_tokens = len(req.output_ids)
         try:
-            order = ranked_order(jobs, self.policy, self._served_tokens)
+            order = ranked_order(jobs, self.policy, self.served_tokens)
         except Exception:
             self._failed("rank the queue")
             order = sorted(range(len(queue)), key=lambda i: getattr(queue[i], "sage_arrival", -1))
@@ -104,7 +105,7 @@ class Ranker:
             "num_unranked": self._num_unranked,
             "num_garbled": self._num_garbled,
             "num_policy_errors": self._num_policy_errors,
-            "served_tokens": self._served_tokens,
+            "served_tokens": self.served_tokens,
             "num_passes": self._num_passes,
             "mean_pass_ms": 1e3 * self._pass_seconds / max(1, self._num_passes),
             "longest_pass_ms": 1e3 * self._longest_pass_seconds,

@@ -70,6 +70,8 @@ class PolicyConfig:
     cost: the cost model, see sage_sched.cost.
     bucket_tokens: a running request's index is refreshed every so many tokens (SageSched
         section 4.1: 200).
+    refresh: how far a running request's index follows its age where that makes it worse, 0 (not at
+        all) to 1 (SageSched).
     aging_pools: while the server works through this many KV pools of tokens (prefill and decode),
         a waiting request's index improves e-fold. Smaller: shorter tails, longer mean.
     preempt_margin: how much better, as a share, a waiting request's index must be than that of a
@@ -82,6 +84,7 @@ class PolicyConfig:
 
     cost: str = "measured"
     bucket_tokens: int = 200
+    refresh: float = 0.3
     aging_pools: float = 10.0
     preempt_margin: float = 0.5
     trail_limit: float = 0.8
@@ -92,6 +95,7 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         _require(self.cost in COSTS, "policy.cost", self.cost, ", ".join(COSTS))
         _require(self.bucket_tokens >= 1, "policy.bucket_tokens", self.bucket_tokens, "at least 1")
+        _require(0 <= self.refresh <= 1, "policy.refresh", self.refresh, "0 to 1")
         _require(
             self.preempt_margin >= 0, "policy.preempt_margin", self.preempt_margin, "0 or more"
         )
@@ -100,6 +104,26 @@ class PolicyConfig:
         ):  # fmt: skip
             value = getattr(self, name)
             _require(value > 0, f"policy.{name}", value, "above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionConfig:
+    """Running requests that yield, with their KV swapped to host memory.
+
+    enabled: whether they do, under a policy that preempts.
+    max_yields: how often one request does at most.
+    host_pool_gib: host memory for their KV, per scheduler rank.
+    """
+
+    enabled: bool = False
+    max_yields: int = 4
+    host_pool_gib: float = 8.0
+
+    def __post_init__(self) -> None:
+        _require(self.max_yields >= 1, "preemption.max_yields", self.max_yields, "at least 1")
+        _require(
+            0 < self.host_pool_gib < 1e6, "preemption.host_pool_gib", self.host_pool_gib, "above 0"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +166,7 @@ class SageConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     step_time: StepTimeConfig = field(default_factory=StepTimeConfig)
 
     @classmethod
@@ -160,6 +185,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "store": StoreConfig,
     "predictor": PredictorConfig,
     "policy": PolicyConfig,
+    "preemption": PreemptionConfig,
     "step_time": StepTimeConfig,
 }
 

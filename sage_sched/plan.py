@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 
+# How many waiting jobs a plan looks at.
+PLAN_WINDOW = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:

@@ -92,8 +92,16 @@ def figures() -> list[Figure]:
             "mean is worse than Gittins, refreshing helps, Gittins suffers less from noise",
             ("exact", "noise"),
             tuple(
-                (p, tuple(Case(policy=p, noise=noise) for noise in (False, True)))
-                for p in ("sage", "sage-norefresh", "sage-mean")
+                (
+                    name,
+                    tuple(Case(policy=p, noise=noise, config=config) for noise in (False, True)),
+                )
+                for name, p, config in (
+                    ("sage", "sage", SageConfig()),
+                    ("sage, refresh 1 (the paper's)", "sage", _policy(refresh=1.0)),
+                    ("sage-norefresh", "sage-norefresh", SageConfig()),
+                    ("sage-mean", "sage-mean", SageConfig()),
+                )
             ),
         ),
         Figure(
@@ -123,7 +131,7 @@ def figures() -> list[Figure]:
             tuple(REGIMES),
             tuple(
                 (p, tuple(replace(case, policy=p) for case in REGIMES.values()))
-                for p in (*EVERYONE, "sage-measured", "srpt-oracle")
+                for p in (*EVERYONE, "srpt-oracle")
             ),
         ),
         Figure(
@@ -133,7 +141,7 @@ def figures() -> list[Figure]:
             tuple(REGIMES),
             tuple(
                 (p, tuple(replace(case, policy=p, preempt=False) for case in REGIMES.values()))
-                for p in (*STOCK, "ssjf", "sage", "sage-measured", "srpt-oracle")
+                for p in (*STOCK, "ssjf", "sage", "srpt-oracle")
             ),
         ),
         Figure(
@@ -147,6 +155,22 @@ def figures() -> list[Figure]:
                     (f"aging {a:g} pools", (Case(policy="sage", config=_policy(aging_pools=a)),))
                     for a in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 1000.0)
                 ),
+            ),
+        ),
+        Figure(
+            "D",
+            "How far a running request's index follows its age",
+            "not in the paper: it follows in full, refresh 1",
+            tuple(REGIMES),
+            tuple(
+                (
+                    f"refresh {r:g}",
+                    tuple(
+                        replace(case, policy="sage", config=_policy(refresh=r))
+                        for case in REGIMES.values()
+                    ),
+                )
+                for r in (0.3, 0.0, 0.6, 1.0)
             ),
         ),
     ]

@@ -16,10 +16,7 @@ from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy
 from sage_sched.job import Job
-from sage_sched.plan import Claimant, Holder, plan_turns
-
-# How many waiting requests a plan looks at.
-_PLAN_WINDOW = 16
+from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, plan_turns
 
 
 class Pass:
@@ -149,7 +146,7 @@ class Pass:
             if progress.ranked:
                 running.append(Holder(progress.job, self._freed_tokens(progress)))
         waiting = []
-        for progress in islice(state.queue, position, position + _PLAN_WINDOW):
+        for progress in islice(state.queue, position, position + PLAN_WINDOW):
             if not progress.ranked:
                 break
             waiting.append(Claimant(progress.job, self._demand(progress)))

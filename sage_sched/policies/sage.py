@@ -20,6 +20,7 @@ class _Memo:
     """A job's index at all ages, and its key at the age at which it was last asked for."""
 
     table: GittinsTable | MeanCost
+    log_at_arrival: float
     age_tokens: int = -1
     key: float = 0.0
 
@@ -33,20 +34,26 @@ class SagePolicy(Policy):
     In logarithms `now` is the same for all, so the key is `ln G + a / w`: constant while a job
     waits, and the wait is bounded, since no G is more than exp((now - a) / w) times another
     for ever: a job is overtaken by none that arrives after `w * ln(its G / smallest G)` tokens.
+
+    With age an index that improves counts in full, one that worsens to the share refresh of its
+    logarithm. At arrival it rests on all samples, later on the few that are longer than the age:
+    right on average over jobs, but not over those that a newcomer would push out, as these are the
+    ones whose index is worst, by bad luck too.
     """
 
     cost_name: ClassVar[str | None] = None  # None: the configuration's
-    refreshes: ClassVar[bool] = True
 
     def __init__(self, config: PolicyConfig, server: ServerFacts) -> None:
         super().__init__(config, server)
         self._cost = cost_named(self.cost_name or config.cost, server)
         self._aging_tokens = config.aging_pools * server.kv_pool_tokens
+        self._refresh = config.refresh
 
     def admit(self, job: Job) -> bool:
         if job.distribution is None:
             return False
-        job.memo = _Memo(self._table(job))
+        table = self._table(job)
+        job.memo = _Memo(table, math.log(table.index(0)))
         return True
 
     def _table(self, job: Job) -> GittinsTable | MeanCost:
@@ -62,11 +69,12 @@ class SagePolicy(Policy):
     def key(self, job: Job, served_tokens: int) -> float:
         memo = job.memo
         assert isinstance(memo, _Memo)
-        age_tokens = job.generated_tokens if self.refreshes else 0
+        age_tokens = job.generated_tokens
         if memo.age_tokens != age_tokens:
             memo.age_tokens = age_tokens
-            index = memo.table.index(age_tokens)
-            memo.key = math.log(index) + job.served_at_arrival_tokens / self._aging_tokens
+            change = math.log(memo.table.index(age_tokens)) - memo.log_at_arrival
+            log_index = memo.log_at_arrival + change * (self._refresh if change > 0 else 1.0)
+            memo.key = log_index + job.served_at_arrival_tokens / self._aging_tokens
         return memo.key
 
     def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
@@ -91,11 +99,20 @@ class SageMeanPolicy(SagePolicy):
         )
 
 
+@register("sage-order")
+class SageOrderPolicy(SagePolicy):
+    """The order of the waiting queue alone: no running request yields."""
+
+    yields = Policy.yields
+
+
 @register("sage-norefresh")
 class SageNoRefreshPolicy(SagePolicy):
     """The ablation of SageSched, Fig. 11: the index at arrival, whatever a job has become."""
 
-    refreshes = False
+    def key(self, job: Job, served_tokens: int) -> float:
+        assert isinstance(job.memo, _Memo)
+        return job.memo.log_at_arrival + job.served_at_arrival_tokens / self._aging_tokens
 
 
 @register("sage-output")

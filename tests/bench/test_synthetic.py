@@ -65,3 +65,16 @@ def test_summarization_has_the_long_inputs(requests: list[Request]) -> None:
         for name in ("chat", "summarization", "writing")
     }
     assert words["summarization"] > 10 * max(words["chat"], words["writing"])
+
+
+def test_a_tenth_is_twenty_times_longer_and_no_prompt_tells_which() -> None:
+    workload = synthetic.generate_heavy_tailed(3000, seed=0)
+    requests = [*workload.history, *workload.evaluation]
+    assert len({request.prompt for request in requests}) == 3000
+    heavy = [r.output_tokens for r in requests if r.class_name == "heavy"]
+    light = [r.output_tokens for r in requests if r.class_name == "light"]
+    assert len(heavy) / len(requests) == pytest.approx(0.1, abs=0.02)
+    assert np.mean(heavy) / np.mean(light) == pytest.approx(20, rel=0.05)
+    detailed = [r for r in requests if "thorough answer" in r.prompt]
+    share = sum(r.class_name == "heavy" for r in detailed) / len(detailed)
+    assert share == pytest.approx(0.1, abs=0.05)

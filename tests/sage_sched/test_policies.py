@@ -104,6 +104,33 @@ def test_without_refresh_a_lost_gamble_keeps_its_place() -> None:
     assert order("sage-norefresh", [lost, middling]) == [0, 1]
 
 
+@given(
+    lengths=distributions(max_size=6),
+    ages=st.lists(st.integers(1, 6000), min_size=1, max_size=5),
+    refresh=st.floats(0, 1),
+)
+def test_an_index_counts_in_full_where_it_improves_and_in_part_where_it_worsens(
+    lengths: LengthDistribution, ages: list[int], refresh: float
+) -> None:
+    one, paper = job(1), job(1)
+    one.distribution = paper.distribution = lengths
+    ours = admitted("sage", one, refresh=refresh)
+    full = admitted("sage", paper, refresh=1.0)
+    at_arrival = full.key(paper, 0)
+    assert ours.key(one, 0) == at_arrival
+    for age in ages:
+        one.generated_tokens = paper.generated_tokens = age
+        change = full.key(paper, 0) - at_arrival
+        expected = at_arrival + change * (refresh if change > 0 else 1.0)
+        assert ours.key(one, 0) == pytest.approx(expected)
+
+
+def test_a_policy_that_orders_alone_never_yields() -> None:
+    long, short = job(4000, age=10), job(5, arrival=1)
+    assert admitted("sage", long, short).yields(long, short, 0)
+    assert not admitted("sage-order", long, short).yields(long, short, 0)
+
+
 def test_costs_disagree_about_a_long_prompt() -> None:
     # Same answer, or nearly: the output cost does not see the prompt, all the others do.
     long_prompt, short_prompt = job(90, input_tokens=3000), job(100, input_tokens=10, arrival=1)

@@ -1,0 +1,171 @@
+"""KV of a running request that yields: to host memory, and back without a prefill.
+
+SGLang has both halves for prefill/decode disaggregation; what is here puts them together on one
+server (mem_cache/common.py, disaggregation/decode.py, decode_schedule_batch_mixin.py). The tokens
+that come after are the very ones that would have come (nothing is computed again).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.disaggregation.decode import alloc_for_decode_prealloc
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.mem_cache.common import (
+    backup_kv_cache,
+    discard_kv_cache_backup,
+    evict_from_tree_cache,
+    release_kv_cache,
+    restore_kv_cache,
+)
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+
+logger = logging.getLogger(__name__)
+
+_BACKEND = "cpu_tensor"
+
+
+def is_swapped(req: Any) -> bool:
+    """Whether a waiting request's KV is in host memory."""
+    return req.kv.retraction_backup is not None
+
+
+def why_not(scheduler: Any) -> str | None:
+    """Why requests of this server cannot be swapped; None where they can."""
+    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    reasons = {
+        "speculative decoding": not scheduler.spec_algorithm.is_none(),
+        f"a KV pool of type {type(pool).__name__}": type(pool)
+        not in (MHATokenToKVPool, MLATokenToKVPool),
+        "sliding windows beside full attention": scheduler.is_hybrid_swa,
+        "--enable-lora": scheduler.enable_lora,
+        "data-parallel attention": scheduler.require_mlp_sync,
+        "hierarchical sparse attention": scheduler.enable_hisparse,
+        "a diffusion LLM": scheduler.dllm_config is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def can_swap(req: Any) -> bool:
+    """Whether this running request, which has to have a first token, can go and come back as if
+    nothing had been. Penalties and min_new_tokens count in the batch, and would start anew."""
+    sampling = req.sampling_params
+    return not (
+        req.finished()
+        or req.to_finish is not None
+        or not req.output_ids
+        or req.next_output_finishes_by_length()
+        or req.beam_group is not None
+        or req.session is not None
+        or req.input_embeds is not None
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.repetition_penalty != 1.0
+        or sampling.min_new_tokens
+    )
+
+
+def token_bytes(scheduler: Any) -> int:
+    """Host memory that the KV of one token takes, on this rank."""
+    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    size = pool.get_kv_size_bytes()
+    return int(-(-(sum(size) if isinstance(size, tuple) else size) // pool.size))
+
+
+def swap_out(scheduler: Any, running_batch: Any, req: Any) -> bool:
+    """Copy a running request's KV to host memory and take it off the device; False, and nothing is
+    changed, where the copy fails.
+
+    A token whose forward pass is in flight is dropped with its KV (SGLang skips results of
+    retracted requests), and computed again after swap_in.
+    """
+    try:
+        backup_kv_cache(
+            req,
+            scheduler.tree_cache,
+            scheduler.req_to_token_pool,
+            scheduler.token_to_kv_pool_allocator,
+            _BACKEND,
+        )
+    except (RuntimeError, MemoryError):
+        logger.exception("a request's KV could not be copied to host memory; it goes on running")
+        drop(scheduler, req)
+        return False
+    position = running_batch.reqs.index(req)
+    others = [i for i in range(len(running_batch.reqs)) if i != position]
+    running_batch.release_req(position, len(others))
+    running_batch.filter_batch(keep_indices=others)
+    req.time_stats.set_wait_queue_entry_time()
+    return True
+
+
+def drop(scheduler: Any, req: Any) -> None:
+    """Forget the copy. A waiting request is then computed again, as after any retraction."""
+    discard_kv_cache_backup(req, scheduler.tree_cache, _BACKEND)
+
+
+def swap_in(scheduler: Any, reqs: Sequence[Any]) -> Any | None:
+    """Bring requests back: the batch to merge into the running one, of those whose copy could be
+    written; None if none could. The others have no copy any more.
+
+    There must be room, and none of them may have been swapped out since the last step was launched:
+    a result that is still in flight would count as theirs.
+    """
+    if scheduler.enable_overlap and scheduler.device != "cpu":
+        # A pass in flight may still write to slots that were given away.
+        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
+    back = [req for req in reqs if _restored(scheduler, req)]
+    if not back:
+        return None
+    batch = ScheduleBatch.init_new(
+        back,
+        scheduler.req_to_token_pool,
+        scheduler.token_to_kv_pool_allocator,
+        scheduler.tree_cache,
+        scheduler.model_config,
+        scheduler.enable_overlap,
+        scheduler.spec_algorithm,
+    )
+    # As SGLang's decode side does with KV that came over the network: no forward pass.
+    batch.prepare_for_prebuilt()
+    batch.process_prebuilt(scheduler.future_map)
+    return batch
+
+
+def _restored(scheduler: Any, req: Any) -> bool:
+    pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
+    num_tokens = req.seqlen - 1  # the newest token has no KV yet
+    evict_from_tree_cache(scheduler.tree_cache, num_tokens + scheduler.page_size)
+    if pool.alloc([req]) is None:
+        raise RuntimeError("no slot for a request to resume, though one was counted")
+    slots = alloc_for_decode_prealloc(
+        allocator,
+        req=req,
+        fill_len=num_tokens,
+        delta_len=num_tokens,
+        prefix_len=0,
+        total_prefix_len=0,
+        prefix_indices=None,
+        uses_swa_tail=False,
+        swa_tail_len=0,
+        req_to_token_pool=pool,
+    )
+    if slots is None:
+        raise RuntimeError("no KV memory for a request to resume, though it was counted")
+    pool.write((req.kv.req_pool_idx, slice(0, num_tokens)), slots.to(torch.int32))
+    req.kv.kv_committed_len = num_tokens
+    req.full_untruncated_fill_ids = req.origin_input_ids + req.output_ids
+    req.prefix_len, req.extend_end = 0, num_tokens
+    try:
+        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)
+    except (RuntimeError, MemoryError):
+        logger.exception("a request's KV could not be copied back; it is computed again")
+        release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
+        req.reset_for_retract()
+        drop(scheduler, req)
+        return False
+    req.time_stats.set_forward_entry_time()
+    return True

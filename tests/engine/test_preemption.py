@@ -1,0 +1,162 @@
+"""Running requests yield on a real server, and what they say is what they would have said."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from bench.server import Server
+from tests.engine.serving import (
+    LONG_PROMPT,
+    SHORT_PROMPT,
+    SageServer,
+    generate,
+    wait_until,
+    warmed_store,
+)
+
+NUM_REQUESTS = 120
+# Room for three or four requests, and a plan that changes its mind all the time.
+FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
+RESTLESS = """
+[policy]
+bucket_tokens = 8
+preempt_margin = 0.0
+aging_pools = 1000.0
+[preemption]
+enabled = true
+max_yields = 50
+"""
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warmed_store(tmp_path_factory.mktemp("warmed") / "store")
+
+
+def crowd(seed: int = 0) -> list[tuple[str, int]]:
+    """Prompts and how many tokens each is to get, in an order that no policy would choose."""
+    rng = random.Random(seed)
+    long = [(f"{LONG_PROMPT} Chapter {i}.", rng.randrange(60, 200)) for i in range(NUM_REQUESTS)]
+    short = [(f"{SHORT_PROMPT} Case {i}.", rng.randrange(4, 20)) for i in range(NUM_REQUESTS)]
+    return [pair for both in zip(long, short, strict=True) for pair in both][:NUM_REQUESTS]
+
+
+def answers(server: Server, asked: Sequence[tuple[str, int]]) -> list[tuple[list[int], list[Any]]]:
+    """Token ids and log probabilities, of all asked at once."""
+
+    def ask(pair: tuple[str, int]) -> tuple[list[int], list[Any]]:
+        answer = generate(server, pair[0], pair[1], return_logprob=True)
+        logprobs = answer["meta_info"]["output_token_logprobs"]
+        return answer["output_ids"], [logprob for logprob, *_ in logprobs]
+
+    with ThreadPoolExecutor(24) as pool:
+        return list(pool.map(ask, asked))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--page-size", "16", "--disable-overlap-schedule")],
+    ids=["page 1, overlap", "page 16, no overlap"],
+)
+def test_an_answer_is_the_same_whoever_it_yielded_to(
+    flags: tuple[str, ...], model: Path, store: Path, tmp_path: Path
+) -> None:
+    asked = crowd()
+    found = {}
+    yields = {}
+    for name, settings in (("calm", "[preemption]\nenabled = false\n"), ("restless", RESTLESS)):
+        folder = tmp_path / name
+        folder.mkdir()
+        copy = Path(shutil.copytree(store, folder / "store"))
+        with SageServer(
+            model, folder, copy, flags=[*FLAGS, *flags], env=STRICT, settings=settings
+        ) as server:
+            found[name] = answers(server, asked)
+            stats = server.stats()["preemption"]
+            yields[name] = 0 if stats is None else stats["num_yields"]
+            assert stats is None or stats["num_resumed"] == stats["num_yields"]
+    assert yields["calm"] == 0
+    assert yields["restless"] >= NUM_REQUESTS / 3
+    for (calm_ids, calm_logprobs), (ids, logprobs) in zip(
+        found["calm"], found["restless"], strict=True
+    ):
+        assert ids == calm_ids
+        assert logprobs == pytest.approx(calm_logprobs, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def restless(
+    model: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SageServer]:
+    folder = tmp_path_factory.mktemp("restless")
+    copy = Path(shutil.copytree(store, folder / "store"))
+    with SageServer(model, folder, copy, flags=FLAGS, env=STRICT, settings=RESTLESS) as server:
+        yield server
+
+
+def test_a_client_that_leaves_takes_nothing_along(restless: SageServer) -> None:
+    asked = crowd(seed=1)[:60]
+    before = restless.stats()["preemption"]["num_yields"]
+
+    def ask(position: int) -> int | None:
+        prompt, num_tokens = asked[position]
+        if position % 4:
+            return len(generate(restless, prompt, num_tokens)["output_ids"])
+        body = {
+            "text": prompt,
+            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0},
+            "stream": True,
+        }
+        with requests.post(restless.url + "/generate", json=body, stream=True, timeout=60) as left:
+            next(left.iter_lines())
+            time.sleep(0.05 * (position % 7))  # some are running when they leave, some swapped
+        return None
+
+    with ThreadPoolExecutor(24) as pool:
+        counts = list(pool.map(ask, range(len(asked))))
+    for position, count in enumerate(counts):
+        assert count in (None, asked[position][1])
+    assert restless.stats()["preemption"]["num_yields"] > before
+    # SGLang checks on idle that no memory is held any more, and dies where some is.
+    wait_until(lambda: requests.get(restless.url + "/health", timeout=30).status_code == 200)
+    assert answers(restless, asked[:1])[0][0]
+
+
+def test_what_a_flush_makes_stale_is_computed_again(restless: SageServer) -> None:
+    asked = crowd(seed=2)[:60]
+    alone = [answers(restless, [pair])[0][0] for pair in asked]
+    recomputed = 0
+    with ThreadPoolExecutor(1) as background:
+        together = background.submit(answers, restless, asked)
+        while not together.done() and not recomputed:
+            time.sleep(0.3)
+            post(restless, "/pause_generation", {"mode": "retract"})
+            post(restless, "/flush_cache", {})
+            post(restless, "/continue_generation", {})
+            recomputed = restless.stats()["preemption"]["num_recomputed"]
+        assert [ids for ids, _ in together.result()] == alone
+    assert recomputed > 0
+
+
+def test_a_full_host_pool_lets_requests_run_on(model: Path, store: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(store, tmp_path / "store"))
+    settings = RESTLESS + "host_pool_gib = 0.00005\n"
+    with SageServer(model, tmp_path, copy, flags=FLAGS, env=STRICT, settings=settings) as server:
+        asked = crowd(seed=3)[:40]
+        found = answers(server, asked)
+        assert [len(ids) for ids, _ in found] == [num_tokens for _, num_tokens in asked]
+        assert server.stats()["preemption"]["num_without_host_room"] > 0
+
+
+def post(server: Server, path: str, body: dict[str, Any]) -> None:
+    requests.post(server.url + path, json=body, timeout=60).raise_for_status()
