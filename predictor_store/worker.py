@@ -215,9 +215,6 @@ def serve(worker: Worker, connection: socket.socket) -> None:
 
 
 def main() -> None:
-    # The engine goes first: on a host whose cores are all busy, embedding beside it at equal rank
-    # costs it a third of its throughput (bench/compare.py, 2 cores), and gains nothing.
-    os.nice(_NICENESS)
     # Ctrl-C goes to the whole process group; the server hangs up when it is through.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -227,6 +224,10 @@ def main() -> None:
     except StoreError as error:
         connection.sendall(protocol.encode({"refused": str(error)}))
         return
+    # From here on the engine goes first: on a host whose cores are all busy, embedding beside it at
+    # equal rank costs it a third of its throughput (bench/compare.py, 2 cores), and gains nothing.
+    # Not before: the server waits for this process to be ready.
+    os.nice(_NICENESS)
     try:
         # The server may die while something is sent to it.
         with contextlib.suppress(OSError):
