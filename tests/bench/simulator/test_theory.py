@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
+import ciw
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -28,9 +30,11 @@ ONE_SLOT = Engine(
     max_running_requests=1,
 )
 PREEMPTIVE = Options(preempt=True, max_yields=1_000_000)
-# No aging, no hysteresis.
+# No aging, no hysteresis, the index as it is.
 PURE = SageConfig(
-    policy=PolicyConfig(cost="output", bucket_tokens=20, aging_pools=1e9, preempt_margin=0.0)
+    policy=PolicyConfig(
+        cost="output", bucket_tokens=20, refresh=1.0, aging_pools=1e9, preempt_margin=0.0
+    )
 )
 
 
@@ -67,6 +71,49 @@ def test_fcfs_is_pollaczek_khinchine(load: float) -> None:
     wait = rate * float(STEPS**2 @ WEIGHTS) / (2 * (1 - load))
     assert mean == pytest.approx(float(STEPS @ WEIGHTS) + wait, abs=4 * error)
     assert error < 0.1 * mean
+
+
+@pytest.mark.parametrize(("policy", "by_size"), [("fcfs", False), ("ssjf", True)])
+def test_ciw_has_each_request_wait_as_long(policy: str, by_size: bool) -> None:
+    """A queueing library as a second opinion, on the same arrivals and service times; shortest job
+    first is there a priority class for each size."""
+    _, requests = traffic(2_000, 0.8, 3, STEPS, WEIGHTS)
+    known = [
+        replace(r, distribution=LengthDistribution.from_samples([r.output_tokens], "prior"))
+        for r in requests
+    ]
+    found = simulate(ONE_SLOT, policy, PURE, known).ttlt_s
+    expected = _ciw_sojourn_s(requests, by_size)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def _ciw_sojourn_s(requests: list[SimRequest], by_size: bool) -> NDArray[np.float64]:
+    groups: dict[str, list[int]] = {}
+    for i, request in enumerate(requests):
+        groups.setdefault(f"{request.output_tokens:05}" if by_size else "all", []).append(i)
+    arrivals = {}
+    services = {}
+    for name, members in groups.items():
+        times_s = np.array([requests[i].arrival_s for i in members])
+        gaps_s = np.diff(times_s, prepend=0.0).tolist()
+        served_s = [(requests[i].output_tokens - 1) * TOKEN_S for i in members]
+        arrivals[name] = [ciw.dists.Sequential([*gaps_s, math.inf])]
+        services[name] = [ciw.dists.Sequential([*served_s, 1.0])]
+    network = ciw.create_network(
+        arrival_distributions=arrivals,
+        service_distributions=services,
+        number_of_servers=[1],
+        priority_classes={name: rank for rank, name in enumerate(sorted(groups))},
+    )
+    queue = ciw.Simulation(network)
+    queue.simulate_until_max_customers(len(requests))
+    sojourn_s = np.full(len(requests), math.nan)
+    for name, members in groups.items():
+        mine = [r for r in queue.get_all_records() if r.customer_class == name]
+        mine.sort(key=lambda record: record.arrival_date)
+        for i, record in zip(members, mine, strict=True):
+            sojourn_s[i] = record.exit_date - record.arrival_date
+    return sojourn_s
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
