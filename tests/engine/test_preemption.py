@@ -77,16 +77,6 @@ def calm_answers(
     return found
 
 
-@pytest.fixture(scope="module")
-def restless(
-    model: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SageServer]:
-    folder = tmp_path_factory.mktemp("restless")
-    copy = Path(shutil.copytree(store, folder / "store"))
-    with SageServer(model, folder, copy, flags=FLAGS, env=STRICT, settings=RESTLESS) as server:
-        yield server
-
-
 def check_the_same(server: SageServer, calm: list[tuple[list[int], list[Any]]]) -> None:
     found = answers(server, crowd())
     stats = server.stats()["preemption"]
@@ -97,12 +87,6 @@ def check_the_same(server: SageServer, calm: list[tuple[list[int], list[Any]]]) 
         assert logprobs == pytest.approx(calm_logprobs, abs=1e-4)
 
 
-def test_an_answer_is_the_same_whoever_it_yielded_to(
-    restless: SageServer, calm_answers: list[tuple[list[int], list[Any]]]
-) -> None:
-    check_the_same(restless, calm_answers)
-
-
 def test_pages_of_16_without_overlap(
     model: Path, store: Path, tmp_path: Path, calm_answers: list[tuple[list[int], list[Any]]]
 ) -> None:
@@ -110,6 +94,33 @@ def test_pages_of_16_without_overlap(
     flags = [*FLAGS, "--page-size", "16", "--disable-overlap-schedule"]
     with SageServer(model, tmp_path, copy, flags=flags, env=STRICT, settings=RESTLESS) as server:
         check_the_same(server, calm_answers)
+
+
+def test_a_full_host_pool_lets_requests_run_on(model: Path, store: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(store, tmp_path / "store"))
+    settings = RESTLESS + "host_pool_gib = 0.00005\n"
+    with SageServer(model, tmp_path, copy, flags=FLAGS, env=STRICT, settings=settings) as server:
+        asked = crowd(seed=3)[:30]
+        found = answers(server, asked)
+        assert [len(ids) for ids, _ in found] == [num_tokens for _, num_tokens in asked]
+        assert server.stats()["preemption"]["num_without_host_room"] > 0
+
+
+# From here on one server; not before, as an idle one takes a core from those beside it.
+@pytest.fixture(scope="module")
+def restless(
+    model: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SageServer]:
+    folder = tmp_path_factory.mktemp("restless")
+    copy = Path(shutil.copytree(store, folder / "store"))
+    with SageServer(model, folder, copy, flags=FLAGS, env=STRICT, settings=RESTLESS) as server:
+        yield server
+
+
+def test_an_answer_is_the_same_whoever_it_yielded_to(
+    restless: SageServer, calm_answers: list[tuple[list[int], list[Any]]]
+) -> None:
+    check_the_same(restless, calm_answers)
 
 
 def test_a_client_that_leaves_takes_nothing_along(restless: SageServer) -> None:
@@ -154,16 +165,6 @@ def test_what_a_flush_makes_stale_is_computed_again(restless: SageServer) -> Non
             recomputed = restless.stats()["preemption"]["num_recomputed"]
         assert [ids for ids, _ in together.result()] == alone
     assert recomputed > 0
-
-
-def test_a_full_host_pool_lets_requests_run_on(model: Path, store: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(store, tmp_path / "store"))
-    settings = RESTLESS + "host_pool_gib = 0.00005\n"
-    with SageServer(model, tmp_path, copy, flags=FLAGS, env=STRICT, settings=settings) as server:
-        asked = crowd(seed=3)[:30]
-        found = answers(server, asked)
-        assert [len(ids) for ids, _ in found] == [num_tokens for _, num_tokens in asked]
-        assert server.stats()["preemption"]["num_without_host_room"] > 0
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> None:
