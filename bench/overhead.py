@@ -16,7 +16,8 @@ import numpy as np
 from bench import queue_pass, synthetic
 from patches.carrier import decode, encode
 from predictor_store import predictor
-from predictor_store.embedder import DIMENSION, Embedder
+from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
+from predictor_store.features import NUM_FEATURES
 from predictor_store.history import History
 from sage_sched.config import PredictorConfig
 
@@ -42,10 +43,13 @@ def measure() -> dict[str, list[float]]:
     prompts = prompts[:_NUM_PROMPTS]
     vectors = embedder.embed(prompts)
     rng = np.random.default_rng(0)
-    history = History(DIMENSION, NUM_RECORDS)
+    history = History(EMBEDDING_DIMENSION, NUM_FEATURES, NUM_RECORDS)
     for i in range(NUM_RECORDS):
-        noisy = vectors[i % len(vectors)] + rng.normal(0, 0.03, DIMENSION).astype(np.float32)
-        history.add(noisy / np.linalg.norm(noisy), int(rng.lognormal(5, 1)) + 1, False, "history")
+        embedding, features = np.split(vectors[i % len(vectors)], [EMBEDDING_DIMENSION])
+        noisy = embedding + rng.normal(0, 0.03, EMBEDDING_DIMENSION).astype(np.float32)
+        vector = np.append(noisy / np.linalg.norm(noisy), features)
+        history.add(vector, int(rng.lognormal(5, 1)) + 1, False, "history")
+    history.fit()
     predicted = [predictor.predict(history, vector, config) for vector in vectors]
     lengths = [found for found in predicted if found is not None]
     admissions_ms, passes_ms = queue_pass.measure(NUM_WAITING)

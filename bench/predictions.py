@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from bench.workload import Request, Workload
 from predictor_store import predictor
-from predictor_store.embedder import DIMENSION, Embedder
+from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
+from predictor_store.features import NUM_FEATURES
 from predictor_store.history import History
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
@@ -59,10 +60,11 @@ class Foresight:
     def history(self) -> History:
         """The workload's history, all warm."""
         observations = self.workload.observations()
-        history = History(DIMENSION, len(observations))
+        history = History(EMBEDDING_DIMENSION, NUM_FEATURES, len(observations))
         for observation in observations:
             vector = self._vectors[observation.prompt]
             history.add(vector, observation.output_tokens, False, "warm")
+        history.fit()
         return history
 
     def semantic(self, config: PredictorConfig | None = None) -> Predict:
@@ -71,17 +73,6 @@ class Foresight:
         return lambda request: predictor.predict(
             history, self._vectors[request.prompt], config or self.config
         )
-
-    def threshold_alone(self) -> Predict:
-        """The rule of SageSched, section 3.1: matches, and nothing where there are too few."""
-        history = self.history()
-        everything = predictor.prior(history, self.config)
-
-        def predict(request: Request) -> LengthDistribution | None:
-            found = predictor.predict(history, self._vectors[request.prompt], self.config)
-            return everything if found is None or found.source == "nearest" else found
-
-        return predict
 
     def of_input_length(self) -> Predict:
         """The history's requests of the most similar input length (SageSched, Fig. 9)."""
@@ -94,7 +85,7 @@ class Foresight:
 
         def predict(request: Request) -> LengthDistribution:
             near = np.argsort(np.abs(inputs - self.input_tokens(request)), kind="stable")
-            return LengthDistribution.from_samples(outputs[near[:_NUM_ALIKE]], "nearest")
+            return LengthDistribution.from_samples(outputs[near[:_NUM_ALIKE]], "warm")
 
         return predict
 

@@ -34,7 +34,7 @@ def _request(generator: np.random.Generator, max_atoms: int) -> Any:
         output_ids=[],
         sampling_params=SimpleNamespace(
             max_new_tokens=4096,
-            custom_params=encode(LengthDistribution.from_samples(lengths, "nearest")),
+            custom_params=encode(LengthDistribution.from_samples(lengths, "warm")),
         ),
     )
 

@@ -82,7 +82,7 @@ def _start_prediction(manager: Any, obj: Any) -> None:
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
     obj._sage_prediction = None
     if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
-        obj._sage_prediction = asyncio.ensure_future(client.predict(text))
+        obj._sage_prediction = asyncio.ensure_future(client.predict(text, _scope(obj)))
 
 
 async def _attach(obj: Any, tokenized: Any) -> None:
@@ -107,11 +107,12 @@ def _before_output(self: Any, recv_obj: Any) -> None:
         reason = recv_obj.finished_reasons[i]
         state = self.rid_to_state.get(rid) if reason is not None else None
         handle = getattr(state.obj, "_sage_handle", None) if state is not None else None
-        if handle is None or reason["type"] not in ("stop", "length"):
+        if handle is None or reason["type"] not in ("stop", "length", "abort"):
             continue
         input_tokens, output_tokens = recv_obj.prompt_tokens[i], recv_obj.completion_tokens[i]
         if output_tokens > 0:  # else it only filled the prefix cache, for n > 1
-            client.finished(handle, input_tokens, output_tokens, reason["type"] == "length")
+            cut = reason["type"] != "stop"
+            client.finished(handle, input_tokens, output_tokens, cut)
 
 
 async def _around_internal_state(original: Any, self: Any) -> Any:
@@ -131,6 +132,12 @@ def _after_chat(result: Any, self: Any, request: Any, *args: Any, **kw: Any) -> 
     text = _last_user_text(request.messages)
     if text is not None:
         result[0]._sage_text = text
+
+
+def _scope(obj: Any) -> str:
+    """Whose answers these are: the LoRA adapter's."""
+    lora = obj.lora_path
+    return lora if isinstance(lora, str) else ""
 
 
 def _is_internal(manager: Any, obj: Any) -> bool:

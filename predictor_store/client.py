@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from predictor_store import protocol
-from predictor_store.embedder import MAX_CHARS
+from predictor_store.features import excerpt
 from predictor_store.link import Link, PredictorError, start_worker
 from predictor_store.store_file import StoreError
 from sage_sched.config import SageConfig
@@ -65,8 +65,11 @@ class PredictorClient:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""
         self._attach(start_worker(self._config))
 
-    async def predict(self, text: str) -> Prediction:
-        """Never raises. Past predictor.deadline_ms the prior; the handle is good even then."""
+    async def predict(self, text: str, scope: str = "") -> Prediction:
+        """Never raises. Past predictor.deadline_ms the prior; the handle is good even then.
+
+        scope: see History.scope.
+        """
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
         self._bind(loop)
@@ -77,7 +80,7 @@ class PredictorClient:
         deadline = loop.call_later(
             self._config.predictor.deadline_ms / 1e3, self._miss_deadline, handle
         )
-        message = {"predict": handle, "text": text[:MAX_CHARS]}
+        message = {"predict": handle, "text": excerpt(text), "scope": scope}
         try:
             if self._send(message):
                 prediction = await answer

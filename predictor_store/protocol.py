@@ -1,7 +1,7 @@
 """Messages between the HTTP process and the prediction worker: one JSON object a line.
 
 To the worker:
-    {"predict": handle, "text": str}
+    {"predict": handle, "text": str, "scope": str}
     {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool}
 From the worker:
     {"ready": stats, "prior": distribution}, or {"refused": message} and its end, at the start

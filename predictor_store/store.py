@@ -152,7 +152,7 @@ class Store:
         excess = self.num_records + len(rows) - self._config.capacity
         with self._connection:
             self._connection.executemany(
-                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
+                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
             _evict(self._connection, excess)
         self.num_records += len(rows) - max(excess, 0)

@@ -14,17 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 APPLICATION_ID = 0x53414745  # "SAGE", in SQLite's header field for it
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (
     id INTEGER PRIMARY KEY,      -- age: the smaller, the older
-    vector BLOB NOT NULL,        -- float32, little-endian, unit length
+    vector BLOB NOT NULL,        -- float32, little-endian
     output_tokens INTEGER NOT NULL,
     input_tokens INTEGER NOT NULL,
     censored INTEGER NOT NULL,
     origin TEXT NOT NULL,
+    scope TEXT NOT NULL,
     prompt TEXT,
     crc32 INTEGER NOT NULL
 );
@@ -44,10 +45,11 @@ Origin = Literal["history", "warm"]
 class Record:
     """One answered prompt.
 
-    vector: float32, shape (dimension,), unit length.
+    vector: float32, shape (dimension,), see predictor_store.embedder.
     input_tokens: of the prompt; 0 where unknown.
     censored: the answer was cut off at output_tokens by its cap.
     prompt: its text, None where it is not kept.
+    scope: the traffic it belongs to, such as a LoRA adapter's name; "" for the base model's.
     """
 
     vector: NDArray[np.float32]
@@ -56,6 +58,7 @@ class Record:
     censored: bool
     origin: Origin
     prompt: str | None = None
+    scope: str = ""
 
 
 def create(path: Path, meta: dict[str, str]) -> None:
@@ -108,7 +111,7 @@ def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]
     dimension = int(read_meta(connection)["dimension"])
     try:
         rows = connection.execute(
-            "SELECT id, vector, output_tokens, input_tokens, censored, origin, prompt, crc32"
+            "SELECT id, vector, output_tokens, input_tokens, censored, origin, scope, prompt, crc32"
             " FROM records ORDER BY id"
         )
         for record_id, *fields, crc32 in rows:
@@ -122,6 +125,7 @@ def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]
                 fields[2],
                 bool(fields[3]),
                 cast(Origin, fields[4]),
+                fields[6],
                 fields[5],
             )
     except sqlite3.Error as error:
@@ -130,17 +134,22 @@ def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]
 
 def to_row(record_id: int, record: Record) -> tuple[object, ...]:
     """The values of one row of the table records."""
-    # SQLite keeps text as UTF-8, which lone surrogates have not.
-    prompt = record.prompt and record.prompt.encode("utf-8", "replace").decode("utf-8")
+    prompt = None if record.prompt is None else _utf8(record.prompt)
     fields = (
         record.vector.astype("<f4").tobytes(),
         record.output_tokens,
         record.input_tokens,
         int(record.censored),
         record.origin,
+        _utf8(record.scope),
         prompt,
     )
     return (record_id, *fields, _crc32(record_id, *fields))
+
+
+def _utf8(text: str) -> str:
+    # SQLite keeps text as UTF-8, which lone surrogates have not.
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _crc32(record_id: int, vector: bytes, *fields: object) -> int:

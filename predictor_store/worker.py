@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections import Counter, OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store import predictor, protocol
-from predictor_store.embedder import DIMENSION, Embedder, fingerprint
-from predictor_store.history import History
+from predictor_store.embedder import DIMENSION, EMBEDDING_DIMENSION, Embedder, fingerprint
+from predictor_store.features import NUM_FEATURES
+from predictor_store.history import Fitting, History, fit
 from predictor_store.store import Store
 from predictor_store.store_file import Record, StoreError
 from sage_sched.config import SageConfig
@@ -55,6 +57,7 @@ class Request:
 
     handle: int
     text: str
+    scope: str
     finished: list[Answer] = field(default_factory=list)
 
 
@@ -63,6 +66,7 @@ class Embedded:
     """What a finish needs of its prompt."""
 
     vector: NDArray[np.float32]
+    scope: str
     prompt: str | None
 
 
@@ -73,9 +77,12 @@ class Worker:
         """Raises StoreError. The store comes first: a refusal need not wait for the model."""
         self._config = config
         self._store = Store(config.store, fingerprint(), DIMENSION)
-        self._history = History(DIMENSION, config.store.capacity)
+        self._history = History(EMBEDDING_DIMENSION, NUM_FEATURES, config.store.capacity)
         for record in self._store.load():
             self._remember(record)
+        self._history.fit()
+        self._fitter = ThreadPoolExecutor(1)
+        self._fit: tuple[Fitting, Future[Any]] | None = None
         self._embedder = Embedder(num_threads=1)
         self._embedder.embed(["The first call is slower than all others."])
         # In order of arrival, by handle.
@@ -97,8 +104,8 @@ class Worker:
 
     def receive(self, message: dict[str, Any] | None) -> None:
         match message:
-            case {"predict": int(handle), "text": str(text)}:
-                self._queue[handle] = Request(handle, text)
+            case {"predict": int(handle), "text": str(text), "scope": str(scope)}:
+                self._queue[handle] = Request(handle, text, scope)
                 if len(self._queue) > _MAX_QUEUED:
                     oldest = self._queue.pop(next(iter(self._queue)))
                     self._counts["num_dropped"] += 1
@@ -119,11 +126,11 @@ class Worker:
         vectors = self._embedder.embed([request.text for request in batch])
         answers = []
         for request, vector in zip(batch, vectors, strict=True):
-            found = predictor.predict(self._history, vector, self._config.predictor)
+            found = predictor.predict(self._history, vector, self._config.predictor, request.scope)
             distribution = protocol.encode_distribution(found)
             answers.append({"predicted": request.handle, "distribution": distribution})
             prompt = request.text if self._config.store.keep_prompts else None
-            self._embedded[request.handle] = Embedded(vector, prompt)
+            self._embedded[request.handle] = Embedded(vector, request.scope, prompt)
             if len(self._embedded) > _MAX_HANDLES:
                 self._embedded.popitem(last=False)
             for answer in request.finished:
@@ -133,6 +140,7 @@ class Worker:
     def report(self) -> dict[str, Any] | None:
         """Commits what has finished; the message about it, None where nothing is new."""
         self._store.flush()
+        self._refit()
         stats = self._stats()
         if stats == self._reported:
             return None
@@ -145,7 +153,17 @@ class Worker:
         return message
 
     def close(self) -> None:
+        self._fitter.shutdown(cancel_futures=True)
         self._store.close()
+
+    def _refit(self) -> None:
+        """In a thread of its own: numpy lets go of the interpreter, and predictions go on."""
+        if self._fit is not None and self._fit[1].done():
+            fitting, future = self._fit
+            self._fit = None
+            self._history.install(fitting, future.result())
+        if self._fit is None and (fitting_ := self._history.fitting()) is not None:
+            self._fit = fitting_, self._fitter.submit(fit, fitting_)
 
     def _next_batch(self) -> list[Request]:
         # Newest first: when more comes than can be embedded, the oldest are past their deadline
@@ -172,6 +190,7 @@ class Worker:
                 answer.censored,
                 "history",
                 of.prompt,
+                of.scope,
             )
             self._remember(record)
             self._store.add(record)
@@ -181,7 +200,9 @@ class Worker:
             self._counts["num_unrecorded"] += 1
 
     def _remember(self, record: Record) -> None:
-        self._history.add(record.vector, record.output_tokens, record.censored, record.origin)
+        self._history.add(
+            record.vector, record.output_tokens, record.censored, record.origin, record.scope
+        )
 
     def _stats(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ _COMMANDS = {
     "store info": ("predictor_store.info_command", "show what the predictor's store holds"),
     "bench fit": ("bench.fit_command", "measure a server's step times"),
     "bench validate": ("bench.validate_command", "hold the simulator against real runs"),
+    "bench predictor": ("bench.predictor_command", "hold predictors against answered prompts"),
     "bench paper": ("bench.paper_command", "re-run SageSched's evaluation in the simulator"),
     "bench": ("bench.command", "compare policies on real servers"),
 }

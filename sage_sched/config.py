@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from sage_sched.step_time import StepTime
 
+RULES = ("neighbours", "threshold")
 COSTS = ("resource-bound", "output", "overall", "measured")
 
 
@@ -42,20 +43,26 @@ class StoreConfig:
 class PredictorConfig:
     """How similar prompts become a length distribution.
 
-    threshold: cosine similarity from which a past prompt counts as a match (SageSched: 0.8).
-    min_matches: with fewer matches in the history, warm data is searched too; with fewer still,
-        the num_nearest most similar prompts are taken.
+    rule: neighbours, weighted by likeness in meaning and in length, or threshold, the rule of
+        SageSched section 3.1; see predictor_store.predictor.
+    num_nearest: past prompts that a prediction looks at, the most similar ones.
+    threshold: of the threshold rule; cosine similarity of a match (SageSched: 0.8).
+    min_matches: of the threshold rule; with fewer, warm data is searched too.
+    isolate: predict a LoRA adapter's answers from its own and from warm data alone.
     max_atoms: distinct lengths that travel with a request.
     deadline_ms: past it a request goes on with the prior.
     """
 
+    rule: str = "neighbours"
+    num_nearest: int = 1024
     threshold: float = 0.8
     min_matches: int = 8
-    num_nearest: int = 32
+    isolate: bool = False
     max_atoms: int = 64
     deadline_ms: float = 50.0
 
     def __post_init__(self) -> None:
+        _require(self.rule in RULES, "predictor.rule", self.rule, ", ".join(RULES))
         _require(-1 <= self.threshold <= 1, "predictor.threshold", self.threshold, "-1 to 1")
         _require(self.min_matches >= 1, "predictor.min_matches", self.min_matches, "at least 1")
         _require(self.num_nearest >= 1, "predictor.num_nearest", self.num_nearest, "at least 1")

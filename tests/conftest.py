@@ -4,6 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from predictor_store.embedder import Embedder
+
+
+@pytest.fixture(scope="session")
+def embedder() -> Embedder:
+    return Embedder(num_threads=1)
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

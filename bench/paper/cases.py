@@ -110,7 +110,7 @@ def figures() -> list[Figure]:
             "0.8 is best",
             ("mixed",),
             tuple(
-                (f"{t:g}", (Case(policy="sage", config=_predictor(threshold=t)),))
+                (f"{t:g}", (Case(policy="sage", config=_predictor(rule="threshold", threshold=t)),))
                 for t in (0.8, 0.5, 0.6, 0.7, 0.9)
             ),
         ),
@@ -194,7 +194,7 @@ def _policy(**fields: float) -> SageConfig:
     return SageConfig(policy=PolicyConfig(**fields))  # type: ignore[arg-type]
 
 
-def _predictor(**fields: float) -> SageConfig:
+def _predictor(**fields: float | str) -> SageConfig:
     return SageConfig(predictor=PredictorConfig(**fields))  # type: ignore[arg-type]
 
 

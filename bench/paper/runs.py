@@ -28,7 +28,9 @@ LONG_PROMPT_FACTOR = 16
 
 PREDICTORS: dict[str, Callable[[Foresight, PredictorConfig], Predict]] = {
     "semantic": lambda foresight, config: foresight.semantic(config),
-    "threshold alone": lambda foresight, config: foresight.threshold_alone(),
+    "threshold alone": lambda foresight, config: foresight.semantic(
+        replace(config, rule="threshold")
+    ),
     "input length": lambda foresight, config: foresight.of_input_length(),
     "none": lambda foresight, config: foresight.blind(),
     "truth": lambda foresight, config: truth,

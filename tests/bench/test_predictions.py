@@ -10,6 +10,8 @@ from predictor_store import predictor
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
+THRESHOLD = PredictorConfig(rule="threshold")
+
 
 @pytest.fixture(scope="module")
 def foresight() -> Foresight:
@@ -38,7 +40,7 @@ def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight)
     other = Request(request.prompt, request.output_tokens + 77, request.class_name)
     for predict in (
         foresight.semantic(),
-        foresight.threshold_alone(),
+        foresight.semantic(THRESHOLD),
         foresight.of_input_length(),
         foresight.blind(),
     ):
@@ -50,7 +52,7 @@ def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight)
 def test_the_threshold_alone_says_nothing_of_a_stranger(foresight: Foresight) -> None:
     stranger = Request("zxqv blorp", 5, "chat")
     foresight.read([stranger])
-    assert foresight.threshold_alone()(stranger) == foresight.blind()(stranger)
+    assert foresight.semantic(THRESHOLD)(stranger) == foresight.blind()(stranger)
     assert foresight.semantic()(stranger) != foresight.blind()(stranger)
 
 

@@ -21,6 +21,7 @@ from predictor_store.embedder import DIMENSION, fingerprint
 from predictor_store.store import Store, file_of
 from predictor_store.store_file import StoreError
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
+from sage_sched.distribution import LengthDistribution
 from tests.predictor_store.samples import JUNK
 
 # Long enough for any machine: only where the worker cannot answer is it waited out.
@@ -73,6 +74,10 @@ def test_finished_answers_are_predicted(client: PredictorClient) -> None:
     run(main())
 
 
+def share_of(found: LengthDistribution, length: int) -> float:
+    return float(found.weights[found.lengths == length].sum())
+
+
 def test_many_at_once_each_get_their_own(client: PredictorClient) -> None:
     async def main() -> None:
         lengths = {"Name the capital of Peru.": 3, "Write an essay on moss.": 900}
@@ -85,7 +90,8 @@ def test_many_at_once_each_get_their_own(client: PredictorClient) -> None:
         found = await asyncio.gather(*(client.predict(prompt) for prompt in prompts))
         for prompt, prediction in zip(prompts, found, strict=True):
             assert prediction.distribution is not None
-            assert prediction.distribution.lengths.tolist() == [lengths[prompt]]
+            assert share_of(prediction.distribution, lengths[prompt]) > 0.35
+            assert share_of(prediction.distribution, 903 - lengths[prompt]) < 0.35
         assert len({prediction.handle for prediction in found}) == len(prompts)
 
     run(main())
@@ -178,7 +184,7 @@ def test_a_hung_worker_costs_the_prediction_alone(
         client.finished(late.handle, 5, 123, False)
         found = await client.predict("Too late")
         assert found.distribution is not None
-        assert found.distribution.lengths.tolist() == [123]
+        assert share_of(found.distribution, 123) > 0.35
 
     run(main())
 
@@ -213,7 +219,7 @@ def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(client: Predi
         assert pid_of(client) != killed
         again = await client.predict("Before it died")
         assert again.distribution is not None
-        assert again.distribution.lengths.tolist() == [321]
+        assert share_of(again.distribution, 321) > 0.35
         after = client.stats()
         assert after["num_worker_restarts"] == before["num_worker_restarts"] + 1
         assert after["num_recorded"] >= before["num_recorded"]
@@ -263,6 +269,7 @@ def test_a_damaged_store_is_refused_at_the_start(tmp_path: Path) -> None:
 SERVER = """
 import sys, time
 from predictor_store.client import PredictorClient
+from sage_sched.distribution import LengthDistribution
 from sage_sched.config import SageConfig, StoreConfig
 client = PredictorClient(SageConfig(StoreConfig(sys.argv[1])))
 client.start()

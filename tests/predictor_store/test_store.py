@@ -107,7 +107,7 @@ def test_disk_and_memory_keep_the_same_records(
     smaller: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
-    history = History(DIMENSION, capacity)
+    history = History(DIMENSION, 0, capacity)
     seed = 0
     with opened(folder, capacity) as store:
         for batch in batches:
@@ -149,7 +149,12 @@ def test_a_store_of_another_embedder_is_refused(
     filled(tmp_path, record(1))
     with pytest.raises(StoreError) as refusal:
         Store(StoreConfig(str(tmp_path)), embedder, dimension)
-    for part in (EMBEDDER, "384 dimensions", f"{embedder} ({dimension}", "sage-sched warm"):
+    for part in (
+        EMBEDDER,
+        f"{DIMENSION} dimensions",
+        f"{embedder} ({dimension}",
+        "sage-sched warm",
+    ):
         assert part in str(refusal.value)
 
 

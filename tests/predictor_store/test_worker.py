@@ -30,7 +30,7 @@ def worker(
 
 
 def predict(handle: int, text: str = "Who wrote Faust?") -> dict[str, Any]:
-    return {"predict": handle, "text": text}
+    return {"predict": handle, "text": text, "scope": ""}
 
 
 def finished(handle: int, output_tokens: int, censored: bool = False) -> dict[str, Any]:
@@ -118,8 +118,10 @@ MALFORMED = [
     None,
     {},
     {"predict": 1},
-    {"predict": "1", "text": "x"},
-    {"predict": 1, "text": 5},
+    {"predict": "1", "text": "x", "scope": ""},
+    {"predict": 1, "text": "x"},
+    {"predict": 1, "text": 5, "scope": ""},
+    {"predict": 1, "text": "x", "scope": 5},
     {"finished": 1, "input_tokens": -1, "output_tokens": 1, "censored": False},
     {"finished": 1, "input_tokens": 10**30, "output_tokens": 1, "censored": False},
     {"finished": 1, "input_tokens": 5, "output_tokens": 10**30, "censored": False},
@@ -181,7 +183,7 @@ def test_what_is_no_message_is_none(line: bytes) -> None:
 
 
 def test_distributions_travel_unchanged() -> None:
-    found = LengthDistribution.from_samples([1, 5, 5, 900], "nearest", [0.1, 0.2, 0.3, 0.7])
+    found = LengthDistribution.from_samples([1, 5, 5, 900], "warm", [0.1, 0.2, 0.3, 0.7])
     (message,) = LineReader().feed(encode({"d": encode_distribution(found)}))
     assert message is not None
     assert decode_distribution(message["d"]) == found

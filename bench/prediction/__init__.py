@@ -1,0 +1,1 @@
+"""How good predicted length distributions are, on records in the order of time."""

@@ -1,0 +1,72 @@
+"""Streams of answered prompts that the predictors are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench import datasets
+from predictor_store.datasets import Reader
+from predictor_store.warm import Observation
+
+# As degenerate loops end up there.
+MAX_TOKENS = 4096
+# File and filters of each set in the data folder; one model's answers each.
+SETS: dict[str, tuple[str, dict[str, str]]] = {
+    "alpaca": ("alpaca_davinci003", {}),
+    "alpaca_eval": ("alpaca_eval", {"model": "Meta-Llama-3-8B-Instruct"}),
+    "math_code": ("math_code_reasoning", {"model": "Meta-Llama-3.1-8B-Instruct"}),
+    "medical": ("medical_chatdoctor5k", {}),
+    "longdoc": ("longdoc_leval", {"model": "turbo-16k-0613"}),
+    "oasst": (
+        "oasst_model_eval",
+        {"model": "dvruette/oasst-pythia-12b-6000-steps", "greedy": "false"},
+    ),
+    "vicuna7b": ("vicuna7b_alpaca_text_aligned", {}),
+    "sharegpt": ("sharegpt_prompts", {}),
+}
+MIXED, ALL = "mixed", "all"
+_EACH = 900
+
+
+def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
+    """The set of this name, MIXED (the classes of bench.datasets, alike often) or ALL (some of
+    each set). Raises DatasetError, WorkloadError."""
+    if name == MIXED:
+        workload = datasets.load(folder)
+        classes: dict[str, list[Observation]] = {}
+        for request in (*workload.history, *workload.evaluation):
+            observation = Observation(request.prompt, request.output_tokens)
+            classes.setdefault(request.class_name, []).append(observation)
+        size = min(len(observations) for observations in classes.values())
+        chosen = [shuffled(observations, seed)[:size] for observations in classes.values()]
+        return shuffled([o for observations in chosen for o in observations], seed)
+    if name == ALL:
+        chosen = [shuffled(read(folder, other), seed)[:_EACH] for other in SETS]
+        return shuffled([o for observations in chosen for o in observations], seed)
+    return shuffled(read(folder, name), seed)
+
+
+def read(folder: Path, name: str) -> list[Observation]:
+    file, filters = SETS[name]
+    return observations(str(folder / f"{file}.jsonl.gz"), filters)
+
+
+def observations(dataset: str, filters: Mapping[str, str]) -> list[Observation]:
+    """Of any dataset that `sage-sched warm` reads. Raises DatasetError."""
+    found = []
+    for row in Reader(dataset, filters=filters):
+        assert row.output_tokens is not None  # the reader has seen to it
+        length = min(row.output_tokens, MAX_TOKENS)
+        found.append(Observation(row.prompt, length, row.input_tokens, row.censored))
+    return found
+
+
+def shuffled(observations: Sequence[Observation], seed: int) -> list[Observation]:
+    """In random order, all answers to one prompt together: they are split by prompt."""
+    rng = np.random.default_rng(seed)
+    prompts = list(dict.fromkeys(observation.prompt for observation in observations))
+    place = {prompts[j]: i for i, j in enumerate(rng.permutation(len(prompts)))}
+    return sorted(observations, key=lambda observation: place[observation.prompt])

@@ -1,0 +1,97 @@
+"""Predictors that the default one is held against. All see the same history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor_store import predictor
+from predictor_store.embedder import EMBEDDING_DIMENSION
+from predictor_store.history import History
+from sage_sched.config import PredictorConfig
+from sage_sched.distribution import LengthDistribution
+
+Candidate = Callable[[History, NDArray[np.float32]], LengthDistribution | None]
+
+_CONFIG = PredictorConfig()
+BLIND = "no prediction"
+DEFAULT = "neighbours (default)"
+
+
+def _blind(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
+    return predictor.prior(history, _CONFIG)
+
+
+def _threshold(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
+    # One match is enough, as in the paper; the server's min_matches would find even fewer.
+    return predictor.predict(history, vector, replace(_CONFIG, rule="threshold", min_matches=1))
+
+
+def _nearest(number: int) -> Candidate:
+    def predict(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
+        _, slots = history.nearest(vector, number)
+        return _of(history, slots, np.ones(slots.size))
+
+    return predict
+
+
+def _kernel(slope: float) -> Candidate:
+    def predict(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
+        cosines, slots = history.nearest(vector, _CONFIG.num_nearest)
+        return _of(history, slots, np.exp(slope * cosines.astype(float)))
+
+    return predict
+
+
+def _score(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
+    if history.score is None:
+        return _blind(history, vector)
+    slots = np.arange(len(history))
+    distance = history.scores[slots] - history.score.of(vector[np.newaxis])
+    return _of(history, slots, np.exp(-0.5 * np.square(distance / 0.3 / history.score.spread)))
+
+
+def _head(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
+    """The regression's prediction times the factors by which it was wrong."""
+    if history.score is None:
+        return _blind(history, vector)
+    size = len(history)
+    factors = np.exp(history.score.of(vector[np.newaxis]) - history.scores[:size])
+    lengths = np.clip(np.rint(history.lengths[:size] * factors), 1, 2**30).astype(np.int64)
+    return LengthDistribution.from_samples(lengths, "warm").compressed(_CONFIG.max_atoms)
+
+
+def _input_length(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
+    """Of the 32 records of the nearest prompt length (SageSched, Fig. 9: length-only history)."""
+    # The first of the features.
+    distance = np.abs(history.features[: len(history), 0] - vector[EMBEDDING_DIMENSION])
+    slots = np.argsort(distance, kind="stable")[:32]
+    return _of(history, slots, np.ones(slots.size))
+
+
+def _of(
+    history: History, slots: NDArray[np.int64], weights: NDArray[np.float64]
+) -> LengthDistribution | None:
+    if slots.size == 0:
+        return None
+    found = LengthDistribution.from_samples(
+        history.lengths[slots], "warm", np.maximum(weights, 1e-12), history.censored[slots]
+    )
+    return found.compressed(_CONFIG.max_atoms)
+
+
+CANDIDATES: dict[str, Candidate] = {
+    BLIND: _blind,
+    "input length": _input_length,
+    "cosine >= 0.8 (the paper)": _threshold,
+    "20 nearest": _nearest(20),
+    "50 nearest": _nearest(50),
+    "kernel, exp(10 cos)": _kernel(10.0),
+    "kernel, exp(20 cos)": _kernel(20.0),
+    "like score": _score,
+    "regression and its errors": _head,
+    DEFAULT: lambda history, vector: predictor.predict(history, vector, _CONFIG),
+}

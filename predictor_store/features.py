@@ -1,0 +1,88 @@
+"""What a prompt's wording says of its answer's length and its sentence vector hardly shows."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_FEATURES = 14
+# Changes with the features, so that no store mixes old and new ones.
+VERSION = 1
+# What is asked for stands at a prompt's start or at its end.
+_HEAD_CHARS = _TAIL_CHARS = 2_000
+
+_NUMBERS = {
+    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5,
+    "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+}  # fmt: skip
+_WORDS_ASKED = re.compile(r"(\d[\d,]{0,6})[ -]*(?:words?|characters)", re.I)
+_ITEMS_ASKED = re.compile(
+    rf"\b(\d[\d,]{{0,6}}|{'|'.join(_NUMBERS)})[ -](?:\w{{1,20}}[ -])?"
+    r"(?:sentences?|paragraphs?|lines?|items?|steps|points|examples?|ways|tips|ideas|reasons"
+    r"|questions|things|facts|words?)\b",
+    re.I,
+)
+_ITEMS = re.compile(
+    r"(?<=\w[ -])(?:sentences?|paragraphs?|lines?|items|steps|points|examples|ways|tips|ideas)",
+    re.I,
+)
+_SHORT = re.compile(
+    r"\b(?:brief(?:ly)?|short|concise(?:ly)?|one word|single (?:word|sentence)|yes or no"
+    r"|true or false|summar\w+|headline|title|name)\b",
+    re.I,
+)
+_LONG = re.compile(
+    r"\b(?:detail\w*|essay|story|article|long|comprehensive|thorough\w*|step[- ]by[- ]step"
+    r"|explain\w*|blog|report|script|letter|email|plan|guide)\b",
+    re.I,
+)
+_CODE = re.compile(
+    r"\b(?:code|python|function|program|java\w*|sql|html|script|algorithm|c\+\+)(?!\w)", re.I
+)
+
+
+def excerpt(text: str) -> str:
+    """What is read of a prompt: all of a short one, start and end of a long one."""
+    if len(text) <= _HEAD_CHARS + _TAIL_CHARS:
+        return text
+    return text[:_HEAD_CHARS] + text[-_TAIL_CHARS:]
+
+
+def features_of(text: str) -> NDArray[np.float32]:
+    """float32, shape (NUM_FEATURES,), each of the order of 1, of any text whatever.
+
+    The patterns are English: elsewhere the embedding has to do.
+    """
+    text = excerpt(text)
+    per_char = 1.0 / (len(text) + 1)
+    words_asked = _number(_WORDS_ASKED.search(text))
+    return np.array(
+        [
+            math.log1p(len(text)) / 3,
+            math.log1p(text.count("\n")) / 2,
+            3 * sum(map(str.isdecimal, text)) * per_char,
+            math.log1p(words_asked) / 3,
+            words_asked > 0,
+            math.log1p(_number(_ITEMS_ASKED.search(text))) / 3,
+            _ITEMS.search(text) is not None,
+            text.rstrip().endswith("?"),
+            text.count("?") > 1,
+            2 * (len(text) - len(text.encode("ascii", "ignore"))) * per_char,
+            _SHORT.search(text) is not None,
+            _LONG.search(text) is not None,
+            _CODE.search(text) is not None,
+            min(len(text.split(None, 8)), 8) / 8,
+        ],
+        np.float32,
+    )
+
+
+def _number(found: re.Match[str] | None) -> float:
+    if found is None:
+        return 0.0
+    word = found[1].lower().replace(",", "")
+    # \d is any script's digit; float reads them all.
+    return float(_NUMBERS.get(word) or float(word))

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.prediction.answers import shuffled
+from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT
+from bench.prediction.quality import Outcome, crps, outcome, quality
+from bench.prediction.replay import NUM_FIRST, replay
+from predictor_store.embedder import Embedder
+from predictor_store.warm import Observation
+from sage_sched.cli import main
+from sage_sched.distribution import LengthDistribution
+
+samples = st.lists(st.integers(1, 500), min_size=1, max_size=20)
+
+
+def of(lengths: list[int]) -> LengthDistribution:
+    return LengthDistribution.from_samples(lengths, "warm")
+
+
+@given(samples, st.integers(1, 500))
+def test_crps_is_mean_distance_less_half_the_mean_spread(lengths: list[int], length: int) -> None:
+    values = np.array(lengths, float)
+    spread = np.abs(values[:, None] - values).mean()
+    expected = np.abs(values - length).mean() - spread / 2
+    assert crps(of(lengths), length) == pytest.approx(expected, abs=1e-6)
+
+
+def test_right_predictions_are_calibrated() -> None:
+    rng = np.random.default_rng(0)
+    known = of(list(range(1, 201)))
+    outcomes = [outcome(str(i), known, int(rng.integers(1, 201)), rng) for i in range(4000)]
+    found = quality(outcomes, outcomes)
+    assert found.gain == 0
+    assert found.central_50 == pytest.approx(0.5, abs=0.03)
+    assert found.central_80 == pytest.approx(0.8, abs=0.03)
+    assert found.pit == pytest.approx([0.1] * 10, abs=0.02)
+
+
+def test_the_gain_is_the_share_saved() -> None:
+    def outcomes(crps: float) -> list[Outcome]:
+        return [Outcome(str(i), 1 + i, i, crps, 0.5, True, True, 1.0) for i in range(50)]
+
+    found = quality(outcomes(3.0), outcomes(4.0))
+    assert (found.gain, found.gain_low, found.gain_high) == pytest.approx((0.25, 0.25, 0.25))
+    assert found.spearman == pytest.approx(1)
+
+
+def test_answers_to_one_prompt_stay_together() -> None:
+    observations = [Observation(f"prompt {i % 7}", 1 + i) for i in range(70)]
+    found = [o.prompt for o in shuffled(observations, 1)]
+    assert sorted(found) == sorted(o.prompt for o in observations)
+    assert sum(a != b for a, b in itertools.pairwise(found)) == 6
+
+
+KINDS = {"Write a long essay about {}.": 800, "Name one fact about {}.": 20}
+
+
+def answered(num: int) -> list[Observation]:
+    rng = np.random.default_rng(3)
+    kinds = list(KINDS.items())
+    found = []
+    for i in range(num):
+        form, mean = kinds[int(rng.integers(2))]
+        found.append(Observation(form.format(f"town {i}"), int(mean * rng.lognormal(0, 0.3)) + 1))
+    return found
+
+
+def test_no_predictor_sees_what_it_is_asked_for(embedder: Embedder) -> None:
+    answers = answered(150)
+    changed = [*answers[:-1], Observation(answers[-1].prompt, answers[-1].output_tokens + 999)]
+    for candidate, predict in CANDIDATES.items():
+        ours, theirs = (
+            replay(stream, {candidate: predict}, embedder)[candidate]
+            for stream in (answers, changed)
+        )
+        assert [o.mean for o in ours] == [o.mean for o in theirs], candidate
+        assert ours[-1].length != theirs[-1].length
+
+
+def test_a_prompts_other_answers_are_revealed_after_it(embedder: Embedder) -> None:
+    answers = answered(NUM_FIRST)
+    repeated = [Observation("Name one fact about Rome.", 4000 + i) for i in range(5)]
+    found = replay([*answers, *repeated], CANDIDATES, embedder)[DEFAULT]
+    assert len(found) == 5
+    assert max(o.mean for o in found) < 1000
+
+
+def test_prompts_that_tell_are_understood(embedder: Embedder) -> None:
+    found = replay(answered(300), CANDIDATES, embedder)
+    gain = quality(found[DEFAULT], found[BLIND]).gain
+    assert gain > 0.5
+
+
+def test_the_command_reads_what_warm_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    rows = [{"prompt": o.prompt, "output_tokens": o.output_tokens} for o in answered(250)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figures = tmp_path / "figures.jsonl"
+    assert main(["bench", "predictor", str(file), "--output", str(figures)]) == 0
+    assert DEFAULT in capsys.readouterr().out
+    read = [json.loads(line) for line in figures.read_text().splitlines()]
+    assert {row["predictor"] for row in read} == set(CANDIDATES)
+    assert all(row["num_answers"] == 150 for row in read)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
+    assert main(["bench", "predictor", str(file)]) == 2
+    assert "too few" in capsys.readouterr().err
