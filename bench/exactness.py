@@ -1,0 +1,168 @@
+"""Whether answers stay the same when requests yield: `python -m bench.exactness`.
+
+The same requests go to a stock server with room for all, and to one of ours whose pool is so small
+that they yield to one another all the time. Compared are token ids and log probabilities. What
+batching alone changes is measured beside it: the stock server is asked twice, with many requests
+decoded together and with few. Exit code 1 if an answer of the second server differs, 2 if the runs
+failed or too few requests yielded.
+
+All answers have a length that is known in advance (ignore_eos), so SGLang sets their memory aside
+in full and never retracts: what it retracts it computes again, with other kernels, and these round
+differently in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import requests
+from tqdm import tqdm
+
+from bench.model import write_model
+from bench.policy_server import CPU_ENV, CPU_SAGE, PolicyServers, scheduler_state
+from bench.server import Server, ServerError
+from sage_sched.config import PolicyConfig, PreemptionConfig
+
+_OUTPUT = Path("results/exactness")
+_MANY, _FEW = 24, 6
+_ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", str(_MANY))
+_STARVED = ("--max-total-tokens", "640", "--max-running-requests", "6")
+_PROMPT = (
+    "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
+)
+_SHORTEST, _LONGEST = 4, 150
+# The policy under which requests yield most often: every time that their age has doubled.
+_POLICY = "fastserve"
+_RESTLESS = replace(
+    CPU_SAGE,
+    policy=PolicyConfig(bucket_tokens=2, mlfq_quantum_ms=6.0),
+    preemption=PreemptionConfig(enabled=True, max_yields=1000),
+)
+# SGLang accounts for every token of the pool after every step, and dies where one is lost.
+_STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+_TWO_RANKS = {
+    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
+    "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """An answer: its token ids, their log probabilities, how often it was retracted."""
+
+    ids: list[int]
+    logprobs: list[float]
+    num_retractions: int
+
+
+def crowd(num_requests: int, seed: int = 0) -> list[tuple[str, int]]:
+    """Prompts, all different, and how many tokens each is to get."""
+    rng = random.Random(seed)
+    return [(_PROMPT.format(i), rng.randint(_SHORTEST, _LONGEST)) for i in range(num_requests)]
+
+
+def ask(
+    server: Server, asked: Sequence[tuple[str, int]], at_a_time: int, label: str
+) -> list[Spoken]:
+    """Their answers, with so many under way at any time. Raises ServerError."""
+
+    def one(pair: tuple[str, int]) -> Spoken:
+        prompt, num_tokens = pair
+        sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
+        body = {"text": prompt, "sampling_params": sampling, "return_logprob": True}
+        try:
+            response = requests.post(f"{server.url}/generate", json=body, timeout=600)
+            response.raise_for_status()
+        except requests.RequestException as error:
+            raise ServerError(f"{error}; the end of {server.log}:\n{server.log_tail()}") from error
+        answer = response.json()
+        meta = answer["meta_info"]
+        logprobs = [logprob for logprob, *_ in meta["output_token_logprobs"]]
+        return Spoken(answer["output_ids"], logprobs, meta["num_retractions"])
+
+    with ThreadPoolExecutor(at_a_time) as pool:
+        return list(tqdm(pool.map(one, asked), desc=label, total=len(asked), leave=False))
+
+
+def compare(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, float]:
+    """How many answers differ in a token, and the largest difference of a log probability, up to
+    where the two of a pair part."""
+    num_different, largest = 0, 0.0
+    for one, other in zip(left, right, strict=True):
+        num_different += one.ids != other.ids
+        for i in range(min(len(one.ids), len(other.ids))):
+            if one.ids[i] != other.ids[i]:
+                break
+            largest = max(largest, abs(one.logprobs[i] - other.logprobs[i]))
+    return num_different, largest
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-requests", type=int, default=300, help="default: %(default)s")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--page-size", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--no-overlap", action="store_true", help="--disable-overlap-schedule")
+    parser.add_argument("--tp", type=int, choices=(1, 2), default=1, help="default: %(default)s")
+    args = parser.parse_args()
+    try:
+        return measure(args)
+    except ServerError as error:
+        print(f"exactness: {error}", file=sys.stderr)
+        return 2
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Both servers, one after the other, and what was found, printed; the exit code."""
+    asked = crowd(args.num_requests)
+    servers = PolicyServers(
+        model=write_model(_OUTPUT / f"model-{args.dtype}", dtype=args.dtype),
+        folder=_OUTPUT,
+        flags=(
+            "--device", "cpu", "--attention-backend", "torch_native", "--dtype", args.dtype,
+            "--mem-fraction-static", "0.1", "--page-size", str(args.page_size),
+            "--tp-size", str(args.tp),
+            *(("--disable-overlap-schedule",) if args.no_overlap else ()),
+        ),
+        env=CPU_ENV | _STRICT | (_TWO_RANKS if args.tp == 2 else {}),
+        sage=_RESTLESS,
+    )  # fmt: skip
+    with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
+        calm = ask(server, asked, _MANY, "nobody yields")
+        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+        apart = ask(server, asked, _FEW, f"nobody yields, {_FEW} at a time")
+    with replace(servers, flags=servers.flags + _STARVED).server(_POLICY, "yielding") as server:
+        found = ask(server, asked, _MANY, "they yield")
+        counts = scheduler_state(server)["preemption"]
+    num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_yields"]
+    print(
+        f"{len(asked)} requests, {sum(len(answer.ids) for answer in found)} tokens, {args.dtype}, "
+        f"pages of {args.page_size}, {'no overlap' if args.no_overlap else 'overlap'}, "
+        f"{args.tp} rank(s)\n"
+        f"{counts['num_yields']} yields, {counts['num_resumed']} came back, "
+        f"{num_recomputed + counts['num_recomputed']} computed again, "
+        f"{counts['swapped_bytes'] / 1e6:.1f} MB moved"
+    )
+    print(f"{'':42}  answers that differ  largest log probability difference")
+    for label, other in (
+        (f"{_FEW} at a time, not {_MANY}: nobody yields", apart),
+        ("they yield", found),
+    ):
+        num_different, largest = compare(calm, other)
+        print(f"{label:42}  {num_different:>10} of {len(asked):<5}  {largest:.1e}")
+    if counts["num_yields"] < len(asked):
+        print("exactness: too few requests yielded for this to mean anything", file=sys.stderr)
+        return 2
+    return int(num_different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
