@@ -1,4 +1,5 @@
-"""Scheduler seams: jobs arrive, the waiting queue is sorted, turns are taken, tokens counted."""
+"""Scheduler seams: jobs arrive, the waiting queue is sorted, turns are taken, tokens counted, and
+where memory runs out, the last of the order is retracted."""
 
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ from sage_sched.step_time import ServerFacts
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 
 
 def order_seams(config: SageConfig) -> list[Seam]:
     """The hooks for one scheduler process whose --schedule-policy is one of ours."""
+    # For the one hook that is given neither scheduler nor policy.
+    ranker: Ranker | None = None
 
     def around_validate(original: Any, self: Any, policy: str, tree_cache: Any) -> Any:
         # SGLang's enum cannot gain members. Under FCFS its code leaves the order as it finds it,
@@ -32,12 +36,14 @@ def order_seams(config: SageConfig) -> list[Seam]:
         )
 
     def after_init_policy(result: None, self: Any) -> None:
+        nonlocal ranker
         server = ServerFacts(
             self.max_total_num_tokens, self.max_running_requests, config.step_time.step_time()
         )
-        self.policy.sage_ranker = Ranker(self.schedule_policy, config.policy, server)
+        ranker = Ranker(self.schedule_policy, config.policy, server)
+        self.policy.sage_ranker = ranker
         self.policy.sage_steps = StepMeter()
-        self.policy.sage_turns = turn_taker(self, self.policy.sage_ranker, config.preemption)
+        self.policy.sage_turns = turn_taker(self, ranker, config.preemption)
 
     def after_init_max_new_tokens(result: None, self: Any, req: Any) -> None:
         # The last thing that every new request goes through, in order of arrival, and the first
@@ -61,6 +67,10 @@ def order_seams(config: SageConfig) -> list[Seam]:
 
     def before_calc_priority(self: Any, waiting_queue: list[Any], *args: Any, **kw: Any) -> None:
         self.sage_ranker.sort(waiting_queue)
+
+    def around_retraction_order(original: Any, reqs: list[Any]) -> list[int]:
+        order: list[int] = original(reqs)
+        return order if ranker is None else ranker.kept_order(reqs, order)
 
     def before_run_batch(self: Any, batch: Any, *args: Any, **kw: Any) -> None:
         # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
@@ -91,6 +101,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
         Seam(f"{_SCHEDULER}._poll_timeout_aborts", AROUND, around_timeouts, ()),
         Seam(f"{_SCHEDULER}.flush_cache", AFTER, after_flush_cache, ()),
         Seam(f"{_POLICY}.calc_priority", BEFORE, before_calc_priority, ("waiting_queue",)),
+        Seam(f"{_BATCH}._get_decode_retraction_order", AROUND, around_retraction_order, ("reqs",)),
         Seam(f"{_SCHEDULER}.run_batch", BEFORE, before_run_batch, ("batch",)),
         Seam(f"{_SCHEDULER}.get_internal_state", AFTER, after_internal_state, ("recv_req",)),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from patches.carrier import decode
@@ -74,20 +75,35 @@ class Ranker:
     def sort(self, queue: list[Any]) -> None:
         """Sort a waiting queue in place; by arrival in a pass in which the policy fails."""
         started = time.perf_counter()
-        jobs = [getattr(req, "sage_job", None) for req in queue]
-        for req, job in zip(queue, jobs, strict=True):
-            if job is not None:
-                job.generated_tokens = len(req.output_ids)
-        try:
-            order = ranked_order(jobs, self.policy, self.served_tokens)
-        except Exception:
-            self._failed("rank the queue")
+        order = self._order(queue)
+        if order is None:
             order = sorted(range(len(queue)), key=lambda i: getattr(queue[i], "sage_arrival", -1))
         queue[:] = [queue[position] for position in order]
         spent = time.perf_counter() - started
         self._num_passes += 1
         self._pass_seconds += spent
         self._longest_pass_seconds = max(self._longest_pass_seconds, spent)
+
+    def kept_order(self, reqs: Sequence[Any], default: Sequence[int]) -> list[int]:
+        """The positions of running requests, from the first to keep to the first to retract.
+
+        default: SGLang's own order of them. What the policy cannot rank has its place in that one,
+        and where the policy fails, all have.
+        """
+        order = self._order([reqs[position] for position in default])
+        return list(default) if order is None else [default[place] for place in order]
+
+    def _order(self, reqs: Sequence[Any]) -> list[int] | None:
+        """Their positions by the policy, at their present age; None where it fails."""
+        jobs = [getattr(req, "sage_job", None) for req in reqs]
+        for req, job in zip(reqs, jobs, strict=True):
+            if job is not None:
+                job.generated_tokens = len(req.output_ids)
+        try:
+            return ranked_order(jobs, self.policy, self.served_tokens)
+        except Exception:
+            self._failed("rank the queue")
+            return None
 
     def _failed(self, task: str) -> None:
         self._num_policy_errors += 1

@@ -112,3 +112,26 @@ def test_a_retracted_request_counts_with_its_age(ranker: Ranker) -> None:
     queue = [retracted, fresh]
     ranker.sort(queue)
     assert queue == [fresh, retracted]
+
+
+def test_where_memory_runs_out_the_last_of_the_order_goes_first(ranker: Ranker) -> None:
+    unknown, long_one, short_one, middle = arrive(
+        ranker, request(None), request([900] * 9), request([10] * 9), request([300] * 9)
+    )
+    # SGLang's own order would retract the one with the fewest tokens, here the short one.
+    long_one.output_ids, middle.output_ids = [1] * 30, [1] * 20
+    assert ranker.kept_order([unknown, long_one, short_one, middle], [1, 3, 2, 0]) == [2, 3, 1, 0]
+    assert ranker.kept_order([unknown, long_one, short_one, middle], [0, 1, 3, 2]) == [0, 2, 3, 1]
+
+
+def test_a_failing_policy_leaves_retraction_to_sglang(
+    ranker: Ranker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = arrive(ranker, request([900] * 9), request([10] * 9))
+
+    def fail(self: SagePolicy, job: object, *args: object) -> float:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(SagePolicy, "key", fail)
+    assert ranker.kept_order(running, [0, 1]) == [0, 1]
+    assert ranker.stats()["num_policy_errors"] == 1
