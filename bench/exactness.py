@@ -16,10 +16,11 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import requests
 from tqdm import tqdm
@@ -30,18 +31,19 @@ from bench.server import Server, ServerError
 from sage_sched.config import PolicyConfig, PreemptionConfig
 
 _OUTPUT = Path("results/exactness")
-_MANY, _FEW = 24, 6
+# Requests under way at a time, and how many of them a server with room for all decodes together.
+_WAITING, _MANY, _FEW = 64, 24, 6
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", str(_MANY))
 _STARVED = ("--max-total-tokens", "640", "--max-running-requests", "6")
 _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
 )
-_SHORTEST, _LONGEST = 4, 150
+_SHORTEST, _LONGEST = 4, 100
 # The policy under which requests yield most often: every time that their age has doubled.
 _POLICY = "fastserve"
 _RESTLESS = replace(
     CPU_SAGE,
-    policy=PolicyConfig(bucket_tokens=2, mlfq_quantum_ms=6.0),
+    policy=PolicyConfig(bucket_tokens=4, mlfq_quantum_ms=6.0),
     preemption=PreemptionConfig(enabled=True, max_yields=1000),
 )
 # SGLang accounts for every token of the pool after every step, and dies where one is lost.
@@ -54,8 +56,9 @@ _TWO_RANKS = {
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """An answer: its token ids, their log probabilities, how often it was retracted."""
+    """An answer: its text and token ids, their log probabilities, how often it was retracted."""
 
+    text: str
     ids: list[int]
     logprobs: list[float]
     num_retractions: int
@@ -68,14 +71,20 @@ def crowd(num_requests: int, seed: int = 0) -> list[tuple[str, int]]:
 
 
 def ask(
-    server: Server, asked: Sequence[tuple[str, int]], at_a_time: int, label: str
+    server: Server,
+    asked: Sequence[tuple[str, int]],
+    at_a_time: int,
+    label: str = "",
+    sampling: Sequence[Mapping[str, Any]] = ({},),
 ) -> list[Spoken]:
-    """Their answers, with so many under way at any time. Raises ServerError."""
+    """Their answers, with so many under way at any time; `sampling` are further parameters, in
+    turn. Raises ServerError."""
 
-    def one(pair: tuple[str, int]) -> Spoken:
-        prompt, num_tokens = pair
-        sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
-        body = {"text": prompt, "sampling_params": sampling, "return_logprob": True}
+    def one(i: int) -> Spoken:
+        prompt, num_tokens = asked[i]
+        sampling_params = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
+        sampling_params |= sampling[i % len(sampling)]
+        body = {"text": prompt, "sampling_params": sampling_params, "return_logprob": True}
         try:
             response = requests.post(f"{server.url}/generate", json=body, timeout=600)
             response.raise_for_status()
@@ -84,10 +93,11 @@ def ask(
         answer = response.json()
         meta = answer["meta_info"]
         logprobs = [logprob for logprob, *_ in meta["output_token_logprobs"]]
-        return Spoken(answer["output_ids"], logprobs, meta["num_retractions"])
+        return Spoken(answer["text"], answer["output_ids"], logprobs, meta["num_retractions"])
 
     with ThreadPoolExecutor(at_a_time) as pool:
-        return list(tqdm(pool.map(one, asked), desc=label, total=len(asked), leave=False))
+        answers = pool.map(one, range(len(asked)))
+        return list(tqdm(answers, desc=label, total=len(asked), leave=False))
 
 
 def compare(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, float]:
@@ -136,11 +146,11 @@ def measure(args: argparse.Namespace) -> int:
         sage=_RESTLESS,
     )  # fmt: skip
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
-        calm = ask(server, asked, _MANY, "nobody yields")
+        calm = ask(server, asked, _WAITING, "nobody yields")
         requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
         apart = ask(server, asked, _FEW, f"nobody yields, {_FEW} at a time")
     with replace(servers, flags=servers.flags + _STARVED).server(_POLICY, "yielding") as server:
-        found = ask(server, asked, _MANY, "they yield")
+        found = ask(server, asked, _WAITING, "they yield")
         counts = scheduler_state(server)["preemption"]
     num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_yields"]
     print(

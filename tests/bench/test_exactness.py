@@ -4,7 +4,7 @@ from bench.exactness import Spoken, compare, crowd
 
 
 def spoken(ids: list[int], logprobs: list[float]) -> Spoken:
-    return Spoken(ids, logprobs, 0)
+    return Spoken("", ids, logprobs, 0)
 
 
 def test_answers_that_part_are_counted_and_compared_up_to_there() -> None:
