@@ -51,8 +51,7 @@ def why_not(scheduler: Any) -> str | None:
 
 def can_swap(req: Any) -> bool:
     """Whether this running request, which has to have a first token, can go and come back as if
-    nothing had been. Penalties and min_new_tokens count in the batch, and would start anew."""
-    sampling = req.sampling_params
+    nothing had been."""
     return not (
         req.finished()
         or req.to_finish is not None
@@ -61,10 +60,6 @@ def can_swap(req: Any) -> bool:
         or req.beam_group is not None
         or req.session is not None
         or req.input_embeds is not None
-        or sampling.frequency_penalty
-        or sampling.presence_penalty
-        or sampling.repetition_penalty != 1.0
-        or sampling.min_new_tokens
     )
 
 
@@ -120,8 +115,37 @@ def swap_in(scheduler: Any, reqs: Sequence[Any]) -> Any | None:
     back = [req for req in reqs if _restored(scheduler, req)]
     if not back:
         return None
+    counting = [req for req in back if _counts_tokens(req)]
+    plain = [req for req in back if req not in counting]
+    first, *others = [
+        _prebuilt(scheduler, group) for group in (plain, *([req] for req in counting)) if group
+    ]
+    for batch in others:
+        first.merge_batch(batch)
+    return first
+
+
+def _counts_tokens(req: Any) -> bool:
+    sampling = req.sampling_params
+    return bool(
+        sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.repetition_penalty != 1.0
+        or sampling.min_new_tokens
+    )
+
+
+def _prebuilt(scheduler: Any, reqs: list[Any]) -> Any:
+    """A batch without a forward pass, as SGLang's decode side makes of KV that came over the
+    network. One that counts tokens has to be alone.
+
+    Penalties and min_new_tokens count in the batch, anew in each: so what was said is counted
+    again, all but the newest token, which the next step counts. Without overlap that is the count
+    that would have been. With overlap SGLang's own is a token behind and skips or repeats one where
+    a prefill comes between, so that penalized answers depend on who else is served even so.
+    """
     batch = ScheduleBatch.init_new(
-        back,
+        reqs,
         scheduler.req_to_token_pool,
         scheduler.token_to_kv_pool_allocator,
         scheduler.tree_cache,
@@ -129,9 +153,13 @@ def swap_in(scheduler: Any, reqs: Sequence[Any]) -> Any | None:
         scheduler.enable_overlap,
         scheduler.spec_algorithm,
     )
-    # As SGLang's decode side does with KV that came over the network: no forward pass.
     batch.prepare_for_prebuilt()
     batch.process_prebuilt(scheduler.future_map)
+    counts = batch.sampling_info.penalizer_orchestrator
+    if counts.is_required:
+        said = torch.tensor(reqs[0].output_ids[:-1], dtype=torch.int64, device=batch.device)
+        for token in said.unsqueeze(1):
+            counts.cumulate_output_tokens(token)
     return batch
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import requests
 
+from bench.exactness import ask, compare
+from bench.policy_server import CPU_ENV
 from bench.server import Server
 from tests.engine.serving import (
     LONG_PROMPT,
@@ -35,7 +37,7 @@ aging_pools = 1000.0
 enabled = true
 max_yields = 50
 """
-STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+STRICT = CPU_ENV | {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def calm_answers(
     folder = tmp_path_factory.mktemp("calm")
     copy = Path(shutil.copytree(store, folder / "store"))
     settings = "[preemption]\nenabled = false\n"
-    with SageServer(model, folder, copy, flags=FLAGS, settings=settings) as server:
+    with SageServer(model, folder, copy, flags=FLAGS, env=CPU_ENV, settings=settings) as server:
         found = answers(server, crowd())
         assert server.stats()["preemption"] is None
     return found
@@ -87,13 +89,50 @@ def check_the_same(server: SageServer, calm: list[tuple[list[int], list[Any]]]) 
         assert logprobs == pytest.approx(calm_logprobs, abs=1e-4)
 
 
-def test_pages_of_16_without_overlap(
-    model: Path, store: Path, tmp_path: Path, calm_answers: list[tuple[list[int], list[Any]]]
-) -> None:
-    copy = Path(shutil.copytree(store, tmp_path / "store"))
+# For the tests of one class, so that it is gone when the next one starts.
+@pytest.fixture(scope="class")
+def paged(
+    model: Path,
+    store: Path,
+    calm_answers: list[tuple[list[int], list[Any]]],  # made by a server that is gone by now
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SageServer]:
+    folder = tmp_path_factory.mktemp("paged")
+    copy = Path(shutil.copytree(store, folder / "store"))
     flags = [*FLAGS, "--page-size", "16", "--disable-overlap-schedule"]
-    with SageServer(model, tmp_path, copy, flags=flags, env=STRICT, settings=RESTLESS) as server:
-        check_the_same(server, calm_answers)
+    with SageServer(model, folder, copy, flags=flags, env=STRICT, settings=RESTLESS) as server:
+        yield server
+
+
+class TestPagesOf16WithoutOverlap:
+    def test_answers_are_the_same(
+        self, paged: SageServer, calm_answers: list[tuple[list[int], list[Any]]]
+    ) -> None:
+        check_the_same(paged, calm_answers)
+
+    def test_what_is_counted_in_an_answer_goes_on_where_it_was(self, paged: SageServer) -> None:
+        asked = [(prompt, max(num_tokens, 60)) for prompt, num_tokens in crowd(seed=5)[:25]]
+        counting = [
+            {"frequency_penalty": 1.5},
+            {"presence_penalty": 1.5},
+            {"repetition_penalty": 1.5},
+            # Until then no token may end the answer, after it one in eight does.
+            {
+                "min_new_tokens": 40,
+                "ignore_eos": False,
+                "stop_token_ids": list(range(0, 16384, 8)),
+            },
+            {},
+        ]
+        alone = ask(paged, asked, 1, sampling=counting)
+        found = ask(paged, asked, 24, sampling=counting)
+        assert compare(alone, found)[0] == 0
+        yielded = {i % 5 for i, answer in enumerate(found) if answer.num_retractions}
+        assert yielded == set(range(5))
+        # The demand is one that can fail: each kind of counting changes what is said.
+        plain = ask(paged, asked, 1)
+        changed = {i % 5 for i in range(25) if alone[i].ids != plain[i].ids}
+        assert changed == set(range(4))
 
 
 def test_a_full_host_pool_lets_requests_run_on(model: Path, store: Path, tmp_path: Path) -> None:
