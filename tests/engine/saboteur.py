@@ -1,0 +1,79 @@
+"""An SGLang plugin for tests: breaks the swapping of a server, as a file orders while it runs.
+
+Installed by install(), in a folder of its own: the product has no switch for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_ORDERS = "SABOTEUR_ORDERS"
+# What an order may say.
+NOTHING = ""
+SKIP_RESTORE = "skip restore_kv_cache"
+FAIL_BACKUP = "fail backup_kv_cache"
+FAIL_RESTORE = "fail restore_kv_cache"
+# Of the calls that an order concerns, one in so many fails.
+ONE_IN = 3
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Make the plugin known to servers with this environment."""
+    info = folder / "saboteur-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: saboteur\nVersion: 1\n")
+    entry = f"[sglang.srt.plugins]\nsaboteur = {__name__}:register\n"
+    (info / "entry_points.txt").write_text(entry)
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(folder), str(root), os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": path, _ORDERS: str(orders_file(folder))}
+
+
+def orders_file(folder: Path) -> Path:
+    """Where the server's orders are written."""
+    return folder / "orders"
+
+
+def register() -> None:
+    """The entry point. In the scheduler it stands between swap.py and SGLang's functions, and
+    counts the copies that are alive (`copies_alive` among the counters of preemption)."""
+    if "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    from patches import swap, turns
+
+    copies: list[Any] = []
+
+    def between(name: str) -> None:
+        original: Callable[..., Any] = getattr(swap, name)
+        num_calls = 0
+
+        def ordered(req: Any, *args: Any) -> Any:
+            nonlocal num_calls
+            num_calls += 1
+            orders = Path(os.environ[_ORDERS])
+            order = orders.read_text() if orders.exists() else NOTHING
+            if order == f"fail {name}" and num_calls % ONE_IN == 0:
+                raise RuntimeError("on purpose")
+            if order == f"skip {name}":
+                req.kv.retraction_backup = None
+                return None
+            result = original(req, *args)
+            if name == "backup_kv_cache":
+                copies.append(weakref.ref(req.kv.retraction_backup.cpu_tensors[0][0][0]))
+            return result
+
+        setattr(swap, name, ordered)
+
+    between("backup_kv_cache")
+    between("restore_kv_cache")
+    stats = turns.TurnTaker.stats
+
+    def with_copies(self: Any) -> dict[str, int]:
+        return stats(self) | {"copies_alive": sum(copy() is not None for copy in copies)}
+
+    turns.TurnTaker.stats = with_copies  # type: ignore[method-assign]
