@@ -40,6 +40,9 @@ def why_not(scheduler: Any) -> str | None:
         "speculative decoding": not scheduler.spec_algorithm.is_none(),
         f"a KV pool of type {type(pool).__name__}": type(pool)
         not in (MHATokenToKVPool, MLATokenToKVPool),
+        # SGLang's copy leaves the scales behind.
+        "a quantized KV cache": getattr(pool, "is_quantized_kv_cache", False),
+        "SGLANG_USE_HND_KVCACHE": getattr(pool, "use_hnd", False),
         "sliding windows beside full attention": scheduler.is_hybrid_swa,
         "--enable-lora": scheduler.enable_lora,
         "data-parallel attention": scheduler.require_mlp_sync,
