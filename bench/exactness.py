@@ -32,7 +32,7 @@ from sage_sched.config import PolicyConfig, PreemptionConfig
 
 _OUTPUT = Path("results/exactness")
 # Requests under way at a time, and how many of them a server with room for all decodes together.
-_WAITING, _MANY, _FEW = 64, 24, 6
+_WAITING, _MANY, _FEW = 128, 24, 6
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", str(_MANY))
 _STARVED = ("--max-total-tokens", "640", "--max-running-requests", "6")
 _PROMPT = (
