@@ -92,7 +92,7 @@ class PolicyConfig:
     cost: str = "measured"
     bucket_tokens: int = 200
     refresh: float = 0.3
-    aging_pools: float = 10.0
+    aging_pools: float = 3.0
     preempt_margin: float = 0.5
     trail_limit: float = 0.8
     starvation_pools: float = 10.0

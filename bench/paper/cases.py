@@ -153,7 +153,7 @@ def figures() -> list[Figure]:
                 ("fcfs", (Case(policy="fcfs"),)),
                 *(
                     (f"aging {a:g} pools", (Case(policy="sage", config=_policy(aging_pools=a)),))
-                    for a in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 1000.0)
+                    for a in (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 1000.0)
                 ),
             ),
         ),
