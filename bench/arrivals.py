@@ -17,6 +17,13 @@ def poisson_arrivals(num_requests: int, seed: int) -> NDArray[np.float64]:
     return np.asarray(np.cumsum(gaps) - gaps[0])
 
 
+def bursty_arrivals(num_requests: int, seed: int, variation: float) -> NDArray[np.float64]:
+    """The same with gamma gaps of this coefficient of variation, above 0; 1: Poisson's."""
+    shape = 1 / variation**2
+    gaps = np.random.default_rng([seed, 2]).gamma(shape, 1 / shape, num_requests)
+    return np.asarray(np.cumsum(gaps) - gaps[0])
+
+
 def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float64]:
     """A random stretch of a recorded trace, scaled to one arrival a second on average.
 

@@ -14,7 +14,7 @@ import yaml
 from bench.server import STOCK_COMMAND, Server, ServerError
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
-from sage_sched.config import PredictorConfig, SageConfig, StepTimeConfig
+from sage_sched.config import PredictorConfig, PreemptionConfig, SageConfig, StepTimeConfig
 from sage_sched.policy import policy_names
 
 # A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
@@ -31,6 +31,7 @@ CPU_ENV = {"OMP_NUM_THREADS": "1"}
 # proportions only.
 CPU_SAGE = SageConfig(
     predictor=PredictorConfig(deadline_ms=1000.0),
+    preemption=PreemptionConfig(enabled=True),
     step_time=StepTimeConfig(
         prefill_base_ms=7.44,
         prefill_request_ms=3.88,

@@ -9,9 +9,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.prediction.answers import ALL, MIXED, SETS, observations, shuffled, stream
-from bench.prediction.candidates import BLIND, CANDIDATES
-from bench.prediction.quality import Quality, quality
+from bench.prediction.answers import (
+    ALL,
+    MIXED,
+    SETS,
+    SWITCH,
+    observations,
+    shuffled,
+    stream,
+)
+from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT
+from bench.prediction.quality import Outcome, Quality, quality
 from bench.prediction.replay import CAPACITY, NUM_FIRST, replay
 from bench.workload import WorkloadError
 from predictor_store.dataset_files import DatasetError
@@ -38,9 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     names = (*SETS, MIXED, ALL)
     parser.add_argument(
-        "--sets", nargs="+", choices=names, default=names, metavar="NAME",
-        help=f"of --data; default: {', '.join(names)}",
+        "--sets", nargs="+", choices=(*names, SWITCH), default=names, metavar="NAME",
+        help=f"of --data, or {SWITCH}; default: {', '.join(names)}",
     )  # fmt: skip
+    parser.add_argument(
+        "--by", type=int, metavar="N", help="show the default's gain for every N answers too"
+    )
     parser.add_argument(
         "--limit", type=int, metavar="N", help="take the first N answers of each, once shuffled"
     )
@@ -61,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
             blind = found[BLIND]
             rows = {c: quality(outcomes, blind) for c, outcomes in found.items()}
             _show(name, len(blind), rows)
+            for start in range(0, len(blind), args.by) if args.by else ():
+                _show_part(found, slice(start, start + args.by))
             if args.output is not None:
                 _append(args.output, name, len(blind), rows)
     except (DatasetError, WorkloadError) as error:
@@ -87,6 +100,14 @@ def _show(name: str, number: int, rows: dict[str, Quality]) -> None:
             f"| {q.central_50:.2f} | {q.central_80:.2f} | {q.pinball_90:.1f} | {q.spearman:.2f} |"
         )
     sys.stdout.flush()
+
+
+def _show_part(found: dict[str, list[Outcome]], part: slice) -> None:
+    q = quality(found[DEFAULT][part], found[BLIND][part])
+    print(
+        f"answers {part.start + NUM_FIRST:6} to {part.stop + NUM_FIRST - 1:6}: gain {q.gain:6.3f}"
+        f" ({q.gain_low:.3f} to {q.gain_high:.3f}), in central 80 % {q.central_80:.2f}"
+    )
 
 
 def _append(file: Path, name: str, number: int, rows: dict[str, Quality]) -> None:

@@ -49,7 +49,7 @@ def measure(num_waiting: int) -> tuple[list[float], list[float]]:
     """Milliseconds of each admission, and of each pass with one newcomer since the last."""
     config = SageConfig()
     generator = np.random.default_rng(num_waiting)
-    server = ServerFacts(_KV_POOL_TOKENS, 256, config.step_time.step_time())
+    server = ServerFacts(_KV_POOL_TOKENS, 256, config.step_time.step_time(), 1e-5)
     ranker = Ranker("sage", config.policy, server)
     requests = [
         _request(generator, config.predictor.max_atoms) for _ in range(num_waiting + _NUM_PASSES)
@@ -69,7 +69,7 @@ def measure_plans() -> list[float]:
     """Milliseconds of each plan for one window of waiting requests."""
     config = SageConfig()
     generator = np.random.default_rng(0)
-    server = ServerFacts(_KV_POOL_TOKENS, NUM_RUNNING, config.step_time.step_time())
+    server = ServerFacts(_KV_POOL_TOKENS, NUM_RUNNING, config.step_time.step_time(), 1e-5)
     ranker = Ranker("sage", config.policy, server)
     requests = [
         _request(generator, config.predictor.max_atoms) for _ in range(NUM_RUNNING + PLAN_WINDOW)
@@ -83,7 +83,7 @@ def measure_plans() -> list[float]:
         for job in jobs[:NUM_RUNNING]:
             job.generated_tokens = int(generator.integers(1, 500))
         holders = [
-            Holder(job, job.input_tokens + job.generated_tokens) for job in jobs[:NUM_RUNNING]
+            Holder(job, job.input_tokens + job.generated_tokens, 0.0) for job in jobs[:NUM_RUNNING]
         ]
         plans_ms.append(
             _timed_ms(

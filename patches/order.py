@@ -11,6 +11,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from patches.ranker import Ranker
 from patches.seam import AFTER, AROUND, BEFORE, Seam
 from patches.step_meter import StepMeter
+from patches.swap import token_bytes
 from patches.turns import turn_taker
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
@@ -38,7 +39,10 @@ def order_seams(config: SageConfig) -> list[Seam]:
     def after_init_policy(result: None, self: Any) -> None:
         nonlocal ranker
         server = ServerFacts(
-            self.max_total_num_tokens, self.max_running_requests, config.step_time.step_time()
+            self.max_total_num_tokens,
+            self.max_running_requests,
+            config.step_time.step_time(),
+            token_bytes(self) / (config.preemption.swap_gb_per_s * 1e9),
         )
         ranker = Ranker(self.schedule_policy, config.policy, server)
         self.policy.sage_ranker = ranker

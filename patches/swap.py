@@ -100,6 +100,18 @@ def swap_out(scheduler: Any, running_batch: Any, req: Any) -> bool:
     return True
 
 
+def leave_in_tree(scheduler: Any, running_batch: Any, req: Any) -> None:
+    """Take a running request off the device, its KV left in the radix tree as long as nobody needs
+    the memory. Back in the queue it is prefilled like any other, from what the tree still has."""
+    position = running_batch.reqs.index(req)
+    release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
+    req.reset_for_retract()
+    running_batch.filter_batch(
+        keep_indices=[i for i in range(len(running_batch.reqs)) if i != position]
+    )
+    req.time_stats.set_wait_queue_entry_time()
+
+
 def drop(scheduler: Any, req: Any) -> None:
     """Forget the copy. A waiting request is then computed again, as after any retraction."""
     discard_kv_cache_backup(req, scheduler.tree_cache, _BACKEND)
@@ -118,7 +130,7 @@ def swap_in(scheduler: Any, reqs: Sequence[Any]) -> Any | None:
     back = [req for req in reqs if _restored(scheduler, req)]
     if not back:
         return None
-    counting = [req for req in back if _counts_tokens(req)]
+    counting = [req for req in back if counts_tokens(req)]
     plain = [req for req in back if req not in counting]
     first, *others = [
         _prebuilt(scheduler, group) for group in (plain, *([req] for req in counting)) if group
@@ -128,7 +140,9 @@ def swap_in(scheduler: Any, reqs: Sequence[Any]) -> Any | None:
     return first
 
 
-def _counts_tokens(req: Any) -> bool:
+def counts_tokens(req: Any) -> bool:
+    """Whether its penalties or min_new_tokens depend on what was said before. Prefilled again, it
+    would start anew."""
     sampling = req.sampling_params
     return bool(
         sampling.frequency_penalty

@@ -10,7 +10,17 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from patches.ranker import Ranker
-from patches.swap import can_swap, drop, is_swapped, swap_in, swap_out, token_bytes, why_not
+from patches.swap import (
+    can_swap,
+    counts_tokens,
+    drop,
+    is_swapped,
+    leave_in_tree,
+    swap_in,
+    swap_out,
+    token_bytes,
+    why_not,
+)
 from sage_sched.config import PreemptionConfig
 from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, Turn, plan_turns
 from sage_sched.policy import Policy
@@ -44,6 +54,7 @@ class TurnTaker:
         self._num_yields = 0
         self._num_resumed = 0
         self._num_recomputed = 0
+        self._num_left_in_tree = 0
         self._num_without_room = 0
         self._moved_tokens = 0
 
@@ -52,6 +63,7 @@ class TurnTaker:
         return {
             "num_yields": self._num_yields,
             "num_resumed": self._num_resumed,
+            "num_left_in_tree": self._num_left_in_tree,
             "num_recomputed": self._num_recomputed,
             "num_without_host_room": self._num_without_room,
             "swapped_bytes": self._moved_tokens * self._token_bytes,
@@ -129,28 +141,45 @@ class TurnTaker:
         requests = {req.sage_job: req for req in running_batch.reqs}
         entering: list[Any] = []
         yielded: list[Any] = []
-        turns = self._plan(running_batch, waiting)
+        host_tokens = sum(req.seqlen for req in waiting if is_swapped(req))
+        turns = self._plan(running_batch, waiting, host_tokens)
         if not turns and running_batch.is_empty() and is_swapped(waiting[0]):
             return [waiting[0]], []  # it fitted before; no one else holds anything
         for req, turn in zip(waiting, turns, strict=False):
             if full and not turn.yielding:
                 break
-            victims = [requests[job] for job in turn.yielding]
-            if not self._fits_host(waiting, [*yielded, *victims]):
-                self._num_without_room += 1
-                break
-            for victim in victims:
-                if not swap_out(self._scheduler, running_batch, victim):
+            for job in turn.yielding:
+                victim = requests[job]
+                if self._swaps(victim, host_tokens):
+                    if not swap_out(self._scheduler, running_batch, victim):
+                        return entering, yielded
+                    host_tokens += victim.seqlen
+                    self._moved_tokens += victim.seqlen - 1
+                elif self._stays_put(victim):
+                    self._num_without_room += 1
                     return entering, yielded
+                else:
+                    leave_in_tree(self._scheduler, running_batch, victim)
+                    self._num_left_in_tree += 1
                 victim.sage_job.num_yields += 1
                 self._num_yields += 1
-                self._moved_tokens += victim.seqlen - 1
                 yielded.append(victim)
             entering.append(req)
         return entering, yielded
 
-    def _plan(self, running_batch: Any, waiting: Sequence[Any]) -> list[Turn]:
+    def _swaps(self, req: Any, host_tokens: int) -> bool:
+        """Whether it goes to host memory, of which host_tokens are taken."""
+        server = self._ranker.policy.server
+        cheaper = server.swap_s(req.seqlen) <= server.recompute_s(req.seqlen)
+        return host_tokens + req.seqlen <= self._budget_tokens and (cheaper or self._stays_put(req))
+
+    def _stays_put(self, req: Any) -> bool:
+        """Whether it may not be computed again."""
+        return self._config.swap_only or counts_tokens(req)
+
+    def _plan(self, running_batch: Any, waiting: Sequence[Any], host_tokens: int) -> list[Turn]:
         scheduler = self._scheduler
+        server = self._ranker.policy.server
         ratio = scheduler.new_token_ratio_tracker.current
         room = (
             scheduler.token_to_kv_pool_allocator.available_size()
@@ -164,7 +193,9 @@ class TurnTaker:
                 req.sage_job.generated_tokens = len(req.output_ids)
                 # What it found in the radix tree at its start, others may hold too.
                 own_tokens = req.kv.kv_allocated_len - req.cached_tokens
-                running.append(Holder(req.sage_job, max(0, own_tokens) + reserved))
+                swaps = self._swaps(req, host_tokens)
+                move_s = (server.swap_s if swaps else server.recompute_s)(req.seqlen)
+                running.append(Holder(req.sage_job, max(0, own_tokens) + reserved, move_s))
         ranked = takewhile(lambda req: req.sage_job is not None, islice(waiting, PLAN_WINDOW))
         return plan_turns(
             running,
@@ -186,10 +217,6 @@ class TurnTaker:
         """What SGLang's admission asks for it, but for a prefix that the radix tree may have."""
         tokens: int = req.seqlen + self._tokens_to_come(req) + self._scheduler.page_size
         return tokens
-
-    def _fits_host(self, waiting: Sequence[Any], more: Sequence[Any]) -> bool:
-        swapped = sum(req.seqlen for req in waiting if is_swapped(req))
-        return bool(swapped + sum(req.seqlen for req in more) <= self._budget_tokens)
 
     def _resume(self, running_batch: Any, reqs: Sequence[Any]) -> Any:
         batch = swap_in(self._scheduler, reqs)

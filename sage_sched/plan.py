@@ -18,10 +18,12 @@ class Holder:
 
     freed_tokens: what its yielding gives back to admission: the KV that it holds and what is set
     aside for the rest of its answer.
+    move_s: seconds of the server that its way out and back takes.
     """
 
     job: Job
     freed_tokens: int
+    move_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,9 @@ def plan_turns(
     turns = []
     for claimant in waiting:
         willing = (
-            holder for holder in left if policy.yields(holder.job, claimant.job, served_tokens)
+            holder
+            for holder in left
+            if policy.yields(holder.job, claimant.job, served_tokens, holder.move_s)
         )
         short_tokens = claimant.needed_tokens + 1 - free_tokens
         yielding = _enough(willing, 1 - free_slots, short_tokens)

@@ -41,9 +41,12 @@ class Policy(ABC):
         served_tokens: prefilled and decoded by the server so far.
         """
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
+    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
         """Whether a running job should make room for a waiting one, both admitted. Never, for a
-        policy that does not preempt."""
+        policy that does not preempt.
+
+        move_s: seconds of the server that the running one's way out and back takes.
+        """
         return False
 
 

@@ -52,8 +52,18 @@ class ServerFacts:
 
     kv_pool_tokens: how many tokens its KV pool holds.
     max_running_requests: its slots.
+    swap_token_s: seconds that one token's KV takes to host memory, or back.
     """
 
     kv_pool_tokens: int
     max_running_requests: int
     step_time: StepTime
+    swap_token_s: float
+
+    def swap_s(self, kv_tokens: int) -> float:
+        """Seconds to move a request's KV to host memory and back."""
+        return 2 * kv_tokens * self.swap_token_s
+
+    def recompute_s(self, kv_tokens: int) -> float:
+        """Seconds to compute it again, in one prefill."""
+        return self.step_time.prefill_s(1, kv_tokens, attended_pairs(0, kv_tokens))

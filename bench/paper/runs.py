@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tqdm import tqdm
 
-from bench.arrivals import poisson_arrivals
+from bench.arrivals import bursty_arrivals, poisson_arrivals
 from bench.paper.cases import DATASETS, Case
 from bench.predictions import Foresight, Predict, truth, with_noise
 from bench.simulator.presets import PRESETS
@@ -57,7 +57,10 @@ class Evaluation:
         chosen = self._sample(case.dataset, seed)
         factor = LONG_PROMPT_FACTOR if case.dataset == "long prompts" else 1
         predict = self._predict(case)
-        arrivals = poisson_arrivals(len(chosen), seed) / case.rate
+        if case.variation == 1:
+            arrivals = poisson_arrivals(len(chosen), seed) / case.rate
+        else:
+            arrivals = bursty_arrivals(len(chosen), seed, case.variation) / case.rate
         return [
             SimRequest(
                 arrival_s=float(arrival_s),

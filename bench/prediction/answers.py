@@ -27,13 +27,14 @@ SETS: dict[str, tuple[str, dict[str, str]]] = {
     "vicuna7b": ("vicuna7b_alpaca_text_aligned", {}),
     "sharegpt": ("sharegpt_prompts", {}),
 }
-MIXED, ALL = "mixed", "all"
+MIXED, ALL, SWITCH = "mixed", "all", "switch"
 _EACH = 900
+_BEFORE_SWITCH = 2_000
 
 
 def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
-    """The set of this name, MIXED (the classes of bench.datasets, alike often) or ALL (some of
-    each set). Raises DatasetError, WorkloadError."""
+    """The set of this name, MIXED (the classes of bench.datasets, alike often), ALL (some of each
+    set) or SWITCH (medical chats, and then instructions). Raises DatasetError, WorkloadError."""
     if name == MIXED:
         workload = datasets.load(folder)
         classes: dict[str, list[Observation]] = {}
@@ -46,6 +47,9 @@ def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
     if name == ALL:
         chosen = [shuffled(read(folder, other), seed)[:_EACH] for other in SETS]
         return shuffled([o for observations in chosen for o in observations], seed)
+    if name == SWITCH:
+        parts = [shuffled(read(folder, part), seed) for part in ("medical", "alpaca")]
+        return [o for part in parts for o in part[:_BEFORE_SWITCH]]
     return shuffled(read(folder, name), seed)
 
 

@@ -144,7 +144,8 @@ class Pass:
             state.decode.sync(progress)
             progress.job.generated_tokens = progress.generated_tokens
             if progress.ranked:
-                running.append(Holder(progress.job, self._freed_tokens(progress)))
+                move_s = state.policy.server.swap_s(progress.kv_tokens)
+                running.append(Holder(progress.job, self._freed_tokens(progress), move_s))
         waiting = []
         for progress in islice(state.queue, position, position + PLAN_WINDOW):
             if not progress.ranked:

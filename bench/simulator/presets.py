@@ -41,7 +41,8 @@ class Engine:
 
     def server_facts(self) -> ServerFacts:
         """What a policy may know of it."""
-        return ServerFacts(self.kv_pool_tokens, self.max_running_requests, self.step_time)
+        seen_s = self.swap_token_s * (1 - self.swap_overlap)
+        return ServerFacts(self.kv_pool_tokens, self.max_running_requests, self.step_time, seen_s)
 
 
 def roofline_step_time(

@@ -37,5 +37,5 @@ class FastServePolicy(Policy):
         quanta = used_s * 1e3 / self.config.mlfq_quantum_ms
         return math.floor(math.log2(2.0**joined + quanta) + 1e-9)
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
+    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
         return self.key(waiting, served_tokens) < self.key(running, served_tokens)

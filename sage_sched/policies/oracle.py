@@ -35,6 +35,7 @@ class SrptOraclePolicy(Policy):
         spent = self._cost(job.input_tokens, job.generated_tokens) if job.generated_tokens else 0.0
         return job.memo - spent
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
+    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
         margin = 1.0 + self.config.preempt_margin
-        return margin * self.key(waiting, served_tokens) < self.key(running, served_tokens)
+        price = self.key(waiting, served_tokens) + move_s
+        return margin * price < self.key(running, served_tokens)

@@ -45,7 +45,9 @@ class SagePolicy(Policy):
 
     def __init__(self, config: PolicyConfig, server: ServerFacts) -> None:
         super().__init__(config, server)
-        self._cost = cost_named(self.cost_name or config.cost, server)
+        cost_name = self.cost_name or config.cost
+        self._cost = cost_named(cost_name, server)
+        self._in_seconds = cost_name == "measured"
         self._aging_tokens = config.aging_pools * server.kv_pool_tokens
         self._refresh = config.refresh
 
@@ -77,11 +79,15 @@ class SagePolicy(Policy):
             memo.key = log_index + job.served_at_arrival_tokens / self._aging_tokens
         return memo.key
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
-        """Where the waiting job's index is better by preempt_margin, so that two of nearly equal
-        index never take turns."""
+    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
+        """Where the waiting job's index, the price of the move added to it, is better by
+        preempt_margin, so that two of nearly equal index never take turns."""
         ahead = self.key(running, served_tokens) - self.key(waiting, served_tokens)
-        return ahead > math.log1p(self.config.preempt_margin)
+        assert isinstance(waiting.memo, _Memo)
+        # In shares of an index in seconds. Other costs are in no unit of time: no price.
+        index = waiting.memo.table.index(waiting.generated_tokens)
+        price = move_s / index if self._in_seconds else 0.0
+        return ahead > math.log1p(self.config.preempt_margin) + math.log1p(price)
 
 
 @register("sage-mean")

@@ -48,7 +48,7 @@ class TrailPolicy(Policy):
         assert isinstance(job.memo, _Memo)
         return job.memo.remaining.index(job.generated_tokens)
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
+    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
         assert isinstance(running.memo, _Memo)
         limit = self.config.trail_limit * running.memo.first_prediction_tokens
         ahead = self.key(waiting, served_tokens) < self.key(running, served_tokens)

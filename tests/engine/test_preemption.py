@@ -137,12 +137,23 @@ class TestPagesOf16WithoutOverlap:
 
 def test_a_full_host_pool_lets_requests_run_on(model: Path, store: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(store, tmp_path / "store"))
-    settings = RESTLESS + "host_pool_gib = 0.00005\n"
+    settings = RESTLESS + "host_pool_gib = 0.00005\nswap_only = true\n"
     with SageServer(model, tmp_path, copy, flags=FLAGS, env=STRICT, settings=settings) as server:
         asked = crowd(seed=3)[:30]
         found = answers(server, asked)
         assert [len(ids) for ids, _ in found] == [num_tokens for _, num_tokens in asked]
         assert server.stats()["preemption"]["num_without_host_room"] > 0
+
+
+def test_kv_that_no_host_memory_takes_is_left_in_the_tree(
+    model: Path, store: Path, tmp_path: Path, calm_answers: list[tuple[list[int], list[Any]]]
+) -> None:
+    copy = Path(shutil.copytree(store, tmp_path / "store"))
+    settings = RESTLESS + "host_pool_gib = 0.00005\n"
+    with SageServer(model, tmp_path, copy, flags=FLAGS, env=STRICT, settings=settings) as server:
+        found = answers(server, crowd())
+        assert server.stats()["preemption"]["num_left_in_tree"] > 10
+    assert [ids for ids, _ in found] == [ids for ids, _ in calm_answers]
 
 
 # From here on one server; not before, as an idle one takes a core from those beside it.

@@ -10,7 +10,10 @@ from sage_sched.step_time import ServerFacts
 
 MAX_LENGTH = 5000
 SERVER = ServerFacts(
-    kv_pool_tokens=10_000, max_running_requests=32, step_time=StepTimeConfig().step_time()
+    kv_pool_tokens=10_000,
+    max_running_requests=32,
+    step_time=StepTimeConfig().step_time(),
+    swap_token_s=1e-5,
 )
 
 

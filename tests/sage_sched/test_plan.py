@@ -20,11 +20,11 @@ class ByInput(Policy):
     def key(self, job: Job, served_tokens: int) -> float:
         return float(job.input_tokens)
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
+    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
         return 2 * waiting.input_tokens <= running.input_tokens
 
 
-POLICY = ByInput(PolicyConfig(), ServerFacts(1000, 4, StepTimeConfig().step_time()))
+POLICY = ByInput(PolicyConfig(), ServerFacts(1000, 4, StepTimeConfig().step_time(), 0.0))
 
 
 def job(key: int, num_yields: int = 0) -> Job:
@@ -47,12 +47,12 @@ def plan(
 
 def test_nobody_yields_where_there_is_room() -> None:
     newcomer = job(1)
-    turns = plan([Holder(job(100), 50)], [Claimant(newcomer, 20)], free_tokens=21)
+    turns = plan([Holder(job(100), 50, 0.0)], [Claimant(newcomer, 20)], free_tokens=21)
     assert turns == [Turn(newcomer, ())]
 
 
 def test_the_worst_key_yields_first_and_no_more_than_needed() -> None:
-    worst, middle, best = (Holder(job(key), 50) for key in (300, 200, 100))
+    worst, middle, best = (Holder(job(key), 50, 0.0) for key in (300, 200, 100))
     newcomer = job(1)
     assert plan([best, worst, middle], [Claimant(newcomer, 49)]) == [Turn(newcomer, (worst.job,))]
     both = plan([best, worst, middle], [Claimant(newcomer, 50)])
@@ -60,24 +60,24 @@ def test_the_worst_key_yields_first_and_no_more_than_needed() -> None:
 
 
 def test_one_that_a_later_one_makes_superfluous_stays() -> None:
-    small, large = Holder(job(300), 10), Holder(job(200), 80)
+    small, large = Holder(job(300), 10, 0.0), Holder(job(200), 80, 0.0)
     newcomer = job(1)
     assert plan([small, large], [Claimant(newcomer, 60)]) == [Turn(newcomer, (large.job,))]
 
 
 def test_nobody_yields_to_one_that_does_not_get_in_even_so() -> None:
-    assert plan([Holder(job(300), 10)], [Claimant(job(1), 60), Claimant(job(2), 5)]) == []
+    assert plan([Holder(job(300), 10, 0.0)], [Claimant(job(1), 60), Claimant(job(2), 5)]) == []
 
 
 def test_only_those_that_the_policy_lets_yield() -> None:
-    near, far = Holder(job(15), 50), Holder(job(20), 50)
+    near, far = Holder(job(15), 50, 0.0), Holder(job(20), 50, 0.0)
     newcomer = job(10)
     assert plan([near, far], [Claimant(newcomer, 40)]) == [Turn(newcomer, (far.job,))]
     assert plan([near], [Claimant(newcomer, 40)]) == []
 
 
 def test_who_has_yielded_often_enough_stays() -> None:
-    tired, fresh = Holder(job(300, num_yields=2), 50), Holder(job(200, num_yields=1), 50)
+    tired, fresh = Holder(job(300, num_yields=2), 50, 0.0), Holder(job(200, num_yields=1), 50, 0.0)
     newcomer = job(1)
     assert plan([tired, fresh], [Claimant(newcomer, 40)]) == [Turn(newcomer, (fresh.job,))]
 
@@ -87,12 +87,14 @@ def test_one_that_frees_nothing_of_what_is_short_stays(free_slots: int, expected
     # It has no tokens: it can give its slot alone.
     newcomer = job(1)
     needed = 5 if expected else 50
-    turns = plan([Holder(job(300), 0)], [Claimant(newcomer, needed)], free_slots, free_tokens=20)
+    turns = plan(
+        [Holder(job(300), 0, 0.0)], [Claimant(newcomer, needed)], free_slots, free_tokens=20
+    )
     assert bool(turns) == expected
 
 
 def test_turns_share_what_is_free_and_no_one_yields_twice() -> None:
-    worst, middle = Holder(job(300), 50), Holder(job(200), 50)
+    worst, middle = Holder(job(300), 50, 0.0), Holder(job(200), 50, 0.0)
     first, second, third = job(1), job(2), job(3)
     waiting = [Claimant(each, 40) for each in (first, second, third)]
     turns = plan([middle, worst], waiting, free_slots=0)

@@ -28,7 +28,7 @@ class Restless(Policy):
         assert isinstance(job.memo, int)
         return float(job.memo + job.generated_tokens // 8)
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int) -> bool:
+    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
         return self.key(waiting, served_tokens) < self.key(running, served_tokens)
 
 
@@ -86,7 +86,7 @@ class Rank:
             for job in self.running.values()
         }
         holders = [
-            Holder(job, self.held_tokens(job) + reserved[job.arrival])
+            Holder(job, self.held_tokens(job) + reserved[job.arrival], 0.0)
             for job in self.running.values()
         ]
         self.rng.shuffle(holders)  # in what order a batch holds its requests decides nothing
@@ -125,7 +125,7 @@ class Rank:
         """One turn; the slots and tokens that are free after it. Each victim is needed."""
         gained = sum(freed[job] for job in yielding)
         for job in yielding:
-            assert POLICY.yields(job, claimant.job, 0)
+            assert POLICY.yields(job, claimant.job, 0, 0.0)
             enough_slots = free_slots + len(yielding) - 1 > 0
             enough_tokens = free_tokens + gained - freed[job] > claimant.needed_tokens
             assert not (enough_slots and enough_tokens)

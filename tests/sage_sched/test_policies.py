@@ -127,8 +127,8 @@ def test_an_index_counts_in_full_where_it_improves_and_in_part_where_it_worsens(
 
 def test_a_policy_that_orders_alone_never_yields() -> None:
     long, short = job(4000, age=10), job(5, arrival=1)
-    assert admitted("sage", long, short).yields(long, short, 0)
-    assert not admitted("sage-order", long, short).yields(long, short, 0)
+    assert admitted("sage", long, short).yields(long, short, 0, 0.0)
+    assert not admitted("sage-order", long, short).yields(long, short, 0, 0.0)
 
 
 def test_costs_disagree_about_a_long_prompt() -> None:
@@ -155,26 +155,34 @@ def test_the_measured_cost_is_in_seconds_of_the_server() -> None:
 def test_trail_yields_while_young_and_to_a_shorter_one_only() -> None:
     running, shorter, longer = job(1000), job(100), job(2000)
     policy = admitted("trail", running, shorter, longer)
-    assert policy.yields(running, shorter, 0)
-    assert not policy.yields(running, longer, 0)
+    assert policy.yields(running, shorter, 0, 0.0)
+    assert not policy.yields(running, longer, 0, 0.0)
     running.generated_tokens = 799
-    assert policy.yields(running, shorter, 0)
+    assert policy.yields(running, shorter, 0, 0.0)
     running.generated_tokens = 801  # past 0.8 of its first prediction
-    assert not policy.yields(running, shorter, 0)
+    assert not policy.yields(running, shorter, 0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["ssjf", "ltr", "uniboost"])
 def test_the_others_run_a_request_to_its_end(name: str) -> None:
     running, shorter = job(4000), job(1)
-    assert not admitted(name, running, shorter).yields(running, shorter, 0)
+    assert not admitted(name, running, shorter).yields(running, shorter, 0, 0.0)
 
 
 def test_sage_yields_to_a_clearly_better_one_only() -> None:
     running, little_better, much_better = job(1000), job(950), job(100)
     policy = admitted("sage-output", running, little_better, much_better, preempt_margin=0.5)
-    assert not policy.yields(running, little_better, 0)
-    assert policy.yields(running, much_better, 0)
-    assert not policy.yields(much_better, running, 0)
+    assert not policy.yields(running, little_better, 0, 0.0)
+    assert policy.yields(running, much_better, 0, 0.0)
+    assert not policy.yields(much_better, running, 0, 0.0)
+
+
+def test_sage_yields_only_where_it_gains_more_than_the_move_costs() -> None:
+    running, better = job(1000), job(100)
+    policy = admitted("sage-measured", running, better)
+    longest_s = math.exp(policy.key(running, 0)) / 1.5 - math.exp(policy.key(better, 0))
+    assert policy.yields(running, better, 0, 0.99 * longest_s)
+    assert not policy.yields(running, better, 0, 1.01 * longest_s)
 
 
 def test_ltr_lifts_a_request_that_has_starved() -> None:
@@ -194,7 +202,7 @@ def test_fastserve_demotes_by_service_and_joins_by_the_prefill() -> None:
         used.generated_tokens = age
         levels.append(policy.key(used, 0))
     assert levels == [0, 1, 1, 2, 2, 3]
-    assert policy.yields(used, fresh, 0)
+    assert policy.yields(used, fresh, 0, 0.0)
     # 4000 tokens of prompt take 41 + 696 ms: level 3, whose quantum is 800 ms.
     long_prompt = job(5, input_tokens=4000)
     assert policy.admit(long_prompt)

@@ -126,20 +126,43 @@ def test_srpt_is_schrage_miller(load: float) -> None:
     assert error < 0.08 * mean
 
 
-def _srpt_response(rate: float) -> float:
-    """Schrage and Miller 1966, for a distribution of atoms, ties by arrival."""
+@pytest.mark.parametrize("limit", [0.3, 0.8])
+def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
+    rate, requests = traffic(10_000, 0.8, 3, STEPS, WEIGHTS)
+    exact = [
+        replace(r, distribution=LengthDistribution.from_samples([r.output_tokens], "prior"))
+        for r in requests
+    ]
+    config = replace(PURE, policy=replace(PURE.policy, bucket_tokens=10, trail_limit=limit))
+    mean, error = mean_and_error(simulate(ONE_SLOT, "trail", config, exact, PREEMPTIVE))
+    assert mean == pytest.approx(_srpt_response(rate, limit), abs=4 * error + 1.0)
+    # The demand is one that can fail: without the limit it would be another.
+    assert mean > _srpt_response(rate) + 2 * error or limit > 0.5
+
+
+def _srpt_response(rate: float, limit: float = 1.0) -> float:
+    """Schrage and Miller 1966, for a distribution of atoms, ties by arrival.
+
+    With preemption up to age limit * size, TRAIL's Lemma 1 for exact predictions. As printed, it
+    leaves out the larger jobs that are found in service with no more than size left, and those
+    that are past their own limit with more: max(size, (1 - limit) * theirs) is ahead (SOAP,
+    theorem 5.5, with their rank as the lemma's proof has it).
+    """
     response = 0.0
     for size, weight in zip(STEPS, WEIGHTS, strict=True):
         up_to, below = size >= STEPS, size > STEPS
-        second = float(STEPS[up_to] ** 2 @ WEIGHTS[up_to]) + size**2 * WEIGHTS[~up_to].sum()
+        ahead = np.maximum(size, (1 - limit) * STEPS[~up_to])
+        second = float(STEPS[up_to] ** 2 @ WEIGHTS[up_to]) + float(ahead**2 @ WEIGHTS[~up_to])
         load_up_to = rate * float(STEPS[up_to] @ WEIGHTS[up_to])
         load_below = rate * float(STEPS[below] @ WEIGHTS[below])
         wait = rate / 2 * second / ((1 - load_up_to) * (1 - load_below))
-        edges = [0, *STEPS[up_to]]
-        residence = 0.0
-        for start, end in pairwise(edges):
+        # By what is left of it: while that is under (1 - limit) * size, nobody gets ahead.
+        alone = (1 - limit) * size
+        residence = alone
+        for start, end in pairwise([0, *STEPS[up_to]]):
             smaller = start >= STEPS
-            residence += (end - start) / (1 - rate * float(STEPS[smaller] @ WEIGHTS[smaller]))
+            share = 1 - rate * float(STEPS[smaller] @ WEIGHTS[smaller])
+            residence += max(0.0, end - max(start, alone)) / share
         response += weight * (wait + residence)
     return response
 
