@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from bench.predictions import Foresight
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
+from bench.simulator.state import Options
 from bench.stats import ordered
 from bench.workload import WorkloadError, sample
 from patches.config_file import read_config
@@ -80,7 +81,8 @@ def read_runs(file: Path) -> list[dict[str, Any]]:
 
 
 def compare(runs: Sequence[dict[str, Any]], config: SageConfig, data: Path | None) -> list[Point]:
-    """Each run's requests, arrivals and lengths, simulated."""
+    """Each run's requests, arrivals and lengths, simulated with the settings it ran with but for
+    the step times, which are config's."""
     workload = load_workload(data)
     foresight = Foresight(workload, config.predictor, len)
     by_run = [sample(workload.evaluation, len(r["requests"]["class"]), r["seed"]) for r in runs]
@@ -104,7 +106,10 @@ def compare(runs: Sequence[dict[str, Any]], config: SageConfig, data: Path | Non
             for i, request in enumerate(chosen)
         ]
         requests.sort(key=lambda request: request.arrival_s)
-        result = simulate(engine_of(run["settings"], config), run["policy"], config, requests)
+        ran = replace(SageConfig.parse(run["settings"]["sage"]), step_time=config.step_time)
+        turns = Options(preempt=ran.preemption.enabled, max_yields=ran.preemption.max_yields)
+        engine = engine_of(run["settings"], config)
+        result = simulate(engine, run["policy"], ran, requests, turns)
         points.append(
             Point(
                 run["policy"], run["rate"], run["seed"],
