@@ -113,7 +113,8 @@ def generate_heavy_tailed(num_prompts: int, seed: int) -> Workload:
         heavy = rng.random() < HEAVY_SHARE
         mean_tokens = LIGHT_MEAN_TOKENS * (HEAVY_FACTOR if heavy else 1)
         length = _noisy(rng, mean_tokens, HEAVY_NOISE)
-        return Request(_chat(rng).prompt, length, "heavy" if heavy else "light")
+        # One class: of several, as many are drawn of each.
+        return Request(_chat(rng).prompt, length, "chat")
 
     return Workload.split(
         _distinct(make, num_prompts, rng),
