@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench import synthetic
-from bench.workload import Request
+from bench.workload import Request, sample
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +67,20 @@ def test_summarization_has_the_long_inputs(requests: list[Request]) -> None:
     assert words["summarization"] > 10 * max(words["chat"], words["writing"])
 
 
+def is_heavy(request: Request) -> bool:
+    return request.output_tokens > 300
+
+
 def test_a_tenth_is_twenty_times_longer_and_no_prompt_tells_which() -> None:
     workload = synthetic.generate_heavy_tailed(3000, seed=0)
     requests = [*workload.history, *workload.evaluation]
     assert len({request.prompt for request in requests}) == 3000
-    heavy = [r.output_tokens for r in requests if r.class_name == "heavy"]
-    light = [r.output_tokens for r in requests if r.class_name == "light"]
+    heavy = [r.output_tokens for r in requests if is_heavy(r)]
+    light = [r.output_tokens for r in requests if not is_heavy(r)]
     assert len(heavy) / len(requests) == pytest.approx(0.1, abs=0.02)
+    in_a_run = sum(is_heavy(r) for r in sample(workload.evaluation, 600, seed=0)) / 600
+    assert in_a_run == pytest.approx(0.1, abs=0.04)
     assert np.mean(heavy) / np.mean(light) == pytest.approx(20, rel=0.05)
     detailed = [r for r in requests if "thorough answer" in r.prompt]
-    share = sum(r.class_name == "heavy" for r in detailed) / len(detailed)
+    share = sum(is_heavy(r) for r in detailed) / len(detailed)
     assert share == pytest.approx(0.1, abs=0.05)
