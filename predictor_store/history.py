@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 import faiss
@@ -36,7 +36,8 @@ class History:
 
     By slot, each of shape (capacity,), in use from 0 to len(self) - 1: lengths, int64; censored
     and warm, bool; scopes, int64 (numbers of scope()); scores, float64, see LengthScore; features,
-    float32, of shape (capacity, num_features).
+    float32, of shape (capacity, num_features); num_of_same_prompt, int64, how many there are of a
+    record's prompt.
     """
 
     def __init__(self, embedding_dimension: int, num_features: int, capacity: int) -> None:
@@ -50,7 +51,8 @@ class History:
         self.score: LengthScore | None = None
         self.features = np.zeros((capacity, num_features), np.float32)
         self._prompts = np.zeros(capacity, np.int64)
-        self._num_of_prompt = Counter[int]()
+        self._slots_of_prompt: defaultdict[int, set[int]] = defaultdict(set)
+        self.num_of_same_prompt = np.zeros(capacity, np.int64)
         self._scope_numbers: dict[str, int] = {}
         self._index = faiss.IndexFlatIP(embedding_dimension)
         self._oldest_warm: deque[int] = deque()
@@ -88,7 +90,7 @@ class History:
         elif self._oldest_warm or not warm:
             slot = (self._oldest_warm or self._oldest_history).popleft()
             self._embeddings()[slot] = embedding
-            self._num_of_prompt[int(self._prompts[slot])] -= 1
+            self._leave_prompt(slot)
         else:
             return
         self.lengths[slot] = output_tokens
@@ -96,8 +98,7 @@ class History:
         self.warm[slot] = warm
         self.scopes[slot] = self.scope(scope)
         self.features[slot] = vector[self._index.d :]
-        self._prompts[slot] = _prompt_number(vector)
-        self._num_of_prompt[int(self._prompts[slot])] += 1
+        self._join_prompt(slot, _prompt_number(vector))
         if self.score is not None:
             self.scores[slot] = self.score.of(vector[np.newaxis])[0]
         self._num_added += 1
@@ -129,10 +130,6 @@ class History:
         """A copy of all, shape (len(self), embedding_dimension + num_features), by slot."""
         return np.hstack([self._embeddings(), self.features[: len(self)]])
 
-    def num_of_same_prompt(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """How many records there are of the prompt of each of these."""
-        return np.array([self._num_of_prompt[p] for p in self._prompts[slots].tolist()], float)
-
     def fitting(self) -> Fitting | None:
         """What to fit a score to; None where the one that there is will do."""
         if self._num_unfitted <= _REFIT_SHARE * len(self):
@@ -161,6 +158,20 @@ class History:
         """At once, as for a history that will not grow; takes 0.3 s at 10,000 records."""
         if (fitting := self.fitting()) is not None:
             self.install(fitting, fit(fitting))
+
+    def _join_prompt(self, slot: int, prompt: int) -> None:
+        self._prompts[slot] = prompt
+        same = self._slots_of_prompt[prompt]
+        same.add(slot)
+        self.num_of_same_prompt[list(same)] = len(same)
+
+    def _leave_prompt(self, slot: int) -> None:
+        prompt = int(self._prompts[slot])
+        same = self._slots_of_prompt[prompt]
+        same.remove(slot)
+        self.num_of_same_prompt[list(same)] = len(same)
+        if not same:
+            del self._slots_of_prompt[prompt]
 
     def _embeddings(self) -> NDArray[np.float32]:
         # Taken anew each time: the index moves its memory when it grows. Overwriting in place

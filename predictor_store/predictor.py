@@ -80,7 +80,7 @@ def _weights(
     neighbours. All constants: the best or next to it on each of six datasets (docs/predictor.md).
     """
     same = cosines >= _SAME_COSINE
-    alike = 1 / np.sqrt(history.num_of_same_prompt(slots))
+    alike = 1 / np.sqrt(history.num_of_same_prompt[slots])
     rest_worth = PRIOR_WORTH
     if history.score is not None:
         rest_worth = history.score.rest_worth

@@ -69,9 +69,9 @@ def test_one_prompt_is_known_again_until_its_records_are_gone() -> None:
     vectors = np.hstack([unit_vectors(4, dimension=DIMENSION), np.ones((4, 2), np.float32)])
     for vector in (vectors[0], vectors[0] * np.float32(1 + 1e-7), vectors[1]):
         history.add(vector, 1, False, "history")
-    assert history.num_of_same_prompt(np.array([0, 1, 2])).tolist() == [2, 2, 1]
+    assert history.num_of_same_prompt.tolist() == [2, 2, 1]
     history.add(vectors[2], 1, False, "history")  # takes the place of the oldest
-    assert history.num_of_same_prompt(np.array([0, 1, 2])).tolist() == [1, 1, 1]
+    assert history.num_of_same_prompt.tolist() == [1, 1, 1]
 
 
 def grown(num: int, seed: int = 0) -> tuple[History, np.ndarray]:
