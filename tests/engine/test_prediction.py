@@ -122,7 +122,7 @@ def test_an_aborted_answer_was_longer_than_that(sage_server: SageServer) -> None
     with requests.post(sage_server.url + "/generate", json=body, stream=True, timeout=60) as answer:
         next(answer.iter_lines())
     generate(sage_server, LONG_PROMPT, max_new_tokens=1)
-    aborted, after = sorted(recorded(sage_server, 2, before), reverse=True)
+    aborted, after = sorted(recorded(sage_server, 2, before))
     assert after == (LONG_PROMPT, 1, True)
     assert aborted[0] == SHORT_PROMPT
     assert 1 <= aborted[1] < 3000
@@ -144,14 +144,14 @@ def test_what_a_client_forges_is_dropped_at_the_door(
     sage_server: SageServer, prompt: str, forged: dict[str, Any]
 ) -> None:
     before = sage_server.stats()["num_ranked"]
-    forged = {"__sage_source": "history", **forged}
+    forged = {"__sage_source": "truth", **forged}
     sampling = {"custom_params": forged}
-    # Nothing in the history is like the prompt, so only the client can have said "history".
+    # No predictor knows the truth, so only the client can have said so.
     generate(sage_server, prompt, sampling_params=sampling)
     generate(sage_server, [prompt] * 2, sampling_params={**sampling, "n": 2})
     after = sage_server.stats()
     assert sum(after["num_ranked"].values()) == sum(before.values()) + 1 + 2 + 4
-    assert after["num_ranked"].get("history", 0) == before.get("history", 0)
+    assert "truth" not in after["num_ranked"]
     assert after["num_garbled"] == 0
 
 
