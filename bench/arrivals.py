@@ -14,13 +14,17 @@ from predictor_store.dataset_files import RowError, raw_rows
 def poisson_arrivals(num_requests: int, seed: int) -> NDArray[np.float64]:
     """Ascending times in seconds, shape (num_requests,), exponential gaps of mean 1 s."""
     gaps = np.random.default_rng([seed, 1]).exponential(1.0, num_requests)
-    return np.asarray(np.cumsum(gaps) - gaps[0])
+    return _after(gaps)
 
 
 def bursty_arrivals(num_requests: int, seed: int, variation: float) -> NDArray[np.float64]:
     """The same with gamma gaps of this coefficient of variation, above 0; 1: Poisson's."""
     shape = 1 / variation**2
     gaps = np.random.default_rng([seed, 2]).gamma(shape, 1 / shape, num_requests)
+    return _after(gaps)
+
+
+def _after(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.cumsum(gaps) - gaps[0])
 
 

@@ -19,6 +19,7 @@ from bench.server import ServerError
 from bench.stats import summarize, table
 from bench.workload import Workload, WorkloadError
 from patches.config_file import read_config
+from predictor_store.warm_command import at_least_one
 from sage_sched.config import ConfigError
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
@@ -33,16 +34,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rates", nargs="+", default=["0.3x", "2x"], type=_rate, metavar="RATE",
         help="requests/s, or as a multiple of the first policy's capacity (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--seeds", type=_at_least_one, default=5, help="default: %(default)s")
+    parser.add_argument("--seeds", type=at_least_one, default=5, help="default: %(default)s")
     parser.add_argument(
-        "--num-requests", type=_at_least_one, default=300, help="a run; default: %(default)s"
+        "--num-requests", type=at_least_one, default=300, help="a run; default: %(default)s"
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE",
         help='arrival times, rows with a field "t" in seconds (default: Poisson arrivals)',
     )  # fmt: skip
     parser.add_argument(
-        "--max-new-tokens", type=_at_least_one, default=2048,
+        "--max-new-tokens", type=at_least_one, default=2048,
         help="every request's cap; longer answers are cut below it (default: %(default)s)",
     )  # fmt: skip
     configure_servers(parser, Path("results/bench"))
@@ -150,9 +151,3 @@ def _rate(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)

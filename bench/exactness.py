@@ -47,8 +47,8 @@ _RESTLESS = replace(
     preemption=PreemptionConfig(enabled=True, max_yields=1000),
 )
 # SGLang accounts for every token of the pool after every step, and dies where one is lost.
-_STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
-_TWO_RANKS = {
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+TWO_RANKS = {
     "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
     "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1",
 }
@@ -142,7 +142,7 @@ def measure(args: argparse.Namespace) -> int:
             "--tp-size", str(args.tp),
             *(("--disable-overlap-schedule",) if args.no_overlap else ()),
         ),
-        env=CPU_ENV | _STRICT | (_TWO_RANKS if args.tp == 2 else {}),
+        env=CPU_ENV | STRICT | (TWO_RANKS if args.tp == 2 else {}),
         sage=_RESTLESS,
     )  # fmt: skip
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:

@@ -25,6 +25,7 @@ from bench.workload import WorkloadError
 from predictor_store.dataset_files import DatasetError
 from predictor_store.embedder import Embedder
 from predictor_store.warm import Observation
+from predictor_store.warm_command import at_least_one, field_and_value
 
 _HEADER = (
     f"| {'predictor':26} | CRPS gain | 95 % | in central 50 % | in central 80 % "
@@ -37,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "datasets", nargs="*", metavar="DATASET", help="as `sage-sched warm` takes them"
     )
     parser.add_argument(
-        "--filter", action="append", default=[], metavar="FIELD=VALUE",
+        "--filter", action="append", default=[], type=field_and_value, metavar="FIELD=VALUE",
         help="take only rows with this value; may be repeated",
     )  # fmt: skip
     parser.add_argument(
@@ -50,13 +51,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"of --data, or {SWITCH}; default: {', '.join(names)}",
     )  # fmt: skip
     parser.add_argument(
-        "--by", type=int, metavar="N", help="show the default's gain for every N answers too"
+        "--by",
+        type=at_least_one,
+        metavar="N",
+        help="show the default's gain for every N answers too",
     )
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="take the first N answers of each, once shuffled"
+        "--limit",
+        type=at_least_one,
+        metavar="N",
+        help="take the first N answers of each, once shuffled",
     )
     parser.add_argument(
-        "--capacity", type=int, default=CAPACITY, help="of the history; default: %(default)s"
+        "--capacity",
+        type=at_least_one,
+        default=CAPACITY,
+        metavar="N",
+        help="of the history; default: %(default)s",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="the figures as JSON lines")
 
@@ -85,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 def _streams(args: argparse.Namespace) -> Iterator[tuple[str, list[Observation]]]:
     if not args.datasets and args.data is None:
         raise DatasetError("name a dataset, or a folder with --data")
-    filters = dict(text.partition("=")[::2] for text in args.filter)
+    filters = dict(args.filter)
     for dataset in args.datasets:
         yield Path(dataset).name, shuffled(observations(dataset, filters), 0)[: args.limit]
     for name in args.sets if args.data is not None else ():

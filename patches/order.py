@@ -11,7 +11,6 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from patches.ranker import Ranker
 from patches.seam import AFTER, AROUND, BEFORE, Seam
 from patches.step_meter import StepMeter
-from patches.swap import token_bytes
 from patches.turns import turn_taker
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
@@ -42,7 +41,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
             self.max_total_num_tokens,
             self.max_running_requests,
             config.step_time.step_time(),
-            token_bytes(self) / (config.preemption.swap_gb_per_s * 1e9),
+            swap_token_s=0.0,  # as long as nothing is swapped
         )
         ranker = Ranker(self.schedule_policy, config.policy, server)
         self.policy.sage_ranker = ranker
@@ -67,7 +66,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
 
     def after_flush_cache(success: bool, self: Any, *args: Any, **kw: Any) -> None:
         if success and self.policy.sage_turns is not None:
-            self.policy.sage_turns.forget_copies()
+            self.policy.sage_turns.mover.forget_copies()
 
     def before_calc_priority(self: Any, waiting_queue: list[Any], *args: Any, **kw: Any) -> None:
         self.sage_ranker.sort(waiting_queue)
@@ -86,7 +85,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
         turns = self.policy.sage_turns
         result.internal_state["sage"] = {
             **self.policy.sage_ranker.stats(),
-            "preemption": None if turns is None else turns.stats(),
+            "preemption": None if turns is None else turns.mover.stats(),
             "steps": self.policy.sage_steps.windows(),
         }
 

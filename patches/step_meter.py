@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import astuple
 from typing import Any
+
+from sage_sched.step_time import StepTime
 
 # Consecutive steps are added up: under overlap a launch waits for the step before, so that the
 # time of one step shows up in its neighbour's.
 STEPS_PER_WINDOW = 8
 _MAX_WINDOWS = 256
 
-# The columns of a window, sums over its steps; see sage_sched.step_time for what they mean.
+# The columns of a window, sums over its steps; the coefficients of StepTime, in their order, are
+# what one of each takes.
 COLUMNS = (
     "prefill_steps", "prefill_requests", "prefill_tokens", "prefill_pairs",
     "decode_steps", "decode_requests", "decode_kv_tokens", "seconds",
@@ -43,6 +47,15 @@ class StepMeter:
         if self._num_steps == STEPS_PER_WINDOW:
             self._windows.append(self._sums)
             self._sums, self._num_steps = [0.0] * len(COLUMNS), 0
+
+    def pace(self, step_time: StepTime) -> float:
+        """The seconds that the model gives the steps of all windows, to those that they took; 1
+        before there are any."""
+        if not self._windows:
+            return 1.0
+        *work, seconds = (sum(column) for column in zip(*self._windows, strict=True))
+        model_s = sum(w * c for w, c in zip(work, astuple(step_time), strict=True))
+        return float(model_s / seconds)
 
     def windows(self) -> list[list[float]]:
         """Oldest first, each with COLUMNS."""

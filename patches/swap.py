@@ -75,7 +75,7 @@ def token_bytes(scheduler: Any) -> int:
 
 def swap_out(scheduler: Any, running_batch: Any, req: Any) -> bool:
     """Copy a running request's KV to host memory and take it off the device; False, and nothing is
-    changed, where the copy fails.
+    changed, where the copy fails, on whichever rank.
 
     A token whose forward pass is in flight is dropped with its KV (SGLang skips results of
     retracted requests), and computed again after swap_in.
@@ -88,27 +88,29 @@ def swap_out(scheduler: Any, running_batch: Any, req: Any) -> bool:
             scheduler.token_to_kv_pool_allocator,
             _BACKEND,
         )
+        copied = True
     except (RuntimeError, MemoryError):
         logger.exception("a request's KV could not be copied to host memory; it goes on running")
+        copied = False
+    if not _on_all_ranks(scheduler, copied):
         drop(scheduler, req)
         return False
-    position = running_batch.reqs.index(req)
-    others = [i for i in range(len(running_batch.reqs)) if i != position]
-    running_batch.release_req(position, len(others))
-    running_batch.filter_batch(keep_indices=others)
-    req.time_stats.set_wait_queue_entry_time()
+    running_batch.release_req(running_batch.reqs.index(req), len(running_batch.reqs) - 1)
+    _leave(running_batch, req)
     return True
 
 
 def leave_in_tree(scheduler: Any, running_batch: Any, req: Any) -> None:
     """Take a running request off the device, its KV left in the radix tree as long as nobody needs
     the memory. Back in the queue it is prefilled like any other, from what the tree still has."""
-    position = running_batch.reqs.index(req)
     release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
     req.reset_for_retract()
-    running_batch.filter_batch(
-        keep_indices=[i for i in range(len(running_batch.reqs)) if i != position]
-    )
+    _leave(running_batch, req)
+
+
+def _leave(running_batch: Any, req: Any) -> None:
+    others = [i for i, other in enumerate(running_batch.reqs) if other is not req]
+    running_batch.filter_batch(keep_indices=others)
     req.time_stats.set_wait_queue_entry_time()
 
 
@@ -119,7 +121,7 @@ def drop(scheduler: Any, req: Any) -> None:
 
 def swap_in(scheduler: Any, reqs: Sequence[Any]) -> Any | None:
     """Bring requests back: the batch to merge into the running one, of those whose copy could be
-    written; None if none could. The others have no copy any more.
+    written, on all ranks; None if none could. The others have no copy any more.
 
     There must be room, and none of them may have been swapped out since the last step was launched:
     a result that is still in flight would count as theirs.
@@ -206,11 +208,24 @@ def _restored(scheduler: Any, req: Any) -> bool:
     req.prefix_len, req.extend_end = 0, num_tokens
     try:
         restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)
+        restored = True
     except (RuntimeError, MemoryError):
         logger.exception("a request's KV could not be copied back; it is computed again")
+        restored = False
+    if not _on_all_ranks(scheduler, restored):
         release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
         req.reset_for_retract()
         drop(scheduler, req)
         return False
     req.time_stats.set_forward_entry_time()
     return True
+
+
+def _on_all_ranks(scheduler: Any, done: bool) -> bool:
+    """Whether a copy went well on every tensor-parallel rank: they have to go on alike."""
+    group = scheduler.tp_group
+    if group.world_size == 1:
+        return done
+    flag = torch.tensor([done], dtype=torch.int32)
+    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(flag.item())

@@ -9,18 +9,9 @@ from typing import Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
+from patches.mover import Mover
 from patches.ranker import Ranker
-from patches.swap import (
-    can_swap,
-    counts_tokens,
-    drop,
-    is_swapped,
-    leave_in_tree,
-    swap_in,
-    swap_out,
-    token_bytes,
-    why_not,
-)
+from patches.swap import can_swap, is_swapped, why_not
 from sage_sched.config import PreemptionConfig
 from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, Turn, plan_turns
 from sage_sched.policy import Policy
@@ -42,32 +33,15 @@ class TurnTaker:
     """One scheduler's preemption.
 
     Decides by what all tensor-parallel ranks have in common: jobs, tokens, pool, slots.
+    mover: takes requests off the device and back.
     """
 
     def __init__(self, scheduler: Any, ranker: Ranker, config: PreemptionConfig) -> None:
         self._scheduler = scheduler
         self._ranker = ranker
-        self._config = config
-        self._token_bytes = token_bytes(scheduler)
-        self._budget_tokens = int(config.host_pool_gib * 2**30) // self._token_bytes
+        self._max_yields = config.max_yields
         self._num_arrivals_planned = -1
-        self._num_yields = 0
-        self._num_resumed = 0
-        self._num_recomputed = 0
-        self._num_left_in_tree = 0
-        self._num_without_room = 0
-        self._moved_tokens = 0
-
-    def stats(self) -> dict[str, int]:
-        """Counters for /server_info."""
-        return {
-            "num_yields": self._num_yields,
-            "num_resumed": self._num_resumed,
-            "num_left_in_tree": self._num_left_in_tree,
-            "num_recomputed": self._num_recomputed,
-            "num_without_host_room": self._num_without_room,
-            "swapped_bytes": self._moved_tokens * self._token_bytes,
-        }
+        self.mover = Mover(scheduler, ranker, config)
 
     def take_turns(self, original: Callable[[Any], Any], running_batch: Any) -> Any:
         """Scheduler.get_new_batch_prefill, with turns taken first.
@@ -91,7 +65,8 @@ class TurnTaker:
         rest = waiting[len(entering) :]
         self._scheduler.waiting_queue = fresh + rest + yielded
         if back:
-            running_batch = self._resume(running_batch, back)
+            running_batch, lost = self.mover.resume(running_batch, back)
+            self._scheduler.waiting_queue = [*lost, *self._scheduler.waiting_queue]
         if full and not entering:
             return self._pass(original, running_batch, [])
         if full:
@@ -107,12 +82,6 @@ class TurnTaker:
         """Call something that must not see swapped requests: they are not waiting for a start."""
         waiting = [req for req in self._scheduler.waiting_queue if not is_swapped(req)]
         return self._hiding(original, waiting)
-
-    def forget_copies(self) -> None:
-        """The KV of old weights, or of a flushed cache, is not to come back."""
-        for req in filter(is_swapped, self._scheduler.waiting_queue):
-            drop(self._scheduler, req)
-            self._num_recomputed += 1
 
     def _pass(self, original: Callable[[Any], Any], running_batch: Any, visible: list[Any]) -> Any:
         return self._hiding(lambda: original(running_batch), visible)
@@ -150,36 +119,16 @@ class TurnTaker:
                 break
             for job in turn.yielding:
                 victim = requests[job]
-                if self._swaps(victim, host_tokens):
-                    if not swap_out(self._scheduler, running_batch, victim):
-                        return entering, yielded
-                    host_tokens += victim.seqlen
-                    self._moved_tokens += victim.seqlen - 1
-                elif self._stays_put(victim):
-                    self._num_without_room += 1
+                if not self.mover.leave(running_batch, victim, host_tokens):
                     return entering, yielded
-                else:
-                    leave_in_tree(self._scheduler, running_batch, victim)
-                    self._num_left_in_tree += 1
-                victim.sage_job.num_yields += 1
-                self._num_yields += 1
+                if is_swapped(victim):
+                    host_tokens += victim.seqlen
                 yielded.append(victim)
             entering.append(req)
         return entering, yielded
 
-    def _swaps(self, req: Any, host_tokens: int) -> bool:
-        """Whether it goes to host memory, of which host_tokens are taken."""
-        server = self._ranker.policy.server
-        cheaper = server.swap_s(req.seqlen) <= server.recompute_s(req.seqlen)
-        return host_tokens + req.seqlen <= self._budget_tokens and (cheaper or self._stays_put(req))
-
-    def _stays_put(self, req: Any) -> bool:
-        """Whether it may not be computed again."""
-        return self._config.swap_only or counts_tokens(req)
-
     def _plan(self, running_batch: Any, waiting: Sequence[Any], host_tokens: int) -> list[Turn]:
         scheduler = self._scheduler
-        server = self._ranker.policy.server
         ratio = scheduler.new_token_ratio_tracker.current
         room = (
             scheduler.token_to_kv_pool_allocator.available_size()
@@ -187,15 +136,14 @@ class TurnTaker:
         )
         running = []
         for req in running_batch.reqs:
-            reserved = int(self._tokens_to_come(req) * (_ratio(req, ratio)))
+            reserved = int(self._tokens_to_come(req) * _ratio(req, ratio))
             room -= reserved
             if req.sage_job is not None and can_swap(req):
                 req.sage_job.generated_tokens = len(req.output_ids)
                 # What it found in the radix tree at its start, others may hold too.
                 own_tokens = req.kv.kv_allocated_len - req.cached_tokens
-                swaps = self._swaps(req, host_tokens)
-                move_s = (server.swap_s if swaps else server.recompute_s)(req.seqlen)
-                running.append(Holder(req.sage_job, max(0, own_tokens) + reserved, move_s))
+                freed = max(0, own_tokens) + reserved
+                running.append(Holder(req.sage_job, freed, self.mover.move_s(req, host_tokens)))
         ranked = takewhile(lambda req: req.sage_job is not None, islice(waiting, PLAN_WINDOW))
         return plan_turns(
             running,
@@ -206,7 +154,7 @@ class TurnTaker:
             free_tokens=room,
             policy=self._ranker.policy,
             served_tokens=self._ranker.served_tokens,
-            max_yields=self._config.max_yields,
+            max_yields=self._max_yields,
         )
 
     def _tokens_to_come(self, req: Any) -> int:
@@ -217,20 +165,6 @@ class TurnTaker:
         """What SGLang's admission asks for it, but for a prefix that the radix tree may have."""
         tokens: int = req.seqlen + self._tokens_to_come(req) + self._scheduler.page_size
         return tokens
-
-    def _resume(self, running_batch: Any, reqs: Sequence[Any]) -> Any:
-        batch = swap_in(self._scheduler, reqs)
-        lost = [req for req in reqs if batch is None or req not in batch.reqs]
-        self._num_recomputed += len(lost)
-        self._scheduler.waiting_queue = [*lost, *self._scheduler.waiting_queue]
-        if batch is None:
-            return running_batch
-        self._num_resumed += len(batch.reqs)
-        self._moved_tokens += sum(req.seqlen - 1 for req in batch.reqs)
-        if running_batch.is_empty():
-            return batch
-        running_batch.merge_batch(batch)
-        return running_batch
 
 
 def _ratio(req: Any, ratio: float) -> float:

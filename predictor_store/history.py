@@ -13,7 +13,7 @@ from predictor_store.length_score import LengthScore
 from predictor_store.store_file import Origin
 
 # A score is fitted to so many at most, the newest: past them it only takes longer.
-MAX_FITTED = 20_000
+_MAX_FITTED = 20_000
 # It is fitted anew when this share of the history is new.
 _REFIT_SHARE = 0.05
 
@@ -29,6 +29,10 @@ class Fitting(NamedTuple):
     vectors: NDArray[np.float32]
     lengths: NDArray[np.int64]
     prompts: NDArray[np.int64]
+
+    def fit(self) -> tuple[LengthScore, NDArray[np.float64]] | None:
+        """LengthScore.fit; touches no history, so that any thread may run it."""
+        return LengthScore.fit(self.vectors, self.lengths, self.prompts)
 
 
 class History:
@@ -126,38 +130,37 @@ class History:
         found = slots[0] >= 0  # FAISS fills up with -1
         return cosines[0][found], slots[0][found]
 
-    def vectors(self) -> NDArray[np.float32]:
-        """A copy of all, shape (len(self), embedding_dimension + num_features), by slot."""
-        return np.hstack([self._embeddings(), self.features[: len(self)]])
+    def vectors(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
+        """A copy, shape (len(slots), embedding_dimension + num_features)."""
+        return np.hstack([self._embeddings()[slots], self.features[slots]])
 
     def fitting(self) -> Fitting | None:
         """What to fit a score to; None where the one that there is will do."""
         if self._num_unfitted <= _REFIT_SHARE * len(self):
             return None
         self._num_unfitted = 0
-        slots = np.argsort(-self._stamps[: len(self)], kind="stable")[:MAX_FITTED]
-        vectors = self.vectors()[slots]
+        slots = np.argsort(-self._stamps[: len(self)], kind="stable")[:_MAX_FITTED]
         stamps, lengths, prompts = (
             values[slots] for values in (self._stamps, self.lengths, self._prompts)
         )
-        return Fitting(slots, stamps, vectors, lengths, prompts)
+        return Fitting(slots, stamps, self.vectors(slots), lengths, prompts)
 
     def install(
         self, fitting: Fitting, fitted: tuple[LengthScore, NDArray[np.float64]] | None
     ) -> None:
-        """The result of LengthScore.fit for what fitting() gave; None changes nothing."""
+        """What Fitting.fit made of fitting(); None changes nothing."""
         if fitted is None:
             return
         self.score, held_out = fitted
         size = len(self)
-        self.scores[:size] = self.score.of(self.vectors())
+        self.scores[:size] = self.score.of(self.vectors(np.arange(size)))
         same = self._stamps[fitting.slots] == fitting.stamps
         self.scores[fitting.slots[same]] = held_out[same]
 
     def fit(self) -> None:
         """At once, as for a history that will not grow; takes 0.3 s at 10,000 records."""
         if (fitting := self.fitting()) is not None:
-            self.install(fitting, fit(fitting))
+            self.install(fitting, fitting.fit())
 
     def _join_prompt(self, slot: int, prompt: int) -> None:
         self._prompts[slot] = prompt
@@ -180,11 +183,6 @@ class History:
             self._index.get_xb(), len(self) * self._index.d
         )
         return view.reshape(len(self), self._index.d)
-
-
-def fit(fitting: Fitting) -> tuple[LengthScore, NDArray[np.float64]] | None:
-    """LengthScore.fit; touches no history, so that any thread may run it."""
-    return LengthScore.fit(fitting.vectors, fitting.lengths, fitting.prompts)
 
 
 def _prompt_number(vector: NDArray[np.float32]) -> int:

@@ -42,17 +42,17 @@ def predict(
     cosines, slots = history.nearest(vector, config.num_nearest, among)
     if slots.size == 0:
         return None
-    foreign = history.warm[slots] | (history.scopes[slots] != own)
     if config.rule == "threshold":
         return _of_matches(history, slots[cosines >= config.threshold], config)
+    foreign = history.warm[slots] | (history.scopes[slots] != own)
     weights = _weights(history, vector, cosines.astype(np.float64), slots, foreign)
     source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
-    return _distribution(history, slots, weights, source, config)
+    return distribution(history, slots, weights, source, config)
 
 
 def prior(history: History, config: PredictorConfig) -> LengthDistribution | None:
     """Of all records alike; None where there are none."""
-    return _distribution(history, np.arange(len(history)), None, "prior", config)
+    return distribution(history, np.arange(len(history)), None, "prior", config)
 
 
 def _of_matches(
@@ -60,9 +60,9 @@ def _of_matches(
 ) -> LengthDistribution | None:
     of_history = matches[~history.warm[matches]]
     if of_history.size >= config.min_matches:
-        return _distribution(history, of_history, None, "history", config)
+        return distribution(history, of_history, None, "history", config)
     if matches.size >= config.min_matches:
-        return _distribution(history, matches, None, "warm", config)
+        return distribution(history, matches, None, "warm", config)
     return prior(history, config)
 
 
@@ -115,13 +115,15 @@ def _worth(weights: NDArray[np.float64]) -> float:
     return total**2 / float(np.square(weights).sum()) if total > 0 else 0.0
 
 
-def _distribution(
+def distribution(
     history: History,
     slots: NDArray[np.int64],
     weights: NDArray[np.float64] | None,
     source: Source,
     config: PredictorConfig,
 ) -> LengthDistribution | None:
+    """Of the records in these slots; weights: shape (len(slots),), None where all weigh alike.
+    None where there are no slots."""
     if slots.size == 0:
         return None
     found = LengthDistribution.from_samples(

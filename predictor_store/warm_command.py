@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", type=Path, metavar="DIR", help=f"default: {default_path()}")
     parser.add_argument(
         "--capacity",
-        type=_at_least_one,
+        type=at_least_one,
         metavar="N",
         help="records that the store keeps; default: as it was, or "
         f"{StoreConfig().capacity} in a new one",
@@ -53,13 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the served model's folder: output is counted with its tokenizer",
     )
     parser.add_argument(
-        "--limit", type=_at_least_one, metavar="N", help="take a uniform sample of N rows"
+        "--limit", type=at_least_one, metavar="N", help="take a uniform sample of N rows"
     )
     parser.add_argument(
         "--filter",
         action="append",
         default=[],
-        type=_filter,
+        type=field_and_value,
         metavar="FIELD=VALUE",
         help="take only rows with this value; may be repeated",
     )
@@ -146,14 +146,16 @@ def _load_tokenizer(model_path: str) -> Any:
         raise DatasetError(f"cannot load a tokenizer from {model_path}: {reason}") from error
 
 
-def _filter(text: str) -> tuple[str, str]:
+def field_and_value(text: str) -> tuple[str, str]:
+    """Of an option FIELD=VALUE."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
     return name, value
 
 
-def _at_least_one(text: str) -> int:
+def at_least_one(text: str) -> int:
+    """Of an option that counts something."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

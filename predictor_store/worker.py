@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from predictor_store import predictor, protocol
 from predictor_store.embedder import DIMENSION, EMBEDDING_DIMENSION, Embedder, fingerprint
 from predictor_store.features import NUM_FEATURES
-from predictor_store.history import Fitting, History, fit
+from predictor_store.history import Fitting, History
 from predictor_store.store import Store
 from predictor_store.store_file import Record, StoreError
 from sage_sched.config import SageConfig
@@ -162,8 +162,8 @@ class Worker:
             fitting, future = self._fit
             self._fit = None
             self._history.install(fitting, future.result())
-        if self._fit is None and (fitting_ := self._history.fitting()) is not None:
-            self._fit = fitting_, self._fitter.submit(fit, fitting_)
+        if self._fit is None and (stale := self._history.fitting()) is not None:
+            self._fit = stale, self._fitter.submit(stale.fit)
 
     def _next_batch(self) -> list[Request]:
         # Newest first: when more comes than can be embedded, the oldest are past their deadline

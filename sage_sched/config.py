@@ -120,7 +120,6 @@ class PreemptionConfig:
     enabled: whether they do, under a policy that preempts.
     max_yields: how often one request does at most.
     host_pool_gib: host memory for their KV, per scheduler rank.
-    swap_gb_per_s: how fast it goes there and back; the default is what PCIe 4 x16 moves.
     swap_only: never leave KV behind to be computed again, not even where that is cheaper or the
         host memory is full. Computed again, KV is rounded otherwise, and so may sampled text be.
     """
@@ -128,14 +127,12 @@ class PreemptionConfig:
     enabled: bool = False
     max_yields: int = 4
     host_pool_gib: float = 8.0
-    swap_gb_per_s: float = 25.0
     swap_only: bool = False
 
     def __post_init__(self) -> None:
         _require(self.max_yields >= 1, "preemption.max_yields", self.max_yields, "at least 1")
-        for name in ("host_pool_gib", "swap_gb_per_s"):
-            value = getattr(self, name)
-            _require(0 < value < 1e6, f"preemption.{name}", value, "above 0")
+        pool_gib = self.host_pool_gib
+        _require(0 < pool_gib < 1e6, "preemption.host_pool_gib", pool_gib, "above 0")
 
 
 @dataclass(frozen=True, slots=True)

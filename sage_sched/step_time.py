@@ -52,7 +52,7 @@ class ServerFacts:
 
     kv_pool_tokens: how many tokens its KV pool holds.
     max_running_requests: its slots.
-    swap_token_s: seconds that one token's KV takes to host memory, or back.
+    swap_token_s: seconds that one token's KV takes to host memory, or back, as known so far.
     """
 
     kv_pool_tokens: int
@@ -64,6 +64,7 @@ class ServerFacts:
         """Seconds to move a request's KV to host memory and back."""
         return 2 * kv_tokens * self.swap_token_s
 
-    def recompute_s(self, kv_tokens: int) -> float:
-        """Seconds to compute it again, in one prefill."""
-        return self.step_time.prefill_s(1, kv_tokens, attended_pairs(0, kv_tokens))
+    def recompute_s(self, kv_tokens: int, cached_tokens: int = 0) -> float:
+        """Seconds to compute it again in one prefill, the first cached_tokens being there."""
+        num_new = kv_tokens - cached_tokens
+        return self.step_time.prefill_s(1, num_new, attended_pairs(cached_tokens, num_new))

@@ -33,7 +33,7 @@ def _threshold(history: History, vector: NDArray[np.float32]) -> LengthDistribut
 def _nearest(number: int) -> Candidate:
     def predict(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
         _, slots = history.nearest(vector, number)
-        return _of(history, slots, np.ones(slots.size))
+        return _of(history, slots)
 
     return predict
 
@@ -51,7 +51,8 @@ def _score(history: History, vector: NDArray[np.float32]) -> LengthDistribution 
         return _blind(history, vector)
     slots = np.arange(len(history))
     distance = history.scores[slots] - history.score.of(vector[np.newaxis])
-    return _of(history, slots, np.exp(-0.5 * np.square(distance / 0.3 / history.score.spread)))
+    nearness = np.exp(-0.5 * np.square(distance / 0.3 / history.score.spread))
+    return _of(history, slots, np.maximum(nearness, 1e-12))
 
 
 def _head(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
@@ -69,18 +70,13 @@ def _input_length(history: History, vector: NDArray[np.float32]) -> LengthDistri
     # The first of the features.
     distance = np.abs(history.features[: len(history), 0] - vector[EMBEDDING_DIMENSION])
     slots = np.argsort(distance, kind="stable")[:32]
-    return _of(history, slots, np.ones(slots.size))
+    return _of(history, slots)
 
 
 def _of(
-    history: History, slots: NDArray[np.int64], weights: NDArray[np.float64]
+    history: History, slots: NDArray[np.int64], weights: NDArray[np.float64] | None = None
 ) -> LengthDistribution | None:
-    if slots.size == 0:
-        return None
-    found = LengthDistribution.from_samples(
-        history.lengths[slots], "warm", np.maximum(weights, 1e-12), history.censored[slots]
-    )
-    return found.compressed(_CONFIG.max_atoms)
+    return predictor.distribution(history, slots, weights, "warm", _CONFIG)
 
 
 CANDIDATES: dict[str, Candidate] = {

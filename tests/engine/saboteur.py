@@ -17,6 +17,7 @@ _ORDERS = "SABOTEUR_ORDERS"
 NOTHING = ""
 SKIP_RESTORE = "skip restore_kv_cache"
 FAIL_BACKUP = "fail backup_kv_cache"
+FAIL_BACKUP_ON_ONE_RANK = "fail backup_kv_cache on rank 1"
 FAIL_RESTORE = "fail restore_kv_cache"
 # Of the calls that an order concerns, one in so many fails.
 ONE_IN = 3
@@ -44,7 +45,7 @@ def register() -> None:
     counts the copies that are alive (`copies_alive` among the counters of preemption)."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from patches import swap, turns
+    from patches import mover, swap
 
     copies: list[Any] = []
 
@@ -57,7 +58,8 @@ def register() -> None:
             num_calls += 1
             orders = Path(os.environ[_ORDERS])
             order = orders.read_text() if orders.exists() else NOTHING
-            if order == f"fail {name}" and num_calls % ONE_IN == 0:
+            fails = order == f"fail {name}" or order == f"fail {name} on rank {_rank()}"
+            if fails and num_calls % ONE_IN == 0:
                 raise RuntimeError("on purpose")
             if order == f"skip {name}":
                 req.kv.retraction_backup = None
@@ -71,9 +73,15 @@ def register() -> None:
 
     between("backup_kv_cache")
     between("restore_kv_cache")
-    stats = turns.TurnTaker.stats
+    stats = mover.Mover.stats
 
-    def with_copies(self: Any) -> dict[str, int]:
+    def with_copies(self: Any) -> dict[str, float]:
         return stats(self) | {"copies_alive": sum(copy() is not None for copy in copies)}
 
-    turns.TurnTaker.stats = with_copies  # type: ignore[method-assign]
+    mover.Mover.stats = with_copies  # type: ignore[method-assign]
+
+
+def _rank() -> int:
+    import torch
+
+    return torch.distributed.get_rank()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from bench.exactness import Spoken, ask, compare, crowd
+from bench.exactness import STRICT, TWO_RANKS, Spoken, ask, compare, crowd
 from bench.policy_server import CPU_ENV
 from bench.server import ServerError
 from tests.engine import saboteur
@@ -38,7 +38,7 @@ decode_base_ms = 6.0
 prefill_base_ms = 6.0
 prefill_token_ms = 0.0
 """
-STRICT = CPU_ENV | {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+CHECKED = CPU_ENV | STRICT
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path, folder: Path) -> Iterator[SageServer]:
-    env = STRICT | saboteur.install(folder / "plugin")
+    env = CHECKED | saboteur.install(folder / "plugin")
     with SageServer(
         model, folder, folder / "store", flags=FLAGS, env=env, settings=SETTINGS
     ) as server:
@@ -192,7 +192,7 @@ def test_the_copy_goes_with_the_client(server: SageServer) -> None:
 def test_killed_with_requests_swapped_it_starts_again_on_its_store(
     server: SageServer, model: Path, folder: Path, tmp_path: Path
 ) -> None:
-    # Last in this file, as it takes the server away.
+    # Last of those that share a server, as it takes it away.
     before = server.history()
 
     def ask_a_dying_server(i: int) -> None:
@@ -209,9 +209,23 @@ def test_killed_with_requests_swapped_it_starts_again_on_its_store(
 
     wait_until(lambda: not server.running())
     with SageServer(
-        model, tmp_path, folder / "store", flags=FLAGS, env=STRICT, settings=SETTINGS
+        model, tmp_path, folder / "store", flags=FLAGS, env=CHECKED, settings=SETTINGS
     ) as again:
         kept = again.history()
         assert kept[: len(before)] == before
         generate(again, SHORT_PROMPT)
         wait_until(lambda: len(again.history()) == len(kept) + 1)
+
+
+def test_where_the_copy_fails_on_one_rank_the_request_goes_on_on_both(
+    model: Path, tmp_path: Path
+) -> None:
+    env = CHECKED | TWO_RANKS | saboteur.install(tmp_path / "plugin")
+    store = warmed_store(tmp_path / "store")
+    flags = [*FLAGS, "--tp-size", "2"]
+    saboteur.orders_file(tmp_path / "plugin").write_text(saboteur.FAIL_BACKUP_ON_ONE_RANK)
+    with SageServer(model, tmp_path, store, flags=flags, env=env, settings=SETTINGS) as server:
+        together = ask(server, ASKED, AT_A_TIME)
+        assert counters(server)["num_yields"] > 3
+        assert server.log.read_text().count("it goes on running") > 3
+        assert compare(ask(server, ASKED, 1), together)[0] == 0

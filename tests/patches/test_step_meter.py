@@ -3,7 +3,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from patches.step_meter import COLUMNS, STEPS_PER_WINDOW, StepMeter
+from sage_sched.step_time import StepTime
 
 
 def batch(*, kv: list[int], new: list[int] | None = None) -> Any:
@@ -35,6 +38,16 @@ def test_a_window_adds_up_the_work_of_its_steps() -> None:
         "decode_requests": 2 * decodes,
         "decode_kv_tokens": 22 * decodes,
     }
+
+
+def test_the_pace_is_how_many_of_the_models_seconds_go_by_in_one() -> None:
+    meter = StepMeter()
+    decode_s = StepTime(0, 0, 0, 0, decode_base_s=1.0, decode_request_s=0, decode_kv_token_s=0.5)
+    assert meter.pace(decode_s) == 1  # nothing is known yet
+    for _ in range(2 * STEPS_PER_WINDOW + 1):
+        meter.launched(batch(kv=[1, 3]), after_idle=False)
+    took_s = sum(window[-1] for window in meter.windows())
+    assert meter.pace(decode_s) == pytest.approx(2 * STEPS_PER_WINDOW * 3 / took_s)
 
 
 def test_what_was_idle_is_no_steps_time() -> None:

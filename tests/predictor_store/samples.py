@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store.embedder import DIMENSION
+from predictor_store.history import History
 from predictor_store.store_file import Record
 
 JUNK = {
@@ -40,6 +41,17 @@ def record(seed: int, **fields: Any) -> Record:
         "origin": "history",
     }
     return Record(unit_vectors(1, seed)[0], **(values | fields))
+
+
+def grown(num: int, seed: int = 0, dimension: int = 8) -> tuple[History, NDArray[np.float32]]:
+    """A history of num records, whose lengths its vectors tell but for noise."""
+    rng = np.random.default_rng(seed)
+    vectors = unit_vectors(num, seed, dimension)
+    history = History(dimension, 0, num)
+    for vector in vectors:
+        noise = float(rng.normal(0, 0.1))
+        history.add(vector, round(100 * np.exp(2 * vector[0] + noise)), False, "history")
+    return history, vectors
 
 
 def lines(path: Path, *rows: Any) -> Path:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor_store.history import History, fit
-from predictor_store.length_score import MIN_PROMPTS, LengthScore
-from tests.predictor_store.samples import unit_vectors
+from predictor_store.history import History
+from predictor_store.length_score import MIN_PROMPTS
+from tests.predictor_store.samples import grown, unit_vectors
 
 DIMENSION = 8
 # (is it warm, its length, its cut-off): the length tells the records apart.
@@ -74,17 +74,6 @@ def test_one_prompt_is_known_again_until_its_records_are_gone() -> None:
     assert history.num_of_same_prompt.tolist() == [1, 1, 1]
 
 
-def grown(num: int, seed: int = 0) -> tuple[History, np.ndarray]:
-    """A history of num records, whose lengths its vectors tell but for noise."""
-    rng = np.random.default_rng(seed)
-    vectors = unit_vectors(num, seed, DIMENSION)
-    history = History(DIMENSION, 0, num)
-    for vector in vectors:
-        noise = float(rng.normal(0, 0.1))
-        history.add(vector, round(100 * np.exp(2 * vector[0] + noise)), False, "history")
-    return history, vectors
-
-
 def test_a_score_follows_the_lengths() -> None:
     history, vectors = grown(400)
     history.fit()
@@ -121,11 +110,11 @@ def test_a_fit_beside_the_traffic_scores_what_came_meanwhile_too() -> None:
     newcomers = unit_vectors(20, 7, DIMENSION)
     for vector in newcomers:  # they take the places of the oldest
         history.add(vector, 50, False, "history")
-    history.install(fitting, fit(fitting))
+    held_out = fitting.fit()
+    history.install(fitting, held_out)
     assert history.score is not None
     slots = [history.nearest(vector, 1)[1][0] for vector in newcomers]
     assert np.allclose(history.scores[slots], history.score.of(newcomers))
-    held_out = LengthScore.fit(fitting.vectors, fitting.lengths, fitting.prompts)
     assert held_out is not None
     kept = history.nearest(vectors[-1], 1)[1][0]
     position = fitting.slots.tolist().index(kept)

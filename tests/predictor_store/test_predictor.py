@@ -12,7 +12,7 @@ from predictor_store.history import History
 from predictor_store.predictor import predict, prior
 from predictor_store.store_file import Origin
 from sage_sched.config import PredictorConfig
-from tests.predictor_store.samples import unit_vectors
+from tests.predictor_store.samples import grown, unit_vectors
 
 CONFIG = PredictorConfig(max_atoms=16)
 THRESHOLD = PredictorConfig(rule="threshold", threshold=0.8, min_matches=3, max_atoms=16)
@@ -114,12 +114,7 @@ class TestNeighbours:
         assert shares[-1] < 0.1
 
     def test_prompts_that_score_alike_weigh_more(self) -> None:
-        vectors = unit_vectors(400, dimension=8)
-        rng = np.random.default_rng(0)
-        history = History(8, 0, 400)
-        for vector in vectors:
-            length = 100 * np.exp(2 * vector[0] + rng.normal(0, 0.1))
-            history.add(vector, round(length), False, "history")
+        history, _ = grown(400)
         blurred = [predict(history, vector, CONFIG) for vector in unit_vectors(50, 9, 8)]
         history.fit()
         sharp = [predict(history, vector, CONFIG) for vector in unit_vectors(50, 9, 8)]

@@ -1,0 +1,129 @@
+"""How a running request goes, where its KV stays meanwhile, and how it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from patches.ranker import Ranker
+from patches.swap import (
+    counts_tokens,
+    drop,
+    is_swapped,
+    leave_in_tree,
+    swap_in,
+    swap_out,
+    token_bytes,
+)
+from patches.swap_meter import SwapMeter
+from sage_sched.config import PreemptionConfig
+from sage_sched.step_time import ServerFacts
+
+
+class Mover:
+    """One scheduler's. Chooses by what all tensor-parallel ranks have in common: tokens, and what
+    the meter has told them."""
+
+    def __init__(self, scheduler: Any, ranker: Ranker, config: PreemptionConfig) -> None:
+        self._scheduler = scheduler
+        self._ranker = ranker
+        self._config = config
+        self._token_bytes = token_bytes(scheduler)
+        self._budget_tokens = int(config.host_pool_gib * 2**30) // self._token_bytes
+        self._meter = SwapMeter(scheduler, ranker.policy.server.step_time)
+        self._num_gone = 0
+        self._num_resumed = 0
+        self._num_recomputed = 0
+        self._num_left_in_tree = 0
+        self._num_without_room = 0
+        self._moved_tokens = 0
+        self._tell_policy()
+
+    def stats(self) -> dict[str, float]:
+        """Counters for /server_info, and what a token's move is thought to take, one way."""
+        return {
+            "num_yields": self._num_gone,
+            "num_resumed": self._num_resumed,
+            "num_left_in_tree": self._num_left_in_tree,
+            "num_recomputed": self._num_recomputed,
+            "num_without_host_room": self._num_without_room,
+            "swapped_bytes": self._moved_tokens * self._token_bytes,
+            "swap_token_us": 1e6 * self._meter.token_s,
+        }
+
+    def move_s(self, req: Any, host_tokens: int) -> float:
+        """Seconds that its way out and back would take. host_tokens: whose KV is in host memory
+        now."""
+        if self._swaps(req, host_tokens) or self._scheduler.enable_hierarchical_cache:
+            return self._server.swap_s(req.seqlen)
+        return self._recompute_s(req)
+
+    def leave(self, running_batch: Any, req: Any, host_tokens: int) -> bool:
+        """Take it off the device; False, and it goes on running, where it has nowhere to go."""
+        if self._swaps(req, host_tokens):
+            with self._meter.timing(req.seqlen):
+                gone = swap_out(self._scheduler, running_batch, req)
+            self._tell_policy()
+            if not gone:
+                return False
+            self._moved_tokens += req.seqlen - 1
+        elif self._stays_whole(req):
+            self._num_without_room += 1
+            return False
+        else:
+            leave_in_tree(self._scheduler, running_batch, req)
+            self._num_left_in_tree += 1
+        req.sage_job.num_yields += 1
+        self._num_gone += 1
+        return True
+
+    def resume(self, running_batch: Any, reqs: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Bring swapped requests back: the running batch with them in it, and those that have to
+        be computed again."""
+        with self._meter.timing(sum(req.seqlen for req in reqs)):
+            batch = swap_in(self._scheduler, reqs)
+        self._tell_policy()
+        lost = [req for req in reqs if batch is None or req not in batch.reqs]
+        self._num_recomputed += len(lost)
+        if batch is None:
+            return running_batch, lost
+        self._num_resumed += len(batch.reqs)
+        self._moved_tokens += sum(req.seqlen - 1 for req in batch.reqs)
+        if running_batch.is_empty():
+            return batch, lost
+        running_batch.merge_batch(batch)
+        return running_batch, lost
+
+    def forget_copies(self) -> None:
+        """The KV of old weights, or of a flushed cache, is not to come back."""
+        for req in filter(is_swapped, self._scheduler.waiting_queue):
+            drop(self._scheduler, req)
+            self._num_recomputed += 1
+
+    def _swaps(self, req: Any, host_tokens: int) -> bool:
+        """Whether it goes to host memory, or else is left in the radix tree. All of it does: the
+        more a prefill computes the more a token takes, so that all or nothing is cheapest."""
+        if host_tokens + req.seqlen > self._budget_tokens:
+            return False
+        if self._stays_whole(req):
+            return True
+        # SGLang's own cache moves to host memory what the radix tree gives up.
+        if self._scheduler.enable_hierarchical_cache:
+            return False
+        return self._server.swap_s(req.seqlen) <= self._recompute_s(req)
+
+    def _stays_whole(self, req: Any) -> bool:
+        """Whether it may not be computed again."""
+        return self._config.swap_only or counts_tokens(req)
+
+    def _recompute_s(self, req: Any) -> float:
+        # What it found in the radix tree at its start, it will find again.
+        return self._server.recompute_s(req.seqlen, min(req.cached_tokens, req.seqlen))
+
+    @property
+    def _server(self) -> ServerFacts:
+        return self._ranker.policy.server
+
+    def _tell_policy(self) -> None:
+        self._ranker.policy.server = replace(self._server, swap_token_s=self._meter.token_s)

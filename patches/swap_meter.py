@@ -1,0 +1,76 @@
+"""What it costs here to move KV to host memory and back, told alike to every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sage_sched.step_time import StepTime
+
+# At start-up so many tokens are moved there and back, and the fastest of some rounds counts.
+_TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3
+# Ranks agree anew after so many moves.
+_MOVES_PER_ROUND = 16
+
+
+class SwapMeter:
+    """Seconds a token, one way. Rank 0 measures; all ranks have its figure, from the same move on.
+
+    Seconds are those of the step-time model, as all costs are: where the server takes half as long
+    for its steps as the model says, a move is worth twice its time.
+    """
+
+    def __init__(self, scheduler: Any, step_time: StepTime) -> None:
+        self._scheduler = scheduler
+        self._step_time = step_time
+        self._num_moves = 0
+        self._num_tokens = 0
+        self._seconds = 0.0
+        self.token_s = self._agreed(_trial_token_s(scheduler))
+
+    @contextmanager
+    def timing(self, num_tokens: int) -> Iterator[None]:
+        """Around the move of a request's KV, either way, on all ranks."""
+        _wait_for_device(self._scheduler)  # a pass in flight is no part of the move
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - started
+            self._num_tokens += num_tokens
+            self._num_moves += 1
+            if self._num_moves % _MOVES_PER_ROUND == 0:
+                self._refine()
+
+    def _refine(self) -> None:
+        pace = self._scheduler.policy.sage_steps.pace(self._step_time)
+        self.token_s = self._agreed(self._seconds / self._num_tokens * pace)
+        # Half of it counts on, so that the figure follows the server without jumping.
+        self._seconds /= 2
+        self._num_tokens = max(1, self._num_tokens // 2)
+
+    def _agreed(self, token_s: float) -> float:
+        return float(self._scheduler.tp_group.broadcast_object(token_s))
+
+
+def _trial_token_s(scheduler: Any) -> float:
+    """Of slots that nobody uses yet; what is in them is written back as it was."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    pool = allocator.get_kvcache()
+    num_tokens: int = min(_TRIAL_TOKENS, pool.size)
+    slots = torch.arange(1, num_tokens + 1, device=pool.device)  # 0 is SGLang's padding
+    times_s: list[float] = []
+    for _ in range(_TRIAL_ROUNDS):
+        _wait_for_device(scheduler)
+        started = time.perf_counter()
+        allocator.load_cpu_copy(allocator.get_cpu_copy(slots), slots)  # returns when it is done
+        times_s.append(time.perf_counter() - started)
+    return min(times_s) / (2 * num_tokens)
+
+
+def _wait_for_device(scheduler: Any) -> None:
+    torch.get_device_module(scheduler.device).synchronize()
