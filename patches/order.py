@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
+from patches.admission import Admission
 from patches.ranker import Ranker
 from patches.seam import AFTER, AROUND, BEFORE, Seam
 from patches.step_meter import StepMeter
@@ -18,13 +19,15 @@ from sage_sched.step_time import ServerFacts
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
+_ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 
 
 def order_seams(config: SageConfig) -> list[Seam]:
     """The hooks for one scheduler process whose --schedule-policy is one of ours."""
-    # For the one hook that is given neither scheduler nor policy.
+    # For the hooks that are given neither scheduler nor policy.
     ranker: Ranker | None = None
+    admission = Admission(config.policy.admission_quantile)
 
     def around_validate(original: Any, self: Any, policy: str, tree_cache: Any) -> Any:
         # SGLang's enum cannot gain members. Under FCFS its code leaves the order as it finds it,
@@ -46,7 +49,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
         ranker = Ranker(self.schedule_policy, config.policy, server)
         self.policy.sage_ranker = ranker
         self.policy.sage_steps = StepMeter()
-        self.policy.sage_turns = turn_taker(self, ranker, config.preemption)
+        self.policy.sage_turns = turn_taker(self, ranker, admission, config.preemption)
 
     def after_init_max_new_tokens(result: None, self: Any, req: Any) -> None:
         # The last thing that every new request goes through, in order of arrival, and the first
@@ -74,6 +77,12 @@ def order_seams(config: SageConfig) -> list[Seam]:
     def around_retraction_order(original: Any, reqs: list[Any]) -> list[int]:
         order: list[int] = original(reqs)
         return order if ranker is None else ranker.kept_order(reqs, order)
+
+    def after_adder_init(result: None, self: Any, *args: Any, **kw: Any) -> None:
+        admission.correct(self)
+
+    def around_add_one(original: Any, self: Any, req: Any, *args: Any, **kw: Any) -> Any:
+        return admission.around_add_one(original, self, req, *args, **kw)
 
     def before_run_batch(self: Any, batch: Any, *args: Any, **kw: Any) -> None:
         # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
@@ -105,6 +114,8 @@ def order_seams(config: SageConfig) -> list[Seam]:
         Seam(f"{_SCHEDULER}.flush_cache", AFTER, after_flush_cache, ()),
         Seam(f"{_POLICY}.calc_priority", BEFORE, before_calc_priority, ("waiting_queue",)),
         Seam(f"{_BATCH}._get_decode_retraction_order", AROUND, around_retraction_order, ("reqs",)),
+        Seam(f"{_ADDER}.__init__", AFTER, after_adder_init, ("running_batch", "new_token_ratio")),
+        Seam(f"{_ADDER}.add_one_req", AROUND, around_add_one, ("req",)),
         Seam(f"{_SCHEDULER}.run_batch", BEFORE, before_run_batch, ("batch",)),
         Seam(f"{_SCHEDULER}.get_internal_state", AFTER, after_internal_state, ("recv_req",)),
     ]

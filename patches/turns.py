@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import Any
 
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
-
+from patches.admission import Admission, own_tokens
 from patches.mover import Mover
 from patches.ranker import Ranker
 from patches.swap import can_swap, is_swapped, why_not
@@ -19,14 +18,16 @@ from sage_sched.policy import Policy
 logger = logging.getLogger(__name__)
 
 
-def turn_taker(scheduler: Any, ranker: Ranker, config: PreemptionConfig) -> TurnTaker | None:
+def turn_taker(
+    scheduler: Any, ranker: Ranker, admission: Admission, config: PreemptionConfig
+) -> TurnTaker | None:
     """None where the policy never preempts, or is not to, or this server cannot swap."""
     if not config.enabled or type(ranker.policy).yields is Policy.yields:
         return None
     if reason := why_not(scheduler):
         logger.warning("running requests do not yield here: no swapping with %s", reason)
         return None
-    return TurnTaker(scheduler, ranker, config)
+    return TurnTaker(scheduler, ranker, admission, config)
 
 
 class TurnTaker:
@@ -36,9 +37,12 @@ class TurnTaker:
     mover: takes requests off the device and back.
     """
 
-    def __init__(self, scheduler: Any, ranker: Ranker, config: PreemptionConfig) -> None:
+    def __init__(
+        self, scheduler: Any, ranker: Ranker, admission: Admission, config: PreemptionConfig
+    ) -> None:
         self._scheduler = scheduler
         self._ranker = ranker
+        self._admission = admission
         self._max_yields = config.max_yields
         self._num_arrivals_planned = -1
         self.mover = Mover(scheduler, ranker, config)
@@ -129,20 +133,19 @@ class TurnTaker:
 
     def _plan(self, running_batch: Any, waiting: Sequence[Any], host_tokens: int) -> list[Turn]:
         scheduler = self._scheduler
-        ratio = scheduler.new_token_ratio_tracker.current
+        set_aside = self._admission.set_aside(
+            running_batch.reqs, scheduler.new_token_ratio_tracker.current
+        )
         room = (
             scheduler.token_to_kv_pool_allocator.available_size()
             + scheduler.tree_cache.evictable_size()
+            - int(sum(set_aside))
         )
         running = []
-        for req in running_batch.reqs:
-            reserved = int(self._tokens_to_come(req) * _ratio(req, ratio))
-            room -= reserved
+        for req, for_it in zip(running_batch.reqs, set_aside, strict=True):
             if req.sage_job is not None and can_swap(req):
                 req.sage_job.generated_tokens = len(req.output_ids)
-                # What it found in the radix tree at its start, others may hold too.
-                own_tokens = req.kv.kv_allocated_len - req.cached_tokens
-                freed = max(0, own_tokens) + reserved
+                freed = own_tokens(req) + int(for_it)
                 running.append(Holder(req.sage_job, freed, self.mover.move_s(req, host_tokens)))
         ranked = takewhile(lambda req: req.sage_job is not None, islice(waiting, PLAN_WINDOW))
         return plan_turns(
@@ -157,16 +160,7 @@ class TurnTaker:
             max_yields=self._max_yields,
         )
 
-    def _tokens_to_come(self, req: Any) -> int:
-        left = req.sampling_params.max_new_tokens - len(req.output_ids)
-        return int(min(max(left, 0), CLIP_MAX_NEW_TOKENS))
-
     def _demand(self, req: Any) -> int:
-        """What SGLang's admission asks for it, but for a prefix that the radix tree may have."""
-        tokens: int = req.seqlen + self._tokens_to_come(req) + self._scheduler.page_size
+        """What admission asks for it, but for a prefix that the radix tree may have."""
+        tokens: int = req.seqlen + self._admission.left_tokens(req) + self._scheduler.page_size
         return tokens
-
-
-def _ratio(req: Any, ratio: float) -> float:
-    # SGLang: fixed-length requests cannot benefit from the early-EOS estimate.
-    return 1.0 if req.sampling_params.ignore_eos else ratio

@@ -81,6 +81,9 @@ class PolicyConfig:
         all) to 1 (SageSched).
     aging_pools: while the server works through this many KV pools of tokens (prefill and decode),
         a waiting request's index improves e-fold. Smaller: shorter tails, longer mean.
+    admission_quantile: of the length that a request's answer is expected to have, where admission
+        asks whether memory will do; smaller: more run at once, and more often too many. 0: SGLang's
+        own estimate, a share of the cap that is the same for all.
     preempt_margin: how much better, as a share, a waiting request's index must be than that of a
         running one that is to yield to it.
     trail_limit: of trail; a request no longer yields past this share of its first prediction.
@@ -93,6 +96,7 @@ class PolicyConfig:
     bucket_tokens: int = 200
     refresh: float = 0.3
     aging_pools: float = 2.0
+    admission_quantile: float = 0.6
     preempt_margin: float = 0.5
     trail_limit: float = 0.8
     starvation_pools: float = 10.0
@@ -106,6 +110,10 @@ class PolicyConfig:
         _require(
             self.preempt_margin >= 0, "policy.preempt_margin", self.preempt_margin, "0 or more"
         )
+        _require(
+            0 <= self.admission_quantile <= 1,
+            "policy.admission_quantile", self.admission_quantile, "0 to 1",
+        )  # fmt: skip
         for name in (
             "aging_pools", "trail_limit", "starvation_pools", "mlfq_quantum_ms", "boost_pools",
         ):  # fmt: skip

@@ -1,5 +1,8 @@
 """One scheduling pass: who gets in. After SGLang's _get_new_batch_prefill_raw and PrefillAdder.
 
+Under our policies what requests will still need is foreseen (sage_sched/outlook.py); SGLang sets
+aside a share of the cap that is the same for all.
+
 With preemption, a full batch takes in those alone to whom others yield. SGLang's own preemption
 drops batch_is_full instead and so lets requests trickle in, a prefill step each, while all others
 wait: that costs more than preempting gains (srpt-oracle, H800 preset at 8 requests/s: mean TTLT
@@ -16,6 +19,7 @@ from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy
 from sage_sched.job import Job
+from sage_sched.outlook import set_aside_tokens
 from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, plan_turns
 
 
@@ -27,7 +31,8 @@ class Pass:
         self.result = PassResult()
         engine = state.engine
         self._page = engine.page_size
-        self._room = state.pool.room_tokens - state.decode.reserved_tokens(state.ratio.value)
+        self._set_aside = self._set_aside_tokens()
+        self._room = state.pool.room_tokens - sum(self._set_aside.values())
         self._input_left = engine.max_prefill_tokens
         self._chunk_left = engine.chunked_prefill_size
         self._slots = engine.max_running_requests - len(state.decode)
@@ -56,20 +61,42 @@ class Pass:
         state.queue.drop_first(num_admitted)
         return self.result
 
+    def _set_aside_tokens(self) -> dict[Progress, float]:
+        """For the rest of the running requests' answers."""
+        state = self.state
+        for progress in state.decode:
+            state.decode.sync(progress)
+        if state.outlook is None:
+            return {p: state.ratio.value * self._left_tokens(p) for p in state.decode}
+        rows = []
+        for progress in state.decode:
+            held = state.pool.pages(progress.kv_tokens) * self._page
+            rows.append((held, self._left_tokens(progress)))
+        return dict(zip(state.decode, set_aside_tokens(rows), strict=True))
+
+    def _left_tokens(self, progress: Progress) -> int:
+        """Of its answer, as far as admission can tell."""
+        left = None
+        if self.state.outlook is not None:
+            progress.job.generated_tokens = progress.generated_tokens
+            left = self.state.outlook.left_tokens(progress.job)
+        if left is None:
+            left = progress.request.max_new_tokens - progress.generated_tokens
+        return min(left, CLIP_MAX_NEW_TOKENS)
+
     def _demand(self, progress: Progress) -> int:
         """What admission asks for; the tokens that the tree has must be held as well."""
         tokens = progress.kv_tokens if progress.swapped else progress.fill_tokens
-        left = progress.request.max_new_tokens - progress.generated_tokens
-        return tokens + min(left, CLIP_MAX_NEW_TOKENS) + self._page
+        return tokens + self._left_tokens(progress) + self._page
 
     def _fits(self, progress: Progress, more_slots: int, more_tokens: int) -> bool:
         room = self._room + more_tokens
         return self._slots + more_slots > 0 and self._demand(progress) < room
 
-    def _charge(self, num_tokens: int, max_new_tokens: int) -> int:
+    def _charge(self, num_tokens: int, left_tokens: int) -> int:
         """Take from the room; the tokens in full pages."""
         paged = -(-num_tokens // self._page) * self._page
-        self._room -= paged + self._page + min(max_new_tokens, CLIP_MAX_NEW_TOKENS)
+        self._room -= paged + self._page + left_tokens
         return paged
 
     def _continue_chunk(self, progress: Progress) -> None:
@@ -89,7 +116,7 @@ class Pass:
         """Take a request that fits; False where the pass's compute budget does not allow it."""
         state = self.state
         if progress.swapped:
-            self._charge(progress.kv_tokens, progress.request.max_new_tokens)
+            self._charge(progress.kv_tokens, self._left_tokens(progress))
             self._slots -= 1
             state.hold(state.pool.pages(progress.kv_tokens))
             progress.swapped = False
@@ -111,7 +138,7 @@ class Pass:
     def _prefill(self, progress: Progress, done_tokens: int, new_tokens: int) -> None:
         state, pages = self.state, self.state.pool.pages
         completes = done_tokens + new_tokens == progress.fill_tokens
-        paged = self._charge(new_tokens, progress.request.max_new_tokens if completes else 0)
+        paged = self._charge(new_tokens, self._left_tokens(progress) if completes else 0)
         self._input_left -= paged
         self._chunk_left -= paged
         state.hold(pages(done_tokens + new_tokens) - pages(done_tokens))
@@ -141,7 +168,6 @@ class Pass:
         state = self.state
         running = []
         for progress in state.decode:
-            state.decode.sync(progress)
             progress.job.generated_tokens = progress.generated_tokens
             if progress.ranked:
                 move_s = state.policy.server.swap_s(progress.kv_tokens)
@@ -163,10 +189,9 @@ class Pass:
         return {turn.newcomer: turn.yielding for turn in turns}
 
     def _freed_tokens(self, progress: Progress) -> int:
-        """Of a member of the batch, its age being current."""
-        left = progress.request.max_new_tokens - progress.generated_tokens
-        reserved = self.state.ratio.value * min(left, CLIP_MAX_NEW_TOKENS)
-        return self.state.pool.pages(progress.kv_tokens) * self._page + int(reserved)
+        """What a member of the batch would give back."""
+        held = self.state.pool.pages(progress.kv_tokens) * self._page
+        return held + int(self._set_aside[progress])
 
     def _swap_out(self, progress: Progress) -> None:
         state = self.state

@@ -120,9 +120,3 @@ class DecodeBatch:
             return _EVER
         root = linear + math.sqrt(max(0.0, linear * linear + 4 * half_growth * seconds))
         return max(1, math.ceil(2 * seconds / root * (1 - 1e-12)))
-
-    def reserved_tokens(self, ratio: float) -> float:
-        """What admission sets aside for the rest of the members' answers."""
-        now = self.step
-        left = (p.request.max_new_tokens - p.age_offset - now for p in self._members)
-        return ratio * sum(min(tokens, CLIP_MAX_NEW_TOKENS) for tokens in left)

@@ -18,6 +18,7 @@ from bench.simulator.stock import StockPolicy
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policy import Policy
+from sage_sched.queue import ranked_order
 from sage_sched.step_time import attended_pairs
 
 
@@ -172,10 +173,17 @@ class Node:
         self._on_finish(progress)
 
     def _retract(self) -> None:
-        """SGLang's retract_decode: the fewest output tokens first, of these the longest input, of
-        these the last in the batch, until a step fits."""
+        """SGLang's retract_decode, until a step fits: the fewest output tokens first, of these the
+        longest input, of these the last in the batch; under our policies the last of the order."""
         state, decode, pool = self.state, self.state.decode, self.state.pool
         order = sorted(decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
+        if not isinstance(self._policy, StockPolicy):
+            for progress in order:
+                decode.sync(progress)
+                progress.job.generated_tokens = progress.generated_tokens
+            jobs = [progress.job if progress.ranked else None for progress in order]
+            places = ranked_order(jobs, self._policy, state.served_tokens)
+            order = [order[place] for place in places]
         retracted: list[Progress] = []
         while not retracted or decode.pages_needed(1) > pool.room_pages:
             progress = order.pop()

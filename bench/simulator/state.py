@@ -10,6 +10,7 @@ from bench.simulator.presets import Engine
 from bench.simulator.request import Progress
 from bench.simulator.stock import StockPolicy
 from bench.simulator.waiting import WaitingQueue
+from sage_sched.outlook import Outlook
 from sage_sched.policy import Policy
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
@@ -57,6 +58,7 @@ class NewTokenRatio:
 
 class EngineState:
     """batch_is_full: SGLang's flag; no admission until a request leaves.
+    outlook: of our policies, unless admission is to be SGLang's; see sage_sched.outlook.
     chunked: the one request that is in the middle of its prefill.
     served_tokens: prefilled and decoded. stale_prefill_tokens: see stock.HrrnPolicy.
     """
@@ -70,6 +72,9 @@ class EngineState:
         self.decode = DecodeBatch(engine.page_size)
         self.queue = WaitingQueue(policy)
         self.ratio = NewTokenRatio()
+        quantile = policy.config.admission_quantile
+        foresees = quantile > 0 and not isinstance(policy, StockPolicy)
+        self.outlook = Outlook(quantile) if foresees else None
         self.chunked: Progress | None = None
         self.batch_is_full = False
         self.served_tokens = 0

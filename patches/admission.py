@@ -1,0 +1,78 @@
+"""What admission counts on: how much of the KV pool requests will still need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+
+from sage_sched.outlook import Outlook, set_aside_tokens
+
+
+class Admission:
+    """One scheduler's. SGLang asks for a waiting request's whole cap, and sets aside a share of a
+    running one's that is the same for all (managers/schedule_policy.py, PrefillAdder)."""
+
+    def __init__(self, quantile: float) -> None:
+        """quantile: see PolicyConfig.admission_quantile; 0 leaves all to SGLang."""
+        self._outlook = Outlook(quantile) if quantile > 0 else None
+
+    def left_tokens(self, req: Any) -> int:
+        """Of its answer, as far as can be told."""
+        left = self._foreseen_tokens(req)
+        if left is None:
+            left = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
+        return int(min(left, CLIP_MAX_NEW_TOKENS))
+
+    def set_aside(self, reqs: Sequence[Any], new_token_ratio: float) -> list[float]:
+        """Tokens to keep free for the rest of each running request's answer.
+
+        new_token_ratio: SGLang's share of the cap, for those of which nothing is known.
+        """
+        left = [self._expected_tokens(req, new_token_ratio) for req in reqs]
+        if self._outlook is None:
+            return left
+        return set_aside_tokens(list(zip(map(own_tokens, reqs), left, strict=True)))
+
+    def around_add_one(
+        self, original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """PrefillAdder.add_one_req, which reads what to ask for off the cap."""
+        left = self._foreseen_tokens(req)
+        if left is None:
+            return original(adder, req, *args, **kw)
+        sampling = req.sampling_params
+        cap = sampling.max_new_tokens
+        sampling.max_new_tokens = min(cap, len(req.output_ids) + left)
+        try:
+            return original(adder, req, *args, **kw)
+        finally:
+            sampling.max_new_tokens = cap
+
+    def correct(self, adder: Any) -> None:
+        """Replace what a new PrefillAdder has set aside for the running requests."""
+        if self._outlook is None or adder.running_batch is None:
+            return
+        reqs = adder.running_batch.reqs
+        theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
+        ours = sum(self.set_aside(reqs, adder.new_token_ratio))
+        adder.memory_budget.total_offset += ours - theirs
+
+    def _foreseen_tokens(self, req: Any) -> int | None:
+        job = getattr(req, "sage_job", None)
+        if self._outlook is None or job is None or req.sampling_params.ignore_eos:
+            return None
+        job.generated_tokens = len(req.output_ids)
+        return self._outlook.left_tokens(job)
+
+    def _expected_tokens(self, req: Any, ratio: float) -> float:
+        known = self._foreseen_tokens(req) is not None
+        # SGLang: fixed-length requests cannot benefit from the early-EOS estimate.
+        return self.left_tokens(req) * (1.0 if known or req.sampling_params.ignore_eos else ratio)
+
+
+def own_tokens(req: Any) -> int:
+    """KV that a running request gives back: what it found in the radix tree at its start, others
+    may hold too."""
+    return max(0, int(req.kv.kv_allocated_len) - int(req.cached_tokens))

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.outlook import Outlook, set_aside_tokens
+from tests.sage_sched.strategies import distributions
+
+quantiles = st.floats(0.01, 1)
+
+
+def job(distribution: LengthDistribution | None, cap: int, age: int = 0) -> Job:
+    return Job(0, 10, cap, distribution, 0, generated_tokens=age)
+
+
+@given(distributions(), quantiles, st.integers(1, 8000), st.data())
+def test_what_is_to_come_is_something_and_within_the_cap(
+    distribution: LengthDistribution, quantile: float, cap: int, data: st.DataObject
+) -> None:
+    age = data.draw(st.integers(0, cap - 1))
+    left = Outlook(quantile).left_tokens(job(distribution, cap, age))
+    assert left is not None
+    assert 1 <= left <= cap - age
+
+
+@given(distributions(), quantiles, quantiles, st.integers(0, 3000))
+def test_a_larger_quantile_expects_no_less(
+    distribution: LengthDistribution, one: float, other: float, age: int
+) -> None:
+    low, high = (Outlook(q).left_tokens(job(distribution, 5000, age)) for q in sorted((one, other)))
+    assert low is not None
+    assert high is not None
+    assert low <= high
+
+
+@given(distributions(), quantiles, st.lists(st.integers(0, 3000), max_size=10))
+def test_it_does_not_matter_at_which_ages_one_has_asked_before(
+    distribution: LengthDistribution, quantile: float, ages: list[int]
+) -> None:
+    # Ranks, and the simulator, do not look at the same moments.
+    asked, outlook = job(distribution, 5000), Outlook(quantile)
+    for asked.generated_tokens in sorted(ages):
+        outlook.left_tokens(asked)
+    asked.generated_tokens = 3000
+    assert outlook.left_tokens(asked) == outlook.left_tokens(job(distribution, 5000, 3000))
+
+
+def test_by_hand() -> None:
+    known = LengthDistribution.from_samples([100] * 6 + [500] * 4, "history")
+    assert Outlook(0.5).left_tokens(job(known, 1000)) == 100
+    assert Outlook(0.5).left_tokens(job(known, 1000, 96)) == 16  # at least a bucket
+    assert Outlook(0.5).left_tokens(job(known, 1000, 160)) == 340  # it is one of the long ones
+    assert Outlook(0.5).left_tokens(job(known, 300, 160)) == 140
+    assert Outlook(0.5).left_tokens(job(known, 4000, 1008)) == 2992  # longer than foreseen
+    assert Outlook(0.5).left_tokens(job(None, 1000)) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 60)), max_size=12))
+def test_what_is_set_aside_is_what_is_missing_at_the_peak(running: list[tuple[int, int]]) -> None:
+    now = sum(held for held, _ in running)
+    peak = max(
+        (
+            sum(held + step for held, left in running if left >= step)
+            for step in range(1, 61)
+            if any(left >= step for _, left in running)
+        ),
+        default=0,
+    )
+    shares = set_aside_tokens(running)
+    assert len(shares) == len(running)
+    assert abs(sum(shares) - (peak - now if running else 0)) < 1e-6
