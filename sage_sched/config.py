@@ -96,7 +96,7 @@ class PolicyConfig:
     bucket_tokens: int = 200
     refresh: float = 0.3
     aging_pools: float = 2.0
-    admission_quantile: float = 0.6
+    admission_quantile: float = 0.5
     preempt_margin: float = 0.5
     trail_limit: float = 0.8
     starvation_pools: float = 10.0

@@ -18,7 +18,7 @@ class Job:
     served_at_arrival_tokens: what the server had worked off by then (prefill and decode).
     generated_tokens: its age.
     num_yields: how often it has made room for another.
-    outlook_memo: (age, length) that sage_sched.outlook computed last; no one else reads it.
+    forecast: what sage_sched.outlook computed of it; no one else reads it.
     memo: what the policy computed at its arrival; no one else reads it.
     """
 
@@ -29,5 +29,5 @@ class Job:
     served_at_arrival_tokens: int
     generated_tokens: int = 0
     num_yields: int = 0
-    outlook_memo: tuple[int, int] = (-1, 0)
+    forecast: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)

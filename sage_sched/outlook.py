@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from sage_sched.job import Job
 
@@ -22,18 +26,39 @@ class Outlook:
         known of the job."""
         if job.distribution is None:
             return None
+        forecast = job.forecast
+        if not isinstance(forecast, _Forecast):
+            known = job.distribution.with_tail(job.max_new_tokens)
+            forecast = _Forecast(known.lengths.tolist(), np.cumsum(known.weights).tolist())
+            job.forecast = forecast
         # Of the bucket, not of the age: it must not matter at which ages one has asked.
         age_tokens = job.generated_tokens // _BUCKET_TOKENS * _BUCKET_TOKENS
-        if job.outlook_memo[0] != age_tokens:
-            job.outlook_memo = (age_tokens, self._length_tokens(job, age_tokens))
-        left = max(job.outlook_memo[1] - job.generated_tokens, _BUCKET_TOKENS)
+        if forecast.age_tokens != age_tokens:
+            forecast.look(age_tokens, self._quantile, job.max_new_tokens)
+        left = max(forecast.length_tokens - job.generated_tokens, _BUCKET_TOKENS)
         return max(1, min(left, job.max_new_tokens - job.generated_tokens))
 
-    def _length_tokens(self, job: Job, age_tokens: int) -> int:
-        assert job.distribution is not None
-        known = job.distribution.with_tail(job.max_new_tokens).surviving(age_tokens)
-        # Longer than anything foreseen: it may go on to its cap.
-        return job.max_new_tokens if known is None else known.quantile(self._quantile)
+
+@dataclass(slots=True)
+class _Forecast:
+    """A length distribution as lists, and the length that it foretells at the age last asked for.
+    In lists and not LengthDistribution.surviving, as every pass asks for all that run."""
+
+    lengths: list[int]
+    cumulative: list[float]
+    age_tokens: int = -1
+    length_tokens: int = 0
+
+    def look(self, age_tokens: int, quantile: float, cap_tokens: int) -> None:
+        self.age_tokens = age_tokens
+        first = bisect_right(self.lengths, age_tokens)
+        if first == len(self.lengths):
+            self.length_tokens = cap_tokens  # longer than foreseen: it may go on to its cap
+            return
+        gone = self.cumulative[first - 1] if first else 0.0
+        reached = gone + (self.cumulative[-1] - gone) * quantile
+        place = bisect_left(self.cumulative, reached - 1e-9, lo=first)
+        self.length_tokens = self.lengths[min(place, len(self.lengths) - 1)]
 
 
 def set_aside_tokens(running: Sequence[tuple[int, float]]) -> list[float]:

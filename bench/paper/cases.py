@@ -40,7 +40,8 @@ class Figure:
     """A figure of the paper, or one of ours.
 
     claim: what the paper says of it. rows: a label and its case for each column, in the order of
-    columns; ratios are to the first row.
+    columns; ratios are to the first row. also: further numbers, a label and a name of
+    bench.simulator.result.Result.metrics.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Figure:
     claim: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Case, ...]], ...]
+    also: tuple[tuple[str, str], ...] = ()
 
 
 def figures() -> list[Figure]:
@@ -185,6 +187,23 @@ def figures() -> list[Figure]:
                 for p in ("sage-order", "sage", "sage-resource-bound")
             ),
         ),
+        Figure(
+            "F",
+            "Admission by foreseen lengths, under sage",
+            "not in the paper: its engine admits as stock engines do",
+            tuple(REGIMES),
+            tuple(
+                (
+                    f"quantile {q:g}" if q else "SGLang's admission",
+                    tuple(
+                        replace(case, policy="sage", config=_policy(admission_quantile=q))
+                        for case in REGIMES.values()
+                    ),
+                )
+                for q in (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9)
+            ),
+            (("output tokens/s", "output_throughput"), ("retractions", "num_retractions")),
+        ),
     ]
 
 
@@ -196,8 +215,14 @@ def _over_rates(name: str, title: str, engine: str, rates: tuple[float, ...]) ->
         "best TTFT but for FastServe",
         tuple(f"{rate:g}/s" for rate in rates),
         tuple(
-            (p, tuple(Case(policy=p, engine=engine, rate=rate) for rate in rates))
-            for p in (*EVERYONE, "srpt-oracle")
+            (label, tuple(Case(policy=p, engine=engine, rate=rate, config=c) for rate in rates))
+            for label, p, c in (
+                *((p, p, SageConfig()) for p in (*EVERYONE, "srpt-oracle")),
+                *(
+                    (f"{p}, SGLang's admission", p, _policy(admission_quantile=0.0))
+                    for p in ("ssjf", "trail", "sage")
+                ),
+            )
         ),
     )
 

@@ -37,7 +37,8 @@ def cell(outcomes: Outcomes, case: Case, reference: Case, field: str) -> str:
 
 
 def markdown(figure: Figure, outcomes: Outcomes) -> str:
-    """Mean TTLT with its ratio to the first row, then p99 and TTFT alike, a column each."""
+    """Mean TTLT with its ratio to the first row, then p99 and TTFT alike, a column each; and
+    medians of what the figure names besides."""
     lines = [f"### {_heading(figure)}", "", f"The paper: {figure.claim}.", ""]
     for label, field in (
         ("mean TTLT", "mean_ttlt_s"), ("p99 TTLT", "p99_ttlt_s"), ("mean TTFT", "mean_ttft_s"),
@@ -50,6 +51,13 @@ def markdown(figure: Figure, outcomes: Outcomes) -> str:
                 for case, reference in zip(cases, figure.rows[0][1], strict=True)
             ]
             lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
+        lines.append("")
+    for label, field in figure.also:
+        lines += ["| " + " | ".join([label, *figure.columns]) + " |"]
+        lines += ["|---" * (1 + len(figure.columns)) + "|"]
+        for name, cases in figure.rows:
+            medians = [f"{np.median(values(outcomes, case, field)):.0f}" for case in cases]
+            lines.append("| " + " | ".join([f"`{name}`", *medians]) + " |")
         lines.append("")
     return "\n".join(lines)
 

@@ -47,6 +47,16 @@ def test_it_does_not_matter_at_which_ages_one_has_asked_before(
     assert outlook.left_tokens(asked) == outlook.left_tokens(job(distribution, 5000, 3000))
 
 
+@given(distributions(), quantiles, st.integers(0, 5000))
+def test_it_is_the_quantile_of_what_survives_its_age(
+    distribution: LengthDistribution, quantile: float, age: int
+) -> None:
+    age = age // 16 * 16
+    surviving = distribution.with_tail(20_000).surviving(age)
+    length = 20_000 if surviving is None else surviving.quantile(quantile)
+    assert Outlook(quantile).left_tokens(job(distribution, 20_000, age)) == max(length - age, 16)
+
+
 def test_by_hand() -> None:
     known = LengthDistribution.from_samples([100] * 6 + [500] * 4, "history")
     assert Outlook(0.5).left_tokens(job(known, 1000)) == 100
