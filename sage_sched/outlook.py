@@ -53,7 +53,9 @@ class _Forecast:
         self.age_tokens = age_tokens
         first = bisect_right(self.lengths, age_tokens)
         if first == len(self.lengths):
-            self.length_tokens = cap_tokens  # longer than foreseen: it may go on to its cap
+            # Longer than anything foreseen. To fear the cap would let a few bad forecasts close the
+            # door to all.
+            self.length_tokens = min(2 * age_tokens, cap_tokens)
             return
         gone = self.cumulative[first - 1] if first else 0.0
         reached = gone + (self.cumulative[-1] - gone) * quantile
