@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             found = replay(answers, CANDIDATES, embedder, capacity=args.capacity, name=name)
             blind = found[BLIND]
             rows = {c: quality(outcomes, blind) for c, outcomes in found.items()}
-            _show(name, len(blind), rows)
+            show(name, len(blind), rows)
             for start in range(0, len(blind), args.by) if args.by else ():
                 _show_part(found, slice(start, start + args.by))
             if args.output is not None:
@@ -103,7 +103,8 @@ def _streams(args: argparse.Namespace) -> Iterator[tuple[str, list[Observation]]
         yield name, stream(args.data, name)[: args.limit]
 
 
-def _show(name: str, number: int, rows: dict[str, Quality]) -> None:
+def show(name: str, number: int, rows: Mapping[str, Quality]) -> None:
+    """Print a table of predictors on the set of this name, number answers of which were judged."""
     print(f"\n**{name}**, {number} answers\n\n{_HEADER}")
     for candidate, q in rows.items():
         print(

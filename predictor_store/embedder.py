@@ -55,7 +55,7 @@ class Embedder:
         vectors = np.empty((len(texts), DIMENSION), np.float32)
         if not texts:
             return vectors
-        prompts = [_tokenizable(text) for text in texts]
+        prompts = [tokenizable(text) for text in texts]
         tokens = self._tokenizer(prompts, truncation=True, max_length=MAX_TOKENS)["input_ids"]
         # Alike in length together, so that short ones are not padded to long ones.
         order = np.argsort([len(ids) for ids in tokens], kind="stable")
@@ -107,6 +107,7 @@ def _exported() -> tuple[Any, bytes]:
     return model.tokenizer, graph.getvalue()
 
 
-def _tokenizable(text: str) -> str:
+def tokenizable(text: str) -> str:
+    """What of a prompt the tokenizer is given."""
     # The tokenizer takes UTF-8, which lone surrogates have not.
     return text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +32,13 @@ SETS: dict[str, tuple[str, dict[str, str]]] = {
 MIXED, ALL, SWITCH = "mixed", "all", "switch"
 _EACH = 900
 _BEFORE_SWITCH = 2_000
+_TRAIN_SHARE, _VALIDATION_SHARE = 0.6, 0.1
+
+
+class Parts(NamedTuple):
+    train: list[Observation]
+    validation: list[Observation]
+    test: list[Observation]
 
 
 def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
@@ -74,3 +83,19 @@ def shuffled(observations: Sequence[Observation], seed: int) -> list[Observation
     prompts = list(dict.fromkeys(observation.prompt for observation in observations))
     place = {prompts[j]: i for i, j in enumerate(rng.permutation(len(prompts)))}
     return sorted(observations, key=lambda observation: place[observation.prompt])
+
+
+def by_prompt(observations: Sequence[Observation]) -> list[list[Observation]]:
+    """The answers to each prompt, where those to one prompt follow one another."""
+    groups = itertools.groupby(observations, key=lambda observation: observation.prompt)
+    return [list(answers) for _, answers in groups]
+
+
+def split(observations: Sequence[Observation]) -> Parts:
+    """In order, no prompt in two parts: 60 % of the prompts, 10 % and 30 %. Answers to one prompt
+    have to follow one another."""
+    groups = by_prompt(observations)
+    first = round(_TRAIN_SHARE * len(groups))
+    second = round((_TRAIN_SHARE + _VALIDATION_SHARE) * len(groups))
+    parts = (groups[:first], groups[first:second], groups[second:])
+    return Parts(*(list(itertools.chain.from_iterable(part)) for part in parts))

@@ -18,6 +18,7 @@ Candidate = Callable[[History, NDArray[np.float32]], LengthDistribution | None]
 
 _CONFIG = PredictorConfig()
 BLIND = "no prediction"
+THRESHOLD = "cosine >= 0.8 (the paper)"
 DEFAULT = "neighbours (default)"
 
 
@@ -82,7 +83,7 @@ def _of(
 CANDIDATES: dict[str, Candidate] = {
     BLIND: _blind,
     "input length": _input_length,
-    "cosine >= 0.8 (the paper)": _threshold,
+    THRESHOLD: _threshold,
     "20 nearest": _nearest(20),
     "50 nearest": _nearest(50),
     "kernel, exp(10 cos)": _kernel(10.0),

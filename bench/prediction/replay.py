@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
+from bench.prediction.answers import by_prompt
 from bench.prediction.candidates import Candidate
 from bench.prediction.quality import Outcome, outcome
 from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
 from predictor_store.features import NUM_FEATURES
 from predictor_store.history import History
 from predictor_store.warm import Observation
+from sage_sched.distribution import LengthDistribution
 
 CAPACITY = 10_000
 # Below it a history says next to nothing, and who is best is luck.
@@ -32,14 +33,14 @@ def replay(
     """Each candidate's outcomes, but for the first NUM_FIRST observations.
 
     Answers to one prompt that follow one another are predicted before any of them is revealed.
-    A cut answer is revealed and not judged: nobody knows how long it was to be.
+    A cut answer is revealed and not judged.
     """
     history = History(EMBEDDING_DIMENSION, NUM_FEATURES, capacity)
     outcomes: dict[str, list[Outcome]] = {candidate: [] for candidate in candidates}
     rng = np.random.default_rng(0)
     num_revealed = 0
     with tqdm(total=len(observations), desc=name, unit="answer", mininterval=1) as progress:
-        groups = _by_prompt(observations)
+        groups = by_prompt(observations)
         for start in range(0, len(groups), _CHUNK):
             chunk = groups[start : start + _CHUNK]
             vectors = embedder.embed([answers[0].prompt for answers in chunk])
@@ -49,11 +50,7 @@ def replay(
                     for candidate, predict in candidates.items():
                         predicted = predict(history, vector)
                         assert predicted is not None  # the history is not empty
-                        outcomes[candidate] += [
-                            outcome(answer.prompt, predicted, answer.output_tokens, rng)
-                            for answer in answers
-                            if not answer.censored
-                        ]
+                        outcomes[candidate] += judged(answers, predicted, rng)
                 for answer in answers:
                     history.add(vector, answer.output_tokens, answer.censored, "history")
                 num_revealed += len(answers)
@@ -61,6 +58,12 @@ def replay(
     return outcomes
 
 
-def _by_prompt(observations: Sequence[Observation]) -> list[list[Observation]]:
-    groups = itertools.groupby(observations, key=lambda observation: observation.prompt)
-    return [list(answers) for _, answers in groups]
+def judged(
+    answers: Sequence[Observation], predicted: LengthDistribution, rng: np.random.Generator
+) -> list[Outcome]:
+    """Of the answers to one prompt; none of a cut answer, as nobody knows how long it was to be."""
+    return [
+        outcome(answer.prompt, predicted, answer.output_tokens, rng)
+        for answer in answers
+        if not answer.censored
+    ]
