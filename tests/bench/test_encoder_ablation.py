@@ -16,7 +16,7 @@ from bench.prediction.bins import Bins
 from bench.prediction.encoder import Encoder, FineTuning, fine_tune
 from predictor_store.warm import Observation
 
-SETTINGS = FineTuning(num_epochs=4, num_bins=8, encoder_rate=3e-4)
+SETTINGS = FineTuning(num_epochs=3, num_bins=8, batch_size=16, encoder_rate=3e-4)
 FORMS = {"Write a long essay about {}.": 800, "Name one fact about {}.": 20}
 
 
@@ -30,7 +30,7 @@ def answered(num: int, seed: int) -> list[Observation]:
     ]
 
 
-PARTS = Parts(answered(100, 0), answered(20, 1), answered(40, 2))
+PARTS = Parts(answered(80, 0), answered(20, 1), answered(40, 2))
 
 
 @pytest.fixture(scope="module")
