@@ -1,8 +1,9 @@
-"""How long a scheduler takes to admit a request, to sort its waiting queue, and to plan who yields.
+"""How long a scheduler takes to admit a request, to sort its waiting queue, to plan who yields, and
+to foresee what running requests will still need.
 
-`python -m bench.queue_pass` times patches/ranker.py and sage_sched/plan.py, the code that the
-scheduler runs, on queues of requests with predicted lengths, and prints a table. No server is
-needed. The plan is among 256 running requests that fill slots and pool.
+`python -m bench.queue_pass` times patches/ranker.py, sage_sched/plan.py and patches/admission.py,
+the code that the scheduler runs, on queues of requests with predicted lengths, and prints a table.
+No server is needed. The plan is among 256 running requests that fill slots and pool.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from patches.admission import Admission
 from patches.carrier import encode
 from patches.ranker import Ranker
 from sage_sched.config import SageConfig
@@ -35,7 +37,10 @@ def _request(generator: np.random.Generator, max_atoms: int) -> Any:
         sampling_params=SimpleNamespace(
             max_new_tokens=4096,
             custom_params=encode(LengthDistribution.from_samples(lengths, "warm")),
+            ignore_eos=False,
         ),
+        kv=SimpleNamespace(kv_allocated_len=500),
+        cached_tokens=0,
     )
 
 
@@ -96,6 +101,26 @@ def measure_plans() -> list[float]:
     return plans_ms
 
 
+def measure_foresight() -> list[float]:
+    """Milliseconds to foresee the needs of all running requests, each step one token older."""
+    config = SageConfig()
+    generator = np.random.default_rng(0)
+    server = ServerFacts(_KV_POOL_TOKENS, NUM_RUNNING, config.step_time.step_time(), 1e-5)
+    ranker = Ranker("sage", config.policy, server)
+    requests = [_request(generator, config.predictor.max_atoms) for _ in range(NUM_RUNNING)]
+    for request in requests:
+        ranker.arrived(request)
+        request.output_ids = [0] * int(generator.integers(1, 500))
+    admission = Admission(config.policy.admission_quantile)
+    admission.set_aside(requests, 0.5)
+    spent_ms = []
+    for _ in range(_NUM_PASSES):
+        for request in requests:
+            request.output_ids.append(0)
+        spent_ms.append(_timed_ms(lambda: admission.set_aside(requests, 0.5)))
+    return spent_ms
+
+
 def main() -> None:
     print("waiting   ms a pass: median     p99   ms an admission: median     p99")
     for num_waiting in QUEUE_LENGTHS:
@@ -105,7 +130,9 @@ def main() -> None:
             f" {np.median(admissions_ms):25.3f} {np.quantile(admissions_ms, 0.99):7.3f}"
         )
     plans_ms = measure_plans()
-    print(f"ms a plan: median {np.median(plans_ms):.3f}, p99 {np.quantile(plans_ms, 0.99):.3f}")
+    for label, spent_ms in (("plan", plans_ms), ("foresight", measure_foresight())):
+        p99_ms = np.quantile(spent_ms, 0.99)
+        print(f"ms a {label}: median {np.median(spent_ms):.3f}, p99 {p99_ms:.3f}")
 
 
 if __name__ == "__main__":

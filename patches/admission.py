@@ -20,17 +20,14 @@ class Admission:
 
     def left_tokens(self, req: Any) -> int:
         """Of its answer, as far as can be told."""
-        left = self._foreseen_tokens(req)
-        if left is None:
-            left = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
-        return int(min(left, CLIP_MAX_NEW_TOKENS))
+        return int(self._to_come(req, 1.0))
 
     def set_aside(self, reqs: Sequence[Any], new_token_ratio: float) -> list[float]:
         """Tokens to keep free for the rest of each running request's answer.
 
         new_token_ratio: SGLang's share of the cap, for those of which nothing is known.
         """
-        left = [self._expected_tokens(req, new_token_ratio) for req in reqs]
+        left = [self._to_come(req, new_token_ratio) for req in reqs]
         if self._outlook is None:
             return left
         return set_aside_tokens(list(zip(map(own_tokens, reqs), left, strict=True)))
@@ -66,10 +63,14 @@ class Admission:
         job.generated_tokens = len(req.output_ids)
         return self._outlook.left_tokens(job)
 
-    def _expected_tokens(self, req: Any, ratio: float) -> float:
-        known = self._foreseen_tokens(req) is not None
+    def _to_come(self, req: Any, ratio: float) -> float:
+        left = self._foreseen_tokens(req)
+        if left is not None:
+            return float(min(left, CLIP_MAX_NEW_TOKENS))
+        left = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
         # SGLang: fixed-length requests cannot benefit from the early-EOS estimate.
-        return self.left_tokens(req) * (1.0 if known or req.sampling_params.ignore_eos else ratio)
+        share = 1.0 if req.sampling_params.ignore_eos else ratio
+        return float(min(left, CLIP_MAX_NEW_TOKENS) * share)
 
 
 def own_tokens(req: Any) -> int:
