@@ -1,9 +1,8 @@
-"""How long a scheduler takes to admit a request, to sort its waiting queue, to plan who yields, and
-to foresee what running requests will still need.
+"""How long a scheduler takes to admit a request, to sort its waiting queue, and for a whole pass:
+to sort, to foresee what running requests will still need, and to plan who yields.
 
-`python -m bench.queue_pass` times patches/ranker.py, sage_sched/plan.py and patches/admission.py,
-the code that the scheduler runs, on queues of requests with predicted lengths, and prints a table.
-No server is needed. The plan is among 256 running requests that fill slots and pool.
+`python -m bench.queue_pass` times patches/ranker.py and patches/turns.py, the code that the
+scheduler runs, on requests with predicted lengths, and prints a table. No server is needed.
 """
 
 from __future__ import annotations
@@ -13,13 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from patches.admission import Admission
 from patches.carrier import encode
 from patches.ranker import Ranker
-from sage_sched.config import SageConfig
+from patches.turns import TurnTaker
+from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, plan_turns
 from sage_sched.step_time import ServerFacts
 
 QUEUE_LENGTHS = (100, 1_000, 10_000)
@@ -28,19 +30,52 @@ _NUM_PASSES = 50
 _KV_POOL_TOKENS = 500_000
 
 
-def _request(generator: np.random.Generator, max_atoms: int) -> Any:
-    """What the ranker reads of a request (sglang/srt/managers/schedule_batch.py, Req)."""
-    lengths = generator.lognormal(5.5, 1.0, max_atoms).astype(np.int64) + 1
-    return SimpleNamespace(
-        origin_input_ids=range(int(generator.integers(10, 2000))),
-        output_ids=[],
-        sampling_params=SimpleNamespace(
+class _Request:
+    """What our hooks read of a request (sglang/srt/managers/schedule_batch.py, Req)."""
+
+    to_finish = beam_group = session = input_embeds = None
+    cached_tokens = 0
+
+    def __init__(self, generator: np.random.Generator, max_atoms: int) -> None:
+        lengths = generator.lognormal(5.5, 1.0, max_atoms).astype(np.int64) + 1
+        self.origin_input_ids = range(int(generator.integers(10, 2000)))
+        self.output_ids: list[int] = []
+        self.sampling_params = SimpleNamespace(
             max_new_tokens=4096,
             custom_params=encode(LengthDistribution.from_samples(lengths, "warm")),
             ignore_eos=False,
-        ),
-        kv=SimpleNamespace(kv_allocated_len=500),
-        cached_tokens=0,
+            min_new_tokens=0,
+        )
+        self.kv = SimpleNamespace(kv_allocated_len=500, retraction_backup=None)
+
+    @property
+    def seqlen(self) -> int:
+        return len(self.origin_input_ids) + len(self.output_ids)
+
+    def finished(self) -> bool:
+        return False
+
+    def next_output_finishes_by_length(self) -> bool:
+        cap: int = self.sampling_params.max_new_tokens
+        return len(self.output_ids) + 1 >= cap
+
+
+def _scheduler(waiting: list[_Request], free_tokens: int) -> Any:
+    """What our hooks read of a scheduler whose slots are full."""
+    pool = MHATokenToKVPool(64, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
+    allocator = TokenToKVPoolAllocator(64, torch.float32, "cpu", pool, False)
+    allocator.available_size = lambda: free_tokens
+    return SimpleNamespace(
+        waiting_queue=waiting,
+        chunked_req=None,
+        page_size=1,
+        device="cpu",
+        enable_hierarchical_cache=False,
+        new_token_ratio_tracker=SimpleNamespace(current=0.5),
+        token_to_kv_pool_allocator=allocator,
+        tree_cache=SimpleNamespace(evictable_size=lambda: 0),
+        tp_group=SimpleNamespace(broadcast_object=lambda measured: measured),
+        get_num_allocatable_reqs=lambda num_running, running_batch: 0,
     )
 
 
@@ -57,7 +92,7 @@ def measure(num_waiting: int) -> tuple[list[float], list[float]]:
     server = ServerFacts(_KV_POOL_TOKENS, 256, config.step_time.step_time(), 1e-5)
     ranker = Ranker("sage", config.policy, server)
     requests = [
-        _request(generator, config.predictor.max_atoms) for _ in range(num_waiting + _NUM_PASSES)
+        _Request(generator, config.predictor.max_atoms) for _ in range(num_waiting + _NUM_PASSES)
     ]
     admissions_ms = [_timed_ms(lambda req=req: ranker.arrived(req)) for req in requests]
     queue, newcomers = requests[:num_waiting], requests[num_waiting:]
@@ -70,69 +105,53 @@ def measure(num_waiting: int) -> tuple[list[float], list[float]]:
     return admissions_ms, passes_ms
 
 
-def measure_plans() -> list[float]:
-    """Milliseconds of each plan for one window of waiting requests."""
-    config = SageConfig()
-    generator = np.random.default_rng(0)
-    server = ServerFacts(_KV_POOL_TOKENS, NUM_RUNNING, config.step_time.step_time(), 1e-5)
+def measure_turns(num_waiting: int) -> list[float]:
+    """Milliseconds of all that is ours in a pass in which one has arrived: the queue sorted, the
+    running requests' needs foreseen, and who yields to whom.
+
+    They are the best of all by the policy, have grown by a token since the last pass, and fill the
+    slots; what is free is set aside for them. Nobody goes in the end, as there is no room in host
+    memory: what a move takes is no part of a decision.
+    """
+    config = SageConfig(
+        preemption=PreemptionConfig(enabled=True, host_pool_gib=1e-9, swap_only=True)
+    )
+    generator = np.random.default_rng(num_waiting)
+    server = ServerFacts(_KV_POOL_TOKENS, NUM_RUNNING, config.step_time.step_time(), 0.0)
     ranker = Ranker("sage", config.policy, server)
     requests = [
-        _request(generator, config.predictor.max_atoms) for _ in range(NUM_RUNNING + PLAN_WINDOW)
+        _Request(generator, config.predictor.max_atoms)
+        for _ in range(NUM_RUNNING + num_waiting + _NUM_PASSES)
     ]
     for request in requests:
         ranker.arrived(request)
-    jobs = [request.sage_job for request in requests]
-    claimants = [Claimant(job, job.input_tokens + 4096) for job in jobs[NUM_RUNNING:]]
-    plans_ms = []
-    for _ in range(_NUM_PASSES):
-        for job in jobs[:NUM_RUNNING]:
-            job.generated_tokens = int(generator.integers(1, 500))
-        holders = [
-            Holder(job, job.input_tokens + job.generated_tokens, 0.0) for job in jobs[:NUM_RUNNING]
-        ]
-        plans_ms.append(
-            _timed_ms(
-                lambda holders=holders: plan_turns(
-                    holders, claimants, free_slots=0, free_tokens=0, policy=ranker.policy,
-                    served_tokens=0, max_yields=4,
-                )
-            )
-        )  # fmt: skip
-    return plans_ms
-
-
-def measure_foresight() -> list[float]:
-    """Milliseconds to foresee the needs of all running requests, each step one token older."""
-    config = SageConfig()
-    generator = np.random.default_rng(0)
-    server = ServerFacts(_KV_POOL_TOKENS, NUM_RUNNING, config.step_time.step_time(), 1e-5)
-    ranker = Ranker("sage", config.policy, server)
-    requests = [_request(generator, config.predictor.max_atoms) for _ in range(NUM_RUNNING)]
-    for request in requests:
-        ranker.arrived(request)
+    ranker.sort(requests)  # those run that the policy has let in
+    running, waiting = requests[:NUM_RUNNING], requests[NUM_RUNNING:]
+    newcomers = [waiting.pop(int(generator.integers(len(waiting)))) for _ in range(_NUM_PASSES)]
+    for request in running:
         request.output_ids = [0] * int(generator.integers(1, 500))
     admission = Admission(config.policy.admission_quantile)
-    admission.set_aside(requests, 0.5)
+    scheduler = _scheduler(waiting, int(sum(admission.foresee(running, 0.5)[1])))
+    batch = SimpleNamespace(reqs=running, batch_is_full=True, is_empty=lambda: False)
+    taker = TurnTaker(scheduler, ranker, admission, config.preemption)
     spent_ms = []
-    for _ in range(_NUM_PASSES):
-        for request in requests:
+    for newcomer in newcomers:
+        for request in running:
             request.output_ids.append(0)
-        spent_ms.append(_timed_ms(lambda: admission.set_aside(requests, 0.5)))
+        scheduler.waiting_queue.append(newcomer)
+        ranker.num_arrivals += 1
+        spent_ms.append(_timed_ms(lambda: taker.take_turns(lambda batch: None, batch)))
     return spent_ms
 
 
 def main() -> None:
-    print("waiting   ms a pass: median     p99   ms an admission: median     p99")
+    print(
+        f"ms, median and p99     admission           sorting    a whole pass, {NUM_RUNNING} running"
+    )
     for num_waiting in QUEUE_LENGTHS:
-        admissions_ms, passes_ms = measure(num_waiting)
-        print(
-            f"{num_waiting:7,d} {np.median(passes_ms):19.3f} {np.quantile(passes_ms, 0.99):7.3f}"
-            f" {np.median(admissions_ms):25.3f} {np.quantile(admissions_ms, 0.99):7.3f}"
-        )
-    plans_ms = measure_plans()
-    for label, spent_ms in (("plan", plans_ms), ("foresight", measure_foresight())):
-        p99_ms = np.quantile(spent_ms, 0.99)
-        print(f"ms a {label}: median {np.median(spent_ms):.3f}, p99 {p99_ms:.3f}")
+        columns = [*measure(num_waiting), measure_turns(num_waiting)]
+        cells = (f"{np.median(ms):8.3f} {np.quantile(ms, 0.99):8.3f}" for ms in columns)
+        print(f"{num_waiting:7,d} waiting", *cells)
 
 
 if __name__ == "__main__":

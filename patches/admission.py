@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from sage_sched.outlook import Outlook, set_aside_tokens
@@ -22,15 +23,18 @@ class Admission:
         """Of its answer, as far as can be told."""
         return int(self._to_come(req, 1.0))
 
-    def set_aside(self, reqs: Sequence[Any], new_token_ratio: float) -> list[float]:
-        """Tokens to keep free for the rest of each running request's answer.
+    def foresee(self, reqs: Sequence[Any], new_token_ratio: float) -> tuple[list[int], list[float]]:
+        """Of each running request, the KV tokens that it holds alone, and how many to keep free for
+        the rest of its answer.
 
         new_token_ratio: SGLang's share of the cap, for those of which nothing is known.
         """
+        # What it found in the radix tree at its start, others may hold too.
+        held = [max(0, req.kv.kv_allocated_len - req.cached_tokens) for req in reqs]
         left = [self._to_come(req, new_token_ratio) for req in reqs]
         if self._outlook is None:
-            return left
-        return set_aside_tokens(list(zip(map(own_tokens, reqs), left, strict=True)))
+            return held, left
+        return held, set_aside_tokens(np.array(held, np.int64), np.array(left)).tolist()
 
     def around_add_one(
         self, original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kw: Any
@@ -53,7 +57,7 @@ class Admission:
             return
         reqs = adder.running_batch.reqs
         theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
-        ours = sum(self.set_aside(reqs, adder.new_token_ratio))
+        ours = sum(self.foresee(reqs, adder.new_token_ratio)[1])
         adder.memory_budget.total_offset += ours - theirs
 
     def _foreseen_tokens(self, req: Any) -> int | None:
@@ -71,9 +75,3 @@ class Admission:
         # SGLang: fixed-length requests cannot benefit from the early-EOS estimate.
         share = 1.0 if req.sampling_params.ignore_eos else ratio
         return float(min(left, CLIP_MAX_NEW_TOKENS) * share)
-
-
-def own_tokens(req: Any) -> int:
-    """KV that a running request gives back: what it found in the radix tree at its start, others
-    may hold too."""
-    return max(0, int(req.kv.kv_allocated_len) - int(req.cached_tokens))

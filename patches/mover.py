@@ -10,10 +10,10 @@ from patches.ranker import Ranker
 from patches.swap import (
     counts_tokens,
     drop,
-    is_swapped,
     leave_in_tree,
     swap_in,
     swap_out,
+    swapped,
     token_bytes,
 )
 from patches.swap_meter import SwapMeter
@@ -97,7 +97,7 @@ class Mover:
 
     def forget_copies(self) -> None:
         """The KV of old weights, or of a flushed cache, is not to come back."""
-        for req in filter(is_swapped, self._scheduler.waiting_queue):
+        for req in swapped(self._scheduler.waiting_queue):
             drop(self._scheduler, req)
             self._num_recomputed += 1
 

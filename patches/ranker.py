@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from patches.carrier import decode
@@ -15,6 +16,8 @@ from sage_sched.queue import ranked_order
 from sage_sched.step_time import ServerFacts
 
 logger = logging.getLogger(__name__)
+
+_by_place = attrgetter("sage_place")
 
 
 class Ranker:
@@ -41,6 +44,7 @@ class Ranker:
         """Put a Job on a new request, or None where the policy cannot rank it."""
         req.sage_arrival = self.num_arrivals
         self.num_arrivals += 1
+        req.sage_place = (0.0, req.sage_arrival, -1)
         req.sage_job = self._admitted(req)
         if req.sage_job is None:
             self._num_unranked += 1
@@ -75,14 +79,32 @@ class Ranker:
     def sort(self, queue: list[Any]) -> None:
         """Sort a waiting queue in place; by arrival in a pass in which the policy fails."""
         started = time.perf_counter()
-        order = self._order(queue)
-        if order is None:
-            order = sorted(range(len(queue)), key=lambda i: getattr(queue[i], "sage_arrival", -1))
-        queue[:] = [queue[position] for position in order]
+        if self.policy.moves or not self._sort_by_places(queue):
+            order = self._order(queue)
+            if order is None:
+                order = sorted(
+                    range(len(queue)), key=lambda i: getattr(queue[i], "sage_arrival", -1)
+                )
+            queue[:] = [queue[position] for position in order]
         spent = time.perf_counter() - started
         self._num_passes += 1
         self._pass_seconds += spent
         self._longest_pass_seconds = max(self._longest_pass_seconds, spent)
+
+    def _sort_by_places(self, queue: list[Any]) -> bool:
+        """Sort by (key, arrival, age), computed once an age, as a queue of a thousand has to be
+        sorted in every pass; False where that cannot be: _order will tell."""
+        try:
+            stale = [req for req in queue if req.sage_place[2] != len(req.output_ids)]
+            for req in stale:
+                job = req.sage_job
+                job.generated_tokens = len(req.output_ids)
+                key = self.policy.key(job, self.served_tokens)
+                req.sage_place = (key, job.arrival, job.generated_tokens)
+        except Exception:
+            return False
+        queue.sort(key=_by_place)
+        return True
 
     def kept_order(self, reqs: Sequence[Any], default: Sequence[int]) -> list[int]:
         """The positions of running requests, from the first to keep to the first to retract.

@@ -8,7 +8,7 @@ that come after are the very ones that would have come (nothing is computed agai
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,11 @@ _BACKEND = "cpu_tensor"
 def is_swapped(req: Any) -> bool:
     """Whether a waiting request's KV is in host memory."""
     return req.kv.retraction_backup is not None
+
+
+def swapped(waiting: Iterable[Any]) -> list[Any]:
+    """Those whose KV is in host memory, in their order."""
+    return [req for req in waiting if req.kv.retraction_backup is not None]
 
 
 def why_not(scheduler: Any) -> str | None:

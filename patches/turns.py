@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import islice, takewhile
 from typing import Any
 
-from patches.admission import Admission, own_tokens
+from patches.admission import Admission
 from patches.mover import Mover
 from patches.ranker import Ranker
-from patches.swap import can_swap, is_swapped, why_not
+from patches.swap import can_swap, is_swapped, swapped, why_not
 from sage_sched.config import PreemptionConfig
+from sage_sched.job import Job
 from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, Turn, plan_turns
 from sage_sched.policy import Policy
 
@@ -65,7 +67,7 @@ class TurnTaker:
         self._ranker.sort(waiting)
         entering, yielded = self._settle(running_batch, waiting, full)
         fresh = [req for req in entering if not is_swapped(req)]
-        back = [req for req in entering if is_swapped(req)]
+        back = swapped(entering)
         rest = waiting[len(entering) :]
         self._scheduler.waiting_queue = fresh + rest + yielded
         if back:
@@ -92,8 +94,10 @@ class TurnTaker:
 
     def _hiding(self, original: Callable[[], Any], visible: list[Any]) -> Any:
         scheduler = self._scheduler
-        shown = {id(req) for req in visible}
-        hidden = [req for req in scheduler.waiting_queue if id(req) not in shown]
+        hidden = scheduler.waiting_queue
+        if visible:
+            shown = {id(req) for req in visible}
+            hidden = [req for req in hidden if id(req) not in shown]
         scheduler.waiting_queue = visible
         try:
             return original()
@@ -111,11 +115,11 @@ class TurnTaker:
     ) -> tuple[list[Any], list[Any]]:
         """Carry a plan out: the first of the waiting, that enter, and who yielded to them."""
         self._num_arrivals_planned = self._ranker.num_arrivals
-        requests = {req.sage_job: req for req in running_batch.reqs}
+        requests = {req.sage_job: req for req in running_batch.reqs if req.sage_job is not None}
         entering: list[Any] = []
         yielded: list[Any] = []
-        host_tokens = sum(req.seqlen for req in waiting if is_swapped(req))
-        turns = self._plan(running_batch, waiting, host_tokens)
+        host_tokens = cache(lambda: sum(req.seqlen for req in swapped((*waiting, *yielded))))
+        turns = self._plan(running_batch, requests, waiting, host_tokens)
         if not turns and running_batch.is_empty() and is_swapped(waiting[0]):
             return [waiting[0]], []  # it fitted before; no one else holds anything
         for req, turn in zip(waiting, turns, strict=False):
@@ -123,17 +127,22 @@ class TurnTaker:
                 break
             for job in turn.yielding:
                 victim = requests[job]
-                if not self.mover.leave(running_batch, victim, host_tokens):
+                if not self.mover.leave(running_batch, victim, host_tokens()):
                     return entering, yielded
-                if is_swapped(victim):
-                    host_tokens += victim.seqlen
                 yielded.append(victim)
+                host_tokens.cache_clear()
             entering.append(req)
         return entering, yielded
 
-    def _plan(self, running_batch: Any, waiting: Sequence[Any], host_tokens: int) -> list[Turn]:
+    def _plan(
+        self,
+        running_batch: Any,
+        requests: Mapping[Job, Any],
+        waiting: Sequence[Any],
+        host_tokens: Callable[[], int],
+    ) -> list[Turn]:
         scheduler = self._scheduler
-        set_aside = self._admission.set_aside(
+        held, set_aside = self._admission.foresee(
             running_batch.reqs, scheduler.new_token_ratio_tracker.current
         )
         room = (
@@ -142,11 +151,15 @@ class TurnTaker:
             - int(sum(set_aside))
         )
         running = []
-        for req, for_it in zip(running_batch.reqs, set_aside, strict=True):
-            if req.sage_job is not None and can_swap(req):
-                req.sage_job.generated_tokens = len(req.output_ids)
-                freed = own_tokens(req) + int(for_it)
-                running.append(Holder(req.sage_job, freed, self.mover.move_s(req, host_tokens)))
+        for req, own, for_it in zip(running_batch.reqs, held, set_aside, strict=True):
+            if (job := req.sage_job) is not None:
+                job.generated_tokens = len(req.output_ids)
+                running.append(Holder(job, own + int(for_it)))
+
+        def move_s(job: Job) -> float | None:
+            req = requests[job]
+            return self.mover.move_s(req, host_tokens()) if can_swap(req) else None
+
         ranked = takewhile(lambda req: req.sage_job is not None, islice(waiting, PLAN_WINDOW))
         return plan_turns(
             running,
@@ -158,6 +171,7 @@ class TurnTaker:
             policy=self._ranker.policy,
             served_tokens=self._ranker.served_tokens,
             max_yields=self._max_yields,
+            move_s=move_s,
         )
 
     def _demand(self, req: Any) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sage_sched.job import Job
 
@@ -24,19 +24,22 @@ class Outlook:
     def left_tokens(self, job: Job) -> int | None:
         """How many tokens are still to come, at most what the cap leaves; None where nothing is
         known of the job."""
-        if job.distribution is None:
-            return None
         forecast = job.forecast
         if not isinstance(forecast, _Forecast):
+            if job.distribution is None:
+                return None
             known = job.distribution.with_tail(job.max_new_tokens)
             forecast = _Forecast(known.lengths.tolist(), np.cumsum(known.weights).tolist())
             job.forecast = forecast
-        # Of the bucket, not of the age: it must not matter at which ages one has asked.
-        age_tokens = job.generated_tokens // _BUCKET_TOKENS * _BUCKET_TOKENS
-        if forecast.age_tokens != age_tokens:
-            forecast.look(age_tokens, self._quantile, job.max_new_tokens)
-        left = max(forecast.length_tokens - job.generated_tokens, _BUCKET_TOKENS)
-        return max(1, min(left, job.max_new_tokens - job.generated_tokens))
+        age_tokens = job.generated_tokens
+        if not 0 <= age_tokens - forecast.age_tokens < _BUCKET_TOKENS:
+            # Of the bucket, not of the age: it must not matter at which ages one has asked.
+            bucket = age_tokens // _BUCKET_TOKENS
+            forecast.look(bucket * _BUCKET_TOKENS, self._quantile, job.max_new_tokens)
+        left = forecast.length_tokens - age_tokens
+        if left >= _BUCKET_TOKENS:
+            return left
+        return max(1, min(_BUCKET_TOKENS, job.max_new_tokens - age_tokens))
 
 
 @dataclass(slots=True)
@@ -46,7 +49,7 @@ class _Forecast:
 
     lengths: list[int]
     cumulative: list[float]
-    age_tokens: int = -1
+    age_tokens: int = -_BUCKET_TOKENS
     length_tokens: int = 0
 
     def look(self, age_tokens: int, quantile: float, cap_tokens: int) -> None:
@@ -63,17 +66,21 @@ class _Forecast:
         self.length_tokens = self.lengths[min(place, len(self.lengths) - 1)]
 
 
-def set_aside_tokens(running: Sequence[tuple[int, float]]) -> list[float]:
+def set_aside_tokens(
+    held_tokens: NDArray[np.int64], left_tokens: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """What to keep free for each of the running requests.
 
-    running: (KV tokens that it will give back, tokens still to come). Together it is what is
-    missing at the peak, if nobody joins: the first to end give back what the others need (after
-    Gong et al. 2025, the Past-Future scheduler). Each has a share in proportion to what is to come.
+    held_tokens, left_tokens: of each, the KV that it will give back, and what is still to come.
+    Together it is what is missing at the peak, if nobody joins: the first to end give back what the
+    others need (after Gong et al. 2025, the Past-Future scheduler). Each has a share in proportion
+    to what is to come.
     """
-    peak, held = 0.0, 0
-    longest_first = sorted(((left, tokens) for tokens, left in running), reverse=True)
-    for num_left, (left, tokens) in enumerate(longest_first, start=1):
-        held += tokens
-        peak = max(peak, held + num_left * left)
-    to_come = sum(left for _, left in running)
-    return [(peak - held) * left / max(1.0, to_come) for _, left in running]
+    if not len(left_tokens):
+        return left_tokens
+    longest_first = np.argsort(-left_tokens, kind="stable")
+    held = np.cumsum(held_tokens[longest_first])
+    num_left = np.arange(1, len(held) + 1)
+    missing = float(np.max(held + num_left * left_tokens[longest_first]) - held[-1])
+    share: NDArray[np.float64] = left_tokens * (missing / max(1.0, float(left_tokens.sum())))
+    return share

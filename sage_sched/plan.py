@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import NamedTuple
 
 from sage_sched.job import Job
 from sage_sched.policy import Policy
@@ -12,18 +15,15 @@ from sage_sched.policy import Policy
 PLAN_WINDOW = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A running job that the policy admitted.
 
     freed_tokens: what its yielding gives back to admission: the KV that it holds and what is set
     aside for the rest of its answer.
-    move_s: seconds of the server that its way out and back takes.
     """
 
     job: Job
     freed_tokens: int
-    move_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +51,33 @@ def plan_turns(
     policy: Policy,
     served_tokens: int,
     max_yields: int,
+    move_s: Callable[[Job], float | None],
 ) -> list[Turn]:
     """The turns of the waiting jobs, in their order, up to the first that cannot get in.
 
-    A claimant gets in with a slot free and more tokens free than it needs. Only jobs for which
-    `policy.yields` holds yield to it, those with the worst key first and no more than needed; not
-    one that has yielded max_yields times, nor one that would free nothing of what is short.
+    move_s: seconds of the server that a running job's way out and back takes; None where it has to
+    stay. Asked of those alone that the policy would let go for nothing.
+
+    A claimant gets in with a slot free and more tokens free than it needs. Only jobs of a worse key
+    for which `policy.yields` holds yield to it, the worst first and no more than needed; not one
+    that has yielded max_yields times, nor one that would free nothing of what is short.
     """
-    left = sorted(
-        (holder for holder in running if holder.job.num_yields < max_yields),
-        key=lambda holder: (policy.key(holder.job, served_tokens), holder.job.arrival),
-        reverse=True,
-    )
+    keyed = [
+        (policy.key(holder.job, served_tokens), holder.job.arrival, holder)
+        for holder in running
+        if holder.job.num_yields < max_yields
+    ]
+    keyed.sort(reverse=True)
+    left = [(key, holder) for key, _, holder in keyed]
     turns = []
     for claimant in waiting:
+        key = policy.key(claimant.job, served_tokens)
         willing = (
             holder
-            for holder in left
-            if policy.yields(holder.job, claimant.job, served_tokens, holder.move_s)
+            for _, holder in takewhile(partial(_is_behind, key), left)
+            if policy.yields(holder.job, claimant.job, served_tokens, 0.0)
+            and (price_s := move_s(holder.job)) is not None
+            and policy.yields(holder.job, claimant.job, served_tokens, price_s)
         )
         short_tokens = claimant.needed_tokens + 1 - free_tokens
         yielding = _enough(willing, 1 - free_slots, short_tokens)
@@ -76,9 +85,13 @@ def plan_turns(
             break
         free_slots += len(yielding) - 1
         free_tokens += sum(holder.freed_tokens for holder in yielding) - claimant.needed_tokens
-        left = [holder for holder in left if holder not in yielding]
+        left = [entry for entry in left if entry[1] not in yielding]
         turns.append(Turn(claimant.job, tuple(holder.job for holder in yielding)))
     return turns
+
+
+def _is_behind(key: float, entry: tuple[float, Holder]) -> bool:
+    return entry[0] > key
 
 
 def _enough(willing: Iterator[Holder], short_slots: int, short_tokens: int) -> list[Holder] | None:

@@ -42,10 +42,11 @@ class Policy(ABC):
         """
 
     def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
-        """Whether a running job should make room for a waiting one, both admitted. Never, for a
-        policy that does not preempt.
+        """Whether a running job should make room for a waiting one of a smaller key, both admitted.
+        Never, for a policy that does not preempt.
 
-        move_s: seconds of the server that the running one's way out and back takes.
+        move_s: seconds of the server that the running one's way out and back takes. Where it would
+        not yield for nothing, it must not for more.
         """
         return False
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
+
 from bench.simulator.batch import Part, PassResult
 from bench.simulator.decode import CLIP_MAX_NEW_TOKENS
 from bench.simulator.request import Progress
@@ -68,11 +70,9 @@ class Pass:
             state.decode.sync(progress)
         if state.outlook is None:
             return {p: state.ratio.value * self._left_tokens(p) for p in state.decode}
-        rows = []
-        for progress in state.decode:
-            held = state.pool.pages(progress.kv_tokens) * self._page
-            rows.append((held, self._left_tokens(progress)))
-        return dict(zip(state.decode, set_aside_tokens(rows), strict=True))
+        held = np.array([state.pool.pages(p.kv_tokens) * self._page for p in state.decode])
+        left = np.array([float(self._left_tokens(p)) for p in state.decode])
+        return dict(zip(state.decode, set_aside_tokens(held, left).tolist(), strict=True))
 
     def _left_tokens(self, progress: Progress) -> int:
         """Of its answer, as far as admission can tell."""
@@ -166,25 +166,25 @@ class Pass:
 
     def _plan(self, position: int) -> dict[Job, tuple[Job, ...]]:
         state = self.state
-        running = []
+        running = {}
         for progress in state.decode:
             progress.job.generated_tokens = progress.generated_tokens
             if progress.ranked:
-                move_s = state.policy.server.swap_s(progress.kv_tokens)
-                running.append(Holder(progress.job, self._freed_tokens(progress), move_s))
+                running[progress.job] = progress
         waiting = []
         for progress in islice(state.queue, position, position + PLAN_WINDOW):
             if not progress.ranked:
                 break
             waiting.append(Claimant(progress.job, self._demand(progress)))
         turns = plan_turns(
-            running,
+            [Holder(job, self._freed_tokens(progress)) for job, progress in running.items()],
             waiting,
             free_slots=self._slots,
             free_tokens=int(self._room),
             policy=state.policy,
             served_tokens=state.served_tokens,
             max_yields=state.max_yields,
+            move_s=lambda job: state.policy.server.swap_s(running[job].kv_tokens),
         )
         return {turn.newcomer: turn.yielding for turn in turns}
 

@@ -17,11 +17,11 @@ from sage_sched.step_time import ServerFacts
 
 @dataclass(slots=True)
 class _Memo:
-    """A job's index at all ages, and its key at the age at which it was last asked for."""
+    """A job's index at all ages, and its key in the bucket of ages last asked for."""
 
     table: GittinsTable | MeanCost
     log_at_arrival: float
-    age_tokens: int = -1
+    bucket: int = -1
     key: float = 0.0
 
 
@@ -49,7 +49,9 @@ class SagePolicy(Policy):
         self._cost = cost_named(cost_name, server)
         self._in_seconds = cost_name == "measured"
         self._aging_tokens = config.aging_pools * server.kv_pool_tokens
+        self._bucket_tokens = config.bucket_tokens
         self._refresh = config.refresh
+        self._log_margin = math.log1p(config.preempt_margin)
 
     def admit(self, job: Job) -> bool:
         if job.distribution is None:
@@ -71,10 +73,10 @@ class SagePolicy(Policy):
     def key(self, job: Job, served_tokens: int) -> float:
         memo = job.memo
         assert isinstance(memo, _Memo)
-        age_tokens = job.generated_tokens
-        if memo.age_tokens != age_tokens:
-            memo.age_tokens = age_tokens
-            change = math.log(memo.table.index(age_tokens)) - memo.log_at_arrival
+        bucket = job.generated_tokens // self._bucket_tokens
+        if memo.bucket != bucket:
+            memo.bucket = bucket
+            change = math.log(memo.table.index(job.generated_tokens)) - memo.log_at_arrival
             log_index = memo.log_at_arrival + change * (self._refresh if change > 0 else 1.0)
             memo.key = log_index + job.served_at_arrival_tokens / self._aging_tokens
         return memo.key
@@ -83,11 +85,14 @@ class SagePolicy(Policy):
         """Where the waiting job's index, the price of the move added to it, is better by
         preempt_margin, so that two of nearly equal index never take turns."""
         ahead = self.key(running, served_tokens) - self.key(waiting, served_tokens)
+        ahead -= self._log_margin
+        if ahead <= 0:
+            return False
         assert isinstance(waiting.memo, _Memo)
         # In shares of an index in seconds. Other costs are in no unit of time: no price.
         index = waiting.memo.table.index(waiting.generated_tokens)
         price = move_s / index if self._in_seconds else 0.0
-        return ahead > math.log1p(self.config.preempt_margin) + math.log1p(price)
+        return ahead > math.log1p(price)
 
 
 @register("sage-mean")

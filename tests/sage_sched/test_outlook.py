@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def test_what_is_set_aside_is_what_is_missing_at_the_peak(running: list[tuple[in
         ),
         default=0,
     )
-    shares = set_aside_tokens(running)
+    held_tokens = np.array([held for held, _ in running], dtype=np.int64)
+    shares = set_aside_tokens(held_tokens, np.array([float(left) for _, left in running]))
     assert len(shares) == len(running)
     assert abs(sum(shares) - (peak - now if running else 0)) < 1e-6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sage_sched.config import PolicyConfig, StepTimeConfig
@@ -12,7 +14,7 @@ from sage_sched.step_time import ServerFacts
 
 
 class ByInput(Policy):
-    """The shortest prompt first; one of half the length may push another out."""
+    """The shortest prompt first; one of half the length may push another out in under a second."""
 
     def admit(self, job: Job) -> bool:
         return True
@@ -21,7 +23,7 @@ class ByInput(Policy):
         return float(job.input_tokens)
 
     def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
-        return 2 * waiting.input_tokens <= running.input_tokens
+        return 2 * waiting.input_tokens <= running.input_tokens and move_s < 1
 
 
 POLICY = ByInput(PolicyConfig(), ServerFacts(1000, 4, StepTimeConfig().step_time(), 0.0))
@@ -32,7 +34,11 @@ def job(key: int, num_yields: int = 0) -> Job:
 
 
 def plan(
-    running: list[Holder], waiting: list[Claimant], free_slots: int = 1, free_tokens: int = 0
+    running: list[Holder],
+    waiting: list[Claimant],
+    free_slots: int = 1,
+    free_tokens: int = 0,
+    move_s: Callable[[Job], float | None] = lambda job: 0.0,
 ) -> list[Turn]:
     return plan_turns(
         running,
@@ -42,17 +48,18 @@ def plan(
         policy=POLICY,
         served_tokens=0,
         max_yields=2,
+        move_s=move_s,
     )
 
 
 def test_nobody_yields_where_there_is_room() -> None:
     newcomer = job(1)
-    turns = plan([Holder(job(100), 50, 0.0)], [Claimant(newcomer, 20)], free_tokens=21)
+    turns = plan([Holder(job(100), 50)], [Claimant(newcomer, 20)], free_tokens=21)
     assert turns == [Turn(newcomer, ())]
 
 
 def test_the_worst_key_yields_first_and_no_more_than_needed() -> None:
-    worst, middle, best = (Holder(job(key), 50, 0.0) for key in (300, 200, 100))
+    worst, middle, best = (Holder(job(key), 50) for key in (300, 200, 100))
     newcomer = job(1)
     assert plan([best, worst, middle], [Claimant(newcomer, 49)]) == [Turn(newcomer, (worst.job,))]
     both = plan([best, worst, middle], [Claimant(newcomer, 50)])
@@ -60,24 +67,32 @@ def test_the_worst_key_yields_first_and_no_more_than_needed() -> None:
 
 
 def test_one_that_a_later_one_makes_superfluous_stays() -> None:
-    small, large = Holder(job(300), 10, 0.0), Holder(job(200), 80, 0.0)
+    small, large = Holder(job(300), 10), Holder(job(200), 80)
     newcomer = job(1)
     assert plan([small, large], [Claimant(newcomer, 60)]) == [Turn(newcomer, (large.job,))]
 
 
 def test_nobody_yields_to_one_that_does_not_get_in_even_so() -> None:
-    assert plan([Holder(job(300), 10, 0.0)], [Claimant(job(1), 60), Claimant(job(2), 5)]) == []
+    assert plan([Holder(job(300), 10)], [Claimant(job(1), 60), Claimant(job(2), 5)]) == []
 
 
 def test_only_those_that_the_policy_lets_yield() -> None:
-    near, far = Holder(job(15), 50, 0.0), Holder(job(20), 50, 0.0)
+    near, far = Holder(job(15), 50), Holder(job(20), 50)
     newcomer = job(10)
     assert plan([near, far], [Claimant(newcomer, 40)]) == [Turn(newcomer, (far.job,))]
     assert plan([near], [Claimant(newcomer, 40)]) == []
 
 
+def test_not_one_whose_move_costs_too_much_and_not_one_that_cannot_move() -> None:
+    dear, fixed, cheap = (Holder(job(key), 50) for key in (300, 200, 100))
+    prices_s = {dear.job: 1.0, fixed.job: None, cheap.job: 0.5}
+    newcomer = job(1)
+    turns = plan([dear, fixed, cheap], [Claimant(newcomer, 40)], move_s=prices_s.__getitem__)
+    assert turns == [Turn(newcomer, (cheap.job,))]
+
+
 def test_who_has_yielded_often_enough_stays() -> None:
-    tired, fresh = Holder(job(300, num_yields=2), 50, 0.0), Holder(job(200, num_yields=1), 50, 0.0)
+    tired, fresh = Holder(job(300, num_yields=2), 50), Holder(job(200, num_yields=1), 50)
     newcomer = job(1)
     assert plan([tired, fresh], [Claimant(newcomer, 40)]) == [Turn(newcomer, (fresh.job,))]
 
@@ -87,14 +102,12 @@ def test_one_that_frees_nothing_of_what_is_short_stays(free_slots: int, expected
     # It has no tokens: it can give its slot alone.
     newcomer = job(1)
     needed = 5 if expected else 50
-    turns = plan(
-        [Holder(job(300), 0, 0.0)], [Claimant(newcomer, needed)], free_slots, free_tokens=20
-    )
+    turns = plan([Holder(job(300), 0)], [Claimant(newcomer, needed)], free_slots, free_tokens=20)
     assert bool(turns) == expected
 
 
 def test_turns_share_what_is_free_and_no_one_yields_twice() -> None:
-    worst, middle = Holder(job(300), 50, 0.0), Holder(job(200), 50, 0.0)
+    worst, middle = Holder(job(300), 50), Holder(job(200), 50)
     first, second, third = job(1), job(2), job(3)
     waiting = [Claimant(each, 40) for each in (first, second, third)]
     turns = plan([middle, worst], waiting, free_slots=0)

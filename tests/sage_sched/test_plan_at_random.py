@@ -86,7 +86,7 @@ class Rank:
             for job in self.running.values()
         }
         holders = [
-            Holder(job, self.held_tokens(job) + reserved[job.arrival], 0.0)
+            Holder(job, self.held_tokens(job) + reserved[job.arrival])
             for job in self.running.values()
         ]
         self.rng.shuffle(holders)  # in what order a batch holds its requests decides nothing
@@ -105,6 +105,7 @@ class Rank:
             policy=POLICY,
             served_tokens=0,
             max_yields=MAX_YIELDS,
+            move_s=lambda job: 0.0,
         )
         freed = {holder.job: holder.freed_tokens for holder in holders}
         assert [turn.newcomer for turn in turns] == queue[: len(turns)]
