@@ -122,6 +122,7 @@ def main() -> int:
     parser.add_argument("--page-size", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--no-overlap", action="store_true", help="--disable-overlap-schedule")
     parser.add_argument("--tp", type=int, choices=(1, 2), default=1, help="default: %(default)s")
+    parser.add_argument("--mla", action="store_true", help="a model with latent attention")
     args = parser.parse_args()
     try:
         return measure(args)
@@ -133,8 +134,11 @@ def main() -> int:
 def measure(args: argparse.Namespace) -> int:
     """Both servers, one after the other, and what was found, printed; the exit code."""
     asked = crowd(args.num_requests)
+    attention = "mla" if args.mla else "mha"
     servers = PolicyServers(
-        model=write_model(_OUTPUT / f"model-{args.dtype}", dtype=args.dtype),
+        model=write_model(
+            _OUTPUT / f"model-{attention}-{args.dtype}", dtype=args.dtype, latent_attention=args.mla
+        ),
         folder=_OUTPUT,
         flags=(
             "--device", "cpu", "--attention-backend", "torch_native", "--dtype", args.dtype,
@@ -155,6 +159,7 @@ def measure(args: argparse.Namespace) -> int:
     num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_yields"]
     print(
         f"{len(asked)} requests, {sum(len(answer.ids) for answer in found)} tokens, {args.dtype}, "
+        f"{attention.upper()}, "
         f"pages of {args.page_size}, {'no overlap' if args.no_overlap else 'overlap'}, "
         f"{args.tp} rank(s)\n"
         f"{counts['num_yields']} yields, {counts['num_resumed']} came back, "

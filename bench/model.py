@@ -32,6 +32,16 @@ LLAMA_31_8B: dict[str, Any] = {
 }
 
 
+_LATENT = {
+    "architectures": ["MiniCPM3ForCausalLM"],
+    "model_type": "minicpm3",
+    "q_lora_rank": 64,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+}
+
+
 def write_model(
     folder: Path,
     *,
@@ -45,8 +55,10 @@ def write_model(
     dtype: str = "float32",
     seed: int = 0,
     weights: bool = True,
+    latent_attention: bool = False,
 ) -> Path:
-    """Write a Llama with its tokenizer to folder and return folder.
+    """Write a Llama with its tokenizer to folder and return folder; with latent_attention a
+    MiniCPM3, whose KV is a latent vector a token (MLA), and which needs no kernels of its own.
 
     Does nothing where folder already holds the model of these arguments. dtype is a torch dtype's
     name. Without weights only the shape is written, for --load-format dummy: right for speed, but
@@ -80,6 +92,12 @@ def write_model(
         "pad_token_id": _SPECIAL_TOKENS.index(PAD_TOKEN),
         "torch_dtype": dtype,
     }
+    if latent_attention:
+        config |= _LATENT | {
+            "scale_emb": 1.0,
+            "scale_depth": num_layers**0.5,
+            "dim_model_base": hidden_size,
+        }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     if weights:
         _write_weights(folder, config, seed)
@@ -138,8 +156,6 @@ def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, config["torch_dtype"])
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    query_size = config["num_attention_heads"] * config["head_dim"]
-    kv_size = config["num_key_value_heads"] * config["head_dim"]
 
     def matrix(rows: int, columns: int, gain: float) -> torch.Tensor:
         drawn = torch.randn(rows, columns, generator=generator)
@@ -151,13 +167,18 @@ def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
         "model.norm.weight": ones.clone(),
         "lm_head.weight": matrix(config["vocab_size"], hidden, 3.0),
     }
+    attention, norms = _attention_shapes(config)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         tensors |= {
-            prefix + "self_attn.q_proj.weight": matrix(query_size, hidden, 2.0),
-            prefix + "self_attn.k_proj.weight": matrix(kv_size, hidden, 2.0),
-            prefix + "self_attn.v_proj.weight": matrix(kv_size, hidden, 2.0),
-            prefix + "self_attn.o_proj.weight": matrix(hidden, query_size, 2.0),
+            **{
+                f"{prefix}self_attn.{name}.weight": matrix(rows, columns, 2.0)
+                for name, (rows, columns) in attention.items()
+            },
+            **{
+                f"{prefix}self_attn.{name}.weight": torch.ones(n, dtype=dtype)
+                for name, n in norms.items()
+            },
             prefix + "mlp.gate_proj.weight": matrix(inner, hidden, 1.0),
             prefix + "mlp.up_proj.weight": matrix(inner, hidden, 1.0),
             prefix + "mlp.down_proj.weight": matrix(hidden, inner, 1.0),
@@ -165,3 +186,29 @@ def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
             prefix + "post_attention_layernorm.weight": ones.clone(),
         }
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+
+
+def _attention_shapes(
+    config: dict[str, Any],
+) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+    """Rows and columns of each projection, and the size of each norm."""
+    hidden, heads, head = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
+    if config["model_type"] == "llama":
+        kv_size = config["num_key_value_heads"] * head
+        projections = {
+            "q_proj": (heads * head, hidden),
+            "k_proj": (kv_size, hidden),
+            "v_proj": (kv_size, hidden),
+            "o_proj": (hidden, heads * head),
+        }
+        return projections, {}
+    query, latent = config["q_lora_rank"], config["kv_lora_rank"]
+    nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    projections = {
+        "q_a_proj": (query, hidden),
+        "q_b_proj": (heads * (nope + rope), query),
+        "kv_a_proj_with_mqa": (latent + rope, hidden),
+        "kv_b_proj": (heads * (nope + head), latent),
+        "o_proj": (hidden, heads * head),
+    }
+    return projections, {"q_a_layernorm": query, "kv_a_layernorm": latent}

@@ -110,8 +110,8 @@ def measure_turns(num_waiting: int) -> list[float]:
     running requests' needs foreseen, and who yields to whom.
 
     They are the best of all by the policy, have grown by a token since the last pass, and fill the
-    slots; what is free is set aside for them. Nobody goes in the end, as there is no room in host
-    memory: what a move takes is no part of a decision.
+    slots; what is free is set aside for them. Where one is to yield it cannot, as there is no room
+    in host memory: what a move takes is no part of a decision.
     """
     config = SageConfig(
         preemption=PreemptionConfig(enabled=True, host_pool_gib=1e-9, swap_only=True)
@@ -138,6 +138,7 @@ def measure_turns(num_waiting: int) -> list[float]:
     for newcomer in newcomers:
         for request in running:
             request.output_ids.append(0)
+        del scheduler.waiting_queue[0]  # in the place of one that has ended
         scheduler.waiting_queue.append(newcomer)
         ranker.num_arrivals += 1
         spent_ms.append(_timed_ms(lambda: taker.take_turns(lambda batch: None, batch)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice, takewhile
 from typing import Any
@@ -118,6 +118,8 @@ class TurnTaker:
         requests = {req.sage_job: req for req in running_batch.reqs if req.sage_job is not None}
         entering: list[Any] = []
         yielded: list[Any] = []
+        if full and not self._anyone_yields(requests.items(), waiting[0].sage_job):
+            return entering, yielded
         host_tokens = cache(lambda: sum(req.seqlen for req in swapped((*waiting, *yielded))))
         turns = self._plan(running_batch, requests, waiting, host_tokens)
         if not turns and running_batch.is_empty() and is_swapped(waiting[0]):
@@ -133,6 +135,20 @@ class TurnTaker:
                 host_tokens.cache_clear()
             entering.append(req)
         return entering, yielded
+
+    def _anyone_yields(self, running: Iterable[tuple[Job, Any]], first: Job | None) -> bool:
+        """Whether a running job would, for nothing, to the first of the waiting: in most passes
+        none would, and all else is spared."""
+        if first is None:
+            return False
+        policy, served_tokens = self._ranker.policy, self._ranker.served_tokens
+        key = policy.key(first, served_tokens)
+        for job, req in running:
+            job.generated_tokens = len(req.output_ids)
+            behind = policy.key(job, served_tokens) > key
+            if behind and policy.yields(job, first, served_tokens, 0.0):
+                return True
+        return False
 
     def _plan(
         self,
