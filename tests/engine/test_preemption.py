@@ -14,6 +14,7 @@ import pytest
 import requests
 
 from bench.exactness import STRICT, Spoken, ask, compare
+from bench.model import write_model
 from bench.policy_server import CPU_ENV
 from bench.server import Server
 from tests.engine.serving import (
@@ -123,6 +124,17 @@ class TestPagesOf16WithoutOverlap:
         plain = ask(paged, asked, 1)
         changed = {i % 5 for i in range(25) if alone[i].ids != plain[i].ids}
         assert changed == set(range(4))
+
+
+def test_latent_kv_comes_back_as_it_went(store: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", latent_attention=True)
+    copy = Path(shutil.copytree(store, tmp_path / "store"))
+    with SageServer(model, tmp_path, copy, flags=FLAGS, env=CHECKED, settings=RESTLESS) as server:
+        asked = crowd(seed=6)[:30]
+        found = answers(server, asked)
+        assert server.stats()["preemption"]["num_resumed"] > 0
+        alone = ask(server, asked, 1, sampling=[{"ignore_eos": False}])
+        assert compare(alone, found)[0] == 0
 
 
 def test_a_full_host_pool_lets_requests_run_on(model: Path, store: Path, tmp_path: Path) -> None:
