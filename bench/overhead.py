@@ -14,7 +14,6 @@ from collections.abc import Callable
 import numpy as np
 
 from bench import queue_pass, synthetic
-from bench.queue_pass import NUM_RUNNING
 from patches.carrier import decode, encode
 from predictor_store import predictor
 from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
@@ -67,7 +66,7 @@ def measure() -> dict[str, list[float]]:
         ),
         "carrier, both ends": _each_ms(lambda i: decode(encode(lengths[i])), len(lengths)),
         "admission: costs and index": admissions_ms,
-        f"a pass, {NUM_RUNNING} running": queue_pass.measure_turns(NUM_WAITING),
+        f"a pass, {queue_pass.NUM_RUNNING} running": queue_pass.measure_turns(NUM_WAITING),
     }
 
 
