@@ -60,23 +60,75 @@ class _Request:
         return len(self.output_ids) + 1 >= cap
 
 
-def _scheduler(waiting: list[_Request], free_tokens: int) -> Any:
-    """What our hooks read of a scheduler whose slots are full."""
-    pool = MHATokenToKVPool(64, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
-    allocator = TokenToKVPoolAllocator(64, torch.float32, "cpu", pool, False)
-    allocator.available_size = lambda: free_tokens
-    return SimpleNamespace(
-        waiting_queue=waiting,
-        chunked_req=None,
-        page_size=1,
-        device="cpu",
-        enable_hierarchical_cache=False,
-        new_token_ratio_tracker=SimpleNamespace(current=0.5),
-        token_to_kv_pool_allocator=allocator,
-        tree_cache=SimpleNamespace(evictable_size=lambda: 0),
-        tp_group=SimpleNamespace(broadcast_object=lambda measured: measured),
-        get_num_allocatable_reqs=lambda num_running, running_batch: 0,
-    )
+class FullServer:
+    """A scheduler's turns, its slots full of the best by the policy, others waiting.
+
+    What is free is set aside for those that run. Where one is to yield it cannot, as there is no
+    room in host memory: what a move takes is no part of a decision.
+    """
+
+    def __init__(self, num_waiting: int, num_newcomers: int) -> None:
+        config = SageConfig(
+            preemption=PreemptionConfig(enabled=True, host_pool_gib=1e-9, swap_only=True)
+        )
+        generator = np.random.default_rng(num_waiting)
+        self.ranker = ranker(config)
+        requests = [
+            _Request(generator, config.predictor.max_atoms)
+            for _ in range(NUM_RUNNING + num_waiting + num_newcomers)
+        ]
+        for request in requests:
+            self.ranker.arrived(request)
+        self.ranker.sort(requests)
+        self.running, self.waiting = requests[:NUM_RUNNING], requests[NUM_RUNNING:]
+        self._newcomers = [
+            self.waiting.pop(int(generator.integers(len(self.waiting))))
+            for _ in range(num_newcomers)
+        ]
+        for request in self.running:
+            request.output_ids = [0] * int(generator.integers(1, 500))
+        admission = Admission(config.policy.admission_quantile)
+        free_tokens = int(sum(admission.foresee(self.running, 0.5)[1]))
+        self._batch = SimpleNamespace(reqs=self.running, batch_is_full=True, is_empty=lambda: False)
+        self._scheduler = self._stand_in(free_tokens)
+        self._turns = TurnTaker(self._scheduler, self.ranker, admission, config.preemption)
+
+    def _stand_in(self, free_tokens: int) -> Any:
+        """What our hooks read of a scheduler."""
+        pool = MHATokenToKVPool(64, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
+        allocator = TokenToKVPoolAllocator(64, torch.float32, "cpu", pool, False)
+        allocator.available_size = lambda: free_tokens
+        return SimpleNamespace(
+            waiting_queue=self.waiting,
+            chunked_req=None,
+            page_size=1,
+            device="cpu",
+            enable_hierarchical_cache=False,
+            new_token_ratio_tracker=SimpleNamespace(current=0.5),
+            token_to_kv_pool_allocator=allocator,
+            tree_cache=SimpleNamespace(evictable_size=lambda: 0),
+            tp_group=SimpleNamespace(broadcast_object=lambda measured: measured),
+            get_num_allocatable_reqs=lambda num_running, running_batch: 0,
+        )
+
+    def step(self) -> None:
+        """A token for all that run; the first in the queue gets a place elsewhere, one arrives."""
+        for request in self.running:
+            request.output_ids.append(0)
+        del self._scheduler.waiting_queue[0]
+        self._scheduler.waiting_queue.append(self._newcomers.pop())
+        self.ranker.num_arrivals += 1
+
+    def take_turns(self) -> list[Any]:
+        """All that is ours in a pass; the queue after it."""
+        self._turns.take_turns(lambda batch: None, self._batch)
+        queue: list[Any] = self._scheduler.waiting_queue
+        return queue
+
+
+def ranker(config: SageConfig) -> Ranker:
+    server = ServerFacts(_KV_POOL_TOKENS, NUM_RUNNING, config.step_time.step_time(), 0.0)
+    return Ranker("sage", config.policy, server)
 
 
 def _timed_ms(action: Any) -> float:
@@ -89,59 +141,29 @@ def measure(num_waiting: int) -> tuple[list[float], list[float]]:
     """Milliseconds of each admission, and of each pass with one newcomer since the last."""
     config = SageConfig()
     generator = np.random.default_rng(num_waiting)
-    server = ServerFacts(_KV_POOL_TOKENS, 256, config.step_time.step_time(), 1e-5)
-    ranker = Ranker("sage", config.policy, server)
+    ranks = ranker(config)
     requests = [
         _Request(generator, config.predictor.max_atoms) for _ in range(num_waiting + _NUM_PASSES)
     ]
-    admissions_ms = [_timed_ms(lambda req=req: ranker.arrived(req)) for req in requests]
+    admissions_ms = [_timed_ms(lambda req=req: ranks.arrived(req)) for req in requests]
     queue, newcomers = requests[:num_waiting], requests[num_waiting:]
-    ranker.sort(queue)
+    ranks.sort(queue)
     passes_ms = []
     for newcomer in newcomers:
         del queue[0]
         queue.append(newcomer)
-        passes_ms.append(_timed_ms(lambda: ranker.sort(queue)))
+        passes_ms.append(_timed_ms(lambda: ranks.sort(queue)))
     return admissions_ms, passes_ms
 
 
 def measure_turns(num_waiting: int) -> list[float]:
-    """Milliseconds of all that is ours in a pass in which one has arrived: the queue sorted, the
-    running requests' needs foreseen, and who yields to whom.
-
-    They are the best of all by the policy, have grown by a token since the last pass, and fill the
-    slots; what is free is set aside for them. Where one is to yield it cannot, as there is no room
-    in host memory: what a move takes is no part of a decision.
-    """
-    config = SageConfig(
-        preemption=PreemptionConfig(enabled=True, host_pool_gib=1e-9, swap_only=True)
-    )
-    generator = np.random.default_rng(num_waiting)
-    server = ServerFacts(_KV_POOL_TOKENS, NUM_RUNNING, config.step_time.step_time(), 0.0)
-    ranker = Ranker("sage", config.policy, server)
-    requests = [
-        _Request(generator, config.predictor.max_atoms)
-        for _ in range(NUM_RUNNING + num_waiting + _NUM_PASSES)
-    ]
-    for request in requests:
-        ranker.arrived(request)
-    ranker.sort(requests)  # those run that the policy has let in
-    running, waiting = requests[:NUM_RUNNING], requests[NUM_RUNNING:]
-    newcomers = [waiting.pop(int(generator.integers(len(waiting)))) for _ in range(_NUM_PASSES)]
-    for request in running:
-        request.output_ids = [0] * int(generator.integers(1, 500))
-    admission = Admission(config.policy.admission_quantile)
-    scheduler = _scheduler(waiting, int(sum(admission.foresee(running, 0.5)[1])))
-    batch = SimpleNamespace(reqs=running, batch_is_full=True, is_empty=lambda: False)
-    taker = TurnTaker(scheduler, ranker, admission, config.preemption)
+    """Milliseconds of all that is ours in a pass: the queue sorted, the running requests' needs
+    foreseen, and who yields to whom."""
+    server = FullServer(num_waiting, _NUM_PASSES)
     spent_ms = []
-    for newcomer in newcomers:
-        for request in running:
-            request.output_ids.append(0)
-        del scheduler.waiting_queue[0]  # in the place of one that has ended
-        scheduler.waiting_queue.append(newcomer)
-        ranker.num_arrivals += 1
-        spent_ms.append(_timed_ms(lambda: taker.take_turns(lambda batch: None, batch)))
+    for _ in range(_NUM_PASSES):
+        server.step()
+        spent_ms.append(_timed_ms(server.take_turns))
     return spent_ms
 
 

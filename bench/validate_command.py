@@ -6,8 +6,9 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bench.plots import STYLE, colors
 from bench.predictions import Foresight
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.stats import ordered
@@ -28,6 +30,7 @@ from bench.workload import WorkloadError, sample
 from patches.config_file import read_config
 from sage_sched.config import ConfigError, SageConfig
 from sage_sched.policy import policy_names
+from sage_sched.step_time import StepTime
 
 mpl.use("Agg")
 
@@ -35,17 +38,26 @@ import matplotlib.pyplot as plt
 
 # SGLang's choice on a host without a GPU (its start-up log).
 _CPU_CHUNKED_PREFILL_SIZE = 4096
+# The batch, and so the time per token, changes with the pace.
+_PACE_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Mean TTLT of one run, on the engine and in the simulator."""
+    """Mean TTLT of one run, on the engine and in the simulator.
+
+    simulated_s: with the step times given. paced_s: with them times pace, so that the median time
+    per output token is the run's own: what is left is how well the simulator knows who waits for
+    whom, on a host whose speed is another from run to run.
+    """
 
     policy: str
     rate: str
     seed: int
     measured_s: float
     simulated_s: float
+    paced_s: float
+    pace: float
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -109,14 +121,40 @@ def compare(runs: Sequence[dict[str, Any]], config: SageConfig, data: Path | Non
         ran = replace(SageConfig.parse(run["settings"]["sage"]), step_time=config.step_time)
         turns = Options(preempt=ran.preemption.enabled, max_yields=ran.preemption.max_yields)
         engine = engine_of(run["settings"], config)
-        result = simulate(engine, run["policy"], ran, requests, turns)
+        means_s, pace = _at_its_pace(
+            engine,
+            partial(
+                simulate, policy_name=run["policy"], config=ran, requests=requests, options=turns
+            ),
+            [request.output_tokens for request in requests],
+            run["median_tpot_ms"] / 1e3,
+        )
         points.append(
             Point(
                 run["policy"], run["rate"], run["seed"],
-                run["mean_e2e_latency_ms"] / 1e3, float(result.ttlt_s.mean()),
+                run["mean_e2e_latency_ms"] / 1e3, *means_s, pace,
             )
         )  # fmt: skip
     return points
+
+
+def _at_its_pace(
+    engine: Engine,
+    simulated: Callable[[Engine], Result],
+    output_tokens: Sequence[int],
+    median_tpot_s: float,
+) -> tuple[tuple[float, float], float]:
+    """Mean TTLT with the engine's step times, and with these times a pace; that pace."""
+    steps = np.array(output_tokens) - 1
+    coefficients = astuple(engine.step_time)
+    result, pace = simulated(engine), 1.0
+    first_s = float(result.ttlt_s.mean())
+    for _ in range(_PACE_ROUNDS):
+        tpots_s = (result.ttlt_s - result.ttft_s)[steps > 0] / steps[steps > 0]
+        pace *= median_tpot_s / float(np.median(tpots_s))
+        step_time = StepTime(*(coefficient * pace for coefficient in coefficients))
+        result = simulated(replace(engine, step_time=step_time))
+    return (first_s, float(result.ttlt_s.mean())), pace
 
 
 def engine_of(settings: dict[str, Any], config: SageConfig) -> Engine:
@@ -134,19 +172,30 @@ def engine_of(settings: dict[str, Any], config: SageConfig) -> Engine:
 
 def table(points: Sequence[Point]) -> str:
     """By rate and policy, medians over seeds; then the order of the policies, either way."""
-    lines = [f"{'rate':>6}  {'policy':24} {'measured s':>10} {'simulated s':>11} {'ratio':>6}"]
+    lines = [
+        f"{'rate':>6}  {'policy':24} {'measured s':>10} {'simulated s':>11} {'ratio':>6} "
+        f"{'at its pace s':>13} {'ratio':>6} {'pace':>6}"
+    ]
     for rate in ordered(point.rate for point in points):
         medians = {}
         for policy in ordered(point.policy for point in points if point.rate == rate):
             mine = [p for p in points if (p.rate, p.policy) == (rate, policy)]
-            measured = float(np.median([point.measured_s for point in mine]))
-            simulated = float(np.median([point.simulated_s for point in mine]))
-            ratio = float(np.median([point.simulated_s / point.measured_s for point in mine]))
-            medians[policy] = (measured, simulated)
-            lines.append(f"{rate:>6}  {policy:24} {measured:10.2f} {simulated:11.2f} {ratio:6.2f}")
-        orders = [sorted(medians, key=lambda p: medians[p][i]) for i in (0, 1)]
-        lines += [f"order measured:  {' < '.join(orders[0])}"]
-        lines += [f"order simulated: {' < '.join(orders[1])}"]
+            measured, simulated, paced, *ratios, pace = np.median(
+                [
+                    (p.measured_s, p.simulated_s, p.paced_s,
+                     p.simulated_s / p.measured_s, p.paced_s / p.measured_s, p.pace)
+                    for p in mine
+                ],
+                axis=0,
+            )  # fmt: skip
+            medians[policy] = (measured, simulated, paced)
+            lines.append(
+                f"{rate:>6}  {policy:24} {measured:10.2f} {simulated:11.2f} {ratios[0]:6.2f} "
+                f"{paced:13.2f} {ratios[1]:6.2f} {pace:6.2f}"
+            )
+        for i, name in enumerate(("measured", "simulated", "at its pace")):
+            order = sorted(medians, key=lambda policy: float(medians[policy][i]))
+            lines.append(f"order {name + ':':12} {' < '.join(order)}")
     return "\n".join(lines)
 
 

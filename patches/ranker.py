@@ -69,7 +69,7 @@ class Ranker:
         try:
             return job if self.policy.admit(job) else None
         except Exception:
-            self._failed("admit a request")
+            self.failed("admit a request")
             return None
 
     def served(self, num_tokens: int) -> None:
@@ -124,10 +124,11 @@ class Ranker:
         try:
             return ranked_order(jobs, self.policy, self.served_tokens)
         except Exception:
-            self._failed("rank the queue")
+            self.failed("rank the queue")
             return None
 
-    def _failed(self, task: str) -> None:
+    def failed(self, task: str) -> None:
+        """Count an error of the policy; call it where it was caught."""
         self._num_policy_errors += 1
         if self._num_policy_errors == 1:
             logger.exception(

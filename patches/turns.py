@@ -118,10 +118,14 @@ class TurnTaker:
         requests = {req.sage_job: req for req in running_batch.reqs if req.sage_job is not None}
         entering: list[Any] = []
         yielded: list[Any] = []
-        if full and not self._anyone_yields(requests.items(), waiting[0].sage_job):
-            return entering, yielded
         host_tokens = cache(lambda: sum(req.seqlen for req in swapped((*waiting, *yielded))))
-        turns = self._plan(running_batch, requests, waiting, host_tokens)
+        try:
+            if full and not self._anyone_yields(requests.items(), waiting[0].sage_job):
+                return entering, yielded
+            turns = self._plan(running_batch, requests, waiting, host_tokens)
+        except Exception:
+            self._ranker.failed("plan who yields")
+            turns = []
         if not turns and running_batch.is_empty() and is_swapped(waiting[0]):
             return [waiting[0]], []  # it fitted before; no one else holds anything
         for req, turn in zip(waiting, turns, strict=False):
