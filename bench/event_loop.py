@@ -1,4 +1,4 @@
-"""What prediction adds to the pauses of the HTTP server's event loop.
+"""What prediction adds to the pauses of the HTTP server's event loop, and how soon it comes.
 
 `python -m bench.event_loop` starts a stock server and one of ours in turn, sends both the same
 requests with short answers, and prints by how much a task that wants to wake every millisecond
@@ -20,7 +20,14 @@ from bench import synthetic
 from bench.arrivals import poisson_arrivals
 from bench.client import drive
 from bench.model import write_model
-from bench.policy_server import CPU_ENV, CPU_FLAGS, CPU_MODEL, PolicyServers, load_tokenizer
+from bench.policy_server import (
+    CPU_ENV,
+    CPU_FLAGS,
+    CPU_MODEL,
+    PolicyServers,
+    load_tokenizer,
+    scheduler_state,
+)
 from bench.workload import Request, Workload, sample
 from sage_sched.config import SageConfig
 
@@ -40,7 +47,8 @@ def measure(
     rate: float,
     seconds: float,
 ) -> dict[str, float]:
-    """The pauses of one run, in milliseconds, as bench.heartbeat names them."""
+    """The pauses of one run, in milliseconds, as bench.heartbeat names them, and under ours what
+    /server_info says of the predictor."""
     chosen = [
         Request(request.prompt, _OUTPUT_TOKENS, request.class_name)
         for request in sample(workload.evaluation, round(rate * seconds), seed)
@@ -59,7 +67,7 @@ def measure(
         if problem := result.problem():
             raise RuntimeError(problem)
         pauses: dict[str, float] = requests.get(f"{server.url}/heartbeat", timeout=30).json()
-        return pauses
+        return pauses | scheduler_state(server).get("predictor", {})
 
 
 def main() -> None:
@@ -96,6 +104,18 @@ def main() -> None:
             [ours[quantile] - stock[quantile] for stock, ours in zip(*found.values(), strict=True)]
         )
         print(f"{quantile.removesuffix('_ms'):8} {'   '.join(cells)}   added {added:+.1f}")
+    p50_ms, p99_ms, misses = np.median(
+        [
+            [run[f"prediction_latency_{q}_ms"] for q in ("p50", "p99")]
+            + [run["num_deadline_misses"]]
+            for run in found["sage"]
+        ],
+        axis=0,
+    )
+    print(
+        f"a prediction comes after {p50_ms:.0f} ms (median; p99 {p99_ms:.0f}); {misses:.0f} of "
+        f"{round(args.rate * args.seconds)} requests went on without, past the deadline"
+    )
 
 
 if __name__ == "__main__":
