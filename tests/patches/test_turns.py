@@ -18,7 +18,7 @@ def test_a_policy_that_fails_at_the_plan_costs_the_plan_and_no_request(
 
     monkeypatch.setattr(SagePolicy, "yields", fail)
     for request in server.running:
-        request.output_ids += [0] * 5000  # so old that it would make room
+        request.output_ids += [0] * 1500  # longer than foreseen, so the worst of all
     server.ranker.num_arrivals += 1
     assert server.take_turns() == expected
     assert server.ranker.stats()["num_policy_errors"] == 1
