@@ -67,7 +67,8 @@ def measure(
         if problem := result.problem():
             raise RuntimeError(problem)
         pauses: dict[str, float] = requests.get(f"{server.url}/heartbeat", timeout=30).json()
-        return pauses | scheduler_state(server).get("predictor", {})
+        predictor: dict[str, float] = scheduler_state(server).get("predictor", {})
+        return pauses | predictor
 
 
 def main() -> None:
