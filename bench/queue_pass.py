@@ -44,7 +44,6 @@ class _Request:
             max_new_tokens=4096,
             custom_params=encode(LengthDistribution.from_samples(lengths, "warm")),
             ignore_eos=False,
-            min_new_tokens=0,
         )
         self.kv = SimpleNamespace(kv_allocated_len=500, retraction_backup=None)
 

@@ -35,7 +35,7 @@ def is_swapped(req: Any) -> bool:
 
 def swapped(waiting: Iterable[Any]) -> list[Any]:
     """Those whose KV is in host memory, in their order."""
-    return [req for req in waiting if req.kv.retraction_backup is not None]
+    return [req for req in waiting if is_swapped(req)]
 
 
 def why_not(scheduler: Any) -> str | None:

@@ -115,12 +115,16 @@ class TurnTaker:
     ) -> tuple[list[Any], list[Any]]:
         """Carry a plan out: the first of the waiting, that enter, and who yielded to them."""
         self._num_arrivals_planned = self._ranker.num_arrivals
-        requests = {req.sage_job: req for req in running_batch.reqs if req.sage_job is not None}
+        requests: dict[Job, Any] = {}
+        for req in running_batch.reqs:
+            if (job := req.sage_job) is not None:
+                job.generated_tokens = len(req.output_ids)
+                requests[job] = req
         entering: list[Any] = []
         yielded: list[Any] = []
         host_tokens = cache(lambda: sum(req.seqlen for req in swapped((*waiting, *yielded))))
         try:
-            if full and not self._anyone_yields(requests.items(), waiting[0].sage_job):
+            if full and not self._anyone_yields(requests, waiting[0].sage_job):
                 return entering, yielded
             turns = self._plan(running_batch, requests, waiting, host_tokens)
         except Exception:
@@ -140,19 +144,17 @@ class TurnTaker:
             entering.append(req)
         return entering, yielded
 
-    def _anyone_yields(self, running: Iterable[tuple[Job, Any]], first: Job | None) -> bool:
+    def _anyone_yields(self, running: Iterable[Job], first: Job | None) -> bool:
         """Whether a running job would, for nothing, to the first of the waiting: in most passes
         none would, and all else is spared."""
         if first is None:
             return False
         policy, served_tokens = self._ranker.policy, self._ranker.served_tokens
         key = policy.key(first, served_tokens)
-        for job, req in running:
-            job.generated_tokens = len(req.output_ids)
-            behind = policy.key(job, served_tokens) > key
-            if behind and policy.yields(job, first, served_tokens, 0.0):
-                return True
-        return False
+        return any(
+            policy.key(job, served_tokens) > key and policy.yields(job, first, served_tokens, 0.0)
+            for job in running
+        )
 
     def _plan(
         self,
@@ -170,11 +172,11 @@ class TurnTaker:
             + scheduler.tree_cache.evictable_size()
             - int(sum(set_aside))
         )
-        running = []
-        for req, own, for_it in zip(running_batch.reqs, held, set_aside, strict=True):
-            if (job := req.sage_job) is not None:
-                job.generated_tokens = len(req.output_ids)
-                running.append(Holder(job, own + int(for_it)))
+        running = [
+            Holder(req.sage_job, own + int(for_it))
+            for req, own, for_it in zip(running_batch.reqs, held, set_aside, strict=True)
+            if req.sage_job is not None
+        ]
 
         def move_s(job: Job) -> float | None:
             req = requests[job]
