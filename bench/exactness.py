@@ -2,9 +2,13 @@
 
 The same requests go to a stock server with room for all, and to one of ours whose pool is so small
 that they yield to one another all the time. Compared are token ids and log probabilities. What
-batching alone changes is measured beside it: the stock server is asked twice, with many requests
-decoded together and with few. Exit code 1 if an answer of the second server differs, 2 if the runs
-failed or too few requests yielded.
+batching alone changes is measured beside it: the stock server is asked with many requests at a
+time, with few, and one by one. Exit code 1 if an answer of the second server differs in a token, or
+in a log probability by more than the batch's size explains, 2 if the runs failed or too few
+requests yielded.
+
+A request that decodes alone goes through other kernels (a matrix times a vector), which round
+differently in bfloat16: so a few long requests that nobody looks at come first and go last.
 
 All answers have a length that is known in advance (ignore_eos), so SGLang sets their memory aside
 in full and never retracts: what it retracts it computes again, with other kernels, and these round
@@ -33,12 +37,18 @@ from sage_sched.config import PolicyConfig, PreemptionConfig
 _OUTPUT = Path("results/exactness")
 # Requests under way at a time, and how many of them a server with room for all decodes together.
 _WAITING, _MANY, _FEW = 128, 24, 6
+# How many are also asked one by one.
+_ALONE = 50
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", str(_MANY))
 _STARVED = ("--max-total-tokens", "640", "--max-running-requests", "6")
 _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
 )
 _SHORTEST, _LONGEST = 4, 100
+# Longer than all others, so that they go last; together with any other they fit the small pool.
+_COMPANY = [(f"Count {number} sheep, slowly.", 120) for number in ("ten", "nine", "eight")]
+# What the size of a batch does to a log probability through its sum in float32 (1e-5 was seen).
+_ROUNDING = 1e-4
 # The policy under which requests yield most often: every time that their age has doubled.
 _POLICY = "fastserve"
 _RESTLESS = replace(
@@ -149,17 +159,22 @@ def measure(args: argparse.Namespace) -> int:
         env=CPU_ENV | STRICT | (TWO_RANKS if args.tp == 2 else {}),
         sage=_RESTLESS,
     )  # fmt: skip
+    everyone = [*_COMPANY, *asked, *_COMPANY]
+    compared = slice(len(_COMPANY), -len(_COMPANY))
+
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
-        calm = ask(server, asked, _WAITING, "nobody yields")
+        calm = ask(server, everyone, _WAITING, "nobody yields")[compared]
         requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-        apart = ask(server, asked, _FEW, f"nobody yields, {_FEW} at a time")
+        few = ask(server, everyone, _FEW, f"nobody yields, {_FEW} at a time")[compared]
+        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+        alone = ask(server, asked[:_ALONE], 1, "nobody yields, one by one")
     with replace(servers, flags=servers.flags + _STARVED).server(_POLICY, "yielding") as server:
-        found = ask(server, asked, _WAITING, "they yield")
+        found = ask(server, everyone, _WAITING, "they yield")
         counts = scheduler_state(server)["preemption"]
     num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_yields"]
     print(
-        f"{len(asked)} requests, {sum(len(answer.ids) for answer in found)} tokens, {args.dtype}, "
-        f"{attention.upper()}, "
+        f"{len(everyone)} requests, {sum(len(answer.ids) for answer in found)} tokens, "
+        f"{args.dtype}, {attention.upper()}, "
         f"pages of {args.page_size}, {'no overlap' if args.no_overlap else 'overlap'}, "
         f"{args.tp} rank(s)\n"
         f"{counts['num_yields']} yields, {counts['num_resumed']} came back, "
@@ -168,15 +183,16 @@ def measure(args: argparse.Namespace) -> int:
     )
     print(f"{'':42}  answers that differ  largest log probability difference")
     for label, other in (
-        (f"{_FEW} at a time, not {_MANY}: nobody yields", apart),
-        ("they yield", found),
+        (f"{_FEW} at a time, not {_MANY}: nobody yields", few),
+        ("one by one: nobody yields", alone),
+        ("they yield", found[compared]),
     ):
-        num_different, largest = compare(calm, other)
-        print(f"{label:42}  {num_different:>10} of {len(asked):<5}  {largest:.1e}")
+        num_different, largest = compare(calm[: len(other)], other)
+        print(f"{label:42}  {num_different:>10} of {len(other):<5}  {largest:.1e}")
     if counts["num_yields"] < len(asked):
         print("exactness: too few requests yielded for this to mean anything", file=sys.stderr)
         return 2
-    return int(num_different > 0)
+    return int(num_different > 0 or largest > _ROUNDING)
 
 
 if __name__ == "__main__":
