@@ -23,7 +23,9 @@ class Admission:
         """Of its answer, as far as can be told."""
         return int(self._to_come(req, 1.0))
 
-    def foresee(self, reqs: Sequence[Any], new_token_ratio: float) -> tuple[list[int], list[float]]:
+    def foresee(
+        self, reqs: Sequence[Any], new_token_ratio: float, page_size: int
+    ) -> tuple[list[int], list[float]]:
         """Of each running request, the KV tokens that it holds alone, and how many to keep free for
         the rest of its answer.
 
@@ -34,7 +36,8 @@ class Admission:
         left = [self._to_come(req, new_token_ratio) for req in reqs]
         if self._outlook is None:
             return held, left
-        return held, set_aside_tokens(np.array(held, np.int64), np.array(left)).tolist()
+        shares = set_aside_tokens(np.array(held, np.int64), np.array(left), page_size)
+        return held, shares.tolist()
 
     def around_add_one(
         self, original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kw: Any
@@ -57,7 +60,7 @@ class Admission:
             return
         reqs = adder.running_batch.reqs
         theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
-        ours = sum(self.foresee(reqs, adder.new_token_ratio)[1])
+        ours = sum(self.foresee(reqs, adder.new_token_ratio, adder.page_size)[1])
         adder.memory_budget.total_offset += ours - theirs
 
     def _foreseen_tokens(self, req: Any) -> int | None:

@@ -165,7 +165,7 @@ class TurnTaker:
     ) -> list[Turn]:
         scheduler = self._scheduler
         held, set_aside = self._admission.foresee(
-            running_batch.reqs, scheduler.new_token_ratio_tracker.current
+            running_batch.reqs, scheduler.new_token_ratio_tracker.current, scheduler.page_size
         )
         room = (
             scheduler.token_to_kv_pool_allocator.available_size()

@@ -67,17 +67,19 @@ class _Forecast:
 
 
 def set_aside_tokens(
-    held_tokens: NDArray[np.int64], left_tokens: NDArray[np.float64]
+    held_tokens: NDArray[np.int64], left_tokens: NDArray[np.float64], page_size: int
 ) -> NDArray[np.float64]:
     """What to keep free for each of the running requests.
 
     held_tokens, left_tokens: of each, the KV that it will give back, and what is still to come.
     Together it is what is missing at the peak, if nobody joins: the first to end give back what the
     others need (after Gong et al. 2025, the Past-Future scheduler). Each has a share in proportion
-    to what is to come.
+    to what is to come. Both are taken in whole pages, which may be one a request too many.
     """
     if not len(left_tokens):
         return left_tokens
+    held_tokens = -(-held_tokens // page_size) * page_size
+    left_tokens = np.ceil(left_tokens / page_size) * page_size
     longest_first = np.argsort(-left_tokens, kind="stable")
     held = np.cumsum(held_tokens[longest_first])
     num_left = np.arange(1, len(held) + 1)

@@ -70,9 +70,10 @@ class Pass:
             state.decode.sync(progress)
         if state.outlook is None:
             return {p: state.ratio.value * self._left_tokens(p) for p in state.decode}
-        held = np.array([state.pool.pages(p.kv_tokens) * self._page for p in state.decode])
+        held = np.array([p.kv_tokens for p in state.decode])
         left = np.array([float(self._left_tokens(p)) for p in state.decode])
-        return dict(zip(state.decode, set_aside_tokens(held, left).tolist(), strict=True))
+        shares = set_aside_tokens(held, left, self._page).tolist()
+        return dict(zip(state.decode, shares, strict=True))
 
     def _left_tokens(self, progress: Progress) -> int:
         """Of its answer, as far as admission can tell."""
