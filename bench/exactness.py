@@ -7,8 +7,8 @@ time, with few, and one by one. Exit code 1 if an answer of the second server di
 in a log probability by more than the batch's size explains, 2 if the runs failed or too few
 requests yielded.
 
-A request that decodes alone goes through other kernels (a matrix times a vector), which round
-differently in bfloat16: so a few long requests that nobody looks at come first and go last.
+In bfloat16 one or two requests that decode alone go through other kernels, which round differently:
+that is what one by one shows, and what yielding shows in those runs in which it comes to that.
 
 All answers have a length that is known in advance (ignore_eos), so SGLang sets their memory aside
 in full and never retracts: what it retracts it computes again, with other kernels, and these round
@@ -45,8 +45,6 @@ _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
 )
 _SHORTEST, _LONGEST = 4, 100
-# Longer than all others, so that they go last; together with any other they fit the small pool.
-_COMPANY = [(f"Count {number} sheep, slowly.", 120) for number in ("ten", "nine", "eight")]
 # The policy under which requests yield most often: every time that their age has doubled.
 _POLICY = "fastserve"
 _RESTLESS = replace(
@@ -157,21 +155,18 @@ def measure(args: argparse.Namespace) -> int:
         env=CPU_ENV | STRICT | (TWO_RANKS if args.tp == 2 else {}),
         sage=_RESTLESS,
     )  # fmt: skip
-    everyone = [*_COMPANY, *asked, *_COMPANY]
-    compared = slice(len(_COMPANY), -len(_COMPANY))
-
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
-        calm = ask(server, everyone, _WAITING, "nobody yields")[compared]
+        calm = ask(server, asked, _WAITING, "nobody yields")
         requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-        few = ask(server, everyone, _FEW, f"nobody yields, {_FEW} at a time")[compared]
+        few = ask(server, asked, _FEW, f"nobody yields, {_FEW} at a time")
         requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
         alone = ask(server, asked[:_ALONE], 1, "nobody yields, one by one")
     with replace(servers, flags=servers.flags + _STARVED).server(_POLICY, "yielding") as server:
-        found = ask(server, everyone, _WAITING, "they yield")
+        found = ask(server, asked, _WAITING, "they yield")
         counts = scheduler_state(server)["preemption"]
     num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_yields"]
     print(
-        f"{len(everyone)} requests, {sum(len(answer.ids) for answer in found)} tokens, "
+        f"{len(asked)} requests, {sum(len(answer.ids) for answer in found)} tokens, "
         f"{args.dtype}, {attention.upper()}, "
         f"pages of {args.page_size}, {'no overlap' if args.no_overlap else 'overlap'}, "
         f"{args.tp} rank(s)\n"
@@ -183,7 +178,7 @@ def measure(args: argparse.Namespace) -> int:
     found_by_label = {
         f"{_FEW} at a time, not {_MANY}: nobody yields": few,
         "one by one: nobody yields": alone,
-        "they yield": found[compared],
+        "they yield": found,
     }
     differences = []
     for label, other in found_by_label.items():
