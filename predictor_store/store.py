@@ -1,4 +1,7 @@
-"""The history on disk: a folder with one database, written by one process at a time."""
+"""The history on disk: a folder with one database, written by one process at a time.
+
+Or in memory alone, where config.on_disk is false: then the folder is read, and left as it is.
+"""
 
 from __future__ import annotations
 
@@ -63,24 +66,29 @@ class Store:
         self.num_lost = 0
         self.num_records = 0
         self.write_error: str | None = None
-        self._lock_fd = _make_and_lock(self.folder)
+        self._lock_fd = _make_and_lock(self.folder) if config.on_disk else None
         try:
             self._connection = self._open(embedder, dimension)
         except BaseException:
-            os.close(self._lock_fd)
+            self._unlock()
             raise
 
     def _open(self, embedder: str, dimension: int) -> sqlite3.Connection:
         path = file_of(self.folder)
-        meta = {"embedder": embedder, "dimension": str(dimension)}
+        made_with = {"embedder": embedder, "dimension": str(dimension)}
+        meta = made_with | {"capacity": str(self._config.capacity)}
         try:
-            if not path.exists():
-                store_file.create(path, meta | {"capacity": str(self._config.capacity)})
-            connection = store_file.connect(path)
+            if self._config.on_disk and not path.exists():
+                store_file.create(path, meta)
+            connection = (
+                store_file.connect(path)
+                if self._config.on_disk
+                else store_file.in_memory(path, meta)
+            )
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot make a store in {self.folder}: {error}") from error
         try:
-            _require_same_embedder(store_file.read_meta(connection), meta, self.folder)
+            _require_same_embedder(store_file.read_meta(connection), made_with, self.folder)
             self._prepare(connection)
         except sqlite3.Error as error:
             connection.close()
@@ -107,7 +115,7 @@ class Store:
             self.num_records = capacity
 
     def load(self) -> list[Record]:
-        """All records that are on disk, oldest first. Raises StoreError if one is damaged."""
+        """All records that are written, oldest first. Raises StoreError if one is damaged."""
         return list(store_file.read_records(self._connection, file_of(self.folder)))
 
     def add(self, record: Record) -> None:
@@ -168,7 +176,11 @@ class Store:
         self.num_lost += len(self._unwritten)
         self._unwritten.clear()
         self._connection.close()
-        os.close(self._lock_fd)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
 
     def __enter__(self) -> Self:
         return self

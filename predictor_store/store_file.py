@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import zlib
@@ -66,16 +67,29 @@ def create(path: Path, meta: dict[str, str]) -> None:
     unfinished = path.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    connection = sqlite3.connect(unfinished)
-    try:
-        connection.executescript(_SCHEMA)
-        with connection:
-            connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-    finally:
-        connection.close()
+    with contextlib.closing(sqlite3.connect(unfinished)) as connection:
+        _make_tables(connection, meta)
     unfinished.replace(path)
+
+
+def in_memory(path: Path, meta: dict[str, str]) -> sqlite3.Connection:
+    """A copy of the file at path, or a store with no records where there is none; path is not
+    written to. Raises StoreError as connect does."""
+    connection = sqlite3.connect(":memory:")
+    if path.exists():
+        with contextlib.closing(connect(path)) as on_disk:
+            on_disk.backup(connection)
+    else:
+        _make_tables(connection, meta)
+    return connection
+
+
+def _make_tables(connection: sqlite3.Connection, meta: dict[str, str]) -> None:
+    connection.executescript(_SCHEMA)
+    with connection:
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 
 
 def connect(path: Path) -> sqlite3.Connection:

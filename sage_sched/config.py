@@ -29,11 +29,13 @@ class StoreConfig:
     path: its folder; "" for the default, see predictor_store.store.default_path.
     capacity: records kept, first in first out (SageSched section 3.1: 10,000).
     keep_prompts: store the prompts' text too; otherwise vectors and lengths alone.
+    on_disk: write down what the server learns; otherwise the folder is read, if there is one.
     """
 
     path: str = ""
     capacity: int = 10_000
     keep_prompts: bool = False
+    on_disk: bool = True
 
     def __post_init__(self) -> None:
         _require(1 <= self.capacity <= 10_000_000, "store.capacity", self.capacity, "1 to 10000000")

@@ -254,6 +254,25 @@ def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     assert asyncio.run(client.predict("Closed")).handle is None
 
 
+def test_a_server_that_writes_nothing_down_still_learns(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    client = PredictorClient(SageConfig(StoreConfig(str(folder), on_disk=False), PATIENT))
+    client.start()
+
+    async def main() -> None:
+        first = await client.predict("Tell nobody")
+        assert first.handle is not None
+        client.finished(first.handle, 5, 12, False)
+        await until(lambda: client.stats()["num_recorded"] == 1)
+        second = await client.predict("Tell nobody")
+        assert second.distribution is not None
+        assert second.distribution.lengths.tolist() == [12]
+
+    run(main())
+    client.close()
+    assert not folder.exists()
+
+
 def test_a_store_that_is_refused_is_refused_at_the_start(tmp_path: Path) -> None:
     Store(StoreConfig(str(tmp_path)), "another model", 768).close()
     with pytest.raises(StoreError, match="another model"):

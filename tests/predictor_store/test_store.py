@@ -46,6 +46,10 @@ def read(folder: Path, capacity: int = 100) -> list[Record]:
         return store.load()
 
 
+def in_memory(folder: Path, embedder: str = EMBEDDER) -> Store:
+    return Store(StoreConfig(str(folder), on_disk=False), embedder, DIMENSION)
+
+
 def assert_same(left: list[Record], right: list[Record]) -> None:
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):
@@ -334,3 +338,29 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot make a store"):
         opened(tmp_path / "file" / "store")
+
+
+def test_where_nothing_is_to_be_on_disk_nothing_is(tmp_path: Path) -> None:
+    records = [record(i) for i in range(3)]
+    with in_memory(tmp_path / "none") as store:
+        for one in records:
+            store.add(one)
+        store.flush()
+        assert_same(store.load(), records)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_store_that_is_not_to_be_written_is_read_by_many_and_left_as_it_is(
+    tmp_path: Path,
+) -> None:
+    filled(tmp_path, *(record(i) for i in range(3)))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with in_memory(tmp_path) as one, in_memory(tmp_path) as other:
+        one.add(record(3))
+        one.flush()
+        assert one.write_error is None
+        assert_same(one.load(), [record(i) for i in range(4)])
+        assert_same(other.load(), [record(i) for i in range(3)])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(StoreError, match="embedder"):
+        in_memory(tmp_path, "another model")
