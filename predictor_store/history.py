@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import faiss
@@ -123,13 +125,13 @@ class History:
         if k == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         query = np.ascontiguousarray(vector[np.newaxis, : self._index.d])
-        if among is None:
-            cosines, slots = self._index.search(query, k)
-        else:
+        only = None
+        if among is not None:
             # FAISS's type stubs do not know what its Python layer makes of these.
             bits = np.packbits(among, bitorder="little")
             selector = faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
             only = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+        with _one_thread():
             cosines, slots = self._index.search(query, k, params=only)
         found = slots[0] >= 0  # FAISS fills up with -1
         return cosines[0][found], slots[0][found]
@@ -187,6 +189,18 @@ class History:
             self._index.codes.data(), len(self) * self._index.code_size
         )
         return codes.view(np.float16).reshape(len(self), self._index.d)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """FAISS would search halves with all of OpenMP's threads, even for one vector. That takes the
+    cores of the engine, and hangs in a process forked from one that has used those threads."""
+    num_threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(num_threads)
 
 
 def _prompt_number(vector: NDArray[np.float32]) -> int:

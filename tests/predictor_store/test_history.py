@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import multiprocessing
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,6 +66,19 @@ def test_search_agrees_with_brute_force(
     np.testing.assert_allclose(
         cosines, np.sort(expected[numbers % 2 == 0])[::-1][: len(cosines)], atol=HALF
     )
+
+
+def test_a_forked_process_can_search() -> None:
+    history, vectors = grown(200)
+    history._index.search(vectors[:, :DIMENSION].copy(), 5)  # starts OpenMP's threads
+    process = multiprocessing.get_context("fork").Process(
+        target=history.nearest, args=(vectors[0], 5)
+    )
+    process.start()
+    process.join(60)
+    hangs = process.is_alive()
+    process.kill()
+    assert not hangs
 
 
 def test_one_prompt_is_known_again_until_its_records_are_gone() -> None:
