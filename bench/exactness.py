@@ -175,22 +175,20 @@ def measure(args: argparse.Namespace) -> int:
         f"{counts['swapped_bytes'] / 1e6:.1f} MB moved"
     )
     print(f"{'':42}  answers that differ  largest log probability difference")
-    found_by_label = {
-        f"{_FEW} at a time, not {_MANY}: nobody yields": few,
-        "one by one: nobody yields": alone,
-        "they yield": found,
-    }
-    differences = []
-    for label, other in found_by_label.items():
+
+    def row(label: str, other: Sequence[Spoken]) -> tuple[int, float]:
         num_different, largest = compare(calm[: len(other)], other)
         print(f"{label:42}  {num_different:>10} of {len(other):<5}  {largest:.1e}")
-        differences.append(largest)
+        return num_different, largest
+
+    _, by_few = row(f"{_FEW} at a time, not {_MANY}: nobody yields", few)
+    _, by_one = row("one by one: nobody yields", alone)
+    num_different, by_yielding = row("they yield", found)
     if counts["num_yields"] < len(asked):
         print("exactness: too few requests yielded for this to mean anything", file=sys.stderr)
         return 2
-    *by_batching, by_yielding = differences
-    # Both are maxima of rounding errors, over more answers and over fewer.
-    return int(num_different > 0 or by_yielding > 2 * max(by_batching))
+    # Maxima of rounding errors, over more answers and over fewer.
+    return int(num_different > 0 or by_yielding > 2 * max(by_few, by_one))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Vectors are made up: clusters as tight as prompts of one topic are (cosine 0.5 w
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from predictor_store.embedder import EMBEDDING_DIMENSION
+from predictor_store.history import empty_index, one_thread
 
 _NUM_QUERIES = 200
 _NUM_NEAREST = 100
@@ -45,8 +45,12 @@ def indexes(number: int) -> dict[str, Any]:
     hnsw.hnsw.efConstruction, hnsw.hnsw.efSearch = 80, 200
     ivf: Any = faiss.index_factory(d, f"IVF{num_lists},Flat", inner)
     ivf.nprobe = max(16, num_lists // 64)
-    half = faiss.IndexScalarQuantizer(d, faiss.ScalarQuantizer.QT_fp16, inner)
-    return {"flat": faiss.IndexFlatIP(d), "half": half, "HNSW32": hnsw, f"IVF{num_lists}": ivf}
+    return {
+        "flat": faiss.IndexFlatIP(d),
+        "half": empty_index(d),
+        "HNSW32": hnsw,
+        f"IVF{num_lists}": ivf,
+    }
 
 
 def measure(number: int, kinds: list[str]) -> None:
@@ -65,13 +69,12 @@ def measure(number: int, kinds: list[str]) -> None:
         for start in tqdm(range(0, number, _CHUNK), desc=name, leave=False):
             index.add(base[start : start + _CHUNK])
         built_s = time.perf_counter() - started
-        faiss.omp_set_num_threads(1)
         spent_ms, found = [], []
-        for query in queries:
-            started = time.perf_counter()
-            found.append(index.search(query[np.newaxis], _NUM_NEAREST)[1][0])
-            spent_ms.append((time.perf_counter() - started) * 1e3)
-        faiss.omp_set_num_threads(os.cpu_count() or 1)
+        with one_thread():
+            for query in queries:
+                started = time.perf_counter()
+                found.append(index.search(query[np.newaxis], _NUM_NEAREST)[1][0])
+                spent_ms.append((time.perf_counter() - started) * 1e3)
         truth = np.array(found) if truth is None else truth
         recall = np.mean([np.isin(a, b).mean() for a, b in zip(truth, found, strict=True)])
         print(

@@ -60,11 +60,7 @@ class History:
         self._slots_of_prompt: defaultdict[int, set[int]] = defaultdict(set)
         self.num_of_same_prompt = np.zeros(capacity, np.int64)
         self._scope_numbers: dict[str, int] = {}
-        # Halves, as a search takes as long as it takes to read them all: half as long, and a cosine
-        # is off by 1e-4 at most.
-        self._index = faiss.IndexScalarQuantizer(
-            embedding_dimension, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
-        )
+        self._index = empty_index(embedding_dimension)
         self._oldest_warm: deque[int] = deque()
         self._oldest_history: deque[int] = deque()
         self._stamps = np.zeros(capacity, np.int64)
@@ -131,7 +127,7 @@ class History:
             bits = np.packbits(among, bitorder="little")
             selector = faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
             only = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
-        with _one_thread():
+        with one_thread():
             cosines, slots = self._index.search(query, k, params=only)
         found = slots[0] >= 0  # FAISS fills up with -1
         return cosines[0][found], slots[0][found]
@@ -191,8 +187,16 @@ class History:
         return codes.view(np.float16).reshape(len(self), self._index.d)
 
 
+def empty_index(dimension: int) -> faiss.IndexScalarQuantizer:
+    """Vectors in halves, as a search takes as long as it takes to read them all: half as long, and
+    a cosine is off by 1e-4 at most."""
+    return faiss.IndexScalarQuantizer(
+        dimension, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+    )
+
+
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """FAISS would search halves with all of OpenMP's threads, even for one vector. That takes the
     cores of the engine, and hangs in a process forked from one that has used those threads."""
     num_threads = faiss.omp_get_max_threads()

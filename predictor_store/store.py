@@ -78,13 +78,12 @@ class Store:
         made_with = {"embedder": embedder, "dimension": str(dimension)}
         meta = made_with | {"capacity": str(self._config.capacity)}
         try:
-            if self._config.on_disk and not path.exists():
-                store_file.create(path, meta)
-            connection = (
-                store_file.connect(path)
-                if self._config.on_disk
-                else store_file.in_memory(path, meta)
-            )
+            if not self._config.on_disk:
+                connection = store_file.in_memory(path, meta)
+            else:
+                if not path.exists():
+                    store_file.create(path, meta)
+                connection = store_file.connect(path)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot make a store in {self.folder}: {error}") from error
         try:
