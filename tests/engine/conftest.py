@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 from bench.model import write_model
+from tests.engine import plugins, stage
 from tests.engine.serving import SageServer, warmed_store
+
+
+@pytest.fixture(scope="package", autouse=True)
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every server here has the stage."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in plugins.install(
+            tmp_path_factory.mktemp("stage"), stage.__name__
+        ).items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

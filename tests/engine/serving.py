@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,30 +82,10 @@ def generate(server: Server, prompt: str | list[str], max_new_tokens: int = 4, *
     return response.json()
 
 
-def completion_order(server: Server, calls: dict[str, Callable[[], Any]]) -> list[str]:
-    """Start the calls one after the other, 0.2 s apart; their names as they came back."""
-    order: list[str] = []
-    lock = threading.Lock()
-
-    def run(name: str, call: Callable[[], Any]) -> None:
-        call()
-        with lock:
-            order.append(name)
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        futures = []
-        for name, call in calls.items():
-            futures.append(pool.submit(run, name, call))
-            time.sleep(0.2)
-        for future in futures:
-            future.result()
-    return order
-
-
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Poll until it holds. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("what was waited for did not come about")
-        time.sleep(0.2)
+        time.sleep(0.05)

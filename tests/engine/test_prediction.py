@@ -14,13 +14,13 @@ import pytest
 import requests
 from transformers import AutoTokenizer
 
+from tests.engine import stage
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,
     UNASKED_LONG_PROMPT,
     UNASKED_SHORT_PROMPT,
     SageServer,
-    completion_order,
     generate,
     wait_until,
 )
@@ -156,23 +156,22 @@ def test_what_a_client_forges_is_dropped_at_the_door(
 
 
 def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) -> None:
-    def call(prompt: str, max_new_tokens: int) -> Any:
-        return lambda: generate(sage_server, prompt, max_new_tokens)
-
-    # One runs at a time; the others wait for the first. All have the same cap.
-    order = completion_order(
-        sage_server,
-        {
-            "running": call(SHORT_PROMPT, 400),
-            "long 1": call(UNASKED_LONG_PROMPT, 20),
-            "long 2": call(UNASKED_LONG_PROMPT, 20),
-            "short 1": call(UNASKED_SHORT_PROMPT, 20),
-            "short 2": call(UNASKED_SHORT_PROMPT, 20),
-        },
-    )
-    assert order[0] == "running"
-    assert set(order[1:3]) == {"short 1", "short 2"}
-    assert set(order[3:]) == {"long 1", "long 2"}
+    # One runs at a time. All are there before the first may start, and all have the same cap.
+    asked = {
+        "long 1": UNASKED_LONG_PROMPT,
+        "long 2": UNASKED_LONG_PROMPT,
+        "short 1": UNASKED_SHORT_PROMPT,
+        "short 2": UNASKED_SHORT_PROMPT,
+    }
+    with ThreadPoolExecutor(len(asked)) as pool:
+        with stage.held(sage_server):
+            calls = []
+            for rid, prompt in asked.items():
+                calls.append(pool.submit(generate, sage_server, prompt, 20, rid=rid))
+                stage.has_arrived(sage_server, len(calls))
+        for call in calls:
+            call.result()
+    assert stage.started(sage_server) == ["short 1", "short 2", "long 1", "long 2"]
 
 
 def test_tokens_served_are_counted_once(sage_server: SageServer) -> None:
