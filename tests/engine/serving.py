@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 
-from bench.server import Server
+from bench.server import STOCK_COMMAND, Server
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 
@@ -42,7 +42,10 @@ def warmed_store(path: Path) -> Path:
 
 
 class SageServer(Server):
-    """A server under `sage` whose history is in `store`, prompts kept."""
+    """A server under one of our policies whose history is in `store`, prompts kept.
+
+    policy: None where the command chooses it.
+    """
 
     def __init__(
         self,
@@ -53,11 +56,21 @@ class SageServer(Server):
         flags: Sequence[str] = (),
         env: dict[str, str] | None = None,
         settings: str = "",
+        policy: str | None = "sage",
+        command: Sequence[str] = STOCK_COMMAND,
     ) -> None:
         config = folder / "sage.toml"
         config.write_text(f'[store]\npath = "{store}"\nkeep_prompts = true\n{settings}')
-        ours = ["--schedule-policy", "sage", "--sage-config", str(config)]
-        super().__init__(model, [*CPU_FLAGS, *ours, *flags], log=folder / "server.log", env=env)
+        ours = ["--sage-config", str(config)]
+        if policy is not None:
+            ours += ["--schedule-policy", policy]
+        super().__init__(
+            model,
+            [*CPU_FLAGS, *ours, *flags],
+            log=folder / "server.log",
+            env=env,
+            command=command,
+        )
         self.store = store
 
     def stats(self) -> dict[str, Any]:
