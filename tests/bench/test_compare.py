@@ -49,7 +49,7 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     summary = json.loads(summary_file.read_text())
     assert list(summary) == [tuned, "sage"]
     log = (output / "logs" / f"{tuned}-20-seed-0.log").read_text()
-    assert "schedule_conservativeness=0.3" in log
+    assert "'schedule_conservativeness': 0.3" in log
     for by_rate in summary.values():
         assert set(by_rate["20"]) == set(METRICS)
         for row in by_rate["20"].values():
