@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.engine import plugins
+
 _ORDERS = "SABOTEUR_ORDERS"
 # What an order may say.
 NOTHING = ""
@@ -25,14 +27,7 @@ ONE_IN = 3
 
 def install(folder: Path) -> dict[str, str]:
     """Make the plugin known to servers with this environment."""
-    info = folder / "saboteur-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: saboteur\nVersion: 1\n")
-    entry = f"[sglang.srt.plugins]\nsaboteur = {__name__}:register\n"
-    (info / "entry_points.txt").write_text(entry)
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(folder), str(root), os.environ.get("PYTHONPATH", "")])
-    return {"PYTHONPATH": path, _ORDERS: str(orders_file(folder))}
+    return {**plugins.install(folder, __name__), _ORDERS: str(orders_file(folder))}
 
 
 def orders_file(folder: Path) -> Path:
