@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -108,7 +109,7 @@ def _not_a_start(answer: Answer, calm: Answer | None) -> list[str]:
 
 def _differences(answer: Answer, calm: Answer) -> list[str]:
     if answer.ids != calm.ids:
-        at = next((i for i, two in enumerate(zip(answer.ids, calm.ids)) if two[0] != two[1]), -1)
+        at = len(os.path.commonprefix([answer.ids, calm.ids]))
         return [f"other tokens from {at} on: {answer.ids}, undisturbed {calm.ids}"]
     problems = []
     if answer.text != calm.text:

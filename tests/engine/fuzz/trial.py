@@ -80,10 +80,7 @@ class Trial:
                     self._model,
                     self._configuration.calm_flags(),
                     log=self._folder / f"{name}-calm.log",
-                    env={
-                        **self._configuration.environment(),
-                        **witness.install(self._fresh("calm")),
-                    },
+                    env=self._configuration.environment(),
                 )
             )
             calm.pause()
