@@ -87,7 +87,7 @@ class FullServer:
         for request in self.running:
             request.output_ids = [0] * int(generator.integers(1, 500))
         admission = Admission(config.policy.admission_quantile)
-        free_tokens = int(sum(admission.foresee(self.running, 0.5, page_size=1)[1]))
+        free_tokens = int(sum(admission.foresee(self.running, 0.5, page_size=1)))
         self._batch = SimpleNamespace(reqs=self.running, batch_is_full=True, is_empty=lambda: False)
         self._scheduler = self._stand_in(free_tokens)
         self._turns = TurnTaker(self._scheduler, self.ranker, admission, config.preemption)

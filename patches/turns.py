@@ -11,10 +11,11 @@ from typing import Any
 from patches.admission import Admission
 from patches.mover import Mover
 from patches.ranker import Ranker
-from patches.swap import can_swap, is_swapped, swapped, why_not
+from patches.survival import why_none_yields
+from patches.swap import can_swap, freed_tokens, is_swapped, swapped
 from sage_sched.config import PreemptionConfig
 from sage_sched.job import Job
-from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, Turn, plan_turns
+from sage_sched.plan import PLAN_WINDOW, Claimant, Departure, Turn, plan_turns
 from sage_sched.policy import Policy
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,8 @@ def turn_taker(
     """None where the policy never preempts, or is not to, or this server cannot swap."""
     if not config.enabled or type(ranker.policy).yields is Policy.yields:
         return None
-    if reason := why_not(scheduler):
-        logger.warning("running requests do not yield here: no swapping with %s", reason)
+    if reason := why_none_yields(scheduler):
+        logger.warning("running requests do not yield on this server: it has %s", reason)
         return None
     return TurnTaker(scheduler, ranker, admission, config)
 
@@ -69,25 +70,45 @@ class TurnTaker:
         fresh = [req for req in entering if not is_swapped(req)]
         back = swapped(entering)
         rest = waiting[len(entering) :]
-        self._scheduler.waiting_queue = fresh + rest + yielded
         if back:
-            running_batch, lost = self.mover.resume(running_batch, back)
-            self._scheduler.waiting_queue = [*lost, *self._scheduler.waiting_queue]
+            running_batch, left = self.mover.resume(running_batch, back)
+            rest = [*left, *rest]
+            if left:
+                self._plan_again(running_batch)
+        self._scheduler.waiting_queue = fresh + rest + yielded
         if full and not entering:
             return self._pass(original, running_batch, [])
         if full:
             running_batch.batch_is_full = False
             plan = self._pass(original, running_batch, fresh)
             left_out = any(req in self._scheduler.waiting_queue for req in fresh)
-            plan.running_batch.batch_is_full |= not left_out
+            plan.running_batch.batch_is_full |= not left_out and self._num_arrivals_planned >= 0
             return plan
-        behind = takewhile(lambda req: not is_swapped(req), rest)
-        return self._pass(original, running_batch, [*fresh, *behind])
+        return self._pass(
+            original, running_batch, [*fresh, *self._behind(running_batch, fresh, rest)]
+        )
+
+    def _behind(
+        self, running_batch: Any, fresh: Sequence[Any], rest: Sequence[Any]
+    ) -> Iterable[Any]:
+        """Who may enter after those of the plan: up to the first swapped request, whose turn it is
+        before theirs. If nobody runs, all may. The swapped one has just found no room then, and
+        nobody is about to give any back: others hold it, streaming sessions between turns say."""
+        if not fresh and running_batch.is_empty():
+            return (req for req in rest if not is_swapped(req))
+        return takewhile(lambda req: not is_swapped(req), rest)
 
     def without_swapped(self, original: Callable[[], Any]) -> Any:
-        """Call something that must not see swapped requests: they are not waiting for a start."""
-        waiting = [req for req in self._scheduler.waiting_queue if not is_swapped(req)]
-        return self._hiding(original, waiting)
+        """Call something that looks at the queue and must not see swapped requests, as they are
+        not waiting for a start. The queue stays as it is: a function that only one rank calls must
+        not change it."""
+        scheduler = self._scheduler
+        queue = scheduler.waiting_queue
+        scheduler.waiting_queue = [req for req in queue if not is_swapped(req)]
+        try:
+            return original()
+        finally:
+            scheduler.waiting_queue = queue
 
     def _pass(self, original: Callable[[Any], Any], running_batch: Any, visible: list[Any]) -> Any:
         return self._hiding(lambda: original(running_batch), visible)
@@ -103,6 +124,12 @@ class TurnTaker:
             return original()
         finally:
             scheduler.waiting_queue = scheduler.waiting_queue + hidden
+
+    def _plan_again(self, running_batch: Any) -> None:
+        """Before the next step, as the present plan could not be carried out: those that have
+        left made room that is to be given away."""
+        running_batch.batch_is_full = False
+        self._num_arrivals_planned = -1
 
     def _due(self, running_batch: Any) -> bool:
         """While the batch is full, a plan can only change with a new request or a new index."""
@@ -131,13 +158,14 @@ class TurnTaker:
             self._ranker.failed("plan who yields")
             turns = []
         if not turns and running_batch.is_empty() and is_swapped(waiting[0]):
-            return [waiting[0]], []  # it fitted before; no one else holds anything
+            return [waiting[0]], []  # there is less to fear than the plan does: nobody else runs
         for req, turn in zip(waiting, turns, strict=False):
             if full and not turn.yielding:
                 break
             for job in turn.yielding:
                 victim = requests[job]
                 if not self.mover.leave(running_batch, victim, host_tokens()):
+                    self._plan_again(running_batch)
                     return entering, yielded
                 yielded.append(victim)
                 host_tokens.cache_clear()
@@ -164,7 +192,7 @@ class TurnTaker:
         host_tokens: Callable[[], int],
     ) -> list[Turn]:
         scheduler = self._scheduler
-        held, set_aside = self._admission.foresee(
+        set_aside = self._admission.foresee(
             running_batch.reqs, scheduler.new_token_ratio_tracker.current, scheduler.page_size
         )
         room = (
@@ -172,19 +200,23 @@ class TurnTaker:
             + scheduler.tree_cache.evictable_size()
             - int(sum(set_aside))
         )
-        running = [
-            Holder(req.sage_job, own + int(for_it))
-            for req, own, for_it in zip(running_batch.reqs, held, set_aside, strict=True)
-            if req.sage_job is not None
-        ]
+        aside = {
+            req.sage_job: int(tokens)
+            for req, tokens in zip(running_batch.reqs, set_aside, strict=True)
+        }
 
-        def move_s(job: Job) -> float | None:
+        def departure(job: Job) -> Departure | None:
             req = requests[job]
-            return self.mover.move_s(req, host_tokens()) if can_swap(req) else None
+            if not can_swap(req):
+                return None
+            price_s = self.mover.price_s(req, host_tokens())
+            if price_s is None:
+                return None
+            return Departure(price_s, freed_tokens(scheduler, req) + aside[job])
 
         ranked = takewhile(lambda req: req.sage_job is not None, islice(waiting, PLAN_WINDOW))
         return plan_turns(
-            running,
+            requests,
             [Claimant(req.sage_job, self._demand(req)) for req in ranked],
             free_slots=scheduler.get_num_allocatable_reqs(
                 len(running_batch.reqs), running_batch=running_batch
@@ -193,7 +225,7 @@ class TurnTaker:
             policy=self._ranker.policy,
             served_tokens=self._ranker.served_tokens,
             max_yields=self._max_yields,
-            move_s=move_s,
+            departure=departure,
         )
 
     def _demand(self, req: Any) -> int:
