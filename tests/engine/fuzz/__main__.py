@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.engine.fuzz.configurations import CONFIGURATIONS, Configuration
+from tests.engine.fuzz.configurations import CONFIGURATIONS
 from tests.engine.fuzz.model import write_spelling_model
-from tests.engine.fuzz.trial import Trial
+from tests.engine.fuzz.oracle import Oracle
+from tests.engine.fuzz.trial import Trial, calm_server
 
 _FOLDER = Path("results/fuzz")
 
@@ -38,45 +40,57 @@ def main() -> int:
         "--keep-going", action="store_true", help="go on after a finding, on a new server"
     )
     args = parser.parse_args()
-    model = write_spelling_model(_FOLDER.absolute() / "model")
-    share_s = 60 * args.minutes / len(args.config)
-    found = [_try(CONFIGURATIONS[name], model, args, share_s) for name in args.config]
-    return int(any(found))
-
-
-def _try(configuration: Configuration, model: Path, args: argparse.Namespace, for_s: float) -> bool:
-    """Whether something was found."""
-    trial = Trial(configuration, model, _FOLDER.absolute())
+    folder = _FOLDER.absolute()
+    model = write_spelling_model(folder / "model")
     found = False
-    progress = tqdm(desc=configuration.name, unit=" episodes", leave=False)
-    with progress, trial.servers():
-        started_s = time.monotonic()
-        deadline_s = started_s + for_s
-        number = args.episode or 0
-        while time.monotonic() < deadline_s:
-            findings = trial.episode(f"{args.seed}/{configuration.name}/{number}")
-            progress.set_postfix_str(str(trial.tally))
-            progress.update()
-            if findings:
-                found = True
-                tqdm.write(_report(configuration, args.seed, number, findings))
-                trial.stop()
-                if not args.keep_going:
-                    break
-            number += args.episode is None
+    # Configurations that want the same of the undisturbed server come together, and share it.
+    chosen = sorted((CONFIGURATIONS[name] for name in args.config), key=lambda one: one.flags)
+    for _, alike in itertools.groupby(chosen, key=lambda one: one.flags):
+        configurations = list(alike)
+        oracle = Oracle(calm_server(configurations[0], model, folder))
+        try:
+            for configuration in configurations:
+                trial = Trial(configuration, model, folder, oracle)
+                found |= _try(trial, configuration.name, args)
+        finally:
+            oracle.close()
+    return int(found)
+
+
+def _try(trial: Trial, name: str, args: argparse.Namespace) -> bool:
+    """Whether something was found."""
+    found = False
+    started_s = time.monotonic()
+    number = args.episode or 0
+    progress = tqdm(desc=name, unit=" episodes", leave=False)
+    try:
+        with progress:
+            while time.monotonic() - started_s < 60 * args.minutes / len(args.config):
+                findings = trial.episode(f"{args.seed}/{name}/{number}")
+                progress.set_postfix_str(str(trial.tally))
+                progress.update()
+                if findings:
+                    found = True
+                    tqdm.write(_report(name, args.seed, number, findings))
+                    trial.stop()
+                    if not args.keep_going:
+                        break
+                number += args.episode is None
+    finally:
+        trial.stop()
     minutes = (time.monotonic() - started_s) / 60
-    print(f"{configuration.name}: {minutes:.1f} minutes, {trial.tally}", flush=True)
+    print(f"{name}: {minutes:.1f} minutes, {trial.tally}", flush=True)
     return found
 
 
-def _report(configuration: Configuration, seed: int, number: int, findings: list[str]) -> str:
+def _report(name: str, seed: int, number: int, findings: list[str]) -> str:
     lines = "\n".join(f"  - {finding[:1500]}" for finding in findings[:12])
     more = f"\n  and {len(findings) - 12} more" if len(findings) > 12 else ""
     return (
-        f"{configuration.name}, episode {number}: {len(findings)} findings\n{lines}{more}\n"
-        f"  logs: {_FOLDER}/{configuration.name}-fuzzed*/\n"
+        f"{name}, episode {number}: {len(findings)} findings\n{lines}{more}\n"
+        f"  logs: {_FOLDER}/{name}-fuzzed*/\n"
         "  again (timing decides too, so it may take a few): python -m tests.engine.fuzz "
-        f"--config {configuration.name} --seed {seed} --episode {number}"
+        f"--config {name} --seed {seed} --episode {number}"
     )
 
 

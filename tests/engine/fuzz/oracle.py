@@ -16,11 +16,15 @@ _AT_A_TIME = 8
 
 class Oracle:
     """Answers of one server, each asked for once; the server is stopped in between, as an idle one
-    takes a core from the one that is tried."""
+    takes a core from the one that is tried. It starts when the first answer is wanted."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._known: dict[str, Answer] = {}
+
+    def close(self) -> None:
+        """End its server."""
+        self._server.kill()
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """In the order of the questions."""
@@ -36,7 +40,10 @@ class Oracle:
         return self._ask([question], 1, flush=True)[0]
 
     def _ask(self, questions: Sequence[Question], num: int, flush: bool = False) -> list[Answer]:
-        self._server.resume()
+        if self._server.running():
+            self._server.resume()
+        else:
+            self._server.__enter__()
         try:
             return asyncio.run(self._ask_all(questions, num, flush))
         finally:

@@ -6,8 +6,6 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,8 @@ from tests.engine.serving import warmed_store
 # How long an idle server may take to notice that it is: a client that left, for one, is looked for
 # every few seconds.
 _SETTLE_S = 60
+# A busy host may take minutes.
+START_TIMEOUT_S = 600.0
 _DEATHS = ("Scheduler hit an exception", "Error:", "though", "Leak", "leak", "diverge")
 
 
@@ -58,35 +58,33 @@ class Tally:
         )
 
 
-class Trial:
-    """A fuzzed server and the one that it is held against, for as long as servers() lasts."""
+def calm_server(configuration: Configuration, model: Path, folder: Path) -> Server:
+    """A stock server, not started yet, that rounds and allows what this configuration's does."""
+    return Server(
+        model,
+        configuration.calm_flags(),
+        log=folder / f"{configuration.name}-calm.log",
+        env=configuration.environment(),
+        start_timeout_s=START_TIMEOUT_S,
+    )
 
-    def __init__(self, configuration: Configuration, model: Path, folder: Path) -> None:
+
+class Trial:
+    """A fuzzed server, started when the first episode is played, and the one it is held against.
+
+    folder: for logs, settings, and what the witnesses write.
+    """
+
+    def __init__(
+        self, configuration: Configuration, model: Path, folder: Path, oracle: Oracle
+    ) -> None:
         self._configuration = configuration
         self._model = model
         self._folder = folder
+        self._oracle = oracle
         self._server: Server | None = None
-        self._oracle: Oracle | None = None
         self._num_started = 0
         self.tally = Tally()
-
-    @contextmanager
-    def servers(self) -> Iterator[None]:
-        """Starts both, one after the other: side by side they would take longer."""
-        name = self._configuration.name
-        with ExitStack() as stack:
-            calm = stack.enter_context(
-                Server(
-                    self._model,
-                    self._configuration.calm_flags(),
-                    log=self._folder / f"{name}-calm.log",
-                    env=self._configuration.environment(),
-                )
-            )
-            calm.pause()
-            self._oracle = Oracle(calm)
-            yield
-            self.stop()
 
     def stop(self) -> None:
         """Ends the fuzzed server; the next episode starts another."""
@@ -99,7 +97,6 @@ class Trial:
         if self._server is None:
             self._start()
         assert self._server is not None
-        assert self._oracle is not None
         scenario = draw(seed, self._configuration.mix)
         prefix = f"e{self.tally.num_episodes:04d}"
         actor = Actor(self._server.url, str(self._model), prefix)
@@ -150,6 +147,7 @@ class Trial:
             flags,
             log=folder / "server.log",
             env={**configuration.environment(), **witness.install(self._witnesses)},
+            start_timeout_s=START_TIMEOUT_S,
         )
         self._server = server.__enter__()
 
