@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,7 +108,8 @@ def _not_a_start(answer: Answer, calm: Answer | None) -> list[str]:
 
 def _differences(answer: Answer, calm: Answer) -> list[str]:
     if answer.ids != calm.ids:
-        at = len(os.path.commonprefix([answer.ids, calm.ids]))
+        pairs = enumerate(zip(answer.ids, calm.ids, strict=False))
+        at = next((i for i, (said, wanted) in pairs if said != wanted), "the end of one")
         return [f"other tokens from {at} on: {answer.ids}, undisturbed {calm.ids}"]
     problems = []
     if answer.text != calm.text:

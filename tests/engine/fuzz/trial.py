@@ -19,7 +19,7 @@ from tests.engine.fuzz.configurations import Configuration
 from tests.engine.fuzz.judge import Verdict, judge
 from tests.engine.fuzz.oracle import Oracle
 from tests.engine.fuzz.scenario import draw
-from tests.engine.fuzz.testimony import Testimony
+from tests.engine.fuzz.evidence import Evidence
 from tests.engine.serving import warmed_store
 
 # How long an idle server may take to notice that it is: a client that left, for one, is looked for
@@ -111,11 +111,11 @@ class Trial:
             findings.append(death)
         elif not findings:
             findings += self._settle()
-        testimony = Testimony(self._witnesses)
-        findings += testimony.findings()
-        self.tally.states_met = testimony.states_met()
+        evidence = Evidence(self._witnesses)
+        findings += evidence.findings()
+        self.tally.states_met = evidence.states_met()
         if death is None and not any(found.startswith("stalled") for found in findings):
-            findings += self._counted_wrong(testimony)
+            findings += self._counted_wrong(evidence)
             self._server.pause()
             verdict = judge(played, self._oracle)
             self._server.resume()
@@ -211,14 +211,14 @@ class Trial:
         self.tally.counters = dict(counters)
         return states
 
-    def _counted_wrong(self, testimony: Testimony) -> list[str]:
+    def _counted_wrong(self, evidence: Evidence) -> list[str]:
         """Whoever yielded came back, was computed again, or was aborted meanwhile."""
         found = self.tally.counters
         if not found:
             return []
         names = ("num_resumed", "num_recomputed", "num_left_in_tree")
         accounted = sum(found.get(name, 0) for name in names)
-        aborted = testimony.states_met()["swapped"]
+        aborted = evidence.states_met()["swapped"]
         if found["num_yields"] == accounted + aborted:
             return []
         return [f"{found['num_yields']} yields, but {found}, and {aborted} aborted while swapped"]

@@ -14,7 +14,7 @@ _LAST_WORDS = 3
 Event = Mapping[str, Any]
 
 
-class Testimony:
+class Evidence:
     """Of one server, from its start."""
 
     def __init__(self, folder: Path) -> None:
