@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.engine.fuzz.configurations import CONFIGURATIONS
+from tests.engine.fuzz.evidence import Evidence
 from tests.engine.fuzz.model import write_spelling_model
 from tests.engine.fuzz.oracle import Oracle
 from tests.engine.fuzz.scenario import draw
-from tests.engine.fuzz.evidence import Evidence
 from tests.engine.fuzz.trial import Trial, calm_server
 
 # They share one undisturbed server.

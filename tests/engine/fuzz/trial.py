@@ -16,10 +16,10 @@ from bench.server import Server
 from tests.engine.fuzz import witness
 from tests.engine.fuzz.actor import Actor, Played, StalledError
 from tests.engine.fuzz.configurations import Configuration
+from tests.engine.fuzz.evidence import Evidence
 from tests.engine.fuzz.judge import Verdict, judge
 from tests.engine.fuzz.oracle import Oracle
 from tests.engine.fuzz.scenario import draw
-from tests.engine.fuzz.evidence import Evidence
 from tests.engine.serving import warmed_store
 
 # How long an idle server may take to notice that it is: a client that left, for one, is looked for
