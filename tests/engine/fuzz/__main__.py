@@ -37,7 +37,7 @@ def main() -> int:
     )
     parser.add_argument("--episode", type=int, help="play this one alone, again and again")
     parser.add_argument(
-        "--keep-going", action="store_true", help="go on after a finding, on a new server"
+        "--keep-going", action="store_true", help="go on after a finding"
     )
     args = parser.parse_args()
     folder = _FOLDER.absolute()
@@ -72,7 +72,6 @@ def _try(trial: Trial, name: str, args: argparse.Namespace) -> bool:
                 if findings:
                     found = True
                     tqdm.write(_report(name, args.seed, number, findings))
-                    trial.stop()
                     if not args.keep_going:
                         break
                 number += args.episode is None

@@ -32,7 +32,7 @@ _DEATHS = ("Scheduler hit an exception", "Error:", "though", "Leak", "leak", "di
 
 @dataclass(slots=True)
 class Tally:
-    """What episodes came to. findings: of the last one; the others had none."""
+    """What episodes came to. counters: of preemption, the present server's."""
 
     num_episodes: int = 0
     num_requests: int = 0
@@ -42,7 +42,6 @@ class Tally:
     num_left: int = 0
     states_met: Counter[str] = field(default_factory=Counter)
     counters: dict[str, int] = field(default_factory=dict)
-    findings: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         yields = {
@@ -84,6 +83,7 @@ class Trial:
         self._oracle = oracle
         self._server: Server | None = None
         self._num_started = 0
+        self._reported: set[str] = set()
         self.tally = Tally()
 
     def stop(self) -> None:
@@ -101,28 +101,35 @@ class Trial:
         prefix = f"e{self.tally.num_episodes:04d}"
         actor = Actor(self._server.url, str(self._model), prefix)
         findings: list[str] = []
+        stalled = False
         try:
             asyncio.run(actor.play(scenario))
         except StalledError as error:
+            stalled = True
             findings.append(f"stalled: {error}")
         played = actor.played
         self._count(played)
-        if (death := self._death()) is not None:
-            findings.append(death)
-        elif not findings:
+        death = self._death()
+        if death is None and not stalled:
             findings += self._settle()
+            death = self._death()
+        findings += [death] if death is not None else []
         evidence = Evidence(self._witnesses)
         findings += evidence.findings()
         self.tally.states_met = evidence.states_met()
-        if death is None and not any(found.startswith("stalled") for found in findings):
+        if death is None and not stalled:
             findings += self._counted_wrong(evidence)
             self._server.pause()
             verdict = judge(played, self._oracle)
             self._server.resume()
             self._add(verdict)
             findings += verdict.findings
-        self.tally.findings = findings
-        return findings
+        if death is not None or stalled:
+            self.stop()
+        # What the witnesses tell, they tell again after each episode.
+        new = [found for found in findings if found not in self._reported]
+        self._reported |= set(new)
+        return new
 
     def _fresh(self, name: str) -> Path:
         folder = self._folder / f"{self._configuration.name}-{name}"
@@ -187,7 +194,7 @@ class Trial:
             ).raise_for_status()
             states = self._states()
         except requests.RequestException as error:
-            return [self._death() or f"the server does not answer: {error!r}"]
+            return [f"at the end the server does not answer: {error!r}"]
         findings = []
         for state in states:
             seen = state["witness"]
