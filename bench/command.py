@@ -24,6 +24,7 @@ from bench.policy_server import (
     PolicyServers,
 )
 from bench.report import write_report
+from bench.rival import Rival
 from bench.server import ServerError
 from bench.simulator.presets import PRESETS
 from bench.stats import summarize, table
@@ -37,8 +38,9 @@ DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--policies", nargs="+", default=DEFAULT_POLICIES, metavar="NAME",
-        help="values of --schedule-policy; ratios are to the first (default: %(default)s)",
+        "--policies", nargs="+", default=DEFAULT_POLICIES, type=_policy, metavar="NAME",
+        help="values of --schedule-policy, SGLang's own also tuned, as fcfs@conservativeness=0.3 "
+        "(see docs/bench.md); ratios are to the first (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--rates", nargs="+", default=["0.3x", "2x"], type=_rate, metavar="RATE",
@@ -188,6 +190,14 @@ def _speed(text: str) -> float:
     if not 0.01 <= factor <= 100:
         raise argparse.ArgumentTypeError(f"the speed is {text!r}, allowed: 0.01 to 100")
     return factor
+
+
+def _policy(text: str) -> str:
+    try:
+        Rival.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _rate(text: str) -> str:

@@ -12,6 +12,7 @@ import requests
 import yaml
 
 from bench.device import Device
+from bench.rival import Rival
 from bench.server import STOCK_COMMAND, Server, ServerError
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
@@ -84,9 +85,11 @@ class PolicyServers:
         warm_store(self.folder / "store", observations, self.sage.store)
 
     def server(self, policy: str, name: str, command: Sequence[str] = STOCK_COMMAND) -> Server:
-        """A server that is not started yet; name: of its log."""
-        flags = [*self.flags, *COMMON_FLAGS, "--schedule-policy", policy]
-        env = dict(self.env)
+        """A server that is not started yet; policy: see Rival; name: of its log. Raises ValueError
+        where policy is none."""
+        rival = Rival.parse(policy)
+        flags = [*self.flags, *COMMON_FLAGS, *rival.flags]
+        env = {**self.env, **rival.env}
         if self.device is not None:
             flags += self.device.flags()
             env |= self.device.environment(self.folder / "device_clock")
