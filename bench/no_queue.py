@@ -19,6 +19,7 @@ from bench.arrivals import poisson_arrivals
 from bench.client import drive
 from bench.command import configure_servers, load_workload, servers_of
 from bench.device import DeviceUse, device_note
+from bench.kept_server import hurry_predictions
 from bench.policy_server import internal_state, load_tokenizer
 from bench.server import Server, ServerError
 from bench.stats import sign_interval
@@ -84,6 +85,8 @@ def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     with servers.server("fcfs", "fcfs") as stock:
         stock.pause()
         with servers.server("sage", "sage") as ours:
+            if servers.device is not None:
+                hurry_predictions(ours)
             pair = dict(zip(_POLICIES, (stock, ours), strict=True))
             warm_up = sample(workload.history, 8, seed=0)
             for server in pair.values():
