@@ -15,6 +15,7 @@ from bench.compare import Settings, compare, requests_per_s
 from bench.model import write_model
 from bench.policy_server import CPU_ENV, CPU_FLAGS, CPU_MODEL, CPU_SAGE, PolicyServers
 from bench.report import write_report
+from bench.rival import Rival
 from bench.server import ServerError
 from bench.stats import summarize, table
 from bench.workload import Workload, WorkloadError
@@ -27,8 +28,9 @@ DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--policies", nargs="+", default=DEFAULT_POLICIES, metavar="NAME",
-        help="values of --schedule-policy; ratios are to the first (default: %(default)s)",
+        "--policies", nargs="+", default=DEFAULT_POLICIES, type=_policy, metavar="NAME",
+        help="values of --schedule-policy, SGLang's own also tuned, as fcfs@conservativeness=0.3 "
+        "(see docs/bench.md); ratios are to the first (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--rates", nargs="+", default=["0.3x", "2x"], type=_rate, metavar="RATE",
@@ -143,6 +145,14 @@ def servers_of(args: argparse.Namespace, env: Mapping[str, str]) -> PolicyServer
         env=CPU_ENV if on_cpu else env,
         sage=CPU_SAGE if on_cpu and args.sage_config is None else read_config(args.sage_config),
     )
+
+
+def _policy(text: str) -> str:
+    try:
+        Rival.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _rate(text: str) -> str:

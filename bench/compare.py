@@ -26,7 +26,7 @@ from sage_sched.policy import policy_names
 class Settings:
     """What is compared.
 
-    policies: names for --schedule-policy; ratios are to the first, which also sets the capacity.
+    policies: see bench.rival.Rival; ratios are to the first, which also sets the capacity.
     rates: each a number of requests/s, or "2x" for twice the capacity.
     num_seeds: each seed is another choice of requests and arrivals, the same for every policy.
     max_new_tokens: the cap that every request carries, well above most answers.

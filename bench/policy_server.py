@@ -11,6 +11,7 @@ from typing import Any
 import requests
 import yaml
 
+from bench.rival import Rival
 from bench.server import STOCK_COMMAND, Server, ServerError
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
@@ -73,9 +74,11 @@ class PolicyServers:
         warm_store(self.folder / "store", observations, self.sage.store)
 
     def server(self, policy: str, name: str, command: Sequence[str] = STOCK_COMMAND) -> Server:
-        """A server that is not started yet; name: of its log. What it finishes goes into its
-        store's history, and the same prompts may come again: so it has a copy of its own."""
-        flags = [*self.flags, *COMMON_FLAGS, "--schedule-policy", policy]
+        """A server that is not started yet; policy: see Rival; name: of its log. What it finishes
+        goes into its store's history, and the same prompts may come again: so it has a copy of its
+        own. Raises ValueError where policy is none."""
+        rival = Rival.parse(policy)
+        flags = [*self.flags, *COMMON_FLAGS, *rival.flags]
         if policy in policy_names():
             store = self.folder / f"{policy}-store"
             shutil.rmtree(store, ignore_errors=True)
@@ -87,7 +90,7 @@ class PolicyServers:
             config.write_text(yaml.safe_dump(sections), encoding="utf-8")
             flags += ["--sage-config", str(config)]
         log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
-        return Server(self.model, flags, log=log, env=self.env, command=command)
+        return Server(self.model, flags, log=log, env={**self.env, **rival.env}, command=command)
 
 
 def scheduler_state(server: Server) -> dict[str, Any]:

@@ -161,12 +161,15 @@ def engine_of(settings: dict[str, Any], config: SageConfig) -> Engine:
     """The engine that a run's server flags describe."""
     flags = shlex.split(settings["server flags"])
     values = dict(pairwise(flags))
+    env = settings["server environment"]
     return Engine(
         step_time=config.step_time.step_time(),
         kv_pool_tokens=int(values["--max-total-tokens"]),
         max_running_requests=int(values["--max-running-requests"]),
         page_size=int(values.get("--page-size", 1)),
         chunked_prefill_size=int(values.get("--chunked-prefill-size", _CPU_CHUNKED_PREFILL_SIZE)),
+        schedule_conservativeness=float(values.get("--schedule-conservativeness", 1.0)),
+        clip_max_new_tokens=int(env.get("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", 4096)),
     )
 
 

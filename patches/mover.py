@@ -73,12 +73,14 @@ class Mover:
         if self.price_s(req, host_tokens) is None:
             return False
         if self._swaps(req, host_tokens):
-            with self._meter.timing(req.seqlen):
+            num_tokens = req.seqlen - 1
+            with self._meter.timing() as move:
                 gone = swap_out(self._scheduler, running_batch, req)
+                move.num_tokens = num_tokens if gone else 0
             self._tell_policy()
             if not gone:
                 return False
-            self._moved_tokens += req.seqlen - 1
+            self._moved_tokens += num_tokens
         else:
             leave_in_tree(self._scheduler, running_batch, req)
             self._num_left_in_tree += 1
@@ -90,16 +92,18 @@ class Mover:
         """Bring swapped requests back: the running batch with them in it, and those that have to
         go on waiting. Of these some are swapped as before, as there is no room for them; the
         others lost their copies, and have to be computed again."""
-        with self._meter.timing(sum(req.seqlen for req in reqs)):
+        with self._meter.timing() as move:
             batch, outcomes = swap_in(self._scheduler, reqs)
+            back = batch.reqs if batch is not None else []
+            move.num_tokens = sum(req.seqlen - 1 for req in back)
         self._tell_policy()
         self._num_recomputed += outcomes.count(Return.LOST)
         self._num_without_device_room += outcomes.count(Return.NO_ROOM)
         left = [r for r, outcome in zip(reqs, outcomes, strict=True) if outcome is not Return.BACK]
         if batch is None:
             return running_batch, left
-        self._num_resumed += len(batch.reqs)
-        self._moved_tokens += sum(req.seqlen - 1 for req in batch.reqs)
+        self._num_resumed += len(back)
+        self._moved_tokens += move.num_tokens
         if running_batch.is_empty():
             return batch, left
         running_batch.merge_batch(batch)

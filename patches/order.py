@@ -102,7 +102,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
         turns = self.policy.sage_turns
         result.internal_state["sage"] = {
             **self.policy.sage_ranker.stats(),
-            "preemption": None if turns is None else turns.mover.stats(),
+            "preemption": None if turns is None else turns.stats(),
             "steps": self.policy.sage_steps.windows(),
         }
 

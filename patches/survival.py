@@ -76,6 +76,8 @@ _REQUEST = {
     "require_reasoning",
     # Where it begins matters only to those who ask for experts, which stay.
     "routed_experts_start_len",
+    # Of disaggregated servers, which are refused (patches/refusals.py); clients may send them.
+    "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
     # Of the server: the same for all its requests, and checked there.
     "disagg_mode", "dllm_config",
 }  # fmt: skip

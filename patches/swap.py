@@ -23,8 +23,6 @@ from sglang.srt.mem_cache.common import (
     restore_kv_cache,
 )
 
-from patches.survival import why_it_stays
-
 logger = logging.getLogger(__name__)
 
 _BACKEND = "cpu_tensor"
@@ -40,15 +38,13 @@ def swapped(waiting: Iterable[Any]) -> list[Any]:
     return [req for req in waiting if is_swapped(req)]
 
 
-def can_swap(req: Any) -> bool:
-    """Whether this running request, which has to have a first token, can go and come back as if
-    nothing had been."""
+def can_leave_now(req: Any) -> bool:
+    """Whether a running request has a first token and more than one to come."""
     return not (
         req.finished()
         or req.to_finish is not None
         or not req.output_ids
         or req.next_output_finishes_by_length()
-        or why_it_stays(req) is not None
     )
 
 

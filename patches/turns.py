@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice, takewhile
@@ -11,8 +12,8 @@ from typing import Any
 from patches.admission import Admission
 from patches.mover import Mover
 from patches.ranker import Ranker
-from patches.survival import why_none_yields
-from patches.swap import can_swap, freed_tokens, is_swapped, swapped
+from patches.survival import why_it_stays, why_none_yields
+from patches.swap import can_leave_now, freed_tokens, is_swapped, swapped
 from sage_sched.config import PreemptionConfig
 from sage_sched.job import Job
 from sage_sched.plan import PLAN_WINDOW, Claimant, Departure, Turn, plan_turns
@@ -38,6 +39,7 @@ class TurnTaker:
 
     Decides by what all tensor-parallel ranks have in common: jobs, tokens, pool, slots.
     mover: takes requests off the device and back.
+    num_staying: requests that were asked to yield and may not, by what they use.
     """
 
     def __init__(
@@ -48,7 +50,12 @@ class TurnTaker:
         self._admission = admission
         self._max_yields = config.max_yields
         self._num_arrivals_planned = -1
+        self.num_staying: Counter[str] = Counter()
         self.mover = Mover(scheduler, ranker, config)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info."""
+        return {**self.mover.stats(), "num_staying": dict(self.num_staying)}
 
     def take_turns(self, original: Callable[[Any], Any], running_batch: Any) -> Any:
         """Scheduler.get_new_batch_prefill, with turns taken first.
@@ -151,7 +158,7 @@ class TurnTaker:
         yielded: list[Any] = []
         host_tokens = cache(lambda: sum(req.seqlen for req in swapped((*waiting, *yielded))))
         try:
-            if full and not self._anyone_yields(requests, waiting[0].sage_job):
+            if full and not self._anyone_yields(requests, waiting[0]):
                 return entering, yielded
             turns = self._plan(running_batch, requests, waiting, host_tokens)
         except Exception:
@@ -172,15 +179,17 @@ class TurnTaker:
             entering.append(req)
         return entering, yielded
 
-    def _anyone_yields(self, running: Iterable[Job], first: Job | None) -> bool:
+    def _anyone_yields(self, running: Iterable[Job], first: Any) -> bool:
         """Whether a running job would, for nothing, to the first of the waiting: in most passes
         none would, and all else is spared."""
-        if first is None:
+        if not _may_claim(first):
             return False
         policy, served_tokens = self._ranker.policy, self._ranker.served_tokens
-        key = policy.key(first, served_tokens)
+        newcomer = first.sage_job
+        key = policy.key(newcomer, served_tokens)
         return any(
-            policy.key(job, served_tokens) > key and policy.yields(job, first, served_tokens, 0.0)
+            policy.key(job, served_tokens) > key
+            and policy.yields(job, newcomer, served_tokens, 0.0)
             for job in running
         )
 
@@ -207,14 +216,14 @@ class TurnTaker:
 
         def departure(job: Job) -> Departure | None:
             req = requests[job]
-            if not can_swap(req):
+            if not can_leave_now(req) or not self._survives(req):
                 return None
             price_s = self.mover.price_s(req, host_tokens())
             if price_s is None:
                 return None
             return Departure(price_s, freed_tokens(scheduler, req) + aside[job])
 
-        ranked = takewhile(lambda req: req.sage_job is not None, islice(waiting, PLAN_WINDOW))
+        ranked = takewhile(_may_claim, islice(waiting, PLAN_WINDOW))
         return plan_turns(
             requests,
             [Claimant(req.sage_job, self._demand(req)) for req in ranked],
@@ -228,7 +237,23 @@ class TurnTaker:
             departure=departure,
         )
 
+    def _survives(self, req: Any) -> bool:
+        """Whether all that a request uses is known to survive a swap."""
+        if not hasattr(req, "sage_stays"):
+            req.sage_stays = why_it_stays(req)
+            if req.sage_stays is not None:
+                if req.sage_stays not in self.num_staying:
+                    logger.info("requests that use %s do not yield", req.sage_stays)
+                self.num_staying[req.sage_stays] += 1
+        return req.sage_stays is None
+
     def _demand(self, req: Any) -> int:
         """What admission asks for it, but for a prefix that the radix tree may have."""
         tokens: int = req.seqlen + self._admission.left_tokens(req) + self._scheduler.page_size
         return tokens
+
+
+def _may_claim(req: Any) -> bool:
+    """Whether others may have to yield to a waiting request. Not to one of a session, which keeps
+    its memory after its answer: they might never get theirs back."""
+    return req.sage_job is not None and req.session is None

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from bench.arrivals import bursty_arrivals, poisson_arrivals
 from bench.paper.cases import DATASETS, Case
 from bench.predictions import Foresight, Predict, truth, with_noise
+from bench.rival import Rival
 from bench.simulator.presets import PRESETS
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
@@ -87,9 +88,10 @@ class Evaluation:
         return sample(pool, self.num_requests, seed, at_most=True)
 
     def _predict(self, case: Case) -> Predict:
-        if case.policy in STOCK:
+        policy = Rival.parse(case.policy).policy
+        if policy in STOCK:
             return lambda request: None
-        if policy_named(case.policy).clairvoyant:
+        if policy_named(policy).clairvoyant:
             return truth
         predict = PREDICTORS[case.predictor](self.foresight, case.config.predictor)
         return with_noise(predict, MAX_NEW_TOKENS) if case.noise else predict

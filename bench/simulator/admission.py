@@ -16,7 +16,6 @@ from itertools import islice
 import numpy as np
 
 from bench.simulator.batch import Part, PassResult
-from bench.simulator.decode import CLIP_MAX_NEW_TOKENS
 from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy
@@ -83,7 +82,7 @@ class Pass:
             left = self.state.outlook.left_tokens(progress.job)
         if left is None:
             left = progress.request.max_new_tokens - progress.generated_tokens
-        return min(left, CLIP_MAX_NEW_TOKENS)
+        return min(left, self.state.engine.clip_max_new_tokens)
 
     def _demand(self, progress: Progress) -> int:
         """What admission asks for; the tokens that the tree has must be held as well."""

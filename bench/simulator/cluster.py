@@ -7,11 +7,10 @@ import math
 import time
 from collections.abc import Sequence
 
-from bench.simulator.node import Node
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import Result, result_of
-from bench.simulator.run import check_requests, make_policy
+from bench.simulator.run import check_requests, make_node
 from bench.simulator.state import Options
 from sage_sched.config import SageConfig
 
@@ -33,9 +32,7 @@ def simulate_cluster(
     check_requests(engine, requests)
     finished: list[Progress] = []
     nodes = [
-        Node(
-            engine, make_policy(policy_name, config, engine), options or Options(), finished.append
-        )
+        make_node(engine, policy_name, config, options or Options(), finished.append)
         for _ in range(num_nodes)
     ]
     alarms: list[tuple[float, int]] = []  # when a node may change; one is its latest alarm

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from bench.simulator.request import Progress
 from sage_sched.step_time import StepTime
 
-# As SGLang: what a running request is expected to generate at most, for admission.
-CLIP_MAX_NEW_TOKENS = 4096
 _EVER = 1 << 60
 
 

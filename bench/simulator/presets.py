@@ -20,6 +20,9 @@ class Engine:
 
     kv_pool_tokens: a multiple of page_size.
     chunked_prefill_size: a multiple of page_size too.
+    schedule_conservativeness: scales what SGLang's own admission expects of answers.
+    clip_max_new_tokens: the most tokens that admission expects of an answer; SGLang's
+        SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION.
     swap_token_s: seconds for one token's KV to host memory or back.
     swap_overlap: share of that in [0, 1] that is hidden behind compute.
     """
@@ -30,12 +33,19 @@ class Engine:
     page_size: int = 1
     chunked_prefill_size: int = 8192
     max_prefill_tokens: int = 16384
+    schedule_conservativeness: float = 1.0
+    clip_max_new_tokens: int = 4096
     swap_token_s: float = 0.0
     swap_overlap: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kv_pool_tokens % self.page_size or self.chunked_prefill_size % self.page_size:
             raise ValueError("kv_pool_tokens and chunked_prefill_size must be multiples of a page")
+        if not self.schedule_conservativeness >= 0 or self.clip_max_new_tokens < 1:
+            raise ValueError(
+                f"schedule_conservativeness is {self.schedule_conservativeness} (allowed: 0 or "
+                f"more), clip_max_new_tokens {self.clip_max_new_tokens} (allowed: at least 1)"
+            )
         if not 0 <= self.swap_overlap <= 1:
             raise ValueError(f"swap_overlap is {self.swap_overlap}, allowed: 0 to 1")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from bench.rival import Rival
 from bench.simulator.node import Node
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
@@ -25,15 +27,14 @@ def simulate(
 ) -> Result:
     """Serve the requests (at least one, in order of arrival) on one engine.
 
-    policy_name: a registered policy or one of stock.STOCK. Of config only the policy section
-    counts: the policy gets the engine's own step time. Raises ValueError for an unknown policy and
-    for requests that the engine cannot serve.
+    policy_name: a registered policy or one of stock.STOCK, tuned as bench.rival.Rival says. Of
+    config only the policy section counts: the policy gets the engine's own step time. Raises
+    ValueError for an unknown policy and for requests that the engine cannot serve.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
     finished: list[Progress] = []
-    policy = make_policy(policy_name, config, engine)
-    node = Node(engine, policy, options or Options(), finished.append)
+    node = make_node(engine, policy_name, config, options or Options(), finished.append)
     for index, request in enumerate(requests):
         node.submit(request, index)
     node.advance(math.inf)
@@ -47,10 +48,20 @@ def simulate(
     )
 
 
-def make_policy(name: str, config: SageConfig, engine: Engine) -> Policy:
-    """A policy for one engine. Raises ValueError where the name is unknown."""
-    policy = STOCK[name] if name in STOCK else policy_named(name)
-    return policy(config.policy, engine.server_facts())
+def make_node(
+    engine: Engine,
+    policy_name: str,
+    config: SageConfig,
+    options: Options,
+    on_finish: Callable[[Progress], None],
+) -> Node:
+    """One engine under a policy. Raises ValueError where the policy is unknown."""
+    rival = Rival.parse(policy_name)
+    tuned = replace(engine, **rival.engine_fields)  # type: ignore[arg-type]
+    policy: type[Policy] | None = STOCK.get(rival.policy)
+    if policy is None:
+        policy = policy_named(rival.policy)
+    return Node(tuned, policy(config.policy, tuned.server_facts()), options, on_finish)
 
 
 def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:

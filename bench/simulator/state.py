@@ -16,8 +16,8 @@ from sage_sched.policy import Policy
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
 # SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS and SGLANG_RETRACT_DECODE_STEPS.
 _INIT_RATIO = 0.7
-_MIN_RATIO = 0.14 * _INIT_RATIO
-_RATIO_DECAY = (_INIT_RATIO - _MIN_RATIO) / 600
+_MIN_RATIO_FACTOR = 0.14
+_RATIO_DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
 
 
@@ -40,14 +40,18 @@ class Options:
 class NewTokenRatio:
     """SGLang's NewTokenRatioTracker: the share of its cap that an answer is expected to use."""
 
-    def __init__(self) -> None:
-        self.value = _INIT_RATIO
+    def __init__(self, conservativeness: float) -> None:
+        """conservativeness: --schedule-conservativeness."""
+        self._first = min(1.0, _INIT_RATIO * conservativeness)
+        self._least = self._first * _MIN_RATIO_FACTOR
+        self._decay = (self._first - self._least) / _RATIO_DECAY_STEPS
+        self.value = self._first
 
     def decay(self, num_steps: int) -> None:
-        self.value = max(_MIN_RATIO, self.value - num_steps * _RATIO_DECAY)
+        self.value = max(self._least, self.value - num_steps * self._decay)
 
     def reset(self) -> None:
-        self.value = _INIT_RATIO
+        self.value = self._first
 
     def estimate(self, decode: DecodeBatch) -> None:
         """After a retraction, from those that are left."""
@@ -71,7 +75,7 @@ class EngineState:
         self.pool = KvPool(engine.kv_pool_tokens, engine.page_size)
         self.decode = DecodeBatch(engine.page_size)
         self.queue = WaitingQueue(policy)
-        self.ratio = NewTokenRatio()
+        self.ratio = NewTokenRatio(engine.schedule_conservativeness)
         quantile = policy.config.admission_quantile
         foresees = quantile > 0 and not isinstance(policy, StockPolicy)
         self.outlook = Outlook(quantile) if foresees else None

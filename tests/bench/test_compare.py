@@ -24,13 +24,14 @@ def test_rates_are_absolute_or_of_the_capacity() -> None:
 
 def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, summary_file = tmp_path / "out", tmp_path / "deep" / "summary.json"
-    arguments = ["--policies", "fcfs", "sage", "--rates", "20", "--seeds", "1"]
+    tuned = "fcfs@conservativeness=0.3,clip=512"
+    arguments = ["--policies", tuned, "sage", "--rates", "20", "--seeds", "1"]
     arguments += ["--num-requests", "12", "--max-new-tokens", "64"]
     arguments += ["--output", str(output), "--summary", str(summary_file)]
     assert main(["bench", *arguments]) == 0
 
     runs = [json.loads(line) for line in (output / "runs.jsonl").read_text().splitlines()]
-    assert [run["policy"] for run in runs] == ["fcfs", "sage"]
+    assert [run["policy"] for run in runs] == [tuned, "sage"]
     for run in runs:
         assert run["valid"]
         assert run["completed"] == 12
@@ -46,12 +47,14 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     assert sum(runs[1]["counters"]["num_ranked"].values()) >= 12
 
     summary = json.loads(summary_file.read_text())
-    assert list(summary) == ["fcfs", "sage"]
+    assert list(summary) == [tuned, "sage"]
+    log = (output / "logs" / f"{tuned}-20-seed-0.log").read_text()
+    assert "'schedule_conservativeness': 0.3" in log
     for by_rate in summary.values():
         assert set(by_rate["20"]) == set(METRICS)
         for row in by_rate["20"].values():
             assert set(row) == {"median", "ratio", "ratio_low", "ratio_high"}
-    assert summary["fcfs"]["20"]["mean_e2e_latency_ms"]["ratio"] == 1.0
+    assert summary[tuned]["20"]["mean_e2e_latency_ms"]["ratio"] == 1.0
     assert "mean TTLT" in capsys.readouterr().out
     assert (output / "report.html").read_text().count("<svg") == 3
 
@@ -63,7 +66,7 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     measured = {
         line.split()[1]: float(line.split()[2]) for line in lines if line.split()[:1] == ["20"]
     }
-    assert set(measured) == {"fcfs", "sage"}
+    assert set(measured) == {tuned, "sage"}
     for run in runs:
         assert measured[run["policy"]] == pytest.approx(run["mean_e2e_latency_ms"] / 1e3, abs=0.01)
     assert (tmp_path / "validate" / "validate.svg").exists()

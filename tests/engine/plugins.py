@@ -1,4 +1,5 @@
-"""SGLang plugins for tests alone: made known to a server through its environment."""
+"""SGLang plugins that only tests have: each in a folder of its own, known to the servers that are
+started with its environment. The product has no switch for what they do."""
 
 from __future__ import annotations
 
@@ -7,11 +8,8 @@ from pathlib import Path
 
 
 def install(folder: Path, module: str) -> dict[str, str]:
-    """The environment of servers that are to call `module`.register() in each of their processes.
-
-    folder: its own; what Python needs to find the plugin is written there. The product has no
-    switch for it.
-    """
+    """Make a module's register() known as a plugin; the environment of the servers that load it,
+    beside those that this process's environment has already."""
     name = module.rpartition(".")[2]
     info = folder / f"{name}-1.dist-info"
     info.mkdir(parents=True)

@@ -1,7 +1,4 @@
-"""An SGLang plugin for tests: breaks the swapping of a server, as a file orders while it runs.
-
-Installed by install(), in a folder of its own: the product has no switch for it.
-"""
+"""An SGLang plugin for tests: breaks the swapping of a server, as a file orders while it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ ONE_IN = 3
 
 def install(folder: Path) -> dict[str, str]:
     """Make the plugin known to servers with this environment."""
-    return {**plugins.install(folder, __name__), _ORDERS: str(orders_file(folder))}
+    return plugins.install(folder, __name__) | {_ORDERS: str(orders_file(folder))}
 
 
 def orders_file(folder: Path) -> Path:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ import pytest
 import requests
 from transformers import AutoTokenizer
 
+from tests.engine import stage
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,
     UNASKED_LONG_PROMPT,
     UNASKED_SHORT_PROMPT,
     SageServer,
-    completion_order,
     generate,
     wait_until,
 )
@@ -119,14 +120,13 @@ def test_an_answer_that_ends_by_itself_is_not_censored(sage_server: SageServer) 
 def test_an_aborted_answer_was_longer_than_that(sage_server: SageServer) -> None:
     before = len(sage_server.history())
     body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 3000}, "stream": True}
-    with requests.post(sage_server.url + "/generate", json=body, stream=True, timeout=60) as answer:
-        next(answer.iter_lines())
-    generate(sage_server, LONG_PROMPT, max_new_tokens=1)
-    aborted, after = sorted(recorded(sage_server, 2, before))
-    assert after == (LONG_PROMPT, 1, True)
-    assert aborted[0] == SHORT_PROMPT
-    assert 1 <= aborted[1] < 3000
-    assert aborted[2]
+    with stage.held(sage_server, tokens=5):
+        with requests.post(sage_server.url + "/generate", json=body, stream=True, timeout=60):
+            stage.once_held(sage_server)
+        stage.once_aborted(sage_server, 1)
+    ((prompt, num_tokens, censored),) = recorded(sage_server, 1, before)
+    assert (prompt, censored) == (SHORT_PROMPT, True)
+    assert 5 <= num_tokens <= 7  # with overlap, a step is under way where it waits
 
 
 @pytest.mark.parametrize(
@@ -156,23 +156,18 @@ def test_what_a_client_forges_is_dropped_at_the_door(
 
 
 def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) -> None:
-    def call(prompt: str, max_new_tokens: int) -> Any:
-        return lambda: generate(sage_server, prompt, max_new_tokens)
-
-    # One runs at a time; the others wait for the first. All have the same cap.
-    order = completion_order(
+    # One runs at a time. All are there before the first may start, and all have the same cap.
+    asked = {
+        "long 1": UNASKED_LONG_PROMPT,
+        "long 2": UNASKED_LONG_PROMPT,
+        "short 1": UNASKED_SHORT_PROMPT,
+        "short 2": UNASKED_SHORT_PROMPT,
+    }
+    stage.together(
         sage_server,
-        {
-            "running": call(SHORT_PROMPT, 400),
-            "long 1": call(UNASKED_LONG_PROMPT, 20),
-            "long 2": call(UNASKED_LONG_PROMPT, 20),
-            "short 1": call(UNASKED_SHORT_PROMPT, 20),
-            "short 2": call(UNASKED_SHORT_PROMPT, 20),
-        },
+        [partial(generate, sage_server, prompt, 20, rid=rid) for rid, prompt in asked.items()],
     )
-    assert order[0] == "running"
-    assert set(order[1:3]) == {"short 1", "short 2"}
-    assert set(order[3:]) == {"long 1", "long 2"}
+    assert stage.started(sage_server) == ["short 1", "short 2", "long 1", "long 2"]
 
 
 def test_tokens_served_are_counted_once(sage_server: SageServer) -> None:

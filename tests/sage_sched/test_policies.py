@@ -53,7 +53,8 @@ def admitted(name: str, *jobs: Job, **config: float) -> Policy:
     return policy
 
 
-NEEDS_LENGTHS = sorted(set(policy_names()) - {"fastserve", "uniboost", "srpt-oracle"})
+NEEDS_NONE = {"fastserve", "fcfs-foresight", "uniboost"}
+NEEDS_LENGTHS = sorted(set(policy_names()) - NEEDS_NONE - {"srpt-oracle"})
 
 
 @pytest.mark.parametrize("name", NEEDS_LENGTHS)
@@ -63,10 +64,19 @@ def test_without_a_prediction_it_cannot_rank(name: str) -> None:
     assert not policy_named(name)(PolicyConfig(), SERVER).admit(unknown)
 
 
-@pytest.mark.parametrize("name", sorted(set(policy_names()) - {"fastserve", "uniboost"}))
+@pytest.mark.parametrize("name", sorted(set(policy_names()) - NEEDS_NONE))
 def test_the_surely_shorter_of_equal_prompts_goes_first(name: str) -> None:
     jobs = [true_job(900), true_job(20, arrival=1), true_job(300, arrival=2)]
     assert order(name, jobs) == [1, 2, 0]
+
+
+def test_foresight_under_fcfs_leaves_the_order_alone() -> None:
+    unknown = job(5, arrival=1)
+    unknown.distribution = None
+    jobs = [job(9, arrival=2, age=50), job(900, arrival=0), unknown, job(1, arrival=3, served=-1)]
+    assert order("fcfs-foresight", jobs, served=10**6) == [1, 2, 0, 3]
+    policy = admitted("fcfs-foresight", *jobs)
+    assert not policy.yields(jobs[3], jobs[1], 10**6, 0.0)
 
 
 @pytest.mark.parametrize("name", policy_names())

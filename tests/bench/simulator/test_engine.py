@@ -15,7 +15,7 @@ from bench.simulator.pool import KvPool
 from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import Result, alone_s
-from bench.simulator.run import make_policy, simulate
+from bench.simulator.run import make_node, simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
 from sage_sched.config import PolicyConfig, SageConfig
@@ -82,6 +82,21 @@ def test_admission_sets_the_cap_aside() -> None:
     assert together.ttft_s[1] == pytest.approx(together.ttlt_s[0] + own_s)
     roomier = replace(engine, kv_pool_tokens=1003)
     assert simulate(roomier, "fcfs", CONFIG, requests, CHECKED).ttft_s[1] < own_s * 2
+
+
+def test_a_clip_and_less_conservativeness_admit_more() -> None:
+    engine = replace(ROOMY, kv_pool_tokens=1001)
+    together = [request(0.0, 100, 3), request(0.0, 100, 1)]
+    clipped = simulate(engine, "fcfs@clip=399", CONFIG, together, CHECKED)  # 2 x 500 < 1001
+    own_s = STEP_TIME.prefill_s(1, 100, attended_pairs(0, 100))
+    assert clipped.ttft_s[1] < own_s * 2
+    # The second comes while the first runs, which holds some 100 tokens and has 398 to go.
+    apart = [request(0.0, 100, 200), request(0.05, 100, 1)]
+    engine = replace(ROOMY, kv_pool_tokens=800)
+    for conservativeness, waits in ((1.0, True), (0.5, False)):  # 0.7 and 0.35 of those 398
+        spec = f"fcfs@conservativeness={conservativeness}"
+        result = simulate(engine, spec, CONFIG, apart, CHECKED)
+        assert (result.ttlt_s[1] > result.ttlt_s[0] - 0.05) == waits
 
 
 def test_the_youngest_are_retracted() -> None:
@@ -159,7 +174,7 @@ def test_leaps_are_steps(policy: str) -> None:
 def started(
     policy: str, requests: list[SimRequest], finished: list[Progress], options: Options
 ) -> Node:
-    node = Node(SMALL, make_policy(policy, CONFIG, SMALL), options, finished.append)
+    node = make_node(SMALL, policy, CONFIG, options, finished.append)
     for index, each in enumerate(requests):
         node.submit(each, index)
     return node

@@ -8,7 +8,7 @@ import pytest
 
 from bench.simulator.invariants import BrokenInvariantError, check_state
 from bench.simulator.node import Node
-from bench.simulator.run import make_policy
+from bench.simulator.run import make_node
 from bench.simulator.state import EngineState, Options
 from sage_sched.config import SageConfig
 from tests.bench.simulator.traffic import SMALL, mixed
@@ -16,7 +16,7 @@ from tests.bench.simulator.traffic import SMALL, mixed
 
 def busy() -> Node:
     """With requests in the batch and waiting, and evictable tokens."""
-    node = Node(SMALL, make_policy("sage", SageConfig(), SMALL), Options(), lambda _: None)
+    node = make_node(SMALL, "sage", SageConfig(), Options(), lambda _: None)
     for index, request in enumerate(mixed(60, 100.0, 1)):
         node.submit(request, index)
     while not (node.num_outstanding < 55 and len(node.state.decode) > 1):

@@ -36,9 +36,7 @@ def main() -> int:
         help=f"default: all of {', '.join(CONFIGURATIONS)}",
     )
     parser.add_argument("--episode", type=int, help="play this one alone, again and again")
-    parser.add_argument(
-        "--keep-going", action="store_true", help="go on after a finding"
-    )
+    parser.add_argument("--keep-going", action="store_true", help="go on after a finding")
     args = parser.parse_args()
     folder = _FOLDER.absolute()
     model = write_spelling_model(folder / "model")
