@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ SKIP_RESTORE = "skip restore_kv_cache"
 FAIL_BACKUP = "fail backup_kv_cache"
 FAIL_BACKUP_ON_ONE_RANK = "fail backup_kv_cache on rank 1"
 FAIL_RESTORE = "fail restore_kv_cache"
+NO_ROOM = "no room on the device"
 # Of the calls that an order concerns, one in so many fails.
 ONE_IN = 3
 
@@ -48,8 +50,7 @@ def register() -> None:
         def ordered(req: Any, *args: Any) -> Any:
             nonlocal num_calls
             num_calls += 1
-            orders = Path(os.environ[_ORDERS])
-            order = orders.read_text() if orders.exists() else NOTHING
+            order = _order()
             fails = order == f"fail {name}" or order == f"fail {name} on rank {_rank()}"
             if fails and num_calls % ONE_IN == 0:
                 raise RuntimeError("on purpose")
@@ -65,12 +66,24 @@ def register() -> None:
 
     between("backup_kv_cache")
     between("restore_kv_cache")
+    given_room, num_asked = swap._given_room, count(1)
+
+    def room(*args: Any) -> bool:
+        denied = _order() == NO_ROOM and next(num_asked) % ONE_IN == 0
+        return not denied and given_room(*args)
+
+    swap._given_room = room
     stats = mover.Mover.stats
 
     def with_copies(self: Any) -> dict[str, float]:
         return stats(self) | {"copies_alive": sum(copy() is not None for copy in copies)}
 
     mover.Mover.stats = with_copies  # type: ignore[method-assign]
+
+
+def _order() -> str:
+    orders = Path(os.environ[_ORDERS])
+    return orders.read_text() if orders.exists() else NOTHING
 
 
 def _rank() -> int:

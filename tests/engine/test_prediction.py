@@ -129,6 +129,43 @@ def test_an_aborted_answer_was_longer_than_that(sage_server: SageServer) -> None
     assert 5 <= num_tokens <= 7  # with overlap, a step is under way where it waits
 
 
+def test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost(
+    sage_server: SageServer,
+) -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "one": {"prompt": SHORT_PROMPT, "rid": "one"},
+        "batch": {"prompt": [SHORT_PROMPT, LONG_PROMPT], "rid": ["batch-0", "batch-1"]},
+        "samples": {"prompt": SHORT_PROMPT, "rid": "samples", "sampling_params": {"n": 3}},
+        "by all": {"prompt": LONG_PROMPT, "rid": "by-all"},
+    }
+
+    def call(what: dict[str, Any]) -> list[Any]:
+        answers = generate(sage_server, max_new_tokens=200, **what)
+        return answers if isinstance(answers, list) else [answers]
+
+    def abort(**body: Any) -> None:
+        post(sage_server, "/abort_request", body)
+
+    worker = psutil.Process(worker_pid(sage_server))
+    worker.suspend()
+    try:
+        with ThreadPoolExecutor(len(asked)) as pool:
+            answers = {name: pool.submit(call, what) for name, what in asked.items()}
+            wait_until(lambda: sage_server.stats()["predictor"]["num_awaited"] == 5)
+            for rid in ("one", "batch-0", "batch-1", "samples"):
+                abort(rid=rid)
+            abort(abort_all=True)
+            worker.resume()
+    finally:
+        worker.resume()
+    for name, told in answers.items():
+        for answer in told.result():
+            meta = answer["meta_info"]
+            assert (name, meta["finish_reason"]["type"]) == (name, "abort")
+            assert meta["completion_tokens"] <= 1
+    generate(sage_server, SHORT_PROMPT)
+
+
 @pytest.mark.parametrize(
     ("prompt", "forged"),
     [

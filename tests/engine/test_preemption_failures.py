@@ -70,6 +70,20 @@ def test_where_copying_back_fails_a_request_is_computed_again(
     assert num_resumed + num_recomputed == after["num_yields"] - before["num_yields"]
 
 
+def test_one_that_finds_no_room_keeps_its_copy_and_tries_again(
+    yielding: SageServer, stock: Stock, order: Callable[[str], Any]
+) -> None:
+    before = counters(yielding)
+    order(saboteur.NO_ROOM)
+    found = ask_together(yielding, ASKED)
+    after = counters(yielding)
+    assert compare(stock.answers, found)[0] == 0
+    assert after["num_without_device_room"] - before["num_without_device_room"] > 3
+    assert after["num_recomputed"] == before["num_recomputed"]
+    num_yields = after["num_yields"] - before["num_yields"]
+    assert after["num_resumed"] - before["num_resumed"] == num_yields > 3
+
+
 def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
     yielding: SageServer, model: Path, stock: Stock, tmp_path: Path
 ) -> None:
