@@ -138,7 +138,7 @@ MUTATIONS = (
         "patches/swap.py",
         "    req.kv.kv_committed_len = num_tokens\n",
         "    req.kv.kv_committed_len = num_tokens - 1\n",
-        f"{_FAILURES}::test_unbroken_nothing_differs",
+        f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",
     ),
     Mutation(
         "one token's KV is not copied",
@@ -147,7 +147,7 @@ MUTATIONS = (
         "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n"
         "        row = pool.req_to_token[req.kv.req_pool_idx]\n"
         "        allocator.get_kvcache().k_buffer[0][row[num_tokens // 2]] = 0\n",
-        f"{_FAILURES}::test_unbroken_nothing_differs",
+        f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",
     ),
     Mutation(
         "a slot is given back twice",
@@ -156,21 +156,21 @@ MUTATIONS = (
         "    _leave(running_batch, req)\n"
         "    free = scheduler.req_to_token_pool.free_slots\n    free += free[-1:]\n"
         "    return True\n",
-        f"{_FAILURES}::test_unbroken_nothing_differs",
+        f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",
     ),
     Mutation(
         "the KV of a copy that failed on one rank is given up on the other",
         "patches/swap.py",
         "    return bool(flag.item())",
         "    return done",
-        f"{_FAILURES}::test_where_the_copy_fails_on_one_rank_the_request_goes_on_on_both",
+        f"{_FAILURES}::test_killed_with_requests_swapped_the_next_server_starts_on_its_store",
     ),
     Mutation(
         "what is penalized is forgotten at a return",
         "patches/swap.py",
         "        said = torch.tensor(reqs[0].output_ids[:-1],",
         "        said = torch.tensor(reqs[0].output_ids[:0],",
-        f"{_PREEMPTION}::TestPagesOf16WithoutOverlap::"
+        f"{_PREEMPTION}::TestPagesOf16WithoutOverlapAndLittleHostMemory::"
         "test_what_is_counted_in_an_answer_goes_on_where_it_was",
     ),
     Mutation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("--episode", type=int, help="play this one alone, again and again")
     parser.add_argument("--keep-going", action="store_true", help="go on after a finding")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # servers end, too
     folder = _FOLDER.absolute()
     model = write_spelling_model(folder / "model")
     found = False

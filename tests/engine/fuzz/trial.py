@@ -214,7 +214,8 @@ class Trial:
         states: list[dict[str, Any]] = info["internal_states"]
         counters: Counter[str] = Counter()
         for state in states:
-            counters.update(state.get("sage", {}).get("preemption") or {})
+            found = state.get("sage", {}).get("preemption") or {}
+            counters.update({name: n for name, n in found.items() if isinstance(n, int)})
         self.tally.counters = dict(counters)
         return states
 
