@@ -35,6 +35,7 @@ class _Request:
 
     to_finish = session = lock = None
     sage_stays = None  # it uses nothing that would not survive a swap
+    rid = "a request"
     cached_tokens = 0
 
     def __init__(self, generator: np.random.Generator, max_atoms: int) -> None:
