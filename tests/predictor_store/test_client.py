@@ -32,7 +32,12 @@ PATIENT = PredictorConfig(deadline_ms=60_000, min_matches=2)
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictorClient]:
     folder = tmp_path_factory.mktemp("store")
     client = PredictorClient(SageConfig(StoreConfig(str(folder)), PATIENT))
-    client.start()
+    # Started where a module lies about that must not be taken for Python's own.
+    start = tmp_path_factory.mktemp("start")
+    (start / "queue.py").write_text("raise ImportError('a stray module')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(start)
+        client.start()
     yield client
     client.close()
 

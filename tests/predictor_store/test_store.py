@@ -88,6 +88,18 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}
 
 
+def test_what_a_link_points_to_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / "lock").symlink_to(theirs)
+    with pytest.raises(StoreError, match="cannot make a store"):
+        opened(folder)
+    assert lock.holder(folder) is None
+    assert theirs.read_text() == "precious"
+
+
 def test_default_path_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
