@@ -192,6 +192,33 @@ def test_what_a_client_forges_is_dropped_at_the_door(
     assert after["num_garbled"] == 0
 
 
+def test_no_route_takes_what_a_client_forges(sage_server: SageServer) -> None:
+    lengths = {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_samples": 9.0}
+    forged = {"custom_params": {"__sage_source": "truth", **lengths}}
+    said = [{"role": "user", "content": SHORT_PROMPT}]
+    body = {"capacity_of_str_len": 1000}
+    session = requests.post(sage_server.url + "/open_session", json=body, timeout=60).json()
+    routes: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": said, "max_tokens": 2, **forged}),
+        ("/v1/completions", {"prompt": [SHORT_PROMPT] * 2, "max_tokens": 2, **forged}),
+        ("/v1/responses", {"input": SHORT_PROMPT, "max_output_tokens": 2, **forged}),
+        ("/v1/messages", {"messages": said, "max_tokens": 2, **forged}),
+        (
+            "/generate",
+            {
+                "text": SHORT_PROMPT,
+                "session_params": {"id": session},
+                "sampling_params": {"max_new_tokens": 2, **forged},
+            },
+        ),
+    ]
+    for path, body in routes:
+        post(sage_server, path, body)
+    after = sage_server.stats()
+    assert "truth" not in after["num_ranked"]
+    assert after["num_garbled"] == 0
+
+
 def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) -> None:
     # One runs at a time. All are there before the first may start, and all have the same cap.
     asked = {
