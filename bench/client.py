@@ -86,17 +86,25 @@ def drive(
     max_new_tokens: int,
     timeout_s: float,
     label: str,
+    speed: float = 1.0,
 ) -> Result:
     """Send each request at its arrival time (ascending) and wait for all the answers.
 
     max_new_tokens: the cap that every request carries. What is not answered timeout_s after the
-    last arrival is counted as failed. label: for the progress bar.
+    last arrival is counted as failed. label: for the progress bar. speed: how many times faster
+    than life the server is; all times given and returned are life-size.
     """
     serving.set_ulimit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     serving.set_global_args(_SGLANG_ARGS)
     rows = [_row(request, tokenizer, max_new_tokens) for request in requests]
-    began, outputs, late_s = asyncio.run(_send_all(url, rows, arrivals_s, timeout_s, label))
-    duration_s = time.perf_counter() - began
+    sent_s = [arrival_s / speed for arrival_s in arrivals_s]
+    began, outputs, late_s = asyncio.run(_send_all(url, rows, sent_s, timeout_s / speed, label))
+    duration_s = (time.perf_counter() - began) * speed
+    for output in outputs:
+        output.start_time = (output.start_time - began) * speed
+        output.latency *= speed
+        output.ttft *= speed
+        output.itl = [seconds * speed for seconds in output.itl]
     numbers = {}
     if any(output.success for output in outputs):  # SGLang's function fails where none did
         metrics, _ = serving.calculate_metrics(rows, outputs, duration_s, tokenizer, "sglang")
@@ -106,10 +114,10 @@ def drive(
             request=request,
             input_tokens=output.prompt_len,
             output_tokens=output.output_len,
-            sent_s=output.start_time - began,
-            first_token_s=output.start_time - began + output.ttft,
-            last_token_s=output.start_time - began + output.latency,
-            late_s=late,
+            sent_s=output.start_time,
+            first_token_s=output.start_time + output.ttft,
+            last_token_s=output.start_time + output.latency,
+            late_s=late * speed,
             error=_error(request, output, max_new_tokens),
         )
         for request, output, late in zip(requests, outputs, late_s, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,16 @@ from tqdm import tqdm
 from bench.arrivals import poisson_arrivals, trace_arrivals
 from bench.baseline import UnloadedTime, saturated_rate
 from bench.client import Answer, Result, drive
+from bench.device import DeviceUse
 from bench.facts import host_facts
-from bench.policy_server import COMMON_FLAGS, PolicyServers, load_tokenizer, scheduler_state
+from bench.kept_server import KeptServer
+from bench.policy_server import (
+    COMMON_FLAGS,
+    PolicyServers,
+    counters_between,
+    internal_state,
+    load_tokenizer,
+)
 from bench.server import Server, ServerError
 from bench.workload import Request, Workload, sample
 from sage_sched.policy import policy_names
@@ -67,25 +76,30 @@ def compare(settings: Settings) -> Iterator[dict[str, Any]]:
     tokenizer = load_tokenizer(settings.servers.model)
     if set(settings.policies) & set(policy_names()):
         settings.servers.warm(settings.workload.observations())
-    baseline = _measure_baseline(settings, tokenizer)
-    facts = _facts(settings, baseline)
-    tqdm.write(f"capacity: {facts['capacity']}\nunloaded TTLT: {facts['unloaded TTLT']}")
-    plan = list(_plan(settings))
-    with tqdm(total=len(plan), desc="runs", unit="run") as progress:
-        for policy, rate, seed in plan:
-            run = _run(settings, tokenizer, baseline, policy, rate, seed)
-            run["settings"] = facts
-            with runs_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(run) + "\n")
-            tqdm.write(_line(run))
-            progress.update()
-            yield run
+    with KeptServer(settings.servers) as kept:
+        baseline = _measure_baseline(settings, tokenizer, kept)
+        facts = _facts(settings, baseline)
+        tqdm.write(f"capacity: {facts['capacity']}\nunloaded TTLT: {facts['unloaded TTLT']}")
+        plan = list(_plan(settings))
+        with tqdm(total=len(plan), desc="runs", unit="run") as progress:
+            for policy, rate, seed in plan:
+                run = _run(settings, tokenizer, kept, baseline, policy, rate, seed)
+                run["settings"] = facts
+                with runs_file.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(run) + "\n")
+                tqdm.write(_line(run))
+                progress.update()
+                yield run
 
 
 def _plan(settings: Settings) -> Iterator[tuple[str, str, int]]:
     """Policy, rate, seed. The policies take turns, each seed beginning with another, so that a
-    host that grows slower with time favours none of them."""
+    host that grows slower with time favours none of them. On a device clock it does not matter,
+    and a policy's server serves all its runs."""
     policies = settings.policies
+    if settings.servers.device is not None:
+        yield from product(policies, settings.rates, range(settings.num_seeds))
+        return
     for seed in range(settings.num_seeds):
         turn = seed % len(policies)
         for rate in settings.rates:
@@ -94,23 +108,31 @@ def _plan(settings: Settings) -> Iterator[tuple[str, str, int]]:
 
 
 def _run(
-    settings: Settings, tokenizer: Any, baseline: Baseline, policy: str, rate: str, seed: int
+    settings: Settings,
+    tokenizer: Any,
+    kept: KeptServer,
+    baseline: Baseline,
+    policy: str,
+    rate: str,
+    seed: int,
 ) -> dict[str, Any]:
-    """One policy, rate and seed on a fresh server, as the object that is written."""
+    """One policy, rate and seed, as the object that is written."""
     chosen = sample(settings.workload.evaluation, settings.num_requests, seed)
     rate_per_s = requests_per_s(rate, baseline.capacity)
     arrivals_s = _arrivals(settings, seed) / rate_per_s
     about = {"policy": policy, "rate": rate, "seed": seed, "request_rate": rate_per_s}
     label = f"{policy} {rate} seed {seed}"
     try:
-        with settings.servers.server(policy, label) as server:
-            _warm_up(server, settings, tokenizer)
-            result = _drive(server, settings, tokenizer, chosen, arrivals_s, label)
-            counters = scheduler_state(server)
-            counters.pop("steps", None)
+        server = kept.get(policy, label)
+        _warm_up(server, settings, tokenizer)
+        before = internal_state(server)
+        result = _drive(server, settings, tokenizer, chosen, arrivals_s, label)
+        after = internal_state(server)
     except ServerError as error:
+        kept.drop()
         return {**about, "valid": False, "invalid_reason": str(error)}
-    problem = result.problem()
+    use = _device_use(settings, before, after)
+    problem = result.problem() or ("" if use is None else use.problem())
     return {
         **about,
         "valid": not problem,
@@ -119,7 +141,8 @@ def _run(
         **result.metrics,
         "largest_slowdown": max(baseline.unloaded.slowdown(a) for a in result.answers),
         "max_late_ms": max(answer.late_s for answer in result.answers) * 1e3,
-        "counters": counters,
+        "counters": counters_between(before, after),
+        "device": None if use is None else asdict(use),
         "requests": _columns(result.answers, baseline.unloaded),
     }
 
@@ -158,7 +181,16 @@ def _drive(
         max_new_tokens=settings.max_new_tokens,
         timeout_s=settings.run_timeout_s,
         label=label,
+        speed=settings.servers.speed,
     )
+
+
+def _device_use(
+    settings: Settings, before: dict[str, Any], after: dict[str, Any]
+) -> DeviceUse | None:
+    """Between two internal states; None without a device clock."""
+    device = settings.servers.device
+    return None if device is None else DeviceUse.between(before, after, device.speed)
 
 
 def _warm_up(server: Server, settings: Settings, tokenizer: Any) -> None:
@@ -168,7 +200,7 @@ def _warm_up(server: Server, settings: Settings, tokenizer: Any) -> None:
     _drive(server, settings, tokenizer, shortest, [0.0] * len(shortest), "warming up")
 
 
-def _measure_baseline(settings: Settings, tokenizer: Any) -> Baseline:
+def _measure_baseline(settings: Settings, tokenizer: Any, kept: KeptServer) -> Baseline:
     """With requests of the history, so that no evaluation prompt has been seen before."""
     history = settings.workload.history
     burst = sample(history, settings.num_requests, seed=1, at_most=True)
@@ -179,16 +211,20 @@ def _measure_baseline(settings: Settings, tokenizer: Any) -> Baseline:
         for output_tokens in (16, 64, 256)
         for request in (ordered[len(ordered) // 10], ordered[len(ordered) * 9 // 10])
     ]
-    with settings.servers.server(settings.policies[0], "baseline") as server:
-        _warm_up(server, settings, tokenizer)
-        alone: list[Answer] = []
-        for probe in tqdm(probes, desc="one at a time", unit="req", leave=False):
-            result = _drive(server, settings, tokenizer, [probe], [0.0], "alone")
-            _require_valid(result)
-            alone += result.answers
-        label = "burst, for the capacity"
-        result = _drive(server, settings, tokenizer, burst, [0.0] * len(burst), label)
+    server = kept.get(settings.policies[0], "baseline")
+    _warm_up(server, settings, tokenizer)
+    alone: list[Answer] = []
+    for probe in tqdm(probes, desc="one at a time", unit="req", leave=False):
+        result = _drive(server, settings, tokenizer, [probe], [0.0], "alone")
         _require_valid(result)
+        alone += result.answers
+    before = internal_state(server)
+    label = "burst, for the capacity"
+    result = _drive(server, settings, tokenizer, burst, [0.0] * len(burst), label)
+    _require_valid(result)
+    use = _device_use(settings, before, internal_state(server))
+    if use is not None and (problem := use.problem()):
+        raise ServerError(f"the capacity could not be measured: {problem}")
     return Baseline(saturated_rate(result.answers), UnloadedTime.fitted(alone))
 
 
@@ -213,7 +249,9 @@ def _columns(answers: Sequence[Answer], unloaded: UnloadedTime) -> dict[str, lis
 
 def _facts(settings: Settings, baseline: Baseline) -> dict[str, Any]:
     unloaded = baseline.unloaded
+    device = settings.servers.device
     return {
+        **({} if device is None else {"device clock": device.preset, "speed": device.speed}),
         **host_facts(),
         "workload": settings.workload.description,
         "arrivals": f"trace {settings.trace.name}" if settings.trace else "Poisson",

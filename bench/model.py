@@ -10,6 +10,7 @@ END_TOKEN = "[SEP]"
 _WEIGHTS = "model.safetensors"
 PAD_TOKEN = "[PAD]"
 _SPECIAL_TOKENS = (PAD_TOKEN, "[UNK]", "[CLS]", END_TOKEN, "<|user|>", "<|assistant|>")
+NUM_SPECIAL_TOKENS = len(_SPECIAL_TOKENS)
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + ('assistant' if message['role'] == 'assistant' else 'user') + '|> ' }}"

@@ -11,6 +11,7 @@ from typing import Any
 import requests
 import yaml
 
+from bench.device import Device
 from bench.rival import Rival
 from bench.server import STOCK_COMMAND, Server, ServerError
 from predictor_store.torchvision_schemas import define_missing
@@ -19,11 +20,13 @@ from sage_sched.config import PredictorConfig, PreemptionConfig, SageConfig, Ste
 from sage_sched.policy import policy_names
 
 # A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
-# a CPU. The pool holds about as much as its slots need, so that either may be what is full.
-CPU_FLAGS = (
+# a CPU.
+CPU_ENGINE_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
-    "--mem-fraction-static", "0.1", "--max-total-tokens", "16384", "--max-running-requests", "32",
+    "--mem-fraction-static", "0.1",
 )  # fmt: skip
+# The pool holds about as much as its slots need, so that either may be what is full.
+CPU_FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "16384", "--max-running-requests", "32")
 # With more threads a small model's steps are mostly waiting at barriers, and one busy core beside
 # the server makes it 10 times slower.
 CPU_ENV = {"OMP_NUM_THREADS": "1"}
@@ -43,6 +46,8 @@ CPU_SAGE = SageConfig(
         decode_kv_token_ms=6.65e-4,
     ),
 )
+# Of the whole numbers that our policies report, those that do not count.
+_GAUGES = ("num_records", "worker_alive")
 # The cheapest model per token there, so that what takes time is what is scheduled.
 CPU_MODEL: dict[str, Any] = {
     "num_layers": 1, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 1,
@@ -58,8 +63,8 @@ COMMON_FLAGS = (
 class PolicyServers:
     """Starts servers of one model, with flags and environment the same for all.
 
-    folder: for logs, settings and stores. sage: our policies' settings; the store's path is
-    replaced by a copy of the warmed store, one a server.
+    folder: for logs, settings and the store. sage: our policies' settings; each server reads the
+    warmed store, and what it learns stays in its memory. device: whose clock they go by, if any.
     """
 
     model: Path
@@ -67,6 +72,12 @@ class PolicyServers:
     flags: tuple[str, ...]
     env: Mapping[str, str]
     sage: SageConfig
+    device: Device | None = None
+
+    @property
+    def speed(self) -> float:
+        """How many times faster than life they are."""
+        return 1.0 if self.device is None else self.device.speed
 
     def warm(self, observations: Sequence[Observation]) -> None:
         """Make the store that every server of our policies begins with."""
@@ -74,33 +85,56 @@ class PolicyServers:
         warm_store(self.folder / "store", observations, self.sage.store)
 
     def server(self, policy: str, name: str, command: Sequence[str] = STOCK_COMMAND) -> Server:
-        """A server that is not started yet; policy: see Rival; name: of its log. What it finishes
-        goes into its store's history, and the same prompts may come again: so it has a copy of its
-        own. Raises ValueError where policy is none."""
+        """A server that is not started yet; policy: see Rival; name: of its log. Raises ValueError
+        where policy is none."""
         rival = Rival.parse(policy)
         flags = [*self.flags, *COMMON_FLAGS, *rival.flags]
+        env = {**self.env, **rival.env}
+        if self.device is not None:
+            flags += self.device.flags()
+            env |= self.device.environment(self.folder / "device_clock")
         if policy in policy_names():
-            store = self.folder / f"{policy}-store"
-            shutil.rmtree(store, ignore_errors=True)
-            if (self.folder / "store").exists():
-                shutil.copytree(self.folder / "store", store)
-            sections = asdict(self.sage)
-            sections["store"]["path"] = str(store.absolute())
+            sage = self.sage if self.device is None else self.device.in_its_time(self.sage)
+            sections = asdict(sage)
+            # The same prompts may come again: the next server must not know their answers.
+            sections["store"] |= {"path": str((self.folder / "store").absolute()), "on_disk": False}
             config = self.folder / f"{policy}.yaml"
             config.write_text(yaml.safe_dump(sections), encoding="utf-8")
             flags += ["--sage-config", str(config)]
         log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
-        return Server(self.model, flags, log=log, env={**self.env, **rival.env}, command=command)
+        return Server(self.model, flags, log=log, env=env, command=command)
 
 
-def scheduler_state(server: Server) -> dict[str, Any]:
-    """What our policies report of the first scheduler; empty under a stock policy."""
+def internal_state(server: Server) -> dict[str, Any]:
+    """What the first scheduler reports."""
     try:
         info = requests.get(f"{server.url}/server_info", timeout=60).json()
     except requests.RequestException as error:
         raise ServerError(f"the server does not answer: {error}") from error
-    state: dict[str, Any] = info["internal_states"][0].get("sage", {})
+    state: dict[str, Any] = info["internal_states"][0]
     return state
+
+
+def scheduler_state(server: Server) -> dict[str, Any]:
+    """What our policies report of the first scheduler; empty under a stock policy."""
+    state: dict[str, Any] = internal_state(server).get("sage", {})
+    return state
+
+
+def counters_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What our policies counted between two internal states; what is no counter as it was in the
+    end. Empty under a stock policy."""
+
+    def spent(name: str, first: Any, last: Any) -> Any:
+        if isinstance(last, dict):
+            first = first if isinstance(first, dict) else {}
+            return {key: spent(key, first.get(key, 0), value) for key, value in last.items()}
+        is_counter = isinstance(last, int) and name not in _GAUGES
+        return last - (first or 0) if is_counter else last
+
+    counters: dict[str, Any] = spent("", before.get("sage", {}), after.get("sage", {}))
+    counters.pop("steps", None)
+    return counters
 
 
 def load_tokenizer(model: Path) -> Any:

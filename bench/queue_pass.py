@@ -33,7 +33,8 @@ _KV_POOL_TOKENS = 500_000
 class _Request:
     """What our hooks read of a request (sglang/srt/managers/schedule_batch.py, Req)."""
 
-    to_finish = beam_group = session = input_embeds = None
+    to_finish = session = lock = None
+    sage_stays = None  # it uses nothing that would not survive a swap
     cached_tokens = 0
 
     def __init__(self, generator: np.random.Generator, max_atoms: int) -> None:
@@ -45,7 +46,9 @@ class _Request:
             custom_params=encode(LengthDistribution.from_samples(lengths, "warm")),
             ignore_eos=False,
         )
-        self.kv = SimpleNamespace(kv_allocated_len=500, retraction_backup=None)
+        self.kv = SimpleNamespace(
+            kv_allocated_len=500, cache_protected_len=0, retraction_backup=None
+        )
 
     @property
     def seqlen(self) -> int:
@@ -87,7 +90,7 @@ class FullServer:
         for request in self.running:
             request.output_ids = [0] * int(generator.integers(1, 500))
         admission = Admission(config.policy.admission_quantile)
-        free_tokens = int(sum(admission.foresee(self.running, 0.5, page_size=1)[1]))
+        free_tokens = int(sum(admission.foresee(self.running, 0.5, page_size=1)))
         self._batch = SimpleNamespace(reqs=self.running, batch_is_full=True, is_empty=lambda: False)
         self._scheduler = self._stand_in(free_tokens)
         self._turns = TurnTaker(self._scheduler, self.ranker, admission, config.preemption)
@@ -102,7 +105,6 @@ class FullServer:
             chunked_req=None,
             page_size=1,
             device="cpu",
-            enable_hierarchical_cache=False,
             new_token_ratio_tracker=SimpleNamespace(current=0.5),
             token_to_kv_pool_allocator=allocator,
             tree_cache=SimpleNamespace(evictable_size=lambda: 0),

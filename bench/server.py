@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -140,15 +141,11 @@ class Server:
             return
         # The launcher leads the session that its scheduler and detokenizer live in, and the group
         # outlives it: after a crash its children are still there.
-        for sent, wait_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0)):
-            try:
-                os.killpg(self._process.pid, sent)
-            except ProcessLookupError:
-                break
-            try:
-                self._process.wait(wait_s)
-            except subprocess.TimeoutExpired:
-                continue
+        # Not asked to end first: SGLang looks every 5 s whether it is to drain, and its files are
+        # written so that a kill loses nothing that was committed.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._process = None
         self._port_lock.close()
 

@@ -23,21 +23,21 @@ class Admission:
         """Of its answer, as far as can be told."""
         return int(self._to_come(req, 1.0))
 
-    def foresee(
-        self, reqs: Sequence[Any], new_token_ratio: float, page_size: int
-    ) -> tuple[list[int], list[float]]:
-        """Of each running request, the KV tokens that it holds alone, and how many to keep free for
-        the rest of its answer.
+    def foresee(self, reqs: Sequence[Any], new_token_ratio: float, page_size: int) -> list[float]:
+        """Of each running request, how many KV tokens to keep free for the rest of its answer.
 
         new_token_ratio: SGLang's share of the cap, for those of which nothing is known.
         """
-        # What it found in the radix tree at its start, others may hold too.
-        held = [max(0, req.kv.kv_allocated_len - req.cached_tokens) for req in reqs]
         left = [self._to_come(req, new_token_ratio) for req in reqs]
         if self._outlook is None:
-            return held, left
-        shares = set_aside_tokens(np.array(held, np.int64), np.array(left), page_size)
-        return held, shares.tolist()
+            return left
+        # What will be given back at its end, as far as can be told at a glance: what it found in
+        # the radix tree at its start, others may hold too.
+        held = [max(0, req.kv.kv_allocated_len - req.cached_tokens) for req in reqs]
+        shares: list[float] = set_aside_tokens(
+            np.array(held, np.int64), np.array(left), page_size
+        ).tolist()
+        return shares
 
     def around_add_one(
         self, original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kw: Any
@@ -60,7 +60,7 @@ class Admission:
             return
         reqs = adder.running_batch.reqs
         theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
-        ours = sum(self.foresee(reqs, adder.new_token_ratio, adder.page_size)[1])
+        ours = sum(self.foresee(reqs, adder.new_token_ratio, adder.page_size))
         adder.memory_budget.total_offset += ours - theirs
 
     def _foreseen_tokens(self, req: Any) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from patches.ranker import Ranker
 from patches.swap import (
+    Return,
     counts_tokens,
     drop,
     leave_in_tree,
@@ -36,7 +37,8 @@ class Mover:
         self._num_resumed = 0
         self._num_recomputed = 0
         self._num_left_in_tree = 0
-        self._num_without_room = 0
+        self._num_without_host_room = 0
+        self._num_without_device_room = 0
         self._moved_tokens = 0
         self._tell_policy()
 
@@ -47,30 +49,38 @@ class Mover:
             "num_resumed": self._num_resumed,
             "num_left_in_tree": self._num_left_in_tree,
             "num_recomputed": self._num_recomputed,
-            "num_without_host_room": self._num_without_room,
+            "num_without_host_room": self._num_without_host_room,
+            "num_without_device_room": self._num_without_device_room,
             "swapped_bytes": self._moved_tokens * self._token_bytes,
             "swap_token_us": 1e6 * self._meter.token_s,
         }
 
-    def move_s(self, req: Any, host_tokens: int) -> float:
-        """Seconds that its way out and back would take. host_tokens: whose KV is in host memory
-        now."""
-        if self._swaps(req, host_tokens) or self._scheduler.enable_hierarchical_cache:
-            return self._server.swap_s(req.seqlen)
+    def price_s(self, req: Any, host_tokens: int) -> float | None:
+        """Seconds that its way out and back would take; None if it has nowhere to go.
+
+        host_tokens: whose KV is in host memory now.
+        """
+        if self._swaps(req, host_tokens):
+            return self._swap_s(req)
+        if self._stays_whole(req):
+            self._num_without_host_room += 1
+            return None
         return self._recompute_s(req)
 
     def leave(self, running_batch: Any, req: Any, host_tokens: int) -> bool:
-        """Take it off the device; False, and it goes on running, where it has nowhere to go."""
+        """Take it off the device; False, and it goes on running, if it has nowhere to go or its
+        copy fails."""
+        if self.price_s(req, host_tokens) is None:
+            return False
         if self._swaps(req, host_tokens):
-            with self._meter.timing(req.seqlen):
+            num_tokens = req.seqlen - 1
+            with self._meter.timing() as move:
                 gone = swap_out(self._scheduler, running_batch, req)
+                move.num_tokens = num_tokens if gone else 0
             self._tell_policy()
             if not gone:
                 return False
-            self._moved_tokens += req.seqlen - 1
-        elif self._stays_whole(req):
-            self._num_without_room += 1
-            return False
+            self._moved_tokens += num_tokens
         else:
             leave_in_tree(self._scheduler, running_batch, req)
             self._num_left_in_tree += 1
@@ -80,20 +90,24 @@ class Mover:
 
     def resume(self, running_batch: Any, reqs: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Bring swapped requests back: the running batch with them in it, and those that have to
-        be computed again."""
-        with self._meter.timing(sum(req.seqlen for req in reqs)):
-            batch = swap_in(self._scheduler, reqs)
+        go on waiting. Of these some are swapped as before, as there is no room for them; the
+        others lost their copies, and have to be computed again."""
+        with self._meter.timing() as move:
+            batch, outcomes = swap_in(self._scheduler, reqs)
+            back = batch.reqs if batch is not None else []
+            move.num_tokens = sum(req.seqlen - 1 for req in back)
         self._tell_policy()
-        lost = [req for req in reqs if batch is None or req not in batch.reqs]
-        self._num_recomputed += len(lost)
+        self._num_recomputed += outcomes.count(Return.LOST)
+        self._num_without_device_room += outcomes.count(Return.NO_ROOM)
+        left = [r for r, outcome in zip(reqs, outcomes, strict=True) if outcome is not Return.BACK]
         if batch is None:
-            return running_batch, lost
-        self._num_resumed += len(batch.reqs)
-        self._moved_tokens += sum(req.seqlen - 1 for req in batch.reqs)
+            return running_batch, left
+        self._num_resumed += len(back)
+        self._moved_tokens += move.num_tokens
         if running_batch.is_empty():
-            return batch, lost
+            return batch, left
         running_batch.merge_batch(batch)
-        return running_batch, lost
+        return running_batch, left
 
     def forget_copies(self) -> None:
         """The KV of old weights, or of a flushed cache, is not to come back."""
@@ -104,18 +118,19 @@ class Mover:
     def _swaps(self, req: Any, host_tokens: int) -> bool:
         """Whether it goes to host memory, or else is left in the radix tree. All of it does: the
         more a prefill computes the more a token takes, so that all or nothing is cheapest."""
-        if host_tokens + req.seqlen > self._budget_tokens:
+        if not self._fits_in_host(req, host_tokens):
             return False
-        if self._stays_whole(req):
-            return True
-        # SGLang's own cache moves to host memory what the radix tree gives up.
-        if self._scheduler.enable_hierarchical_cache:
-            return False
-        return self._server.swap_s(req.seqlen) <= self._recompute_s(req)
+        return self._stays_whole(req) or self._swap_s(req) <= self._recompute_s(req)
+
+    def _fits_in_host(self, req: Any, host_tokens: int) -> bool:
+        return host_tokens + int(req.seqlen) <= self._budget_tokens
 
     def _stays_whole(self, req: Any) -> bool:
         """Whether it may not be computed again."""
         return self._config.swap_only or counts_tokens(req)
+
+    def _swap_s(self, req: Any) -> float:
+        return self._server.swap_s(req.seqlen)
 
     def _recompute_s(self, req: Any) -> float:
         # What it found in the radix tree at its start, it will find again.

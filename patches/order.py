@@ -10,6 +10,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
 from patches.admission import Admission
 from patches.ranker import Ranker
+from patches.refusals import refuse_model
 from patches.seam import AFTER, AROUND, BEFORE, Seam
 from patches.step_meter import StepMeter
 from patches.turns import turn_taker
@@ -40,6 +41,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
 
     def after_init_policy(result: None, self: Any) -> None:
         nonlocal ranker
+        refuse_model(self.model_config)
         server = ServerFacts(
             self.max_total_num_tokens,
             self.max_running_requests,
@@ -64,8 +66,14 @@ def order_seams(config: SageConfig) -> list[Seam]:
         return turns.take_turns(partial(original, self), running_batch)
 
     def around_timeouts(original: Any, self: Any) -> Any:
+        # On the entry rank only.
         turns = self.policy.sage_turns
         return original(self) if turns is None else turns.without_swapped(partial(original, self))
+
+    def around_queue_limit(original: Any, self: Any, recv_req: Any) -> Any:
+        turns = self.policy.sage_turns
+        call = partial(original, self, recv_req)
+        return call() if turns is None else turns.without_swapped(call)
 
     def after_flush_cache(success: bool, self: Any, *args: Any, **kw: Any) -> None:
         if success and self.policy.sage_turns is not None:
@@ -94,7 +102,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
         turns = self.policy.sage_turns
         result.internal_state["sage"] = {
             **self.policy.sage_ranker.stats(),
-            "preemption": None if turns is None else turns.mover.stats(),
+            "preemption": None if turns is None else turns.stats(),
             "steps": self.policy.sage_steps.windows(),
         }
 
@@ -111,6 +119,7 @@ def order_seams(config: SageConfig) -> list[Seam]:
             f"{_SCHEDULER}.get_new_batch_prefill", AROUND, around_prefill_pass, ("running_batch",)
         ),
         Seam(f"{_SCHEDULER}._poll_timeout_aborts", AROUND, around_timeouts, ()),
+        Seam(f"{_SCHEDULER}._abort_on_queued_limit", AROUND, around_queue_limit, ("recv_req",)),
         Seam(f"{_SCHEDULER}.flush_cache", AFTER, after_flush_cache, ()),
         Seam(f"{_POLICY}.calc_priority", BEFORE, before_calc_priority, ("waiting_queue",)),
         Seam(f"{_BATCH}._get_decode_retraction_order", AROUND, around_retraction_order, ("reqs",)),

@@ -32,6 +32,9 @@ def predict_seams() -> list[Seam]:
             _around_tokenize_batch,
             ("batch_size", "obj"),
         ),
+        Seam(f"{_MANAGER}.abort_request", BEFORE, _before_abort, ("rid", "abort_all")),
+        Seam(f"{_MANAGER}._send_one_request", AROUND, _around_send_one, ("tokenized_obj",)),
+        Seam(f"{_MANAGER}._send_batch_request", AROUND, _around_send_batch, ("tokenized_objs",)),
         Seam(f"{_MANAGER}._handle_batch_output", BEFORE, _before_output, ("recv_obj",)),
         Seam(f"{_MANAGER}.get_internal_state", AROUND, _around_internal_state, ()),
         Seam(f"{_REQUEST}.__getitem__", AFTER, _after_getitem, ("i",)),
@@ -97,6 +100,35 @@ async def _attach(obj: Any, tokenized: Any) -> None:
         lengths = prediction.distribution
         lengths = lengths if cap is None else lengths.capped(cap)
         sampling.custom_params = {**(sampling.custom_params or {}), **encode(lengths)}
+
+
+def _before_abort(self: Any, rid: str = "", abort_all: bool = False) -> None:
+    """Note an abort that comes while the prediction is awaited: it would reach the schedulers
+    before its request, match nothing, and be lost, as SGLang sends one abort a request."""
+    states = self.rid_to_state.values() if abort_all else [self.rid_to_state.get(rid)]
+    for state in states:
+        if state is not None and not state.dispatched and hasattr(state.obj, "_sage_prediction"):
+            # On the request, as its samples (n above 1) get other ids and states, but copies of it.
+            state.obj._sage_aborted = True
+
+
+async def _around_send_one(original: Any, self: Any, tokenized_obj: Any) -> None:
+    await original(self, tokenized_obj)
+    _abort_again(self, tokenized_obj.rid)
+
+
+async def _around_send_batch(original: Any, self: Any, tokenized_objs: Any) -> None:
+    await original(self, tokenized_objs)
+    for tokenized_obj in tokenized_objs:
+        _abort_again(self, tokenized_obj.rid)
+
+
+def _abort_again(manager: Any, rid: str) -> None:
+    """Send an abort behind the request that it overtook."""
+    state = manager.rid_to_state.get(rid)
+    if state is not None and getattr(state.obj, "_sage_aborted", False):
+        state.abort_sent = False
+        manager.abort_request(rid)
 
 
 def _before_output(self: Any, recv_obj: Any) -> None:

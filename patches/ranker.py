@@ -18,6 +18,7 @@ from sage_sched.step_time import ServerFacts
 logger = logging.getLogger(__name__)
 
 _by_place = attrgetter("sage_place")
+_by_arrival = attrgetter("sage_arrival")
 
 
 class Ranker:
@@ -77,15 +78,18 @@ class Ranker:
         self.served_tokens += num_tokens
 
     def sort(self, queue: list[Any]) -> None:
-        """Sort a waiting queue in place; by arrival in a pass in which the policy fails."""
+        """Sort a waiting queue in place; by arrival in a pass in which the policy fails.
+
+        What the policy cannot rank waits for as many others as came before it. The order depends
+        on who is in the queue, and not on how the queue was ordered before: that may differ
+        between ranks.
+        """
         started = time.perf_counter()
         if self.policy.moves or not self._sort_by_places(queue):
+            queue.sort(key=_by_arrival)
             order = self._order(queue)
-            if order is None:
-                order = sorted(
-                    range(len(queue)), key=lambda i: getattr(queue[i], "sage_arrival", -1)
-                )
-            queue[:] = [queue[position] for position in order]
+            if order is not None:
+                queue[:] = [queue[position] for position in order]
         spent = time.perf_counter() - started
         self._num_passes += 1
         self._pass_seconds += spent

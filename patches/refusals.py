@@ -10,6 +10,7 @@ from patches.compat import UnsupportedServerError
 from sage_sched.policy import policy_named
 
 _NO_HOOKS = "no plugin is loaded in its processes"
+_NO_ANSWERS = "it gives no answers whose length could be predicted"
 _UNTRIED = "it has not been tried with sage-sched"
 
 # What it is called, whether the server's arguments ask for it, why not.
@@ -29,7 +30,8 @@ _REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "its scheduler keeps a running batch per stage",
     ),
     ("--disaggregation-mode", lambda args: args.disaggregation_mode != "null", _UNTRIED),
-    ("--encoder-only", lambda args: args.encoder_only, "it does not generate"),
+    ("--encoder-only", lambda args: args.encoder_only, _NO_ANSWERS),
+    ("--is-embedding", lambda args: args.is_embedding, _NO_ANSWERS),
     ("--dllm-algorithm", lambda args: args.dllm_algorithm is not None, _UNTRIED),
     ("--enable-pdmux", lambda args: args.enable_pdmux, _UNTRIED),
     (
@@ -54,3 +56,12 @@ def refuse_unsupported(server_args: Any) -> None:
                 f"--schedule-policy {server_args.schedule_policy} does not work with {name}: "
                 f"{reason}. Leave one of them out."
             )
+
+
+def refuse_model(model_config: Any) -> None:
+    """Raises UnsupportedServerError for a model that does not generate, whatever the flags say."""
+    if not model_config.is_generation:
+        raise UnsupportedServerError(
+            f"{model_config.model_path} does not generate: {_NO_ANSWERS}. "
+            "Choose one of SGLang's own policies for it."
+        )

@@ -14,4 +14,5 @@ def run(argv: list[str]) -> NoReturn:
     named = any(arg == _FLAG or arg.startswith(_FLAG + "=") for arg in argv)
     policy = [] if named else [_FLAG, "sage"]
     serve = "import sys; from sglang.cli.main import main; sys.exit(main())"
-    os.execv(sys.executable, [sys.executable, "-c", serve, "serve", *argv, *policy])
+    # -P: a package called `patches` where it was started from must not take the place of ours.
+    os.execv(sys.executable, [sys.executable, "-P", "-c", serve, "serve", *argv, *policy])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from sglang.srt.mem_cache.common import (
     release_kv_cache,
     restore_kv_cache,
 )
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 logger = logging.getLogger(__name__)
 
@@ -38,37 +38,32 @@ def swapped(waiting: Iterable[Any]) -> list[Any]:
     return [req for req in waiting if is_swapped(req)]
 
 
-def why_not(scheduler: Any) -> str | None:
-    """Why requests of this server cannot be swapped; None where they can."""
-    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
-    reasons = {
-        "speculative decoding": not scheduler.spec_algorithm.is_none(),
-        f"a KV pool of type {type(pool).__name__}": type(pool)
-        not in (MHATokenToKVPool, MLATokenToKVPool),
-        # SGLang's copy leaves the scales behind.
-        "a quantized KV cache": getattr(pool, "is_quantized_kv_cache", False),
-        "SGLANG_USE_HND_KVCACHE": getattr(pool, "use_hnd", False),
-        "sliding windows beside full attention": scheduler.is_hybrid_swa,
-        "--enable-lora": scheduler.enable_lora,
-        "data-parallel attention": scheduler.require_mlp_sync,
-        "hierarchical sparse attention": scheduler.enable_hisparse,
-        "a diffusion LLM": scheduler.dllm_config is not None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def can_swap(req: Any) -> bool:
-    """Whether this running request, which has to have a first token, can go and come back as if
-    nothing had been."""
+def can_leave_now(req: Any) -> bool:
+    """Whether a running request has a first token and more than one to come."""
     return not (
         req.finished()
         or req.to_finish is not None
         or not req.output_ids
         or req.next_output_finishes_by_length()
-        or req.beam_group is not None
-        or req.session is not None
-        or req.input_embeds is not None
     )
+
+
+def freed_tokens(scheduler: Any, req: Any) -> int:
+    """KV tokens that a running request's leaving would give back to admission.
+
+    They are those that it holds alone, and those of the radix tree that nobody else locks: a
+    prompt's beginning that another running request shares stays where it is. The tree is asked,
+    by giving the lock up and taking it again.
+    """
+    alone: int = req.kv.kv_allocated_len - req.kv.cache_protected_len
+    if req.lock is None:
+        return alone
+    tree = scheduler.tree_cache
+    before: int = tree.evictable_size()
+    tree.unlock(req.lock)
+    unlocked: int = tree.evictable_size() - before
+    req.lock = tree.lock(req.lock.node)
+    return alone + unlocked
 
 
 def token_bytes(scheduler: Any) -> int:
@@ -124,19 +119,35 @@ def drop(scheduler: Any, req: Any) -> None:
     discard_kv_cache_backup(req, scheduler.tree_cache, _BACKEND)
 
 
-def swap_in(scheduler: Any, reqs: Sequence[Any]) -> Any | None:
-    """Bring requests back: the batch to merge into the running one, of those whose copy could be
-    written, on all ranks; None if none could. The others have no copy any more.
+class Return(Enum):
+    """What became of a request that was to come back."""
 
-    There must be room, and none of them may have been swapped out since the last step was launched:
-    a result that is still in flight would count as theirs.
+    BACK = auto()
+    # The copy could not be written, on some rank; it is gone, and the request is computed again.
+    LOST = auto()
+    # There is no room on the device. The copy is kept.
+    NO_ROOM = auto()
+
+
+def swap_in(scheduler: Any, reqs: Sequence[Any]) -> tuple[Any | None, list[Return]]:
+    """Bring requests back: the batch to merge into the running one (None if there is nobody in
+    it), and what became of each. Behind one that has no room nobody is brought back either.
+
+    None of them may have been swapped out since the last step was launched: a result that is still
+    in flight would count as theirs.
     """
     if scheduler.enable_overlap and scheduler.device != "cpu":
         # A pass in flight may still write to slots that were given away.
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
-    back = [req for req in reqs if _restored(scheduler, req)]
+    outcomes: list[Return] = []
+    for req in reqs:
+        if Return.NO_ROOM in outcomes:
+            outcomes.append(Return.NO_ROOM)
+        else:
+            outcomes.append(_restored(scheduler, req))
+    back = [req for req, outcome in zip(reqs, outcomes, strict=True) if outcome is Return.BACK]
     if not back:
-        return None
+        return None, outcomes
     counting = [req for req in back if counts_tokens(req)]
     plain = [req for req in back if req not in counting]
     first, *others = [
@@ -144,7 +155,7 @@ def swap_in(scheduler: Any, reqs: Sequence[Any]) -> Any | None:
     ]
     for batch in others:
         first.merge_batch(batch)
-    return first
+    return first, outcomes
 
 
 def counts_tokens(req: Any) -> bool:
@@ -178,7 +189,16 @@ def _prebuilt(scheduler: Any, reqs: list[Any]) -> Any:
         scheduler.spec_algorithm,
     )
     batch.prepare_for_prebuilt()
-    batch.process_prebuilt(scheduler.future_map)
+    # A request's grammar has accepted what was said. process_prebuilt would have it accept the
+    # newest token once more, unless the backend's grammar remembers it, as only some do.
+    grammars = [req.grammar for req in reqs]
+    for req in reqs:
+        req.grammar = None
+    try:
+        batch.process_prebuilt(scheduler.future_map)
+    finally:
+        for req, grammar in zip(reqs, grammars, strict=True):
+            req.grammar = grammar
     counts = batch.sampling_info.penalizer_orchestrator
     if counts.is_required:
         said = torch.tensor(reqs[0].output_ids[:-1], dtype=torch.int64, device=batch.device)
@@ -187,27 +207,12 @@ def _prebuilt(scheduler: Any, reqs: list[Any]) -> Any:
     return batch
 
 
-def _restored(scheduler: Any, req: Any) -> bool:
-    pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
+def _restored(scheduler: Any, req: Any) -> Return:
     num_tokens = req.seqlen - 1  # the newest token has no KV yet
-    evict_from_tree_cache(scheduler.tree_cache, num_tokens + scheduler.page_size)
-    if pool.alloc([req]) is None:
-        raise RuntimeError("no slot for a request to resume, though one was counted")
-    slots = alloc_for_decode_prealloc(
-        allocator,
-        req=req,
-        fill_len=num_tokens,
-        delta_len=num_tokens,
-        prefix_len=0,
-        total_prefix_len=0,
-        prefix_indices=None,
-        uses_swa_tail=False,
-        swa_tail_len=0,
-        req_to_token_pool=pool,
-    )
-    if slots is None:
-        raise RuntimeError("no KV memory for a request to resume, though it was counted")
-    pool.write((req.kv.req_pool_idx, slice(0, num_tokens)), slots.to(torch.int32))
+    # On all ranks or on none: their pools are alike.
+    if not _given_room(scheduler, req, num_tokens):
+        return Return.NO_ROOM
+    pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
     req.kv.kv_committed_len = num_tokens
     req.full_untruncated_fill_ids = req.origin_input_ids + req.output_ids
     req.prefix_len, req.extend_end = 0, num_tokens
@@ -221,8 +226,33 @@ def _restored(scheduler: Any, req: Any) -> bool:
         release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
         req.reset_for_retract()
         drop(scheduler, req)
-        return False
+        return Return.LOST
     req.time_stats.set_forward_entry_time()
+    return Return.BACK
+
+
+def _given_room(scheduler: Any, req: Any, num_tokens: int) -> bool:
+    """Give a swapped request a row and slots for its KV; False, and it has none, if there is no
+    room for them. Room is looked for first, as a failed allocation would leave traces."""
+    pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
+    num_paged = -(-num_tokens // scheduler.page_size) * scheduler.page_size
+    evict_from_tree_cache(scheduler.tree_cache, num_paged)
+    if allocator.available_size() < num_paged or pool.available_size() < 1:
+        return False
+    pool.alloc([req])
+    slots = alloc_for_decode_prealloc(
+        allocator,
+        req=req,
+        fill_len=num_tokens,
+        delta_len=num_tokens,
+        prefix_len=0,
+        total_prefix_len=0,
+        prefix_indices=None,
+        uses_swa_tail=False,
+        swa_tail_len=0,
+        req_to_token_pool=pool,
+    )
+    pool.write((req.kv.req_pool_idx, slice(0, num_tokens)), slots.to(torch.int32))
     return True
 
 

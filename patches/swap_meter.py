@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,13 @@ from sage_sched.step_time import StepTime
 _TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3
 # Ranks agree anew after so many moves.
 _MOVES_PER_ROUND = 16
+
+
+@dataclass(slots=True)
+class Move:
+    """How many tokens of KV have been moved; 0 if none was."""
+
+    num_tokens: int = 0
 
 
 class SwapMeter:
@@ -33,15 +41,15 @@ class SwapMeter:
         self.token_s = self._agreed(_trial_token_s(scheduler))
 
     @contextmanager
-    def timing(self, num_tokens: int) -> Iterator[None]:
-        """Around the move of a request's KV, either way, on all ranks."""
+    def timing(self) -> Iterator[Move]:
+        """Around moves of KV, either way, on all ranks. Whoever moves says how much it was."""
         _wait_for_device(self._scheduler)  # a pass in flight is no part of the move
+        move = Move()
         started = time.perf_counter()
-        try:
-            yield
-        finally:
+        yield move
+        if move.num_tokens:
             self._seconds += time.perf_counter() - started
-            self._num_tokens += num_tokens
+            self._num_tokens += move.num_tokens
             self._num_moves += 1
             if self._num_moves % _MOVES_PER_ROUND == 0:
                 self._refine()

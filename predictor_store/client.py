@@ -107,7 +107,8 @@ class PredictorClient:
             self._counts["num_unrecorded"] += 1
 
     def stats(self) -> dict[str, int | float]:
-        """Counters since start; num_records, num_unwritten and the latencies are as of now."""
+        """Counters since start; num_awaited (predictions under way), num_records, num_unwritten and
+        the latencies are as of now."""
         latencies = self._latencies_ms or [0.0]
         worker = Counter(self._past)
         worker.update(self._worker_stats)
@@ -119,6 +120,7 @@ class PredictorClient:
             for name in (*_TOTALS, "num_records", "num_unwritten")
         }
         return counts | {
+            "num_awaited": len(self._waiting),
             "worker_alive": int(self._link is not None),
             "prediction_latency_p50_ms": float(np.quantile(latencies, 0.5)),
             "prediction_latency_p99_ms": float(np.quantile(latencies, 0.99)),

@@ -16,7 +16,8 @@ from predictor_store import protocol
 from predictor_store.store_file import StoreError
 from sage_sched.config import SageConfig
 
-_START_TIMEOUT_SECONDS = 120.0
+# Loading takes seconds; on a host that is busy with other things, minutes.
+_START_TIMEOUT_SECONDS = 600.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
 # It must not take cores from the engine, nor look for a network.
 _ENVIRONMENT = {
@@ -103,7 +104,9 @@ def start_worker(config: SageConfig) -> Link:
     }
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "predictor_store.worker"]
+        # -P: the directory that the server was started in is not looked into for modules. It
+        # may have a queue.py, say.
+        command = [sys.executable, "-P", "-m", "predictor_store.worker"]
         link = Link(
             subprocess.Popen(
                 [*command, str(theirs.fileno()), json.dumps(sections)],

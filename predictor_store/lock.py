@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -9,8 +10,11 @@ from pathlib import Path
 
 
 def acquire(folder: Path) -> int | None:
-    """The descriptor that holds the folder's lock until closed; None where another has it."""
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    """The descriptor that holds the folder's lock until closed; None where another has it.
+
+    Raises OSError if the lock file is a link: what it points to is not ours to write to.
+    """
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     if not _locked(fd):
         os.close(fd)
         return None
@@ -22,9 +26,11 @@ def acquire(folder: Path) -> int | None:
 def holder(folder: Path) -> str | None:
     """The process id of whoever holds the folder's lock, None where nobody does."""
     try:
-        fd = os.open(folder / "lock", os.O_RDONLY)
-    except FileNotFoundError:
-        return None
+        fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):  # no file, or a link, which is none of ours
+            return None
+        raise
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None

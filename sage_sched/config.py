@@ -127,17 +127,17 @@ class PolicyConfig:
 class PreemptionConfig:
     """Running requests that yield, with their KV swapped to host memory.
 
-    enabled: whether they do, under a policy that preempts.
+    enabled: whether they do, under a policy that preempts, on a server that can do it.
     max_yields: how often one request does at most.
     host_pool_gib: host memory for their KV, per scheduler rank.
     swap_only: never leave KV behind to be computed again, not even where that is cheaper or the
         host memory is full. Computed again, KV is rounded otherwise, and so may sampled text be.
     """
 
-    enabled: bool = False
+    enabled: bool = True
     max_yields: int = 4
     host_pool_gib: float = 8.0
-    swap_only: bool = False
+    swap_only: bool = True
 
     def __post_init__(self) -> None:
         _require(self.max_yields >= 1, "preemption.max_yields", self.max_yields, "at least 1")

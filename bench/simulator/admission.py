@@ -21,7 +21,7 @@ from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy
 from sage_sched.job import Job
 from sage_sched.outlook import set_aside_tokens
-from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, plan_turns
+from sage_sched.plan import PLAN_WINDOW, Claimant, Departure, plan_turns
 
 
 class Pass:
@@ -202,15 +202,21 @@ class Pass:
             if not progress.ranked:
                 break
             waiting.append(Claimant(progress.job, self._demand(progress)))
+
+        def departure(job: Job) -> Departure:
+            progress = running[job]
+            price_s = state.policy.server.swap_s(progress.kv_tokens)
+            return Departure(price_s, self._freed_tokens(progress))
+
         turns = plan_turns(
-            [Holder(job, self._freed_tokens(progress)) for job, progress in running.items()],
+            running,
             waiting,
             free_slots=self._slots,
             free_tokens=int(self._room),
             policy=state.policy,
             served_tokens=state.served_tokens,
             max_yields=state.max_yields,
-            move_s=lambda job: state.policy.server.swap_s(running[job].kv_tokens),
+            departure=departure,
         )
         return {turn.newcomer: turn.yielding for turn in turns}
 

@@ -1,14 +1,55 @@
-"""Real SGLang servers on the CPU platform, with a small model and a store that holds little."""
+"""Real SGLang servers on the CPU platform, with a small model and a store that holds little.
+
+An idle server takes a core from those beside it, so that tests go server by server, and each server
+ends before the next one starts.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
+from bench.exactness import STRICT, Spoken, ask, crowd
 from bench.model import write_model
-from tests.engine.serving import SageServer, warmed_store
+from bench.policy_server import CPU_ENV
+from bench.server import Server
+from tests.engine import plugins, saboteur, stage
+from tests.engine.serving import CPU_FLAGS, SageServer, warmed_store
+
+SGLANG = Path(sys.executable).parent / "sglang"
+ASKED = crowd(36)
+# Six may run, and requests yield most often under this policy: every time that their age has
+# doubled. It goes by tokens alone; swap_only, as what else is cheaper is a matter of the clock.
+YIELDING = """
+[policy]
+bucket_tokens = 2
+mlfq_quantum_ms = 6.0
+[step_time]
+decode_base_ms = 6.0
+prefill_base_ms = 6.0
+prefill_token_ms = 0.0
+[preemption]
+enabled = true
+max_yields = 1000
+"""
+YIELDING_FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
+CHECKED = CPU_ENV | STRICT
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every server here has the stage."""
+    env = plugins.install(tmp_path_factory.mktemp("stage"), stage.__name__)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -16,17 +57,39 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "llama")
 
 
-@pytest.fixture(scope="module")
-def sage_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SageServer]:
-    """A server under `sage` with one running request at a time and a warmed store."""
-    folder = tmp_path_factory.mktemp("sage")
-    store = warmed_store(folder / "store")
+@dataclass(frozen=True)
+class Stock:
+    """What a stock server that has the plugin installed said to ASKED, and of itself."""
+
+    answers: list[Spoken]
+    state: dict[str, Any]
+
+
+@pytest.fixture(scope="package")
+def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    log = tmp_path_factory.mktemp("stock") / "server.log"
+    with Server(model, CPU_FLAGS, log=log, env=CPU_ENV) as server:
+        info = requests.get(f"{server.url}/server_info", timeout=60).json()
+        return Stock(ask(server, ASKED, 12), info["internal_states"][0])
+
+
+@pytest.fixture(scope="package")
+def yielding(
+    model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SageServer]:
+    """A server whose requests yield, and whose swapping can be spoilt (saboteur.py).
+
+    stock: of a server that is gone by now.
+    """
+    folder = tmp_path_factory.mktemp("yielding")
     with SageServer(
         model,
         folder,
-        store,
-        flags=["--max-running-requests", "1"],
-        # What is tested is what was predicted, not how fast a busy machine predicts it.
-        settings="[predictor]\ndeadline_ms = 30000.0\nmin_matches = 3\n",
+        warmed_store(folder / "store"),
+        flags=YIELDING_FLAGS,
+        env=CHECKED | saboteur.install(folder / "saboteur"),
+        settings=YIELDING + "swap_only = true\n",
+        policy="fastserve",
+        command=(str(SGLANG), "serve"),
     ) as server:
         yield server

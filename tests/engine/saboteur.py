@@ -1,7 +1,4 @@
-"""An SGLang plugin for tests: breaks the swapping of a server, as a file orders while it runs.
-
-Installed by install(), in a folder of its own: the product has no switch for it.
-"""
+"""An SGLang plugin for tests: breaks the swapping of a server, as a file orders while it runs."""
 
 from __future__ import annotations
 
@@ -9,8 +6,11 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
+
+from tests.engine import plugins
 
 _ORDERS = "SABOTEUR_ORDERS"
 # What an order may say.
@@ -19,20 +19,14 @@ SKIP_RESTORE = "skip restore_kv_cache"
 FAIL_BACKUP = "fail backup_kv_cache"
 FAIL_BACKUP_ON_ONE_RANK = "fail backup_kv_cache on rank 1"
 FAIL_RESTORE = "fail restore_kv_cache"
+NO_ROOM = "no room on the device"
 # Of the calls that an order concerns, one in so many fails.
 ONE_IN = 3
 
 
 def install(folder: Path) -> dict[str, str]:
     """Make the plugin known to servers with this environment."""
-    info = folder / "saboteur-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: saboteur\nVersion: 1\n")
-    entry = f"[sglang.srt.plugins]\nsaboteur = {__name__}:register\n"
-    (info / "entry_points.txt").write_text(entry)
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(folder), str(root), os.environ.get("PYTHONPATH", "")])
-    return {"PYTHONPATH": path, _ORDERS: str(orders_file(folder))}
+    return plugins.install(folder, __name__) | {_ORDERS: str(orders_file(folder))}
 
 
 def orders_file(folder: Path) -> Path:
@@ -56,8 +50,7 @@ def register() -> None:
         def ordered(req: Any, *args: Any) -> Any:
             nonlocal num_calls
             num_calls += 1
-            orders = Path(os.environ[_ORDERS])
-            order = orders.read_text() if orders.exists() else NOTHING
+            order = _order()
             fails = order == f"fail {name}" or order == f"fail {name} on rank {_rank()}"
             if fails and num_calls % ONE_IN == 0:
                 raise RuntimeError("on purpose")
@@ -73,12 +66,24 @@ def register() -> None:
 
     between("backup_kv_cache")
     between("restore_kv_cache")
+    given_room, num_asked = swap._given_room, count(1)
+
+    def room(*args: Any) -> bool:
+        denied = _order() == NO_ROOM and next(num_asked) % ONE_IN == 0
+        return not denied and given_room(*args)
+
+    swap._given_room = room
     stats = mover.Mover.stats
 
     def with_copies(self: Any) -> dict[str, float]:
         return stats(self) | {"copies_alive": sum(copy() is not None for copy in copies)}
 
     mover.Mover.stats = with_copies  # type: ignore[method-assign]
+
+
+def _order() -> str:
+    orders = Path(os.environ[_ORDERS])
+    return orders.read_text() if orders.exists() else NOTHING
 
 
 def _rank() -> int:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import requests
 
-from bench.server import Server
+from bench.server import STOCK_COMMAND, Server
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 
@@ -44,7 +42,10 @@ def warmed_store(path: Path) -> Path:
 
 
 class SageServer(Server):
-    """A server under `sage` whose history is in `store`, prompts kept."""
+    """A server under one of our policies whose history is in `store`, prompts kept.
+
+    policy: None where the command chooses it.
+    """
 
     def __init__(
         self,
@@ -55,11 +56,21 @@ class SageServer(Server):
         flags: Sequence[str] = (),
         env: dict[str, str] | None = None,
         settings: str = "",
+        policy: str | None = "sage",
+        command: Sequence[str] = STOCK_COMMAND,
     ) -> None:
         config = folder / "sage.toml"
         config.write_text(f'[store]\npath = "{store}"\nkeep_prompts = true\n{settings}')
-        ours = ["--schedule-policy", "sage", "--sage-config", str(config)]
-        super().__init__(model, [*CPU_FLAGS, *ours, *flags], log=folder / "server.log", env=env)
+        ours = ["--sage-config", str(config)]
+        if policy is not None:
+            ours += ["--schedule-policy", policy]
+        super().__init__(
+            model,
+            [*CPU_FLAGS, *ours, *flags],
+            log=folder / "server.log",
+            env=env,
+            command=command,
+        )
         self.store = store
 
     def stats(self) -> dict[str, Any]:
@@ -84,30 +95,10 @@ def generate(server: Server, prompt: str | list[str], max_new_tokens: int = 4, *
     return response.json()
 
 
-def completion_order(server: Server, calls: dict[str, Callable[[], Any]]) -> list[str]:
-    """Start the calls one after the other, 0.2 s apart; their names as they came back."""
-    order: list[str] = []
-    lock = threading.Lock()
-
-    def run(name: str, call: Callable[[], Any]) -> None:
-        call()
-        with lock:
-            order.append(name)
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        futures = []
-        for name, call in calls.items():
-            futures.append(pool.submit(run, name, call))
-            time.sleep(0.2)
-        for future in futures:
-            future.result()
-    return order
-
-
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Poll until it holds. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("what was waited for did not come about")
-        time.sleep(0.2)
+        time.sleep(0.05)

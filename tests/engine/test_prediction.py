@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ import pytest
 import requests
 from transformers import AutoTokenizer
 
+from tests.engine import stage
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,
     UNASKED_LONG_PROMPT,
     UNASKED_SHORT_PROMPT,
     SageServer,
-    completion_order,
     generate,
     wait_until,
 )
@@ -119,14 +120,50 @@ def test_an_answer_that_ends_by_itself_is_not_censored(sage_server: SageServer) 
 def test_an_aborted_answer_was_longer_than_that(sage_server: SageServer) -> None:
     before = len(sage_server.history())
     body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 3000}, "stream": True}
-    with requests.post(sage_server.url + "/generate", json=body, stream=True, timeout=60) as answer:
-        next(answer.iter_lines())
-    generate(sage_server, LONG_PROMPT, max_new_tokens=1)
-    aborted, after = sorted(recorded(sage_server, 2, before))
-    assert after == (LONG_PROMPT, 1, True)
-    assert aborted[0] == SHORT_PROMPT
-    assert 1 <= aborted[1] < 3000
-    assert aborted[2]
+    with stage.held(sage_server, tokens=5):
+        with requests.post(sage_server.url + "/generate", json=body, stream=True, timeout=60):
+            stage.once_held(sage_server)
+        stage.once_aborted(sage_server, 1)
+    ((prompt, num_tokens, censored),) = recorded(sage_server, 1, before)
+    assert (prompt, censored) == (SHORT_PROMPT, True)
+    assert 5 <= num_tokens <= 7  # with overlap, a step is under way where it waits
+
+
+def test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost(
+    sage_server: SageServer,
+) -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "one": {"prompt": SHORT_PROMPT, "rid": "one"},
+        "batch": {"prompt": [SHORT_PROMPT, LONG_PROMPT], "rid": ["batch-0", "batch-1"]},
+        "samples": {"prompt": SHORT_PROMPT, "rid": "samples", "sampling_params": {"n": 3}},
+        "by all": {"prompt": LONG_PROMPT, "rid": "by-all"},
+    }
+
+    def call(what: dict[str, Any]) -> list[Any]:
+        answers = generate(sage_server, max_new_tokens=200, **what)
+        return answers if isinstance(answers, list) else [answers]
+
+    def abort(**body: Any) -> None:
+        post(sage_server, "/abort_request", body)
+
+    worker = psutil.Process(worker_pid(sage_server))
+    worker.suspend()
+    try:
+        with ThreadPoolExecutor(len(asked)) as pool:
+            answers = {name: pool.submit(call, what) for name, what in asked.items()}
+            wait_until(lambda: sage_server.stats()["predictor"]["num_awaited"] == 5)
+            for rid in ("one", "batch-0", "batch-1", "samples"):
+                abort(rid=rid)
+            abort(abort_all=True)
+            worker.resume()
+    finally:
+        worker.resume()
+    for name, told in answers.items():
+        for answer in told.result():
+            meta = answer["meta_info"]
+            assert (name, meta["finish_reason"]["type"]) == (name, "abort")
+            assert meta["completion_tokens"] <= 1
+    generate(sage_server, SHORT_PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -156,23 +193,18 @@ def test_what_a_client_forges_is_dropped_at_the_door(
 
 
 def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) -> None:
-    def call(prompt: str, max_new_tokens: int) -> Any:
-        return lambda: generate(sage_server, prompt, max_new_tokens)
-
-    # One runs at a time; the others wait for the first. All have the same cap.
-    order = completion_order(
+    # One runs at a time. All are there before the first may start, and all have the same cap.
+    asked = {
+        "long 1": UNASKED_LONG_PROMPT,
+        "long 2": UNASKED_LONG_PROMPT,
+        "short 1": UNASKED_SHORT_PROMPT,
+        "short 2": UNASKED_SHORT_PROMPT,
+    }
+    stage.together(
         sage_server,
-        {
-            "running": call(SHORT_PROMPT, 400),
-            "long 1": call(UNASKED_LONG_PROMPT, 20),
-            "long 2": call(UNASKED_LONG_PROMPT, 20),
-            "short 1": call(UNASKED_SHORT_PROMPT, 20),
-            "short 2": call(UNASKED_SHORT_PROMPT, 20),
-        },
+        [partial(generate, sage_server, prompt, 20, rid=rid) for rid, prompt in asked.items()],
     )
-    assert order[0] == "running"
-    assert set(order[1:3]) == {"short 1", "short 2"}
-    assert set(order[3:]) == {"long 1", "long 2"}
+    assert stage.started(sage_server) == ["short 1", "short 2", "long 1", "long 2"]
 
 
 def test_tokens_served_are_counted_once(sage_server: SageServer) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import random
-import shutil
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
-from bench.exactness import STRICT, Spoken, ask, compare
+from bench.exactness import TWO_RANKS, ask, compare
 from bench.model import write_model
-from bench.policy_server import CPU_ENV
 from bench.server import Server
+from tests.engine import stage
+from tests.engine.conftest import ASKED, CHECKED, YIELDING, YIELDING_FLAGS, Stock
+from tests.engine.crowds import ask_in_waves, ask_together
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,
@@ -26,84 +27,43 @@ from tests.engine.serving import (
     warmed_store,
 )
 
-NUM_REQUESTS = 80
-# Room for three or four requests, and a plan that changes its mind all the time.
-FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
-RESTLESS = """
-[policy]
-bucket_tokens = 8
-preempt_margin = 0.0
-aging_pools = 1000.0
-[preemption]
-enabled = true
-max_yields = 50
-"""
-CHECKED = CPU_ENV | STRICT
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warmed_store(tmp_path_factory.mktemp("warmed") / "store")
-
-
-def crowd(seed: int = 0) -> list[tuple[str, int]]:
-    """Prompts and how many tokens each is to get, in an order that no policy would choose."""
-    rng = random.Random(seed)
-    long = [(f"{LONG_PROMPT} Chapter {i}.", rng.randrange(60, 200)) for i in range(NUM_REQUESTS)]
-    short = [(f"{SHORT_PROMPT} Case {i}.", rng.randrange(4, 20)) for i in range(NUM_REQUESTS)]
-    return [pair for both in zip(long, short, strict=True) for pair in both][:NUM_REQUESTS]
-
-
-def answers(server: Server, asked: Sequence[tuple[str, int]]) -> list[Spoken]:
-    """Of all asked at once, their lengths known only as caps."""
-    return ask(server, asked, 24, sampling=[{"ignore_eos": False}])
-
-
-@pytest.fixture(scope="module")
-def calm_answers(
-    model: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[Spoken]:
-    """What the crowd is told where nobody yields."""
-    folder = tmp_path_factory.mktemp("calm")
-    copy = Path(shutil.copytree(store, folder / "store"))
-    settings = "[preemption]\nenabled = false\n"
-    with SageServer(model, folder, copy, flags=FLAGS, env=CPU_ENV, settings=settings) as server:
-        found = answers(server, crowd())
-        assert server.stats()["preemption"] is None
-    return found
-
-
-def check_the_same(server: SageServer, calm: list[Spoken]) -> None:
-    found = answers(server, crowd())
-    stats = server.stats()["preemption"]
-    assert stats["num_yields"] == stats["num_resumed"] >= NUM_REQUESTS / 3
-    num_different, largest = compare(calm, found)
-    assert num_different == 0
-    assert largest < 1e-4  # requests that are decoded together round one another's last digits
-
 
 # For the tests of one class, so that it is gone when the next one starts.
 @pytest.fixture(scope="class")
 def paged(
-    model: Path,
-    store: Path,
-    calm_answers: list[Spoken],  # made by a server that is gone by now
-    tmp_path_factory: pytest.TempPathFactory,
+    model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SageServer]:
+    """Host memory takes the KV of 200 tokens."""
     folder = tmp_path_factory.mktemp("paged")
-    copy = Path(shutil.copytree(store, folder / "store"))
-    flags = [*FLAGS, "--page-size", "16", "--disable-overlap-schedule"]
-    with SageServer(model, folder, copy, flags=flags, env=CHECKED, settings=RESTLESS) as server:
+    with SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=[*YIELDING_FLAGS, "--page-size", "16", "--disable-overlap-schedule"],
+        env=CHECKED,
+        settings=YIELDING + "host_pool_gib = 0.0002\n",
+        policy="fastserve",
+    ) as server:
         yield server
 
 
-class TestPagesOf16WithoutOverlap:
-    def test_answers_are_the_same(self, paged: SageServer, calm_answers: list[Spoken]) -> None:
-        check_the_same(paged, calm_answers)
+class TestPagesOf16WithoutOverlapAndLittleHostMemory:
+    def test_answers_are_the_same_and_kv_that_finds_no_room_is_left_in_the_tree(
+        self, paged: SageServer, stock: Stock
+    ) -> None:
+        num_different, largest = compare(stock.answers, ask_together(paged, ASKED))
+        assert num_different == 0
+        assert largest < 1e-3
+        stats = paged.stats()["preemption"]
+        assert stats["num_resumed"] > 0
+        assert stats["num_left_in_tree"] > 0
+        assert stats["num_yields"] == stats["num_resumed"] + stats["num_left_in_tree"]
 
-    def test_what_is_counted_in_an_answer_goes_on_where_it_was(self, paged: SageServer) -> None:
-        asked = [(prompt, max(num_tokens, 60)) for prompt, num_tokens in crowd(seed=5)[:25]]
-        counting = [
+    def test_what_is_counted_in_an_answer_goes_on_where_it_was(
+        self, paged: SageServer, stock: Stock
+    ) -> None:
+        asked = [(prompt, 60) for prompt, _ in ASKED[:20]]
+        counting: list[dict[str, Any]] = [
             {"frequency_penalty": 1.5},
             {"presence_penalty": 1.5},
             {"repetition_penalty": 1.5},
@@ -116,107 +76,163 @@ class TestPagesOf16WithoutOverlap:
             {},
         ]
         alone = ask(paged, asked, 1, sampling=counting)
-        found = ask(paged, asked, 24, sampling=counting)
+        before = paged.stats()["preemption"]
+        found = ask_together(paged, asked, counting)
         assert compare(alone, found)[0] == 0
-        yielded = {i % 5 for i, answer in enumerate(found) if answer.num_retractions}
-        assert len(yielded & set(range(4))) >= 2  # which ones do is a matter of timing
+        assert {i % 5 for i, answer in enumerate(found) if answer.num_retractions} >= set(range(4))
+        # What counts may not be computed again: without host memory it runs on.
+        after = paged.stats()["preemption"]
+        assert after["num_without_host_room"] > before["num_without_host_room"]
         # The demand is one that can fail: each kind of counting changes what is said.
-        plain = ask(paged, asked, 1)
-        changed = {i % 5 for i in range(25) if alone[i].ids != plain[i].ids}
+        plain = stock.answers[: len(asked)]
+        changed = set()
+        for i, (one, other) in enumerate(zip(alone, plain, strict=True)):
+            length = min(len(one.ids), len(other.ids))
+            if one.ids[:length] != other.ids[:length] or len(one.ids) not in (60, len(other.ids)):
+                changed.add(i % 5)
         assert changed == set(range(4))
 
 
-def test_latent_kv_comes_back_as_it_went(store: Path, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", latent_attention=True)
-    copy = Path(shutil.copytree(store, tmp_path / "store"))
-    with SageServer(model, tmp_path, copy, flags=FLAGS, env=CHECKED, settings=RESTLESS) as server:
-        asked = crowd(seed=6)[:30]
-        found = answers(server, asked)
-        assert server.stats()["preemption"]["num_resumed"] > 0
-        alone = ask(server, asked, 1, sampling=[{"ignore_eos": False}])
+def test_latent_kv_on_two_ranks_comes_back_as_it_went(tmp_path: Path) -> None:
+    # Whenever short ones come, as many long ones yield. Cost in tokens, as a price in seconds is
+    # what the clock says.
+    settings = """
+[policy]
+cost = "output"
+preempt_margin = 0.0
+aging_pools = 1000.0
+[preemption]
+enabled = true
+swap_only = true
+"""
+    rng = random.Random(6)
+    long = [(f"{LONG_PROMPT} Chapter {i}.", rng.randrange(90, 120)) for i in range(6)]
+    short = [(f"{SHORT_PROMPT} Case {i}.", rng.randrange(4, 20)) for i in range(12)]
+    waves = [long, short[:4], short[4:8], short[8:]]
+    with SageServer(
+        write_model(tmp_path / "model", latent_attention=True),
+        tmp_path,
+        warmed_store(tmp_path / "store"),
+        flags=["--max-total-tokens", "640", "--max-running-requests", "4", "--tp-size", "2"],
+        env=CHECKED | TWO_RANKS,
+        settings=settings,
+    ) as server:
+        found = ask_in_waves(server, waves, every_tokens=20, ignore_eos=False)
+        stats = server.stats()
+        assert stats["preemption"]["num_yields"] == stats["preemption"]["num_resumed"] >= 8
+        assert sum(stats["num_ranked"].values()) == len(found)
+        alone = ask(server, [*long, *short], 1, sampling=[{"ignore_eos": False}])
         assert compare(alone, found)[0] == 0
 
 
-def test_a_full_host_pool_lets_requests_run_on(model: Path, store: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(store, tmp_path / "store"))
-    settings = RESTLESS + "host_pool_gib = 0.00005\nswap_only = true\n"
-    with SageServer(model, tmp_path, copy, flags=FLAGS, env=CHECKED, settings=settings) as server:
-        asked = crowd(seed=3)[:30]
-        found = answers(server, asked)
-        assert [len(answer.ids) for answer in found] == [num_tokens for _, num_tokens in asked]
-        assert server.stats()["preemption"]["num_without_host_room"] > 0
+def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock: Stock) -> None:
+    before = counters(yielding)
+    num_different, largest = compare(stock.answers, ask_together(yielding, ASKED))
+    assert num_different == 0
+    assert largest < 1e-3
+    after = counters(yielding)
+    num_yields = after["num_yields"] - before["num_yields"]
+    assert num_yields == after["num_resumed"] - before["num_resumed"] >= len(ASKED)
+    assert after["copies_alive"] == 0
 
 
-def test_kv_that_no_host_memory_takes_is_left_in_the_tree(
-    model: Path, store: Path, tmp_path: Path, calm_answers: list[Spoken]
+def test_a_stream_has_no_gap_and_no_repeat(yielding: SageServer, stock: Stock) -> None:
+    before = counters(yielding)["num_yields"]
+
+    def stream(i: int) -> tuple[str, list[int]]:
+        """The text of the deltas, and their token counts where the server sends them."""
+        prompt, num_tokens = ASKED[i]
+        text, counts = "", []
+        if i % 2:
+            path, key = "/v1/completions", "max_tokens"
+            body: dict[str, Any] = {"model": "any", "prompt": prompt, "ignore_eos": True}
+            body |= {"temperature": 0, key: num_tokens}
+        else:
+            path = "/generate"
+            sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
+            body = {"text": prompt, "sampling_params": sampling}
+        with requests.post(
+            yielding.url + path, json=body | {"stream": True}, stream=True, timeout=300
+        ) as answer:
+            for line in answer.iter_lines():
+                if not line.startswith(b"data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                if i % 2:
+                    text += chunk["choices"][0]["text"]
+                else:
+                    assert chunk["text"].startswith(text)
+                    text = chunk["text"]
+                    counts.append(chunk["meta_info"]["completion_tokens"])
+        return text, counts
+
+    streamed = stage.together(yielding, [lambda i=i: stream(i) for i in range(len(ASKED))])
+    assert counters(yielding)["num_yields"] - before >= len(ASKED)
+    assert [text for text, _ in streamed] == [answer.text for answer in stock.answers]
+    for (_, counts), (_, num_tokens) in zip(streamed[::2], ASKED[::2], strict=True):
+        assert counts == sorted(counts)  # a retracted token makes a chunk with nothing new
+        assert counts[-1] == num_tokens
+
+
+def test_a_client_that_leaves_takes_its_copy_along_and_nothing_else(
+    yielding: SageServer, stock: Stock
 ) -> None:
-    copy = Path(shutil.copytree(store, tmp_path / "store"))
-    settings = RESTLESS + "host_pool_gib = 0.00005\n"
-    with SageServer(model, tmp_path, copy, flags=FLAGS, env=CHECKED, settings=settings) as server:
-        found = answers(server, crowd())
-        assert server.stats()["preemption"]["num_left_in_tree"] > 0
-    assert compare(calm_answers, found)[0] == 0
+    before = counters(yielding)
+    clients: dict[str, http.client.HTTPConnection] = {}
+    with stage.held(yielding):
+        for i, (prompt, num_tokens) in enumerate(ASKED):
+            client = http.client.HTTPConnection("127.0.0.1", yielding.port, timeout=300)
+            sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
+            body = {"text": prompt, "rid": f"client {i}.", "sampling_params": sampling}
+            headers = {"Content-Type": "application/json"}
+            client.request("POST", "/generate", json.dumps(body | {"stream": True}), headers)
+            clients[f"client {i}."] = client
+            stage.once_arrived(yielding, i + 1)
+        stage.hold(yielding, swapped=4)
+        state = stage.once_held(yielding)
+        groups = [state[name][:4] for name in ("running", "swapped", "fresh")]
+        assert all(len(group) == 4 for group in groups)
+        gone = [rid for group in groups for rid in group[:2]]
+        aborted = [rid for group in groups for rid in group[2:]]
+        for rid in gone:
+            clients.pop(rid).close()
+        for rid in aborted:
+            post(yielding, "/abort_request", {"rid": rid})
+        stage.once_aborted(yielding, len(gone) + len(aborted))
+    said = {f"client {i}.": answer.text for i, answer in enumerate(stock.answers)}
+    for rid, client in clients.items():
+        *_, last, done = client.getresponse().read().strip().split(b"\n\n")
+        assert done == b"data: [DONE]"
+        answer = json.loads(last[6:])
+        if rid in aborted:
+            assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+        else:
+            assert answer["text"] == said[rid]
+    after = counters(yielding)
+    came_back = sum(after[name] - before[name] for name in ("num_resumed", "num_recomputed"))
+    assert after["num_yields"] - before["num_yields"] == came_back + len(groups[1])
+    generate(yielding, SHORT_PROMPT)  # the last batch of a server is let go with the next
+    wait_until(lambda: counters(yielding)["copies_alive"] == 0)
 
 
-# From here on one server; not before, as an idle one takes a core from those beside it.
-@pytest.fixture(scope="module")
-def restless(
-    model: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SageServer]:
-    folder = tmp_path_factory.mktemp("restless")
-    copy = Path(shutil.copytree(store, folder / "store"))
-    with SageServer(model, folder, copy, flags=FLAGS, env=CHECKED, settings=RESTLESS) as server:
-        yield server
+def test_what_a_flush_makes_stale_is_computed_again(yielding: SageServer, stock: Stock) -> None:
+    before = counters(yielding)["num_recomputed"]
+    swapped = []
+
+    def flush(state: dict[str, Any]) -> None:
+        swapped.extend(state["swapped"])
+        post(yielding, "/pause_generation", {"mode": "retract"})
+        post(yielding, "/flush_cache", {})
+        post(yielding, "/continue_generation", {})
+
+    found = ask_together(yielding, ASKED, then=flush, swapped=4)
+    assert compare(stock.answers, found)[0] == 0
+    assert counters(yielding)["num_recomputed"] - before == len(swapped) >= 4
 
 
-def test_an_answer_is_the_same_whoever_it_yielded_to(
-    restless: SageServer, calm_answers: list[Spoken]
-) -> None:
-    check_the_same(restless, calm_answers)
-
-
-def test_a_client_that_leaves_takes_nothing_along(restless: SageServer) -> None:
-    asked = crowd(seed=1)[:40]
-    before = restless.stats()["preemption"]["num_yields"]
-
-    def ask(position: int) -> int | None:
-        prompt, num_tokens = asked[position]
-        if position % 4:
-            return len(generate(restless, prompt, num_tokens)["output_ids"])
-        body = {
-            "text": prompt,
-            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0},
-            "stream": True,
-        }
-        with requests.post(restless.url + "/generate", json=body, stream=True, timeout=60) as left:
-            next(left.iter_lines())
-            time.sleep(0.05 * (position % 7))  # some are running when they leave, some swapped
-        return None
-
-    with ThreadPoolExecutor(24) as pool:
-        counts = list(pool.map(ask, range(len(asked))))
-    for position, count in enumerate(counts):
-        assert count in (None, asked[position][1])
-    assert restless.stats()["preemption"]["num_yields"] > before
-    # SGLang checks on idle that no memory is held any more, and dies where some is.
-    wait_until(lambda: requests.get(restless.url + "/health", timeout=30).status_code == 200)
-    assert answers(restless, asked[:1])[0].ids
-
-
-def test_what_a_flush_makes_stale_is_computed_again(restless: SageServer) -> None:
-    asked = crowd(seed=2)[:30]
-    alone = ask(restless, asked, 1, sampling=[{"ignore_eos": False}])
-    recomputed = 0
-    with ThreadPoolExecutor(1) as background:
-        together = background.submit(answers, restless, asked)
-        while not together.done() and not recomputed:
-            time.sleep(0.3)
-            post(restless, "/pause_generation", {"mode": "retract"})
-            post(restless, "/flush_cache", {})
-            post(restless, "/continue_generation", {})
-            recomputed = restless.stats()["preemption"]["num_recomputed"]
-        assert compare(alone, together.result())[0] == 0
-    assert recomputed > 0
+def counters(server: SageServer) -> dict[str, int]:
+    found: dict[str, int] = server.stats()["preemption"]
+    return found
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> None:

@@ -76,6 +76,7 @@ REFUSED = [
     (["--skip-tokenizer-init"], {}, "--skip-tokenizer-init"),
     (["--disaggregation-mode", "prefill"], {}, "--disaggregation-mode"),
     (["--encoder-only"], {}, "--encoder-only"),
+    (["--is-embedding"], {}, "--is-embedding"),
     (["--dllm-algorithm", "LowConfidence"], {}, "--dllm-algorithm"),
     (["--enable-pdmux"], {}, "--enable-pdmux"),
     (["--enable-priority-scheduling"], {}, "--enable-priority-scheduling"),

@@ -54,13 +54,15 @@ def test_what_cannot_be_ranked_keeps_its_place(ranker: Ranker) -> None:
     assert ranker.stats()["num_garbled"] == 1
 
 
-def test_a_request_that_is_no_generation_keeps_its_place(ranker: Ranker) -> None:
-    # Embedding requests never pass the hook that puts a job on a request.
-    foreign = SimpleNamespace(output_ids=[])
-    long_one, short_one = arrive(ranker, request([900] * 9), request([10] * 9))
-    queue = [long_one, foreign, short_one]
+def test_the_order_does_not_depend_on_how_the_queue_was_ordered_before(ranker: Ranker) -> None:
+    # A queue that one rank alone has reordered must not make it decide otherwise than the others.
+    requests = arrive(
+        ranker, *(request([10 * i] * 9) if i % 3 else request(None) for i in range(12, 0, -1))
+    )
+    queue, shuffled = list(requests), requests[5:] + requests[:5]
     ranker.sort(queue)
-    assert queue == [short_one, foreign, long_one]
+    ranker.sort(shuffled)
+    assert queue == shuffled
 
 
 def test_a_failing_policy_means_order_of_arrival_and_one_log_line(

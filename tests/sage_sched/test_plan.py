@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
 from sage_sched.config import PolicyConfig, StepTimeConfig
 from sage_sched.job import Job
-from sage_sched.plan import Claimant, Holder, Turn, plan_turns
+from sage_sched.plan import Claimant, Departure, Turn, plan_turns
 from sage_sched.policy import Policy
 from sage_sched.step_time import ServerFacts
 
@@ -33,6 +34,13 @@ def job(key: int, num_yields: int = 0) -> Job:
     return Job(key, key, 10, None, 0, num_yields=num_yields)
 
 
+class Holder(NamedTuple):
+    """A running job and what its leaving frees."""
+
+    job: Job
+    freed_tokens: int
+
+
 def plan(
     running: list[Holder],
     waiting: list[Claimant],
@@ -40,15 +48,21 @@ def plan(
     free_tokens: int = 0,
     move_s: Callable[[Job], float | None] = lambda job: 0.0,
 ) -> list[Turn]:
+    freed_tokens = dict(running)
+
+    def departure(job: Job) -> Departure | None:
+        price_s = move_s(job)
+        return None if price_s is None else Departure(price_s, freed_tokens[job])
+
     return plan_turns(
-        running,
+        freed_tokens,
         waiting,
         free_slots=free_slots,
         free_tokens=free_tokens,
         policy=POLICY,
         served_tokens=0,
         max_yields=2,
-        move_s=move_s,
+        departure=departure,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sage_sched.config import PolicyConfig
 from sage_sched.job import Job
-from sage_sched.plan import PLAN_WINDOW, Claimant, Holder, plan_turns
+from sage_sched.plan import PLAN_WINDOW, Claimant, Departure, plan_turns
 from sage_sched.policy import Policy
 from tests.sage_sched.strategies import SERVER
 
@@ -85,11 +85,11 @@ class Rank:
             job.arrival: int((job.max_new_tokens - job.generated_tokens) * self.ratio)
             for job in self.running.values()
         }
-        holders = [
-            Holder(job, self.held_tokens(job) + reserved[job.arrival])
-            for job in self.running.values()
-        ]
-        self.rng.shuffle(holders)  # in what order a batch holds its requests decides nothing
+        freed = {
+            job: self.held_tokens(job) + reserved[job.arrival] for job in self.running.values()
+        }
+        batch = list(freed)
+        self.rng.shuffle(batch)  # in what order a batch holds its requests decides nothing
         queue = sorted(self.waiting.values(), key=lambda job: (POLICY.key(job, 0), job.arrival))
         claimants = [
             Claimant(job, job.input_tokens + job.max_new_tokens + self.page_size)
@@ -98,16 +98,15 @@ class Rank:
         free_tokens = self.free_tokens() - sum(reserved.values())
         free_slots = NUM_SLOTS - len(self.running)
         turns = plan_turns(
-            holders,
+            batch,
             claimants,
             free_slots=free_slots,
             free_tokens=free_tokens,
             policy=POLICY,
             served_tokens=0,
             max_yields=MAX_YIELDS,
-            move_s=lambda job: 0.0,
+            departure=lambda job: Departure(0.0, freed[job]),
         )
-        freed = {holder.job: holder.freed_tokens for holder in holders}
         assert [turn.newcomer for turn in turns] == queue[: len(turns)]
         for turn, claimant in zip(turns, claimants, strict=False):
             free_slots, free_tokens = self.carry_out(

@@ -1,0 +1,53 @@
+"""Many requests to a server that has the stage, as they make a situation: who has come before whom
+is scripted, and all that follows is a matter of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from bench.exactness import Spoken, ask
+from bench.server import Server
+from tests.engine import stage
+
+Asked = tuple[str, int]  # a prompt, and how many tokens it is to get
+
+
+def ask_one(server: Server, asked: Asked, **sampling: Any) -> Spoken:
+    return ask(server, [asked], 1, sampling=[sampling])[0]
+
+
+def ask_together(
+    server: Server,
+    asked: Sequence[Asked],
+    sampling: Sequence[Mapping[str, Any]] = ({},),
+    then: Callable[[dict[str, Any]], None] | None = None,
+    **until: int,
+) -> list[Spoken]:
+    """Their answers, all there before the first may start; `sampling` are further parameters, in
+    turn. For the rest see stage.together()."""
+    calls = [
+        partial(ask_one, server, one, **sampling[i % len(sampling)]) for i, one in enumerate(asked)
+    ]
+    return stage.together(server, calls, then, **until)
+
+
+def ask_in_waves(
+    server: Server, waves: Sequence[Sequence[Asked]], every_tokens: int, **sampling: Any
+) -> list[Spoken]:
+    """Their answers: a wave comes when a running request has said `every_tokens` more than at the
+    wave before. One of the first wave's has to have that many in the end."""
+    with ThreadPoolExecutor(sum(map(len, waves))) as pool:
+        answers = []
+        try:
+            for i, wave in enumerate(waves):
+                stage.hold(server, tokens=i * every_tokens)
+                stage.once_held(server)
+                for num_before, one in enumerate(wave):
+                    answers.append(pool.submit(ask_one, server, one, **sampling))
+                    stage.once_arrived(server, num_before + 1)
+        finally:
+            stage.go_on(server)
+        return [answer.result() for answer in answers]

@@ -1,0 +1,1 @@
+"""A seeded scenario fuzzer for real servers: `python -m tests.engine.fuzz --help`."""

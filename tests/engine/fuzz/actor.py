@@ -1,0 +1,394 @@
+"""Plays a scenario against a server, and collects what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from tests.engine.fuzz.scenario import (
+    Disturbance,
+    Kind,
+    Logprobs,
+    Scenario,
+    Talk,
+    Trouble,
+    Turn,
+    spelled,
+)
+
+# Nothing came back for so long: whatever the host, the server is stuck.
+STALLED_S = 150.0
+_CHAT = "/v1/chat/completions"
+_GENERATE = "/generate"
+
+
+class StalledError(RuntimeError):
+    """Nothing came back from the server for STALLED_S."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a server is asked, but for how the answer is to come."""
+
+    route: str
+    body: Mapping[str, Any]
+
+    def key(self) -> str:
+        return self.route + json.dumps(self.body, sort_keys=True)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back of one sample. problems: what is wrong with the stream in itself."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    finish: str = ""  # "" as long as it is not at its end
+    logprobs: list[float] = field(default_factory=list)
+    input_logprobs: list[float] = field(default_factory=list)
+    top_ids: list[int] = field(default_factory=list)
+    num_retractions: int = 0
+    error: str = ""
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A turn and its answers. ended_s: when the answer was complete, the client gone, or never."""
+
+    talk: Talk
+    turn: Turn
+    rid: str
+    question: Question
+    sent_s: float
+    ended_s: float = float("inf")
+    left: bool = False
+    asked_to_abort: bool = False
+    answers: list[Answer] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Played:
+    """An episode. abort_windows: when all requests were told to end."""
+
+    outcomes: list[Outcome]
+    abort_windows: list[tuple[float, float]]
+    problems: list[str]
+
+
+class Actor:
+    """One episode's clients. prefix: of their requests' ids, so that no other episode has them."""
+
+    def __init__(self, url: str, model_path: str, prefix: str) -> None:
+        self._url = url
+        self._model_path = model_path
+        self._prefix = prefix
+        self._started_s = time.monotonic()
+        self._heard_s = time.monotonic()
+        self._http: aiohttp.ClientSession | None = None
+        self.played = Played([], [], [])
+
+    async def play(self, scenario: Scenario) -> Played:
+        """Raises StalledError, with all that was played so far in `played`."""
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self._http:
+            self._started_s = self._heard_s = time.monotonic()
+            acts = [
+                *(self._talk(talk) for talk in scenario.talks),
+                self._operator(scenario.disturbances),
+            ]
+            tasks = [asyncio.create_task(act) for act in acts]
+            try:
+                while not all(task.done() for task in tasks):
+                    await asyncio.wait(tasks, timeout=1.0)
+                    if time.monotonic() - self._heard_s > STALLED_S:
+                        raise StalledError(f"nothing came back for {STALLED_S:.0f} s")
+            finally:
+                for task in tasks:
+                    task.cancel()
+                found = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in found:
+            if isinstance(error, Exception):
+                self.played.problems.append(f"a client failed: {error!r}")
+        return self.played
+
+    async def _wait(self, at_s: float) -> None:
+        await asyncio.sleep(max(0.0, self._started_s + at_s - time.monotonic()))
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+        assert self._http is not None
+        async with self._http.post(self._url + path, json=body) as response:
+            text = await response.text()
+            self._heard_s = time.monotonic()
+            try:
+                return response.status, json.loads(text)
+            except ValueError:
+                return response.status, text
+
+    async def _operator(self, disturbances: tuple[Disturbance, ...]) -> None:
+        for disturbance in disturbances:
+            await self._wait(disturbance.at_s)
+            started_s = time.monotonic()
+            await self._disturb(disturbance)
+            if disturbance.trouble in (Trouble.ABORT_ALL, Trouble.PAUSE_ABORT):
+                self.played.abort_windows.append((started_s, time.monotonic()))
+
+    async def _disturb(self, disturbance: Disturbance) -> None:
+        trouble = disturbance.trouble
+        update = {"model_path": self._model_path}
+        if trouble is Trouble.FLUSH:
+            await self._post("/flush_cache", {})  # refused while there are requests
+        elif trouble is Trouble.ABORT_ALL:
+            await self._post("/abort_request", {"abort_all": True})
+        elif trouble is Trouble.UPDATE:
+            await self._demand("/update_weights_from_disk", update)
+        else:
+            mode = {Trouble.PAUSE_ABORT: "abort", Trouble.PAUSE_IN_PLACE: "in_place"}
+            await self._demand("/pause_generation", {"mode": mode.get(trouble, "retract")})
+            if trouble is Trouble.RETRACT_AND_FLUSH:
+                await self._demand("/flush_cache", {})
+            elif trouble is Trouble.RETRACT_AND_UPDATE:
+                await self._demand("/update_weights_from_disk", update)
+            await asyncio.sleep(disturbance.for_s)
+            await self._demand("/continue_generation", {})
+
+    async def _demand(self, path: str, body: Mapping[str, Any]) -> Any:
+        status, found = await self._post(path, body)
+        if status != 200:
+            self.played.problems.append(f"{path} {dict(body)} gave {status}: {found}")
+        return found
+
+    async def _talk(self, talk: Talk) -> None:
+        await self._wait(talk.at_s)
+        if talk.kind is Kind.BATCH:
+            await self._batch(talk)
+            return
+        session = None
+        if talk.kind in (Kind.SESSION, Kind.STREAMING_SESSION):
+            body = {
+                "capacity_of_str_len": 100_000,
+                "streaming": talk.kind is Kind.STREAMING_SESSION,
+            }
+            session = await self._demand("/open_session", body)
+        said = list(talk.opening)
+        messages: list[dict[str, str]] = []
+        before: str | None = None
+        for i, turn in enumerate(talk.turns):
+            await asyncio.sleep(turn.pause_s if i else 0.0)
+            rid = f"{self._prefix}-{talk.name}-{i}"
+            if talk.kind is Kind.MESSAGES:
+                messages = [*messages, {"role": "user", "content": spelled(turn.words)}]
+                question = Question(_CHAT, _chat_body(turn, messages))
+            else:
+                question = Question(_GENERATE, _generate_body(turn, [*said, *turn.words]))
+            extra: dict[str, Any] = {"rid": rid}
+            if session is not None:
+                extra["session_params"] = {"id": session}
+                if talk.kind is Kind.SESSION and before is not None:
+                    extra["session_params"]["rid"] = before
+                if i:
+                    extra["input_ids"] = list(turn.words)
+            outcome = Outcome(talk, turn, rid, question, time.monotonic())
+            self.played.outcomes.append(outcome)
+            await self._ask(outcome, extra)
+            answer = outcome.answers[0] if outcome.answers else Answer()
+            if answer.finish not in ("stop", "length"):
+                break
+            before = rid
+            if talk.kind is not Kind.PLAIN:
+                said += [*turn.words, *answer.ids]
+                messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if session is not None:
+            await self._demand("/close_session", {"session_id": session})
+
+    async def _batch(self, talk: Talk) -> None:
+        now = time.monotonic()
+        outcomes = [
+            Outcome(
+                talk,
+                turn,
+                f"{self._prefix}-{talk.name}-{i}",
+                Question(_GENERATE, _generate_body(turn, [*talk.opening, *turn.words])),
+                now,
+                asked_to_abort=turn.leave is not None,
+            )
+            for i, turn in enumerate(talk.turns)
+        ]
+        self.played.outcomes += outcomes
+        bodies = [outcome.question.body for outcome in outcomes]
+        body = {
+            "rid": [outcome.rid for outcome in outcomes],
+            "input_ids": [[*talk.opening, *turn.words] for turn in talk.turns],
+            "sampling_params": [one["sampling_params"] for one in bodies],
+            "return_logprob": [one.get("return_logprob", False) for one in bodies],
+            "logprob_start_len": [one.get("logprob_start_len", -1) for one in bodies],
+            "top_logprobs_num": [one.get("top_logprobs_num", 0) for one in bodies],
+        }
+        leaving = [asyncio.create_task(self._abort(outcome)) for outcome in outcomes]
+        try:
+            status, found = await self._post(_GENERATE, body)
+        except aiohttp.ClientError as error:
+            status, found = 0, repr(error)
+        finally:
+            for task in leaving:
+                task.cancel()
+        for i, outcome in enumerate(outcomes):
+            outcome.ended_s = time.monotonic()
+            if status == 200 and isinstance(found, list) and len(found) == len(outcomes):
+                outcome.answers = [_heard(found[i])]
+            else:
+                outcome.answers = [Answer(error=f"{status}: {str(found)[:300]}")]
+
+    async def _abort(self, outcome: Outcome) -> None:
+        leave = outcome.turn.leave
+        if leave is not None and not leave.closes:
+            await asyncio.sleep(leave.after_s)
+            outcome.asked_to_abort = True
+            with contextlib.suppress(aiohttp.ClientError):
+                await self._post("/abort_request", {"rid": outcome.rid})
+
+    async def _ask(self, outcome: Outcome, extra: Mapping[str, Any]) -> None:
+        leave = outcome.turn.leave
+        aborting = asyncio.create_task(self._abort(outcome))
+        answering = asyncio.create_task(self._answer(outcome, extra))
+        try:
+            if leave is not None and leave.closes:
+                _, pending = await asyncio.wait([answering], timeout=leave.after_s)
+                outcome.left = bool(pending)
+            else:
+                await asyncio.wait([answering])
+        finally:
+            for task in (answering, aborting):
+                task.cancel()
+            found = await asyncio.gather(answering, aborting, return_exceptions=True)
+        outcome.ended_s = time.monotonic()
+        if isinstance(found[0], Exception):
+            outcome.answers = [Answer(error=repr(found[0])[:300])]
+
+    async def _answer(self, outcome: Outcome, extra: Mapping[str, Any]) -> None:
+        turn, question = outcome.turn, outcome.question
+        body: dict[str, Any] = {**question.body, **extra}
+        if turn.stream:
+            body["stream"] = True
+        if turn.num_samples > 1:
+            body["sampling_params"] = {**body["sampling_params"], "n": turn.num_samples}
+        assert self._http is not None
+        async with self._http.post(self._url + question.route, json=body) as response:
+            if response.status != 200:
+                error = f"{response.status}: {(await response.text())[:300]}"
+                outcome.answers = [Answer(error=error)]
+            elif not turn.stream:
+                found = await response.json()
+                parts = found if isinstance(found, list) else [found]
+                heard = _heard_chat if question.route == _CHAT else _heard
+                outcome.answers = [heard(part) for part in parts]
+            else:
+                outcome.answers = [Answer() for _ in range(turn.num_samples)]
+                await self._listen(outcome, response)
+        self._heard_s = time.monotonic()
+
+    async def _listen(self, outcome: Outcome, response: aiohttp.ClientResponse) -> None:
+        """Follow a stream to its end."""
+        done = False
+        async for line in _lines(response):
+            self._heard_s = time.monotonic()
+            if done:
+                outcome.answers[0].problems.append("something came after the end of the stream")
+            if line == "[DONE]":
+                done = True
+                continue
+            chunk = json.loads(line)
+            if "error" in chunk:
+                outcome.answers[0].error = str(chunk)[:300]
+            elif outcome.question.route == _CHAT:
+                _follow_chat(outcome.answers[0], chunk)
+            else:
+                _follow(outcome.answers[chunk.get("index") or 0], chunk)
+        if not done:
+            outcome.answers[0].problems.append("the stream has no end")
+
+
+async def ask(http: aiohttp.ClientSession, url: str, question: Question) -> Answer:
+    """One plain answer. Raises aiohttp.ClientError."""
+    async with http.post(url + question.route, json=question.body) as response:
+        if response.status != 200:
+            return Answer(error=f"{response.status}: {(await response.text())[:300]}")
+        found = await response.json()
+        return _heard_chat(found) if question.route == _CHAT else _heard(found)
+
+
+def _generate_body(turn: Turn, prompt: list[int]) -> dict[str, Any]:
+    body: dict[str, Any] = {"sampling_params": dict(turn.sampling)}
+    body |= {"text": spelled(prompt)} if turn.as_text else {"input_ids": prompt}
+    if turn.logprobs is not Logprobs.NONE:
+        body["return_logprob"] = True
+    if turn.logprobs is Logprobs.INPUT:
+        body["logprob_start_len"] = 0
+    if turn.logprobs is Logprobs.TOP:
+        body["top_logprobs_num"] = 2
+    return body
+
+
+def _chat_body(turn: Turn, messages: list[dict[str, str]]) -> dict[str, Any]:
+    sampling = dict(turn.sampling)
+    sampling["max_tokens"] = sampling.pop("max_new_tokens")
+    return {"model": "any", "messages": messages, **sampling}
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    """The data of a stream's events."""
+    rest = b""
+    async for part in response.content.iter_any():
+        *whole, rest = (rest + part).split(b"\n\n")
+        for line in whole:
+            yield line.removeprefix(b"data: ").decode()
+
+
+def _heard(found: Mapping[str, Any]) -> Answer:
+    meta = found["meta_info"]
+    return Answer(
+        text=found.get("text") or "",
+        ids=list(found.get("output_ids") or []),
+        finish=(meta.get("finish_reason") or {}).get("type", ""),
+        logprobs=[one[0] for one in meta.get("output_token_logprobs") or []],
+        input_logprobs=[one[0] or 0.0 for one in meta.get("input_token_logprobs") or []],
+        top_ids=[one[0][1] if one else -1 for one in meta.get("output_top_logprobs") or []],
+        num_retractions=meta.get("num_retractions", 0),
+    )
+
+
+def _heard_chat(found: Mapping[str, Any]) -> Answer:
+    choice = found["choices"][0]
+    return Answer(text=choice["message"]["content"] or "", finish=choice["finish_reason"] or "")
+
+
+def _follow(answer: Answer, chunk: Mapping[str, Any]) -> None:
+    """A chunk of /generate, which has all that was said so far."""
+    now = _heard(chunk)
+    if answer.finish:
+        answer.problems.append("the answer went on after its end")
+    if now.finish != "abort":
+        if not now.text.startswith(answer.text) and now.finish != "stop":
+            answer.problems.append(f"said {answer.text!r}, then {now.text!r}")
+        if now.ids[: len(answer.ids)] != answer.ids and now.finish != "stop":
+            answer.problems.append(f"said {answer.ids}, then {now.ids}")
+    for name in Answer.__slots__:
+        if name not in ("problems", "error"):
+            setattr(answer, name, getattr(now, name))
+
+
+def _follow_chat(answer: Answer, chunk: Mapping[str, Any]) -> None:
+    """A chunk of the OpenAI route, which has what is new."""
+    for choice in chunk["choices"]:
+        if answer.finish:
+            answer.problems.append("the answer went on after its end")
+        answer.text += choice["delta"].get("content") or ""
+        answer.finish = choice["finish_reason"] or ""

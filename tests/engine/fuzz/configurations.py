@@ -1,0 +1,177 @@
+"""The servers that are fuzzed, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bench.exactness import STRICT, TWO_RANKS
+from bench.policy_server import CPU_ENV
+from tests.engine.fuzz import picky
+from tests.engine.fuzz.scenario import Mix, Trouble
+
+_FLAGS = (
+    "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
+    "--mem-fraction-static", "0.1", "--log-level-http", "warning",
+)  # fmt: skip
+_CHECKS = {**CPU_ENV, **STRICT, "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
+# With the small model's step times, so that a quantum is a few tokens; each request yields often.
+_RESTLESS = """
+[policy]
+bucket_tokens = 4
+mlfq_quantum_ms = 6.0
+preempt_margin = 0.0
+aging_pools = 1000.0
+[preemption]
+enabled = true
+max_yields = 1000
+swap_only = true
+[predictor]
+deadline_ms = 1000.0
+min_matches = 3
+[step_time]
+prefill_base_ms = 7.44
+prefill_request_ms = 3.88
+prefill_token_ms = 0.0
+prefill_pair_ms = 6.43e-6
+decode_base_ms = 3.86
+decode_request_ms = 0.289
+decode_kv_token_ms = 6.65e-4
+"""
+_COMPUTED_AGAIN = _RESTLESS.replace("swap_only = true", "swap_only = false\nhost_pool_gib = 0.0003")
+_CALM_TROUBLES = {Trouble.FLUSH: 1.0, Trouble.ABORT_ALL: 0.5}
+_ALL_TROUBLES = dict.fromkeys(Trouble, 1.0)
+_WITH_SESSIONS = {
+    "documents": 2.0, "chats": 1.0, "singles": 2.0, "sessions": 2.0, "streaming sessions": 3.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A server, and what is asked of it.
+
+    flags: those that the server of the undisturbed answers has too: they may change how numbers
+        are rounded, or what a grammar allows.
+    pool_tokens, num_slots: a starved server's.
+    starved_flags: of the fuzzed server alone.
+    settings: its --sage-config; "" for a stock policy.
+    """
+
+    name: str
+    policy: str = "fastserve"
+    flags: tuple[str, ...] = ()
+    pool_tokens: int = 1200
+    num_slots: int = 6
+    starved_flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    settings: str = _RESTLESS
+    mix: Mix = field(default_factory=Mix)
+
+    def fuzzed_flags(self) -> list[str]:
+        pool = ("--max-total-tokens", str(self.pool_tokens))
+        slots = ("--max-running-requests", str(self.num_slots))
+        policy = ("--schedule-policy", self.policy)
+        return [*_FLAGS, *self.flags, *pool, *slots, *policy, *self.starved_flags]
+
+    def calm_flags(self) -> list[str]:
+        """Of a stock server with room for all."""
+        return [*_FLAGS, *self.flags, "--max-total-tokens", "16384", "--max-running-requests", "24"]
+
+    def environment(self) -> dict[str, str]:
+        return {**_CHECKS, **self.env}
+
+
+def _configurations() -> list[Configuration]:
+    return [
+        Configuration(
+            name="documents",
+            pool_tokens=2000,
+            num_slots=8,
+            mix=Mix(
+                max_tokens=900,
+                families={"documents": 5.0, "chats": 1.0, "agents": 2.0, "singles": 1.0},
+                leaving=0.1,
+            ),
+        ),
+        Configuration(
+            name="sage", policy="sage", pool_tokens=1000, mix=Mix(troubles=_CALM_TROUBLES)
+        ),
+        Configuration(
+            name="paged",
+            flags=("--page-size", "16", "--disable-overlap-schedule"),
+            pool_tokens=1280,
+            mix=Mix(penalties=True, grammar=0.15, troubles=_CALM_TROUBLES),
+        ),
+        Configuration(
+            name="llguidance",
+            flags=("--grammar-backend", "llguidance"),
+            pool_tokens=900,
+            mix=Mix(max_tokens=400, grammar=0.6, leaving=0.1),
+        ),
+        Configuration(
+            name="outlines",
+            flags=("--grammar-backend", "outlines"),
+            pool_tokens=900,
+            mix=Mix(max_tokens=400, grammar=0.6, leaving=0.1),
+        ),
+        Configuration(
+            name="mixed",
+            flags=("--chunked-prefill-size", "64", "--enable-mixed-chunk"),
+            pool_tokens=900,
+            mix=Mix(max_tokens=400, grammar=0.1, troubles=_CALM_TROUBLES),
+        ),
+        Configuration(
+            name="chunked",
+            policy="sage",
+            flags=("--chunked-prefill-size", "32", "--page-size", "16"),
+            pool_tokens=1280,
+            num_slots=8,
+            mix=Mix(max_tokens=600, troubles=_CALM_TROUBLES),
+        ),
+        Configuration(
+            name="two-ranks",
+            policy=picky.NAME,
+            flags=("--tp-size", "2"),
+            pool_tokens=900,
+            env=TWO_RANKS,
+            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES, num_talks=20),
+        ),
+        Configuration(
+            name="two-replicas",
+            pool_tokens=700,
+            starved_flags=("--dp-size", "2"),
+            env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
+            mix=Mix(max_tokens=350, troubles=_CALM_TROUBLES),
+        ),
+        Configuration(
+            name="sessions",
+            pool_tokens=2000,
+            num_slots=8,
+            starved_flags=("--enable-streaming-session", "--chunked-prefill-size", "-1"),
+            mix=Mix(families=_WITH_SESSIONS, max_tokens=450, num_talks=20),
+        ),
+        Configuration(
+            name="troubled",
+            policy="sage",
+            pool_tokens=1000,
+            mix=Mix(troubles=_ALL_TROUBLES, max_troubles=4),
+        ),
+        Configuration(
+            name="computed-again",
+            policy="sage",
+            settings=_COMPUTED_AGAIN,
+            pool_tokens=900,
+            mix=Mix(max_tokens=400, troubles=_ALL_TROUBLES),
+        ),
+        # SGLang itself in the same straits: what fails here is not ours.
+        Configuration(
+            name="stock",
+            policy="fcfs",
+            settings="",
+            pool_tokens=1000,
+            mix=Mix(troubles=_ALL_TROUBLES, grammar=0.1, max_troubles=4),
+        ),
+    ]
+
+
+CONFIGURATIONS: Mapping[str, Configuration] = {one.name: one for one in _configurations()}

@@ -1,0 +1,121 @@
+"""What the witnesses of a server wrote down, and what has to be true of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+# What an aborted request may still say: its abort is carried out with the step in flight, and the
+# one after it.
+_LAST_WORDS = 3
+Event = Mapping[str, Any]
+
+
+class Evidence:
+    """Of one server, from its start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._schedulers = {path.stem: _read(path) for path in folder.glob("scheduler-*.jsonl")}
+        self._http = _read(folder / "http.jsonl")
+
+    def states_met(self) -> Counter[str]:
+        """What aborted requests were doing when the abort met them."""
+        return Counter(
+            state
+            for name, events in self._schedulers.items()
+            if name.endswith("tp0")
+            for event in events
+            if event["event"] == "abort"
+            for state, _ in event["met"].values()
+        )
+
+    def findings(self) -> list[str]:
+        return [*self._parted_ranks(), *self._lost_aborts(), *self._answered_twice()]
+
+    def _parted_ranks(self) -> list[str]:
+        found = []
+        for name, events in self._schedulers.items():
+            if not name.endswith("tp0"):
+                continue
+            other = self._schedulers.get(name.removesuffix("tp0") + "tp1")
+            if other is None:
+                continue
+            for i, (one, two) in enumerate(zip(_batches(events), _batches(other), strict=False)):
+                if one != two:
+                    found.append(f"the ranks part at their {i}th batch: {one}, {two}")
+                    break
+        return found
+
+    def _lost_aborts(self) -> list[str]:
+        """Requests that the HTTP process was told to abort, and that ran to their natural end."""
+        found = []
+        let_in: set[str] = set()
+        wanted: set[str] = set()
+        for event in self._http:
+            if event["event"] == "let in":
+                let_in |= set(event["rids"])
+            elif event["event"] == "abort":
+                wanted |= set(event["known"]) & let_in
+        for rid in sorted(wanted):
+            for events in self._schedulers.values():
+                if (problem := _lost(rid, events)) is not None:
+                    found.append(f"{rid}: {problem}")
+                    break
+        return found
+
+    def _answered_twice(self) -> list[str]:
+        ends = Counter(event["rid"] for event in self._http if event["event"] == "finish")
+        return [f"{rid} was answered {num} times" for rid, num in ends.items() if num > 1]
+
+
+def _read(path: Path) -> list[Event]:
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _batches(events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if event["event"] == "batch"]
+
+
+def _lost(rid: str, events: Iterable[Event]) -> str | None:
+    """How an abort of a request was lost in one scheduler; None if it was not."""
+    arrived, aborts_before, passed_by, met = False, 0, 0, []
+    for event in events:
+        if event["event"] == "abort":
+            if rid in event["met"]:
+                met.append(event["met"][rid])
+            elif event["all"] or event["rid"] == rid:
+                aborts_before += not arrived
+                passed_by += arrived
+        elif event.get("rid") != rid:
+            continue
+        elif event["event"] == "arrive":
+            arrived = True
+        elif event["event"] == "finish" and event["reason"] != "abort":
+            if met:
+                state, num_tokens = met[0]
+                late = event["tokens"] - num_tokens
+                if late > _LAST_WORDS:
+                    return f"aborted while {state}, and said {late} more tokens to its end"
+            elif passed_by:
+                return (
+                    f"the scheduler did not find it to abort, and it said {event['tokens']} tokens"
+                )
+            elif aborts_before:
+                return f"aborted before it reached the scheduler, and said {event['tokens']} tokens"
+            else:
+                # An abort that came after the end is noted too, and later.
+                return _never(rid, event, events)
+    return None
+
+
+def _never(rid: str, finish: Event, events: Iterable[Event]) -> str | None:
+    told = any(
+        event["event"] == "abort" and (event["all"] or event["rid"] == rid) for event in events
+    )
+    return None if told else f"no abort reached the scheduler; it said {finish['tokens']} tokens"

@@ -1,0 +1,130 @@
+"""Whether what came back is what has to, whatever the timing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.engine.fuzz.actor import Answer, Outcome, Played
+from tests.engine.fuzz.oracle import Oracle
+from tests.engine.fuzz.scenario import Kind
+
+# Of a log probability: who is decoded together changes its last digits.
+_TOLERANCE = 1e-3
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What is wrong with an episode's answers, and what was compared.
+
+    num_uncertain: two undisturbed runs did not agree either.
+    """
+
+    findings: list[str]
+    num_compared: int = 0
+    num_uncertain: int = 0
+    num_aborted: int = 0
+    num_left: int = 0
+
+
+def judge(played: Played, oracle: Oracle) -> Verdict:
+    verdict = Verdict(list(played.problems))
+    compared = [outcome for outcome in played.outcomes if not outcome.turn.sampled]
+    calm = dict(
+        zip(
+            [outcome.rid for outcome in compared],
+            oracle.answers([outcome.question for outcome in compared]),
+            strict=True,
+        )
+    )
+    for outcome in played.outcomes:
+        found = _judge_one(outcome, calm.get(outcome.rid), _may_abort(outcome, played), verdict)
+        if found and outcome.rid in calm:
+            again = oracle.alone(outcome.question)
+            if (again.ids, again.text) != (calm[outcome.rid].ids, calm[outcome.rid].text):
+                verdict.num_uncertain += 1
+                continue
+        verdict.findings += [f"{_who(outcome)}: {problem}" for problem in found]
+    return verdict
+
+
+def _may_abort(outcome: Outcome, played: Played) -> bool:
+    return outcome.asked_to_abort or any(
+        outcome.sent_s <= end and start <= outcome.ended_s for start, end in played.abort_windows
+    )
+
+
+def _who(outcome: Outcome) -> str:
+    turn = outcome.turn
+    how = [
+        outcome.talk.kind.name.lower(),
+        f"{len(turn.words)} new tokens",
+        str(dict(turn.sampling)),
+    ]
+    how += ["streamed"] * turn.stream + [f"n={turn.num_samples}"] * (turn.num_samples > 1)
+    return f"{outcome.rid} ({', '.join(how)})"
+
+
+def _judge_one(
+    outcome: Outcome, calm: Answer | None, may_abort: bool, verdict: Verdict
+) -> list[str]:
+    problems: list[str] = []
+    turn = outcome.turn
+    if not outcome.left and len(outcome.answers) != turn.num_samples:
+        problems.append(f"{len(outcome.answers)} answers")
+    if calm is not None and calm.error:
+        return [f"the undisturbed server says {calm.error}"]
+    for answer in outcome.answers:
+        problems += answer.problems if not outcome.left else []
+        if answer.error:
+            if not (may_abort or outcome.left):
+                problems.append(answer.error)
+        elif outcome.left and not answer.finish:
+            verdict.num_left += 1
+            problems += _not_a_start(answer, calm)
+        elif answer.finish == "abort":
+            verdict.num_aborted += 1
+            if not may_abort:
+                problems.append("aborted, though nobody asked for it")
+            problems += _not_a_start(answer, calm)
+        elif not answer.finish:
+            problems.append("not answered to the end")
+        elif calm is not None:
+            verdict.num_compared += 1
+            problems += _differences(answer, calm)
+        elif outcome.talk.kind is not Kind.MESSAGES:
+            cap = turn.sampling["max_new_tokens"]
+            if len(answer.ids) > cap or (answer.finish == "length") != (len(answer.ids) == cap):
+                problems.append(f"{len(answer.ids)} of at most {cap} tokens, {answer.finish}")
+    return problems
+
+
+def _not_a_start(answer: Answer, calm: Answer | None) -> list[str]:
+    """What was said up to an abort has to be the beginning of what would have been said."""
+    if calm is None or answer.ids == calm.ids[: len(answer.ids)]:
+        return []
+    return [f"said {answer.ids}, undisturbed {calm.ids}"]
+
+
+def _differences(answer: Answer, calm: Answer) -> list[str]:
+    if answer.ids != calm.ids:
+        pairs = enumerate(zip(answer.ids, calm.ids, strict=False))
+        at = next((i for i, (said, wanted) in pairs if said != wanted), "the end of one")
+        return [f"other tokens from {at} on: {answer.ids}, undisturbed {calm.ids}"]
+    problems = []
+    if answer.text != calm.text:
+        problems.append(f"other text: {answer.text!r}, undisturbed {calm.text!r}")
+    if answer.finish != calm.finish:
+        problems.append(f"ended by {answer.finish}, undisturbed by {calm.finish}")
+    if answer.top_ids != calm.top_ids:
+        problems.append(f"top tokens {answer.top_ids}, undisturbed {calm.top_ids}")
+    for what in ("logprobs", "input_logprobs"):
+        problems += _far(what, getattr(answer, what), getattr(calm, what))
+    return problems
+
+
+def _far(what: str, found: Sequence[float], calm: Sequence[float]) -> list[str]:
+    if len(found) != len(calm):
+        return [f"{len(found)} {what}, undisturbed {len(calm)}"]
+    largest = max((abs(a - b) for a, b in zip(found, calm, strict=True)), default=0.0)
+    return [f"{what} differ by {largest:.2g}"] if largest > _TOLERANCE else []

@@ -1,0 +1,53 @@
+"""The model that is served: each token is a few printable characters, so that a grammar, a stop
+string and a stream of random text all mean something."""
+
+from __future__ import annotations
+
+import itertools
+import string
+from pathlib import Path
+
+from bench.model import END_TOKEN, PAD_TOKEN, write_model
+
+VOCAB_SIZE = 512
+_SPECIAL = (PAD_TOKEN, "[UNK]", "[CLS]", END_TOKEN, "<|user|>", "<|assistant|>")
+# A prompt's text falls into these, one character a token; an answer has the others too.
+CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " "
+FIRST_ID = len(_SPECIAL)
+
+
+def write_spelling_model(folder: Path) -> Path:
+    """Write it, unless it is there, and return folder."""
+    write_model(folder, vocab_size=VOCAB_SIZE)
+    if not (folder / "spelling").exists():
+        _write_tokenizer(folder)
+        (folder / "spelling").touch()  # last, so that a write that was cut short is repeated
+    return folder
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    syllables = map(
+        "".join, itertools.product("bcdfghklmnprst", string.ascii_lowercase[:9], "aeiou")
+    )
+    vocab = [*_SPECIAL, *CHARACTERS.replace(" ", "Ġ"), *syllables][:VOCAB_SIZE]
+    assert len(set(vocab)) == VOCAB_SIZE
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(vocab)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        bos_token="[CLS]",
+        eos_token=END_TOKEN,
+        pad_token=PAD_TOKEN,
+        additional_special_tokens=["<|user|>", "<|assistant|>"],
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = (
+        "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    )
+    fast.save_pretrained(folder)

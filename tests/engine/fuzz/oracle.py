@@ -1,0 +1,68 @@
+"""What an undisturbed stock server says, with room for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+from tqdm import tqdm
+
+from bench.server import Server
+from tests.engine.fuzz.actor import Answer, Question, ask
+
+_AT_A_TIME = 8
+
+
+class Oracle:
+    """Answers of one server, each asked for once; the server is stopped in between, as an idle one
+    takes a core from the one that is tried. It starts when the first answer is wanted."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._known: dict[str, Answer] = {}
+
+    def close(self) -> None:
+        """End its server."""
+        self._server.kill()
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer]:
+        """In the order of the questions."""
+        new = {question.key(): question for question in questions}
+        new = {key: question for key, question in new.items() if key not in self._known}
+        if new:
+            found = self._ask(list(new.values()), _AT_A_TIME)
+            self._known |= dict(zip(new, found, strict=True))
+        return [self._known[question.key()] for question in questions]
+
+    def alone(self, question: Question) -> Answer:
+        """Asked again, with nobody else there and nothing cached: a near tie may fall otherwise."""
+        return self._ask([question], 1, flush=True)[0]
+
+    def _ask(self, questions: Sequence[Question], num: int, flush: bool = False) -> list[Answer]:
+        if self._server.running():
+            self._server.resume()
+        else:
+            self._server.__enter__()
+        try:
+            return asyncio.run(self._ask_all(questions, num, flush))
+        finally:
+            self._server.pause()
+
+    async def _ask_all(self, questions: Sequence[Question], num: int, flush: bool) -> list[Answer]:
+        slots = asyncio.Semaphore(num)
+        progress = tqdm(total=len(questions), desc="undisturbed", leave=False, delay=1)
+
+        async def one(question: Question) -> Answer:
+            async with slots:
+                answer = await ask(http, self._server.url, question)
+            progress.update()
+            return answer
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
+        with progress:
+            async with aiohttp.ClientSession(timeout=timeout) as http:
+                if flush:
+                    async with http.post(f"{self._server.url}/flush_cache") as response:
+                        response.raise_for_status()
+                return await asyncio.gather(*map(one, questions))

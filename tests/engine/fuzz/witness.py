@@ -1,0 +1,201 @@
+"""An SGLang plugin for tests: each process of a server writes down what happened, in order.
+
+It stands on SGLang's own functions alone, so that it says the same of any policy, and of none. A
+scheduler notes which requests were in which batch, what arrived, what was aborted in which state,
+and what finished; the HTTP process what was asked for, aborted and answered.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.engine import plugins
+
+_FOLDER = "FUZZ_WITNESS_FOLDER"
+
+
+def install(folder: Path) -> dict[str, str]:
+    """The environment of a server whose processes write to `folder`."""
+    return {**plugins.install(folder / "plugin", __name__), _FOLDER: str(folder)}
+
+
+def register() -> None:
+    """The entry point, called in every process of a server."""
+    from tests.engine.fuzz import picky  # noqa: F401  (a policy is known once it is imported)
+
+    # The launcher becomes the HTTP process; at this moment it has not imported a scheduler yet.
+    if "sglang.srt.managers.scheduler" in sys.modules:
+        _watch_scheduler()
+    elif "sglang.srt.managers.detokenizer_manager" not in sys.modules:
+        _watch_http()
+
+
+class _Notes:
+    """A file of one process, a JSON object a line, complete up to the moment of its death."""
+
+    def __init__(self, name: str) -> None:
+        path = Path(os.environ[_FOLDER]) / f"{name}.jsonl"
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._lock = threading.Lock()
+
+    def write(self, event: str, **what: Any) -> None:
+        with self._lock:
+            self._file.write(json.dumps({"event": event, **what}) + "\n")
+
+
+def _before(owner: Any, name: str, note: Callable[..., None]) -> None:
+    """Call `note` with a method's arguments before each of its calls."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def noted(*args: Any, **kw: Any) -> Any:
+        note(*args, **kw)
+        return original(*args, **kw)
+
+    setattr(owner, name, noted)
+
+
+def _after(owner: Any, name: str, note: Callable[..., None]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def noted(*args: Any, **kw: Any) -> Any:
+        result = original(*args, **kw)
+        note(result, *args, **kw)
+        return result
+
+    setattr(owner, name, noted)
+
+
+def _watch_scheduler() -> None:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.runtime_context import get_parallel
+
+    notes: _Notes | None = None
+    last: tuple[str, list[str]] = ("", [])
+
+    def start(result: None, scheduler: Any, *args: Any, **kw: Any) -> None:
+        nonlocal notes
+        ranks = get_parallel()
+        notes = _Notes(f"scheduler-dp{ranks.dp_rank or 0}-tp{ranks.tp_rank}")
+
+    def write(event: str, **what: Any) -> None:
+        if notes is not None:
+            notes.write(event, **what)
+
+    def batch(scheduler: Any, batch: Any, *args: Any, **kw: Any) -> None:
+        nonlocal last
+        now = (batch.forward_mode.name, [req.rid for req in batch.reqs])
+        if now != last:
+            last = now
+            write("batch", step=scheduler.forward_ct, mode=now[0], rids=now[1])
+
+    def abort(scheduler: Any, abort: Any) -> None:
+        met = {
+            req.rid: [state, len(req.output_ids)]
+            for state, req in _requests(scheduler)
+            if abort.abort_all or (abort.rid and req.rid.startswith(abort.rid))
+        }
+        write("abort", rid=abort.rid, all=abort.abort_all, met=met)
+
+    def state(result: Any, scheduler: Any, *args: Any, **kw: Any) -> None:
+        pool = scheduler.token_to_kv_pool_allocator
+        result.internal_state["witness"] = {
+            "waiting": len(scheduler.waiting_queue),
+            "running": len(scheduler.running_batch.reqs),
+            "step": scheduler.forward_ct,
+            "copies": _copies_alive(),
+            "locked_tokens": scheduler.tree_cache.protected_size(),
+            "missing_tokens": scheduler.max_total_num_tokens
+            - pool.available_size()
+            - scheduler.tree_cache.evictable_size(),
+            "missing_slots": scheduler.req_to_token_pool.size
+            - len(scheduler.req_to_token_pool.free_slots),
+        }
+
+    def finish(result: Any, req: Any, *args: Any, **kw: Any) -> None:
+        if req.finished() and not hasattr(req, "fuzz_finished"):
+            req.fuzz_finished = True
+            reason = req.finished_reason.to_json()["type"]
+            write("finish", rid=req.rid, reason=reason, tokens=len(req.output_ids))
+
+    _after(Scheduler, "__init__", start)
+    _before(Scheduler, "run_batch", batch)
+    _before(Scheduler, "abort_request", abort)
+    _before(
+        Scheduler,
+        "handle_generate_request",
+        lambda scheduler, req, **kw: write("arrive", rid=req.rid),
+    )
+    _after(Scheduler, "get_internal_state", state)
+    _after(Req, "update_finish_state", finish)
+
+
+def _requests(scheduler: Any) -> Iterator[tuple[str, Any]]:
+    """All unfinished requests of a scheduler and what they are doing."""
+    for req in scheduler.waiting_queue:
+        yield ("waiting" if req.kv.retraction_backup is None else "swapped"), req
+    for req in scheduler.grammar_manager.grammar_queue:
+        yield "grammar", req
+    if scheduler.chunked_req is not None:
+        yield "chunked", scheduler.chunked_req
+    for req in scheduler.collect_inflight_reqs():
+        if not req.finished():
+            yield "running", req
+
+
+def _copies_alive() -> int:
+    """Copies of KV in host memory, whoever holds on to them."""
+    from sglang.srt.mem_cache.common import RetractionBackup
+
+    gc.collect()
+    # Type and not isinstance: that would ask every lazy module for its class.
+    return sum(type(found) is RetractionBackup for found in gc.get_objects())
+
+
+def _watch_http() -> None:
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    notes = _Notes("http")
+
+    def rids(request: Any) -> list[str]:
+        return [request.rid] if isinstance(request.rid, str) else list(request.rid)
+
+    def let_in(manager: Any, request: Any, *args: Any, **kw: Any) -> None:
+        notes.write("let in", rids=rids(request))
+
+    def abort(manager: Any, rid: str = "", abort_all: bool = False) -> None:
+        known = [
+            name
+            for name, state in manager.rid_to_state.items()
+            if (abort_all or name == rid) and not state.finished
+        ]
+        notes.write("abort", rid=rid, all=abort_all, known=known)
+
+    def output(manager: Any, batch: Any) -> None:
+        for rid, reason in zip(batch.rids, batch.finished_reasons, strict=True):
+            if reason is not None and rid in manager.rid_to_state:
+                notes.write("finish", rid=rid, reason=reason["type"])
+
+    _before(TokenizerManager, "_validate_and_resolve_lora", let_in)
+    _before(TokenizerManager, "abort_request", abort)
+    _before(TokenizerManager, "_handle_batch_output", output)
+
+    original = TokenizerManager.get_internal_state
+
+    async def with_open(self: Any) -> Any:
+        states = await original(self)
+        for state in states:
+            state["witness"]["open"] = sorted(self.rid_to_state)
+        return states
+
+    TokenizerManager.get_internal_state = with_open

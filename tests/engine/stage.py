@@ -1,0 +1,238 @@
+"""An SGLang plugin for tests: the scheduler waits where a test tells it to.
+
+A test so makes its situation (these have arrived, that one has said so much, two are swapped) and
+acts in it, however fast the host is. Orders come as POST /set_internal_state, which SGLang
+broadcasts: all ranks wait at the same pass. A waiting scheduler still takes in what arrives, aborts
+and questions too; it starts no batch.
+
+With SAGE_TEST_STEP_MS set no step takes less time than that: the host seems slower.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+import requests
+
+from bench.server import Server
+from tests.engine.serving import wait_until
+
+STEP_MS = "SAGE_TEST_STEP_MS"
+_PREFIX = "stage_"
+_POLL_S = 0.001
+_Answer = TypeVar("_Answer")
+
+
+def hold(server: Server, **until: int) -> None:
+    """The scheduler waits from now on, or as soon as all that `until` says is so:
+
+    tokens: some running request has said so many. swapped: so many that have said something are in
+    the queue. Returns at once; counts anew what arrives, is aborted and starts.
+    """
+    _order(server, hold=1, **until)
+
+
+def go_on(server: Server) -> None:
+    """No more waiting."""
+    _order(server, hold=0)
+
+
+@contextmanager
+def held(server: Server, **until: int) -> Iterator[None]:
+    """hold() for a block."""
+    hold(server, **until)
+    try:
+        yield
+    finally:
+        with suppress(requests.ConnectionError):  # a test may have killed it
+            go_on(server)
+
+
+def once_held(server: Server) -> dict[str, Any]:
+    """Return when the scheduler waits: the ids of the requests that are `running`, `swapped` and
+    `fresh`, that is, waiting for their start."""
+    wait_until(lambda: bool(_state(server)["waits"]))
+    return _state(server)
+
+
+def once_arrived(server: Server, num_requests: int) -> None:
+    """Return when so many have come since the scheduler was held."""
+    wait_until(lambda: _state(server)["num_arrived"] >= num_requests)
+
+
+def once_aborted(server: Server, num_aborts: int) -> None:
+    """Return when the scheduler has been told of so many aborts since it was held."""
+    wait_until(lambda: _state(server)["num_aborts"] >= num_aborts)
+
+
+def started(server: Server) -> list[str]:
+    """The ids of the requests whose first batch ran since the scheduler was held, in that order."""
+    found: list[str] = _state(server)["started"]
+    return found
+
+
+def together(
+    server: Server,
+    calls: Sequence[Callable[[], _Answer]],
+    then: Callable[[dict[str, Any]], None] | None = None,
+    **until: int,
+) -> list[_Answer]:
+    """Make calls that send a request each, one after the other, all there before the first may
+    start; what they return. `then` is called with once_held()'s answer when the scheduler waits
+    again, see hold()."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        with held(server):
+            answers = []
+            for call in calls:
+                answers.append(pool.submit(call))
+                once_arrived(server, len(answers))
+            if then is not None:
+                hold(server, **until)
+                then(once_held(server))
+        return [answer.result() for answer in answers]
+
+
+def _order(server: Server, **order: int) -> None:
+    body = {"server_args": {_PREFIX + name: value for name, value in order.items()}}
+    requests.post(f"{server.url}/set_internal_state", json=body, timeout=60).raise_for_status()
+
+
+def _state(server: Server) -> dict[str, Any]:
+    info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    state: dict[str, Any] = info["internal_states"][0]["stage"]
+    return state
+
+
+class Stage:
+    """One scheduler's orders, and what it counts. Knows nothing that another rank does not."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._held = False
+        self._until: dict[str, int] = {}
+        self._waits = False
+        self.num_arrived = 0
+        self.num_aborts = 0
+        self._started: dict[str, None] = {}
+
+    def obey(self, order: dict[str, int]) -> None:
+        self._held = bool(order.pop("hold"))
+        self._until = order
+        self._waits = False
+        if self._held:
+            self.num_arrived = self.num_aborts = 0
+            self._started = {}
+
+    def runs(self, batch: Any) -> None:
+        """A batch is about to run."""
+        for req in batch.reqs:
+            self._started.setdefault(req.rid)
+
+    def waits(self) -> bool:
+        """Whether no batch may start now. Once it waits, it does until the next order."""
+        self._waits = self._held and (self._waits or self._all_so())
+        return self._waits
+
+    def _all_so(self) -> bool:
+        facts = {
+            "tokens": max((len(req.output_ids) for req in self._running()), default=0),
+            "swapped": len(self._swapped()),
+        }
+        return all(facts[name] >= wanted for name, wanted in self._until.items())
+
+    def state(self) -> dict[str, Any]:
+        """For /server_info."""
+        waiting = self._scheduler.waiting_queue
+        return {
+            "waits": self._waits,
+            "num_arrived": self.num_arrived,
+            "num_aborts": self.num_aborts,
+            "started": list(self._started),
+            "running": [req.rid for req in self._running()],
+            "swapped": [req.rid for req in self._swapped()],
+            "fresh": [req.rid for req in waiting if not req.output_ids],
+        }
+
+    def _running(self) -> list[Any]:
+        # A prefill's requests join the running batch a pass later; one that yielded has left it.
+        last = self._scheduler.last_batch
+        found = [*self._scheduler.running_batch.reqs, *(last.reqs if last is not None else ())]
+        waiting = self._scheduler.waiting_queue
+        return [req for req in dict.fromkeys(found) if not req.finished() and req not in waiting]
+
+    def _swapped(self) -> list[Any]:
+        return [req for req in self._scheduler.waiting_queue if req.output_ids]
+
+
+def register() -> None:
+    """The entry point."""
+    if "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+    from sglang.srt.managers.scheduler import Scheduler
+
+    shortest_step_s = float(os.environ.get(STEP_MS) or 0.0) / 1e3
+
+    def around(name: str, hook: Callable[..., Any]) -> None:
+        # Not through SGLang's registry: it drops a hook whose target another plugin has hooked.
+        original = getattr(Scheduler, name)
+
+        @wraps(original)
+        def hooked(self: Any, *args: Any, **kw: Any) -> Any:
+            return hook(partial(original, self), self, *args, **kw)
+
+        setattr(Scheduler, name, hooked)
+
+    def init(original: Any, self: Any, *args: Any, **kw: Any) -> None:
+        self.stage = Stage(self)
+        original(*args, **kw)
+
+    def ingest(original: Any, self: Any, *args: Any, **kw: Any) -> list[Any]:
+        received: list[Any] = original(*args, **kw)
+        while self.stage.waits():
+            time.sleep(_POLL_S)
+            received += original(*args, **kw)
+        return received
+
+    def count_arrival(original: Any, self: Any, *args: Any, **kw: Any) -> None:
+        original(*args, **kw)
+        self.stage.num_arrived += 1
+
+    def count_abort(original: Any, self: Any, recv_req: Any) -> Any:
+        self.stage.num_aborts += 1
+        return original(recv_req)
+
+    def run_batch(original: Any, self: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+        self.stage.runs(batch)
+        ends = time.perf_counter() + shortest_step_s
+        result = original(batch, *args, **kw)
+        time.sleep(max(0.0, ends - time.perf_counter()))
+        return result
+
+    def add_state(original: Any, self: Any, recv_req: Any) -> Any:
+        result = original(recv_req)
+        result.internal_state["stage"] = self.stage.state()
+        return result
+
+    def obey(original: Any, self: Any, recv_req: Any) -> Any:
+        told = recv_req.server_args
+        order = {name.removeprefix(_PREFIX): told[name] for name in told if _PREFIX in name}
+        if not order:
+            return original(recv_req)
+        self.stage.obey(order)
+        return SetInternalStateReqOutput(updated=True)
+
+    around("__init__", init)
+    around("ingest_requests", ingest)
+    around("handle_generate_request", count_arrival)
+    around("abort_request", count_abort)
+    around("run_batch", run_batch)
+    around("get_internal_state", add_state)
+    around("set_internal_state", obey)

@@ -1,0 +1,93 @@
+"""A short slice of the fuzzer (`python -m tests.engine.fuzz`), and what its parts are worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.fuzz.configurations import CONFIGURATIONS
+from tests.engine.fuzz.evidence import Evidence
+from tests.engine.fuzz.model import write_spelling_model
+from tests.engine.fuzz.oracle import Oracle
+from tests.engine.fuzz.scenario import draw
+from tests.engine.fuzz.trial import Trial, calm_server
+
+# They share one undisturbed server.
+SLICE = ("documents", "sage")
+
+
+@pytest.fixture(scope="module")
+def spelling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_spelling_model(tmp_path_factory.mktemp("spelling"))
+
+
+def test_nothing_is_found(spelling_model: Path, tmp_path: Path) -> None:
+    oracle = Oracle(calm_server(CONFIGURATIONS[SLICE[0]], spelling_model, tmp_path))
+    try:
+        for name in SLICE:
+            trial = Trial(CONFIGURATIONS[name], spelling_model, tmp_path, oracle)
+            try:
+                assert trial.episode(f"slice/{name}") == []
+            finally:
+                trial.stop()
+            assert trial.tally.num_compared > 0
+    finally:
+        oracle.close()
+
+
+def test_a_seed_is_a_scenario() -> None:
+    for configuration in CONFIGURATIONS.values():
+        one, same, other = (draw(seed, configuration.mix) for seed in ("1", "1", "2"))
+        assert one == same != other
+
+
+def write(folder: Path, name: str, *lines: str) -> None:
+    (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_ranks_that_part_are_told(tmp_path: Path) -> None:
+    first = '{"event": "batch", "step": 1, "mode": "EXTEND", "rids": ["a", "b"]}'
+    second = '{"event": "batch", "step": 2, "mode": "DECODE", "rids": ["a", "b"]}'
+    other = '{"event": "batch", "step": 2, "mode": "EXTEND", "rids": ["c"]}'
+    write(tmp_path, "scheduler-dp0-tp0", first, second)
+    # One that is behind, as it was ended a step earlier, has not parted.
+    write(tmp_path, "scheduler-dp0-tp1", first)
+    assert Evidence(tmp_path).findings() == []
+    write(tmp_path, "scheduler-dp0-tp1", first, other)
+    assert "part at their 1th batch" in Evidence(tmp_path).findings()[0]
+
+
+ARRIVE = '{"event": "arrive", "rid": "a"}'
+ABORT = '{"event": "abort", "rid": "a", "all": false, "met": {}}'
+MET = '{"event": "abort", "rid": "a", "all": false, "met": {"a": ["swapped", 5]}}'
+LONG = '{"event": "finish", "rid": "a", "reason": "length", "tokens": 50}'
+SHORT = '{"event": "finish", "rid": "a", "reason": "length", "tokens": 7}'
+
+
+@pytest.mark.parametrize(
+    ("events", "lost"),
+    [
+        ((ABORT, ARRIVE, LONG), "before it reached the scheduler"),
+        ((ABORT, ARRIVE, MET, SHORT), None),
+        ((ARRIVE, MET, LONG), "while swapped, and said 45 more"),
+        ((ARRIVE, ABORT, LONG), "did not find it"),
+        ((ARRIVE, LONG), "no abort reached"),
+        ((ARRIVE, LONG, ABORT), None),
+    ],
+)
+def test_an_abort_that_is_lost_is_told(
+    events: tuple[str, ...], lost: str | None, tmp_path: Path
+) -> None:
+    let_in = '{"event": "let in", "rids": ["a"]}'
+    asked = '{"event": "abort", "rid": "a", "all": false, "known": ["a"]}'
+    write(tmp_path, "http", let_in, asked)
+    write(tmp_path, "scheduler-dp0-tp0", *events)
+    findings = Evidence(tmp_path).findings()
+    assert (lost is None and findings == []) or (lost is not None and lost in findings[0])
+
+
+def test_an_answer_that_comes_twice_is_told(tmp_path: Path) -> None:
+    end = '{"event": "finish", "rid": "a", "reason": "stop"}'
+    write(tmp_path, "http", end, end)
+    assert Evidence(tmp_path).findings() == ["a was answered 2 times"]

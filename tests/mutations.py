@@ -1,0 +1,260 @@
+"""Deliberate breaks of ours, each of which a test has to notice: `python -m tests.mutations`.
+
+Each breaks one promise of docs/structure.md in a copy of the checkout and runs the test that is to
+fail there. It takes many minutes, as some tests start servers, so it is not part of the suite; that
+the broken lines are still there is (tests/test_mutations.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).parents[1]
+_COPIED = ("sage_sched", "predictor_store", "patches", "bench", "tests", "pyproject.toml")
+# pytest's exit code where tests ran and some failed; others mean that they did not run.
+_FAILED = 1
+_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One break. old: text that occurs once in `file`; test: what has to fail with `new`."""
+
+    breaks: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+_CLIENT, _STORE = "tests/predictor_store/test_client.py", "tests/predictor_store/test_store.py"
+_RANKER, _CARRIER = "tests/patches/test_ranker.py", "tests/patches/test_carrier.py"
+_FAILURES = "tests/engine/test_preemption_failures.py"
+_PREEMPTION = "tests/engine/test_preemption.py"
+
+MUTATIONS = (
+    Mutation(
+        "a late prediction costs the request its prior",
+        "predictor_store/client.py",
+        "answer.set_result(Prediction(handle, self._prior))",
+        "answer.set_result(Prediction(handle, None))",
+        f"{_CLIENT}::test_a_hung_worker_costs_the_prediction_alone",
+    ),
+    Mutation(
+        "a late prediction is not counted",
+        "predictor_store/client.py",
+        'self._counts["num_deadline_misses"] += 1',
+        "pass",
+        f"{_CLIENT}::test_a_hung_worker_costs_the_prediction_alone",
+    ),
+    Mutation(
+        "requests wait for a worker that has died",
+        "predictor_store/client.py",
+        "            if not answer.done():\n                answer.set_result(Prediction(None",
+        "            if answer.done():\n                answer.set_result(Prediction(None",
+        f"{_CLIENT}::test_a_killed_worker_costs_the_prediction_alone_and_comes_back",
+    ),
+    Mutation(
+        "a worker's restart is not counted",
+        "predictor_store/client.py",
+        'self._counts["num_worker_restarts"] += 1',
+        "pass",
+        f"{_CLIENT}::test_a_killed_worker_costs_the_prediction_alone_and_comes_back",
+    ),
+    Mutation(
+        "what a full disk did not take is forgotten",
+        "predictor_store/store.py",
+        "            self.write_error = str(error)\n",
+        "            self.write_error = str(error)\n            self._unwritten.clear()\n",
+        f"{_STORE}::test_a_full_disk_delays_writing_and_is_logged_once",
+    ),
+    Mutation(
+        "a damaged record is read",
+        "predictor_store/store_file.py",
+        "if not sound or _crc32(record_id, *fields) != crc32:",
+        "if not sound:",
+        f"{_STORE}::test_a_record_with_flipped_bits_is_refused",
+    ),
+    Mutation(
+        "a store of another embedder is read",
+        "predictor_store/store.py",
+        "    if made_with[0] != made_with[1]:",
+        "    if made_with[0] != made_with[0]:",
+        f"{_STORE}::test_a_store_of_another_embedder_is_refused",
+    ),
+    Mutation(
+        "a garbled carrier is an error that nobody expects",
+        "patches/carrier.py",
+        "except (KeyError, TypeError, OverflowError) as error:",
+        "except KeyError as error:",
+        f"{_CARRIER}::test_a_garbled_carrier_is_an_error_that_the_scheduler_expects",
+    ),
+    Mutation(
+        "a garbled carrier is not counted",
+        "patches/ranker.py",
+        "self._num_garbled += 1",
+        "pass",
+        f"{_RANKER}::test_what_cannot_be_ranked_keeps_its_place",
+    ),
+    Mutation(
+        "a client writes himself a short job",
+        "patches/carrier.py",
+        "if not (isinstance(key, str) and key.startswith(_PREFIX))",
+        "if isinstance(key, str)",
+        f"{_CARRIER}::test_reserved_keys_are_stripped_and_the_others_kept",
+    ),
+    Mutation(
+        "a policy that raises takes the scheduler along",
+        "patches/ranker.py",
+        '            self.failed("rank the queue")\n            return None',
+        "            raise",
+        f"{_RANKER}::test_a_failing_policy_means_order_of_arrival_and_one_log_line",
+    ),
+    Mutation(
+        "a job is sorted by a clock",
+        "patches/ranker.py",
+        "served_at_arrival_tokens=self.served_tokens,",
+        "served_at_arrival_tokens=time.perf_counter_ns() % 100_000,",
+        f"{_RANKER}::test_two_ranks_that_see_the_same_decide_alike",
+    ),
+    Mutation(
+        "a seam that is gone is not missed",
+        "patches/seam.py",
+        '            raise self._misfit(f"is not there ({error})") from error',
+        "            return",
+        "tests/patches/test_plugin.py::test_a_seam_that_sglang_renamed_is_refused_by_name",
+    ),
+    Mutation(
+        "a wrong length is restored",
+        "patches/swap.py",
+        "    req.kv.kv_committed_len = num_tokens\n",
+        "    req.kv.kv_committed_len = num_tokens - 1\n",
+        f"{_FAILURES}::test_unbroken_nothing_differs",
+    ),
+    Mutation(
+        "one token's KV is not copied",
+        "patches/swap.py",
+        "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n",
+        "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n"
+        "        row = pool.req_to_token[req.kv.req_pool_idx]\n"
+        "        allocator.get_kvcache().k_buffer[0][row[num_tokens // 2]] = 0\n",
+        f"{_FAILURES}::test_unbroken_nothing_differs",
+    ),
+    Mutation(
+        "a slot is given back twice",
+        "patches/swap.py",
+        "    _leave(running_batch, req)\n    return True\n",
+        "    _leave(running_batch, req)\n"
+        "    free = scheduler.req_to_token_pool.free_slots\n    free += free[-1:]\n"
+        "    return True\n",
+        f"{_FAILURES}::test_unbroken_nothing_differs",
+    ),
+    Mutation(
+        "the KV of a copy that failed on one rank is given up on the other",
+        "patches/swap.py",
+        "    return bool(flag.item())",
+        "    return done",
+        f"{_FAILURES}::test_where_the_copy_fails_on_one_rank_the_request_goes_on_on_both",
+    ),
+    Mutation(
+        "what is penalized is forgotten at a return",
+        "patches/swap.py",
+        "        said = torch.tensor(reqs[0].output_ids[:-1],",
+        "        said = torch.tensor(reqs[0].output_ids[:0],",
+        f"{_PREEMPTION}::TestPagesOf16WithoutOverlap::"
+        "test_what_is_counted_in_an_answer_goes_on_where_it_was",
+    ),
+    Mutation(
+        "the copy outlives a flush",
+        "patches/order.py",
+        "            self.policy.sage_turns.mover.forget_copies()",
+        "            pass",
+        f"{_PREEMPTION}::test_what_a_flush_makes_stale_is_computed_again",
+    ),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Break it on purpose: does a test notice?")
+    parser.add_argument("words", nargs="*", help="only the breaks whose name contains one of these")
+    args = parser.parse_args()
+    chosen = [
+        mutation
+        for mutation in MUTATIONS
+        if not args.words or any(word in mutation.breaks for word in args.words)
+    ]
+    survivors = []
+    with tempfile.TemporaryDirectory(prefix="mutated-") as name:
+        checkout = Path(name)
+        _copy(checkout)
+        unbroken = sorted({mutation.test for mutation in chosen})
+        for test in tqdm(unbroken, desc="unbroken", unit="test"):
+            code, output = _run(checkout, test)
+            if code != 0:
+                print(f"{test} fails on what is not broken:\n{output}")
+                return 2
+        for mutation in (progress := tqdm(chosen, desc="broken", unit="break")):
+            progress.set_postfix_str(mutation.breaks)
+            caught, output = caught_in(checkout, mutation)
+            tqdm.write(f"{'caught' if caught else 'NOT CAUGHT'}: {mutation.breaks}")
+            if not caught:
+                survivors.append(mutation.breaks)
+                tqdm.write(output)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} breaks caught")
+    return int(bool(survivors))
+
+
+def caught_in(checkout: Path, mutation: Mutation) -> tuple[bool, str]:
+    """Whether the test fails with the break, and what it said. The break is mended again."""
+    path = checkout / mutation.file
+    sound = path.read_text(encoding="utf-8")
+    if sound.count(mutation.old) != 1:
+        return False, f"{mutation.file} does not have it once: {mutation.old}"
+    path.write_text(sound.replace(mutation.old, mutation.new), encoding="utf-8")
+    try:
+        code, output = _run(checkout, mutation.test)
+    finally:
+        path.write_text(sound, encoding="utf-8")
+    return code == _FAILED, output
+
+
+def _copy(checkout: Path) -> None:
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, checkout / name, ignore=ignored)
+        else:
+            shutil.copy(source, checkout / name)
+
+
+def _run(checkout: Path, test: str) -> tuple[int, str]:
+    """pytest's exit code and the end of what it said, with the copy's modules before ours."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=checkout,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _FAILED, f"no end after {_TIMEOUT_S} s"
+    return done.returncode, done.stdout[-3000:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
