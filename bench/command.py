@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from bench import datasets, synthetic
 from bench.compare import Settings, compare, requests_per_s
-from bench.device import Device
-from bench.device_clock import go_first
+from bench.device import Device, device_note
 from bench.model import write_model
 from bench.policy_server import (
     CPU_ENGINE_FLAGS,
@@ -23,6 +21,7 @@ from bench.policy_server import (
     CPU_SAGE,
     PolicyServers,
 )
+from bench.priority import go_first
 from bench.report import write_report
 from bench.rival import Rival
 from bench.server import ServerError
@@ -104,7 +103,7 @@ def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -
     server_env: the servers' environment, where args.server_flags is not left to its default.
     """
     try:
-        settings = _settings(args, server_env or {})
+        settings = settings_of(args, server_env or {})
         return compare_and_report(settings, args.summary)
     except (ConfigError, ServerError, WorkloadError) as error:
         print(f"sage-sched bench: {error}", file=sys.stderr)
@@ -113,8 +112,6 @@ def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -
 
 def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
     """Run the comparison, print its table, write summary and report; the exit status of run."""
-    # Ended from outside (`timeout`, CI), the servers end too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     runs = list(compare(settings))
     num_invalid = sum(not run["valid"] for run in runs)
     if num_invalid == len(runs):
@@ -125,6 +122,8 @@ def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
         summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     report = settings.servers.folder / "report.html"
     write_report(runs, summary, report)
+    if note := device_note(runs[0]["settings"]):
+        print(f"\n{note}")
     print(f"\nMedians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired")
     print(f"by seed, with the interval of the sign test.\n\n{table(summary)}\n")
     print(f"runs: {settings.servers.folder / 'runs.jsonl'}\nreport: {report}")
@@ -143,7 +142,8 @@ def load_workload(data: Path | None, heavy_tailed: bool = False) -> Workload:
     return make(3000, seed=0)
 
 
-def _settings(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:
+def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:
+    """By the options of configure. Raises WorkloadError, ConfigError."""
     return Settings(
         workload=load_workload(args.data, args.heavy_tailed),
         servers=servers_of(args, server_env),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -16,7 +18,8 @@ from tqdm import tqdm
 from bench.arrivals import poisson_arrivals, trace_arrivals
 from bench.baseline import UnloadedTime, saturated_rate
 from bench.client import Answer, Result, drive
-from bench.device import DeviceUse
+from bench.countdown import Countdown
+from bench.device import MAX_LATE_SHARE, DeviceUse
 from bench.facts import host_facts
 from bench.kept_server import KeptServer
 from bench.policy_server import (
@@ -29,6 +32,9 @@ from bench.policy_server import (
 from bench.server import Server, ServerError
 from bench.workload import Request, Workload, sample
 from sage_sched.policy import policy_names
+
+# About how long a server takes to start on an idle host, and to be reset.
+_START_S, _RESET_S = 15.0, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,26 +75,33 @@ def compare(settings: Settings) -> Iterator[dict[str, Any]]:
     Raises ServerError where the first policy's server does not start; a later server that does
     not makes its run invalid.
     """
+    # Ended from outside (`timeout`, CI), the servers end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     runs_file = settings.servers.folder / "runs.jsonl"
     settings.servers.folder.mkdir(parents=True, exist_ok=True)
     if runs_file.exists():
         runs_file.replace(settings.servers.folder / "runs.previous.jsonl")
     tokenizer = load_tokenizer(settings.servers.model)
     if set(settings.policies) & set(policy_names()):
+        tqdm.write("filling the predictor's history")
         settings.servers.warm(settings.workload.observations())
     with KeptServer(settings.servers) as kept:
+        tqdm.write(f"measuring what {settings.policies[0]} takes and sustains")
         baseline = _measure_baseline(settings, tokenizer, kept)
         facts = _facts(settings, baseline)
         tqdm.write(f"capacity: {facts['capacity']}\nunloaded TTLT: {facts['unloaded TTLT']}")
         plan = list(_plan(settings))
+        countdown = Countdown(list(_expected_s(settings, baseline, plan)))
         with tqdm(total=len(plan), desc="runs", unit="run") as progress:
             for policy, rate, seed in plan:
+                tqdm.write(f"{countdown}: {policy}, rate {rate}, seed {seed}")
                 run = _run(settings, tokenizer, kept, baseline, policy, rate, seed)
                 run["settings"] = facts
                 with runs_file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(run) + "\n")
                 tqdm.write(_line(run))
                 progress.update()
+                countdown.next_run()
                 yield run
 
 
@@ -105,6 +118,25 @@ def _plan(settings: Settings) -> Iterator[tuple[str, str, int]]:
         for rate in settings.rates:
             for policy in (*policies[turn:], *policies[:turn]):
                 yield policy, rate, seed
+
+
+def _expected_s(
+    settings: Settings, baseline: Baseline, plan: Sequence[tuple[str, str, int]]
+) -> Iterator[float]:
+    """How long each run should take: what comes goes through at the capacity, and then the longest
+    answers end."""
+    previous = ""
+    for policy, rate, seed in plan:
+        chosen = sample(settings.workload.evaluation, settings.num_requests, seed)
+        longest = min(max(r.output_tokens for r in chosen), settings.max_new_tokens)
+        pace = min(requests_per_s(rate, baseline.capacity), baseline.capacity)
+        drain_s = longest * baseline.unloaded.per_output_token_s
+        fresh = settings.servers.device is None or policy != previous
+        yield (
+            (settings.num_requests / pace + drain_s) / settings.servers.speed
+            + (_START_S if fresh else _RESET_S)
+        )
+        previous = policy
 
 
 def _run(
@@ -132,7 +164,10 @@ def _run(
         kept.drop()
         return {**about, "valid": False, "invalid_reason": str(error)}
     use = _device_use(settings, before, after)
-    problem = result.problem() or ("" if use is None else use.problem())
+    counters = counters_between(before, after)
+    problem = result.problem()
+    if use is not None:
+        problem = problem or use.problem() or _late_predictions(counters, len(chosen))
     return {
         **about,
         "valid": not problem,
@@ -141,7 +176,7 @@ def _run(
         **result.metrics,
         "largest_slowdown": max(baseline.unloaded.slowdown(a) for a in result.answers),
         "max_late_ms": max(answer.late_s for answer in result.answers) * 1e3,
-        "counters": counters_between(before, after),
+        "counters": counters,
         "device": None if use is None else asdict(use),
         "requests": _columns(result.answers, baseline.unloaded),
     }
@@ -182,6 +217,17 @@ def _drive(
         timeout_s=settings.run_timeout_s,
         label=label,
         speed=settings.servers.speed,
+    )
+
+
+def _late_predictions(counters: dict[str, Any], num_requests: int) -> str:
+    """Why a run on a device clock must not be counted, or ""."""
+    num_late = counters.get("predictor", {}).get("num_deadline_misses", 0)
+    if num_late <= MAX_LATE_SHARE * num_requests:
+        return ""
+    return (
+        f"{num_late} of {num_requests} requests went on without a prediction, which the host had "
+        "not ready: it is overloaded, or --speed too high for it"
     )
 
 

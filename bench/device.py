@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,12 +30,6 @@ class Device:
     @classmethod
     def named(cls, preset: str, speed: float) -> Self:
         return cls(preset, speed, PRESETS[preset])
-
-    @property
-    def description(self) -> str:
-        """For every table and report: this is no measurement of a GPU."""
-        pace = "" if self.speed == 1 else f", run {self.speed:g} times as fast as life"
-        return f"device clock: {self.preset}{pace}"
 
     def flags(self) -> tuple[str, ...]:
         """The server's, as the engine has them."""
@@ -67,6 +62,17 @@ class Device:
             policy=replace(sage.policy, mlfq_quantum_ms=sage.policy.mlfq_quantum_ms / self.speed),
             step_time=_config_of(self.engine, 1 / self.speed),
         )
+
+
+def device_note(settings: Mapping[str, Any]) -> str:
+    """What every table and report of a run with these settings says; "" without a device clock."""
+    if "device clock" not in settings:
+        return ""
+    pace = "" if settings["speed"] == 1 else f", {settings['speed']:g} times as fast as life"
+    return (
+        f"device clock: {settings['device clock']}{pace} (real servers with a small model, whose "
+        "steps take as long as a model of that GPU says; no GPU was measured)"
+    )
 
 
 def _config_of(engine: Engine, factor: float) -> StepTimeConfig:

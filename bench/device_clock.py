@@ -10,7 +10,6 @@ has no switch for it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -25,7 +24,6 @@ from sage_sched.step_time import StepTime
 
 _MODEL_FILE = "BENCH_DEVICE_CLOCK"
 STATE = "device_clock"
-_NICENESS = -10
 _MANAGERS = "sglang.srt.managers"
 _ALLOCATORS = (
     "sglang.srt.mem_cache.allocator.token.TokenToKVPoolAllocator",
@@ -162,16 +160,6 @@ def install(folder: Path, model: DeviceModel) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, path)), _MODEL_FILE: str(model_file)}
 
 
-def go_first() -> None:
-    """Let this process and those that it starts go before others on the host, where it may (as
-    root, mostly). A session of its own needs a word of its own: Linux shares the cores out among
-    sessions first (sched(7), autogroup)."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_NICENESS), encoding="ascii")
-
-
 def register() -> None:
     """Entry point of the group sglang.srt.plugins; acts in schedulers alone. SGLang only logs what
     fails here: the bench sees it by the missing state."""
@@ -182,7 +170,6 @@ def register() -> None:
     from bench import light_model
     from patches import swap_meter
 
-    go_first()
     light_model.register()
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
     model = DeviceModel(StepTime(**written["step_time"]), written["swap_token_s"])

@@ -14,6 +14,8 @@ import yaml
 from bench.device import Device
 from bench.rival import Rival
 from bench.server import STOCK_COMMAND, Server, ServerError
+from bench.workload import stable_hash
+from predictor_store.embedder import fingerprint
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import PredictorConfig, PreemptionConfig, SageConfig, StepTimeConfig
@@ -80,9 +82,16 @@ class PolicyServers:
         return 1.0 if self.device is None else self.device.speed
 
     def warm(self, observations: Sequence[Observation]) -> None:
-        """Make the store that every server of our policies begins with."""
-        shutil.rmtree(self.folder / "store", ignore_errors=True)
-        warm_store(self.folder / "store", observations, self.sage.store)
+        """Make the store that every server of our policies begins with; if it has been made of the
+        same already, it is left as it is, since embedding takes a while."""
+        store, stamp = self.folder / "store", self.folder / "store_made_of.txt"
+        made_of = f"{stable_hash(repr(observations))} {fingerprint()} {self.sage.store}\n"
+        if stamp.exists() and stamp.read_text(encoding="utf-8") == made_of:
+            return
+        stamp.unlink(missing_ok=True)
+        shutil.rmtree(store, ignore_errors=True)
+        warm_store(store, observations, self.sage.store)
+        stamp.write_text(made_of, encoding="utf-8")
 
     def server(self, policy: str, name: str, command: Sequence[str] = STOCK_COMMAND) -> Server:
         """A server that is not started yet; policy: see Rival; name: of its log. Raises ValueError

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from bench import plots
+from bench.device import device_note
 from bench.stats import Run, Summary, ordered, rows
 
 _STYLE = """
@@ -30,6 +31,7 @@ def write_report(runs: Sequence[Run], summary: Summary, path: Path) -> None:
     first = runs[0]["policy"]
     sections = [
         "<h1>sage-sched: policies compared on real servers</h1>",
+        f"<p><b>{escape(device_note(valid[0]['settings']))}</b></p>",
         f"<p>Medians over {len(seeds)} seeds. Ratios are to <b>{escape(first)}</b> on the same "
         "arrivals, median over seeds, with an interval that encloses the median by the signs of "
         "the ratios alone. TTLT: time to last token. Slowdown: TTLT over the TTLT that the request "

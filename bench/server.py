@@ -20,6 +20,8 @@ from typing import IO, Self
 import requests
 from tqdm import tqdm
 
+from bench.priority import take_place_of_session
+
 STOCK_COMMAND = (sys.executable, "-m", "sglang.launch_server")
 
 
@@ -48,7 +50,9 @@ def _reserve_port(first: int = 32000, last: int = 32999) -> tuple[int, IO[str]]:
     raise ServerError(f"no free port between {first} and {last}")
 
 
-def _die_with_parent() -> None:
+def _in_child() -> None:
+    """Of a server, before it becomes one."""
+    take_place_of_session()
     # A benchmark that is killed must not leave a server behind to disturb the next one's timings.
     # SGLang's own processes ask the kernel for the same. (1 is PR_SET_PDEATHSIG, Linux only.)
     if sys.platform == "linux":
@@ -94,7 +98,7 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_in_child,
             )
         try:
             self._wait_until_ready()

@@ -107,6 +107,21 @@ A40_LLAMA31_8B = Engine(
     swap_overlap=0.8,
 )
 
+# Llama-3.1-8B on H100 SXM: 3.35 TB/s, 989.4 dense bfloat16 TFLOPS, 80 GB (data sheet), PCIe 5 x16
+# at about 50 of 63 GB/s.
+H100_LLAMA31_8B = Engine(
+    step_time=roofline_step_time(
+        weight_bytes=_LLAMA_8B_BYTES,
+        kv_token_bytes=_LLAMA_8B_KV_BYTES,
+        bandwidth=3.35e12,
+        flops=989.4e12,
+    ),
+    kv_pool_tokens=_pool_tokens(80e9, _LLAMA_8B_BYTES, _LLAMA_8B_KV_BYTES),
+    max_running_requests=256,
+    swap_token_s=_LLAMA_8B_KV_BYTES / 50e9,
+    swap_overlap=0.8,
+)
+
 # A100 + Qwen1.5-7B: appendix B of Semantic Scheduling for LLM Inference. Its model: a prompt of n
 # tokens takes a1 n^2 + a2 n (its section 3.3), so that an attended pair, of which there are n^2/2,
 # takes 2 a1; a token decoded after m takes g1 m + g2, read as a step of base g2 and g1 for each KV
@@ -132,6 +147,7 @@ A100_QWEN15_7B = Engine(
 
 PRESETS = {
     "h800-qwen3-32b": H800_QWEN3_32B,
+    "h100-llama-3.1-8b": H100_LLAMA31_8B,
     "a40-llama-3.1-8b": A40_LLAMA31_8B,
     "a100-qwen1.5-7b": A100_QWEN15_7B,
 }
