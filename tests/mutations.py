@@ -134,6 +134,43 @@ MUTATIONS = (
         "tests/patches/test_plugin.py::test_a_seam_that_sglang_renamed_is_refused_by_name",
     ),
     Mutation(
+        "a prompt that others read counts as given back",
+        "patches/swap.py",
+        "    return alone + unlocked\n",
+        "    return int(req.kv.kv_allocated_len)\n",
+        "tests/patches/test_swap.py::test_a_shared_prompt_is_freed_by_the_last_that_reads_it",
+    ),
+    Mutation(
+        "the order depends on a queue that one rank alone has reordered",
+        "patches/ranker.py",
+        "            queue.sort(key=_by_arrival)\n",
+        "",
+        f"{_RANKER}::test_the_order_does_not_depend_on_how_the_queue_was_ordered_before",
+    ),
+    Mutation(
+        "a request yields that asks for experts, which are kept by slot",
+        "patches/survival.py",
+        "value is not unused and (type(value) is not type(unused) or value != unused)",
+        "value is None",
+        "tests/patches/test_survival.py",
+    ),
+    Mutation(
+        "an abort that overtakes its request is lost",
+        "patches/predict.py",
+        "            state.obj._sage_aborted = True\n",
+        "            pass\n",
+        "tests/engine/test_prediction.py::"
+        "test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost",
+    ),
+    Mutation(
+        "one that finds no room loses its copy",
+        "patches/swap.py",
+        "    if not _given_room(scheduler, req, num_tokens):\n        return Return.NO_ROOM\n",
+        "    if not _given_room(scheduler, req, num_tokens):\n"
+        "        drop(scheduler, req)\n        return Return.LOST\n",
+        f"{_FAILURES}::test_one_that_finds_no_room_keeps_its_copy_and_tries_again",
+    ),
+    Mutation(
         "a wrong length is restored",
         "patches/swap.py",
         "    req.kv.kv_committed_len = num_tokens\n",
