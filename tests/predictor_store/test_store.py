@@ -110,7 +110,7 @@ def test_default_path_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert store.folder == tmp_path / "mine"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batches=st.lists(st.lists(st.booleans(), max_size=8), max_size=6),
     capacity=st.integers(1, 12),
@@ -296,8 +296,9 @@ def no_file_larger_than(num_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_delays_writing_and_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("predictor_store.store._RETRY_SECONDS", 1e9)
     with opened(tmp_path) as store, caplog.at_level(logging.WARNING):
         store.add(record(1))
         store.flush()
