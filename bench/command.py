@@ -26,7 +26,7 @@ from bench.report import write_report
 from bench.rival import Rival
 from bench.server import ServerError
 from bench.simulator.presets import PRESETS
-from bench.stats import summarize, table
+from bench.stats import headline, summarize, table
 from bench.workload import Workload, WorkloadError
 from patches.config_file import read_config
 from predictor_store.warm_command import at_least_one
@@ -126,6 +126,8 @@ def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
         print(f"\n{note}")
     print(f"\nMedians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired")
     print(f"by seed, with the interval of the sign test.\n\n{table(summary)}\n")
+    if sentence := headline(summary):
+        print(f"{sentence}\n")
     print(f"runs: {settings.servers.folder / 'runs.jsonl'}\nreport: {report}")
     if num_invalid:
         print(f"{num_invalid} of {len(runs)} runs are invalid, see the report", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 A stock server and one of ours stand side by side, one stopped while the other serves the same few
 requests, in short turns. The speed of a shared host drifts by more than what is looked for, but not
-within seconds: the ratios are between neighbouring turns.
+within seconds: the ratios are between neighbouring turns. (On a device clock it does not matter.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tqdm import tqdm
 from bench.arrivals import poisson_arrivals
 from bench.client import drive
 from bench.command import configure_servers, load_workload, servers_of
-from bench.policy_server import load_tokenizer
+from bench.device import DeviceUse, device_note
+from bench.policy_server import internal_state, load_tokenizer
 from bench.server import Server, ServerError
 from bench.stats import sign_interval
 from bench.workload import Request, WorkloadError, sample
@@ -42,6 +43,8 @@ def main() -> int:
     except (ConfigError, ServerError, WorkloadError) as error:
         print(f"no_queue: {error}", file=sys.stderr)
         return 2
+    if args.device_clock is not None:
+        print(device_note({"device clock": args.device_clock, "speed": args.speed}))
     print(f"{args.turns} turns of {args.num_requests} requests at {args.rate:g} requests/s")
     for metric in _METRICS:
         stock, ours = (np.array([turn[metric] for turn in turns[policy]]) for policy in _POLICIES)
@@ -64,12 +67,17 @@ def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     def turn(server: Server, chosen: list[Request], seed: int) -> dict[str, Any]:
         arrivals_s = [float(t) / args.rate for t in poisson_arrivals(len(chosen), seed)]
         server.resume()
+        before = internal_state(server)
         result = drive(
             server.url, chosen, arrivals_s, tokenizer=tokenizer, max_new_tokens=2048,
-            timeout_s=300.0, label=f"turn {seed}",
+            timeout_s=300.0, label=f"turn {seed}", speed=servers.speed,
         )  # fmt: skip
+        after = internal_state(server)
         server.pause()
-        if problem := result.problem():
+        problem = result.problem()
+        if servers.device is not None:
+            problem = problem or DeviceUse.between(before, after, servers.speed).problem()
+        if problem:
             raise ServerError(problem)
         return result.metrics
 

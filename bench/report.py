@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench import plots
 from bench.device import device_note
-from bench.stats import Run, Summary, ordered, rows
+from bench.stats import Run, Summary, headline, ordered, rows
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
@@ -31,7 +31,7 @@ def write_report(runs: Sequence[Run], summary: Summary, path: Path) -> None:
     first = runs[0]["policy"]
     sections = [
         "<h1>sage-sched: policies compared on real servers</h1>",
-        f"<p><b>{escape(device_note(valid[0]['settings']))}</b></p>",
+        *(f"<p><b>{escape(line)}</b></p>" for line in _opening(valid[0], summary) if line),
         f"<p>Medians over {len(seeds)} seeds. Ratios are to <b>{escape(first)}</b> on the same "
         "arrivals, median over seeds, with an interval that encloses the median by the signs of "
         "the ratios alone. TTLT: time to last token. Slowdown: TTLT over the TTLT that the request "
@@ -54,6 +54,11 @@ def write_report(runs: Sequence[Run], summary: Summary, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
+
+
+def _opening(run: Run, summary: Summary) -> tuple[str, str]:
+    """The result, and on what it was had."""
+    return headline(summary), device_note(run["settings"])
 
 
 def _html_table(summary: Summary) -> str:

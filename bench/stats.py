@@ -93,6 +93,31 @@ def sign_interval(values: Sequence[float], confidence: float = 0.9) -> tuple[flo
     return ascending[skipped], ascending[n - 1 - skipped]
 
 
+def headline(summary: Summary) -> str:
+    """What came of `sage` at the last rate, in one sentence; "" where it was not compared."""
+    first, *others = summary
+    if "sage" not in others:
+        return ""
+    rate = ordered(rate for by_rate in summary.values() for rate in by_rate)[-1]
+    means = {
+        policy: by_rate[rate]["mean_e2e_latency_ms"]
+        for policy, by_rate in summary.items()
+        if rate in by_rate
+    }
+    if "sage" not in means or first not in means:
+        return ""
+    ours = means.pop("sage")
+    best = min(means, key=lambda policy: means[policy]["ratio"])
+    sentence = (
+        f"Under sage the mean time to the last token was {ours['ratio']:.2f} of what it was under "
+        f"{first} ({ours['ratio_low']:.2f} to {ours['ratio_high']:.2f} over the seeds)"
+    )
+    if best == first:
+        return f"{sentence}."
+    share = ours["ratio"] / means[best]["ratio"]
+    return f"{sentence}, and {share:.2f} of what it was under {best}, the best of the others."
+
+
 _COLUMNS = (
     ("mean TTLT", "mean_e2e_latency_ms", 1e-3, "s"),
     ("p50", "median_e2e_latency_ms", 1e-3, "s"),

@@ -62,17 +62,26 @@ def simulate_runs(
     another workload, or need a step_time.
     """
     by_run = [sample(workload.evaluation, len(r["requests"]["class"]), r["seed"]) for r in runs]
-    foresight = Foresight(workload, _settings(runs[0]).predictor, len)
-    foresight.read([request for chosen in by_run for request in chosen])
-    predict = foresight.semantic()
+    predict = None
+    if any(_is_ours(run) for run in runs):
+        foresight = Foresight(workload, _settings(runs[0]).predictor, len)
+        foresight.read([request for chosen in by_run for request in chosen])
+        predict = foresight.semantic()
     return [
-        _simulated(run, chosen, predict, step_time)
+        _simulated(run, chosen, predict if _is_ours(run) else None, step_time)
         for run, chosen in zip(tqdm(runs, desc="simulating"), by_run, strict=True)
     ]
 
 
+def _is_ours(run: dict[str, Any]) -> bool:
+    return Rival.parse(run["policy"]).policy in policy_names()
+
+
 def _simulated(
-    run: dict[str, Any], chosen: Sequence[Request], predict: Predict, step_time: StepTime | None
+    run: dict[str, Any],
+    chosen: Sequence[Request],
+    predict: Predict | None,
+    step_time: StepTime | None,
 ) -> Point:
     config = _settings(run)
     result = simulate(
@@ -96,18 +105,19 @@ def _simulated(
     )
 
 
-def _requests(run: dict[str, Any], chosen: Sequence[Request], predict: Predict) -> list[SimRequest]:
+def _requests(
+    run: dict[str, Any], chosen: Sequence[Request], predict: Predict | None
+) -> list[SimRequest]:
     columns = run["requests"]
     if columns["class"] != [request.class_name for request in chosen]:
         raise ValueError("the runs are of another workload: give --data as the comparison had")
-    ours = Rival.parse(run["policy"]).policy in policy_names()
     requests = [
         SimRequest(
             arrival_s=columns["sent_ms"][i] / 1e3,
             input_tokens=columns["input_tokens"][i],
             output_tokens=columns["output_tokens"][i],
             max_new_tokens=run["settings"]["max_new_tokens"],
-            distribution=predict(request) if ours else None,
+            distribution=None if predict is None else predict(request),
             class_name=request.class_name,
         )
         for i, request in enumerate(chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sage_sched.config import StepTimeConfig
 from sage_sched.step_time import ServerFacts, StepTime
@@ -88,6 +88,10 @@ H800_QWEN3_32B = Engine(
     swap_token_s=_QWEN3_32B_KV_BYTES / 50e9,
     swap_overlap=0.8,  # ours: SGLang's HiCache moves layer by layer behind compute
 )
+# The same chip with the 80 GB of its data sheet, which the weights nearly fill.
+H800_80GB_QWEN3_32B = replace(
+    H800_QWEN3_32B, kv_pool_tokens=_pool_tokens(80e9, _QWEN3_32B_BYTES, _QWEN3_32B_KV_BYTES)
+)
 
 # Llama-3.1-8B: 8.03 B parameters in bfloat16, 32 layers x 8 KV heads x 128 x 2 x 2 bytes (its
 # config.json). A40: 696 GB/s, 149.7 dense bfloat16 TFLOPS, 48 GB (data sheet), PCIe 4 x16 at about
@@ -147,6 +151,7 @@ A100_QWEN15_7B = Engine(
 
 PRESETS = {
     "h800-qwen3-32b": H800_QWEN3_32B,
+    "h800-80gb-qwen3-32b": H800_80GB_QWEN3_32B,
     "h100-llama-3.1-8b": H100_LLAMA31_8B,
     "a40-llama-3.1-8b": A40_LLAMA31_8B,
     "a100-qwen1.5-7b": A100_QWEN15_7B,

@@ -30,6 +30,8 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
         for rate in ("0.3x", "2x")
         for seed in range(3)
     ]
+    for made in runs:
+        made["settings"] = {"device clock": "h800-qwen3-32b", "speed": 2.0, "cpu": "<two> cores"}
     runs[-1] |= {"valid": False, "invalid_reason": "2 answers of the wrong length"}
     write_report(runs, summarize(runs), tmp_path / "deep" / "report.html")
     page = _Page()
@@ -37,5 +39,10 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
     assert page.tags.count("svg") == 3
     assert page.tags.count("tr") == 1 + 3 * 2
     assert all(link.startswith("#") for link in page.links)
+    # It opens with the result, and says on what it was had.
+    result = "Under sage the mean time to the last token was 0.60 of what it was under fcfs"
+    places = [page.text.index(text) for text in (result, "device clock: h800", "rate")]
+    assert places == sorted(places)
+    assert "and 0.67 of what it was under hrrn, the best of the others." in page.text
     for expected in ("0.60 (0.60 to 0.60)", "<two> cores", "2 answers of the wrong length"):
         assert expected in page.text

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.stats import METRICS, rows, sign_interval, summarize, table
+from bench.stats import METRICS, headline, rows, sign_interval, summarize, table
 from tests.bench.runs import run
 
 SEEDS = range(5)
@@ -81,3 +81,11 @@ def test_the_table_has_a_line_for_each_rate_and_policy() -> None:
     ]  # fmt: skip
     assert all(len(row) == len(head) for row in body)
     assert len(table(summary).splitlines()) == 2 + len(body)
+
+
+def test_the_headline_is_about_sage_alone() -> None:
+    runs = [run("fcfs", seed) for seed in SEEDS]
+    assert headline(summarize(runs)) == ""
+    runs += [run("sage", seed, factor=0.5) for seed in SEEDS]
+    assert headline(summarize(runs)).endswith("under fcfs (0.50 to 0.50 over the seeds).")
+    assert headline(summarize(runs[::-1])) == ""  # ratios to sage itself
