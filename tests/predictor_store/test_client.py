@@ -191,12 +191,14 @@ def test_a_hung_worker_costs_the_prediction_alone(
 
 def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(client: PredictorClient) -> None:
     async def main() -> None:
+        num_records = client.stats()["num_records"]
         first = await client.predict("Before it died")
         assert first.handle is not None
         for _ in range(2):
             client.finished(first.handle, 5, 321, False)
         before = client.stats()
-        await until(lambda: client.stats()["num_records"] > 2)
+        await until(lambda: client.stats()["num_records"] >= num_records + 2)
+        await until(lambda: client._prior is not None)
         await asyncio.sleep(1.5)  # What was recorded is committed within a second.
 
         killed = pid_of(client)
