@@ -211,7 +211,6 @@ def test_a_hung_worker_costs_the_prediction_alone(
 
 def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(client: PredictorClient) -> None:
     async def main() -> None:
-        num_records = client.stats()["num_records"]
         first = await client.predict("Before it died")
         assert first.handle is not None
         for _ in range(2):
