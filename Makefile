@@ -1,22 +1,22 @@
-# `make demo` runs the main job, `make test` the tests; both set up what is missing first.
+# `make demo` runs the main job, `make test` the tests, `make check` those that start no server; all
+# set up what is missing first.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check unit lock clean
+.PHONY: demo test check lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m bench.demo
 
-test: check unit
+test: check
+	$(BIN)/python -m pytest -m server
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-unit: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not server"
 
 # Each step leaves a mark, so a broken-off set-up goes on where it stopped; pip keeps what it has
 # downloaded. torch brings what its build needs (CUDA libraries, if it is a CUDA build); the others

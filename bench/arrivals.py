@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,30 @@ from numpy.typing import NDArray
 
 from bench.workload import WorkloadError
 from predictor_store.dataset_files import RowError, raw_rows
+
+# pulse: so many Poisson arrivals, as the paper has it: most of them are served when none comes any
+# more. sustained: Poisson arrivals for so long that what comes after the last matters little.
+# bursts: as a pulse, but the requests come in crowds.
+LOADS = ("pulse", "sustained", "bursts")
+PULSE_REQUESTS = 300
+# How long sustained load goes on, in times that a request is in service while the server is full:
+# five times the mean TTLT where a request waits as long as it is then served.
+SUSTAINED_SERVICE_TIMES = 10.0
+BURST_VARIATION = 4.0
+
+
+def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
+    """Ascending times of one of LOADS, the first at 0, shape (num_requests,)."""
+    if load == "bursts":
+        return bursty_arrivals(num_requests, seed, BURST_VARIATION)
+    return poisson_arrivals(num_requests, seed)
+
+
+def requests_of(load: str, rate_per_s: float, service_s: float) -> int:
+    """How many requests one of LOADS has. service_s: see bench.baseline.Saturation."""
+    if load == "sustained":
+        return max(1, math.ceil(rate_per_s * service_s * SUSTAINED_SERVICE_TIMES))
+    return PULSE_REQUESTS
 
 
 def poisson_arrivals(num_requests: int, seed: int) -> NDArray[np.float64]:

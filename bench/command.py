@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench import datasets, synthetic
+from bench.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES
 from bench.compare import Settings, compare, requests_per_s
 from bench.device import Device, device_note
 from bench.model import write_model
@@ -47,11 +48,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--seeds", type=at_least_one, default=5, help="default: %(default)s")
     parser.add_argument(
-        "--num-requests", type=at_least_one, default=300, help="a run; default: %(default)s"
+        "--load", choices=LOADS, default="pulse",
+        help=f"pulse: {PULSE_REQUESTS} Poisson arrivals; sustained: Poisson arrivals for "
+        f"{SUSTAINED_SERVICE_TIMES:g} times as long as a request is in service on a full server; "
+        "bursts: as a pulse, in crowds (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-requests", type=at_least_one, help="a run; default: as many as the load has"
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE",
-        help='arrival times, rows with a field "t" in seconds (default: Poisson arrivals)',
+        help='arrival times instead of a pulse\'s, rows with a field "t" in seconds',
     )  # fmt: skip
     parser.add_argument(
         "--max-new-tokens", type=at_least_one, default=2048,
@@ -146,6 +153,8 @@ def load_workload(data: Path | None, heavy_tailed: bool = False) -> Workload:
 
 def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:
     """By the options of configure. Raises WorkloadError, ConfigError."""
+    if args.trace is not None and args.load != "pulse":
+        raise WorkloadError(f"--trace has arrival times of its own: not with --load {args.load}")
     return Settings(
         workload=load_workload(args.data, args.heavy_tailed),
         servers=servers_of(args, server_env),
@@ -153,6 +162,7 @@ def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Sett
         rates=tuple(args.rates),
         num_seeds=args.seeds,
         num_requests=args.num_requests,
+        load=args.load,
         max_new_tokens=args.max_new_tokens,
         trace=args.trace,
     )

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.arrivals import poisson_arrivals, trace_arrivals
-from bench.baseline import UnloadedTime, saturated_rate
+from bench.arrivals import PULSE_REQUESTS, arrivals_of, requests_of, trace_arrivals
+from bench.baseline import ModelledTime, Saturation, Unloaded, UnloadedTime
 from bench.client import Answer, Result, drive
 from bench.countdown import Countdown
 from bench.device import MAX_LATE_SHARE, DeviceUse
@@ -29,6 +29,7 @@ from bench.policy_server import (
     internal_state,
     load_tokenizer,
 )
+from bench.run_metrics import run_metrics
 from bench.server import Server, ServerError
 from bench.workload import Request, Workload, sample
 from sage_sched.policy import policy_names
@@ -44,8 +45,11 @@ class Settings:
     policies: see bench.rival.Rival; ratios are to the first, which also sets the capacity.
     rates: each a number of requests/s, or "2x" for twice the capacity.
     num_seeds: each seed is another choice of requests and arrivals, the same for every policy.
+    num_requests: a run; None for what the load has (bench.arrivals.requests_of), of sustained load
+        at most as many as the workload has prompts.
+    load: one of bench.arrivals.LOADS.
     max_new_tokens: the cap that every request carries, well above most answers.
-    trace: arrival times, see bench.arrivals; None for Poisson arrivals.
+    trace: arrival times in the load's place, see bench.arrivals.
     run_timeout_s: answers that are not there so long after the last arrival make a run invalid.
     """
 
@@ -54,7 +58,8 @@ class Settings:
     policies: tuple[str, ...]
     rates: tuple[str, ...]
     num_seeds: int
-    num_requests: int
+    num_requests: int | None = None
+    load: str = "pulse"
     max_new_tokens: int = 2048
     trace: Path | None = None
     run_timeout_s: float = 1800.0
@@ -62,11 +67,16 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Measured on the first policy's server: requests/s when it always has a queue, and the time
+    """Measured on the first policy's server: what it does when it always has a queue, and the time
     that a request takes alone."""
 
-    capacity: float
-    unloaded: UnloadedTime
+    saturated: Saturation
+    unloaded: Unloaded
+
+    @property
+    def capacity(self) -> float:
+        """Requests/s."""
+        return self.saturated.capacity
 
 
 def compare(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -127,13 +137,13 @@ def _expected_s(
     answers end."""
     previous = ""
     for policy, rate, seed in plan:
-        chosen = sample(settings.workload.evaluation, settings.num_requests, seed)
+        chosen = _chosen(settings, baseline, rate, seed)
         longest = min(max(r.output_tokens for r in chosen), settings.max_new_tokens)
         pace = min(requests_per_s(rate, baseline.capacity), baseline.capacity)
-        drain_s = longest * baseline.unloaded.per_output_token_s
+        drain_s = baseline.unloaded.seconds(1, longest)
         fresh = settings.servers.device is None or policy != previous
         yield (
-            (settings.num_requests / pace + drain_s) / settings.servers.speed
+            (len(chosen) / pace + drain_s) / settings.servers.speed
             + (_START_S if fresh else _RESET_S)
         )
         previous = policy
@@ -149,9 +159,9 @@ def _run(
     seed: int,
 ) -> dict[str, Any]:
     """One policy, rate and seed, as the object that is written."""
-    chosen = sample(settings.workload.evaluation, settings.num_requests, seed)
+    chosen = _chosen(settings, baseline, rate, seed)
     rate_per_s = requests_per_s(rate, baseline.capacity)
-    arrivals_s = _arrivals(settings, seed) / rate_per_s
+    arrivals_s = _arrivals(settings, len(chosen), seed) / rate_per_s
     about = {"policy": policy, "rate": rate, "seed": seed, "request_rate": rate_per_s}
     label = f"{policy} {rate} seed {seed}"
     try:
@@ -174,7 +184,7 @@ def _run(
         "invalid_reason": problem or None,
         "duration": result.duration_s,
         **result.metrics,
-        "largest_slowdown": max(baseline.unloaded.slowdown(a) for a in result.answers),
+        **_waiting(result.answers, baseline.unloaded),
         "max_late_ms": max(answer.late_s for answer in result.answers) * 1e3,
         "counters": counters,
         "device": None if use is None else asdict(use),
@@ -194,10 +204,20 @@ def requests_per_s(rate: str, capacity: float) -> float:
     return value * capacity if rate.endswith("x") else value
 
 
-def _arrivals(settings: Settings, seed: int) -> NDArray[np.float64]:
+def _chosen(settings: Settings, baseline: Baseline, rate: str, seed: int) -> list[Request]:
+    """The requests of a run."""
+    evaluation = settings.workload.evaluation
+    if settings.num_requests is not None:
+        return sample(evaluation, settings.num_requests, seed)
+    rate_per_s = requests_per_s(rate, baseline.capacity)
+    wanted = requests_of(settings.load, rate_per_s, baseline.saturated.service_s)
+    return sample(evaluation, wanted, seed, at_most=settings.load == "sustained")
+
+
+def _arrivals(settings: Settings, num_requests: int, seed: int) -> NDArray[np.float64]:
     if settings.trace is not None:
-        return trace_arrivals(settings.trace, settings.num_requests, seed)
-    return poisson_arrivals(settings.num_requests, seed)
+        return trace_arrivals(settings.trace, num_requests, seed)
+    return arrivals_of(settings.load, num_requests, seed)
 
 
 def _drive(
@@ -249,21 +269,10 @@ def _warm_up(server: Server, settings: Settings, tokenizer: Any) -> None:
 def _measure_baseline(settings: Settings, tokenizer: Any, kept: KeptServer) -> Baseline:
     """With requests of the history, so that no evaluation prompt has been seen before."""
     history = settings.workload.history
-    burst = sample(history, settings.num_requests, seed=1, at_most=True)
-    # Alone: short and long inputs, answers of 16 to 256 tokens.
-    ordered = sorted(burst, key=lambda request: len(request.prompt))
-    probes = [
-        Request(request.prompt, output_tokens, request.class_name)
-        for output_tokens in (16, 64, 256)
-        for request in (ordered[len(ordered) // 10], ordered[len(ordered) * 9 // 10])
-    ]
+    burst = sample(history, settings.num_requests or PULSE_REQUESTS, seed=1, at_most=True)
     server = kept.get(settings.policies[0], "baseline")
     _warm_up(server, settings, tokenizer)
-    alone: list[Answer] = []
-    for probe in tqdm(probes, desc="one at a time", unit="req", leave=False):
-        result = _drive(server, settings, tokenizer, [probe], [0.0], "alone")
-        _require_valid(result)
-        alone += result.answers
+    unloaded = _unloaded(server, settings, tokenizer, burst)
     before = internal_state(server)
     label = "burst, for the capacity"
     result = _drive(server, settings, tokenizer, burst, [0.0] * len(burst), label)
@@ -271,7 +280,30 @@ def _measure_baseline(settings: Settings, tokenizer: Any, kept: KeptServer) -> B
     use = _device_use(settings, before, internal_state(server))
     if use is not None and (problem := use.problem()):
         raise ServerError(f"the capacity could not be measured: {problem}")
-    return Baseline(saturated_rate(result.answers), UnloadedTime.fitted(alone))
+    first_s = np.array([answer.first_token_s for answer in result.answers])
+    last_s = np.array([answer.last_token_s for answer in result.answers])
+    return Baseline(Saturation.measured(first_s, last_s), unloaded)
+
+
+def _unloaded(
+    server: Server, settings: Settings, tokenizer: Any, requests: Sequence[Request]
+) -> Unloaded:
+    """Known of a device clock; else measured: short and long inputs, answers of 16 to 256 tokens,
+    one at a time."""
+    if settings.servers.device is not None:
+        return ModelledTime(settings.servers.device)
+    ordered = sorted(requests, key=lambda request: len(request.prompt))
+    probes = [
+        Request(request.prompt, output_tokens, request.class_name)
+        for output_tokens in (16, 64, 256)
+        for request in (ordered[len(ordered) // 10], ordered[len(ordered) * 9 // 10])
+    ]
+    alone: list[Answer] = []
+    for probe in tqdm(probes, desc="one at a time", unit="req", leave=False):
+        result = _drive(server, settings, tokenizer, [probe], [0.0], "alone")
+        _require_valid(result)
+        alone += result.answers
+    return UnloadedTime.fitted(alone)
 
 
 def _require_valid(result: Result) -> None:
@@ -279,7 +311,25 @@ def _require_valid(result: Result) -> None:
         raise ServerError(f"the first policy's server failed: {problem}")
 
 
-def _columns(answers: Sequence[Answer], unloaded: UnloadedTime) -> dict[str, list[Any]]:
+def _unloaded_s(answers: Sequence[Answer], unloaded: Unloaded) -> NDArray[np.float64]:
+    return np.array([unloaded.seconds(a.input_tokens, a.output_tokens) for a in answers])
+
+
+def _waiting(answers: Sequence[Answer], unloaded: Unloaded) -> dict[str, float]:
+    """What SGLang's metrics do not say."""
+    unloaded_s = _unloaded_s(answers, unloaded)
+    sent_s, first_s, last_s = np.array(
+        [(a.sent_s, a.first_token_s, a.last_token_s) for a in answers]
+    ).T
+    return {
+        "largest_slowdown": float(((last_s - sent_s) / unloaded_s).max()),
+        **run_metrics(
+            sent_s, first_s, last_s, np.array([a.output_tokens for a in answers]), unloaded_s
+        ),
+    }
+
+
+def _columns(answers: Sequence[Answer], unloaded: Unloaded) -> dict[str, list[Any]]:
     """What the report plots of each request, without its prompt."""
     return {
         "class": [answer.request.class_name for answer in answers],
@@ -288,28 +338,31 @@ def _columns(answers: Sequence[Answer], unloaded: UnloadedTime) -> dict[str, lis
         "sent_ms": [round(answer.sent_s * 1e3) for answer in answers],
         "ttft_ms": [round(answer.ttft_s * 1e3) for answer in answers],
         "e2e_latency_ms": [round(answer.ttlt_s * 1e3) for answer in answers],
-        "slowdown": [round(unloaded.slowdown(answer), 3) for answer in answers],
+        "slowdown": [
+            round(answer.ttlt_s / alone_s, 3)
+            for answer, alone_s in zip(answers, _unloaded_s(answers, unloaded), strict=True)
+        ],
         "error": [answer.error for answer in answers],
     }
 
 
 def _facts(settings: Settings, baseline: Baseline) -> dict[str, Any]:
-    unloaded = baseline.unloaded
     device = settings.servers.device
     return {
         **({} if device is None else {"device clock": device.preset, "speed": device.speed}),
         **host_facts(),
         "workload": settings.workload.description,
-        "arrivals": f"trace {settings.trace.name}" if settings.trace else "Poisson",
-        "requests a run": settings.num_requests,
+        "arrivals": f"trace {settings.trace.name}" if settings.trace else settings.load,
+        "requests a run": settings.num_requests or "by the load",
         "max_new_tokens": settings.max_new_tokens,
         "model": _shape(settings.servers.model),
         "server flags": " ".join((*settings.servers.flags, *COMMON_FLAGS)),
         "server environment": dict(settings.servers.env),
         "sage": asdict(settings.servers.sage),
         "capacity": f"{baseline.capacity:.2f} requests/s ({settings.policies[0]}, with a queue)",
-        "unloaded TTLT": f"{unloaded.base_s * 1e3:.0f} ms + {unloaded.per_input_token_s * 1e3:.3f} "
-        f"ms per input token + {unloaded.per_output_token_s * 1e3:.3f} ms per output token",
+        "in service": f"{baseline.saturated.service_s:.2f} s on average, from a request's first "
+        "token to its last, then",
+        "unloaded TTLT": baseline.unloaded.description,
     }
 
 
@@ -327,5 +380,6 @@ def _line(run: dict[str, Any]) -> str:
     return label + (
         f"TTLT mean {run['mean_e2e_latency_ms'] / 1e3:.1f} s, "
         f"p99 {run['p99_e2e_latency_ms'] / 1e3:.1f} s; "
-        f"TTFT mean {run['mean_ttft_ms'] / 1e3:.1f} s; {run['output_throughput']:.0f} tokens/s"
+        f"waited {run['mean_waited_s']:.1f} s; TTFT mean {run['mean_ttft_ms'] / 1e3:.1f} s; "
+        f"{run['output_throughput']:.0f} tokens/s; drain {run['drain_s']:.0f} s"
     )

@@ -35,6 +35,7 @@ class _Request:
 
     to_finish = session = lock = None
     sage_stays = None  # it uses nothing that would not survive a swap
+    rid = "a request"
     cached_tokens = 0
 
     def __init__(self, generator: np.random.Generator, max_atoms: int) -> None:
@@ -91,9 +92,9 @@ class FullServer:
             request.output_ids = [0] * int(generator.integers(1, 500))
         admission = Admission(config.policy.admission_quantile)
         free_tokens = int(sum(admission.foresee(self.running, 0.5, page_size=1)))
-        self._batch = SimpleNamespace(reqs=self.running, batch_is_full=True, is_empty=lambda: False)
-        self._scheduler = self._stand_in(free_tokens)
-        self._turns = TurnTaker(self._scheduler, self.ranker, admission, config.preemption)
+        self.batch = SimpleNamespace(reqs=self.running, batch_is_full=True, is_empty=lambda: False)
+        self.scheduler = self._stand_in(free_tokens)
+        self.turns = TurnTaker(self.scheduler, self.ranker, admission, config.preemption)
 
     def _stand_in(self, free_tokens: int) -> Any:
         """What our hooks read of a scheduler."""
@@ -116,14 +117,14 @@ class FullServer:
         """A token for all that run; the first in the queue gets a place elsewhere, one arrives."""
         for request in self.running:
             request.output_ids.append(0)
-        del self._scheduler.waiting_queue[0]
-        self._scheduler.waiting_queue.append(self._newcomers.pop())
+        del self.scheduler.waiting_queue[0]
+        self.scheduler.waiting_queue.append(self._newcomers.pop())
         self.ranker.num_arrivals += 1
 
     def take_turns(self) -> list[Any]:
         """All that is ours in a pass; the queue after it."""
-        self._turns.take_turns(lambda batch: None, self._batch)
-        queue: list[Any] = self._scheduler.waiting_queue
+        self.turns.take_turns(lambda batch: None, self.batch)
+        queue: list[Any] = self.scheduler.waiting_queue
         return queue
 
 

@@ -35,7 +35,9 @@ def write_report(runs: Sequence[Run], summary: Summary, path: Path) -> None:
         f"<p>Medians over {len(seeds)} seeds. Ratios are to <b>{escape(first)}</b> on the same "
         "arrivals, median over seeds, with an interval that encloses the median by the signs of "
         "the ratios alone. TTLT: time to last token. Slowdown: TTLT over the TTLT that the request "
-        "would have on an idle server; the table shows the largest.</p>",
+        "would have on an idle server; the table shows the largest. Waited: TTLT less the TTLT on "
+        "an idle server. Arrivals: how long requests came, in mean TTLTs. Drain: what the server "
+        "took after the last arrival.</p>",
         _html_table(summary),
         _invalid(runs),
         _figure("Latency against arrival rate", plots.latency_against_rate(valid)),

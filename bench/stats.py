@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.run_metrics import DRAIN, WAITED
+
 Run = Mapping[str, Any]
 # policy -> rate -> metric -> {"median", "ratio", "ratio_low", "ratio_high"}
 Summary = dict[str, dict[str, dict[str, dict[str, float]]]]
@@ -27,6 +29,8 @@ METRICS = (
     "output_throughput",
     "request_throughput",
     "duration",
+    *WAITED,
+    *DRAIN,
 )
 
 
@@ -118,6 +122,7 @@ def headline(summary: Summary) -> str:
     return f"{sentence}, and {share:.2f} of what it was under {best}, the best of the others."
 
 
+_RATIOS = ("mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_waited_s")
 _COLUMNS = (
     ("mean TTLT", "mean_e2e_latency_ms", 1e-3, "s"),
     ("p50", "median_e2e_latency_ms", 1e-3, "s"),
@@ -125,14 +130,18 @@ _COLUMNS = (
     ("p99", "p99_e2e_latency_ms", 1e-3, "s"),
     ("mean TTFT", "mean_ttft_ms", 1e-3, "s"),
     ("p99 TTFT", "p99_ttft_ms", 1e-3, "s"),
+    ("waited", "mean_waited_s", 1.0, "s"),
+    ("p99 waited", "p99_waited_s", 1.0, "s"),
     ("slowdown", "largest_slowdown", 1.0, "x"),
     ("tokens/s", "output_throughput", 1.0, ""),
+    ("arrivals", "arrivals_per_ttlt", 1.0, "x TTLT"),
+    ("drain", "drain_s", 1.0, "s"),
 )
 
 
 def rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """The table: its head, and a row for each rate and policy."""
-    head = ["rate", "policy", "mean TTLT ratio", "p99 TTLT ratio"]
+    head = ["rate", "policy", "mean TTLT ratio", "p99 TTLT ratio", "mean waited ratio"]
     head += [f"{name} {unit}".strip() for name, _, _, unit in _COLUMNS]
     body = []
     for rate in ordered(rate for by_rate in summary.values() for rate in by_rate):
@@ -140,7 +149,7 @@ def rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
             if rate not in by_rate:
                 continue
             metrics = by_rate[rate]
-            ratios = [_ratio(metrics[f"{q}_e2e_latency_ms"]) for q in ("mean", "p99")]
+            ratios = [_ratio(metrics[name]) for name in _RATIOS]
             values = [f"{metrics[name]['median'] * scale:.2f}" for _, name, scale, _ in _COLUMNS]
             body.append([rate, policy, *ratios, *values])
     return head, body

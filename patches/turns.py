@@ -9,6 +9,8 @@ from functools import cache
 from itertools import islice, takewhile
 from typing import Any
 
+from sglang.srt.utils.rank_consensus_checker import rank_consensus
+
 from patches.admission import Admission
 from patches.mover import Mover
 from patches.ranker import Ranker
@@ -77,11 +79,13 @@ class TurnTaker:
         fresh = [req for req in entering if not is_swapped(req)]
         back = swapped(entering)
         rest = waiting[len(entering) :]
+        left: list[Any] = []
         if back:
             running_batch, left = self.mover.resume(running_batch, back)
             rest = [*left, *rest]
             if left:
                 self._plan_again(running_batch)
+        self._carried_out(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
         self._scheduler.waiting_queue = fresh + rest + yielded
         if full and not entering:
             return self._pass(original, running_batch, [])
@@ -94,6 +98,11 @@ class TurnTaker:
         return self._pass(
             original, running_batch, [*fresh, *self._behind(running_batch, fresh, rest)]
         )
+
+    @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
+    def _carried_out(self, entering: list[str], left: list[str], yielded: list[str]) -> None:
+        """What became of a plan, by request id, for SGLang's own check that ranks go on alike
+        (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER). left: entered by the plan, and found no room."""
 
     def _behind(
         self, running_batch: Any, fresh: Sequence[Any], rest: Sequence[Any]

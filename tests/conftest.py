@@ -3,8 +3,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from predictor_store.embedder import Embedder
+
+# No example fails for the time that it took.
+settings.register_profile("any host", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any host")
+_SERVERS = Path(__file__).parent / "engine"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _SERVERS in item.path.parents:
+            item.add_marker(pytest.mark.server)
 
 
 @pytest.fixture(scope="session")

@@ -134,11 +134,48 @@ MUTATIONS = (
         "tests/patches/test_plugin.py::test_a_seam_that_sglang_renamed_is_refused_by_name",
     ),
     Mutation(
+        "a prompt that others read counts as given back",
+        "patches/swap.py",
+        "    return alone + unlocked\n",
+        "    return int(req.kv.kv_allocated_len)\n",
+        "tests/patches/test_swap.py::test_a_shared_prompt_is_freed_by_the_last_that_reads_it",
+    ),
+    Mutation(
+        "the order depends on a queue that one rank alone has reordered",
+        "patches/ranker.py",
+        "            queue.sort(key=_by_arrival)\n",
+        "",
+        f"{_RANKER}::test_the_order_does_not_depend_on_how_the_queue_was_ordered_before",
+    ),
+    Mutation(
+        "a request yields that asks for experts, which are kept by slot",
+        "patches/survival.py",
+        "value is not unused and (type(value) is not type(unused) or value != unused)",
+        "value is None",
+        "tests/patches/test_survival.py",
+    ),
+    Mutation(
+        "an abort that overtakes its request is lost",
+        "patches/predict.py",
+        "            state.obj._sage_aborted = True\n",
+        "            pass\n",
+        "tests/engine/test_prediction.py::"
+        "test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost",
+    ),
+    Mutation(
+        "one that finds no room loses its copy",
+        "patches/swap.py",
+        "    if not _given_room(scheduler, req, num_tokens):\n        return Return.NO_ROOM\n",
+        "    if not _given_room(scheduler, req, num_tokens):\n"
+        "        drop(scheduler, req)\n        return Return.LOST\n",
+        f"{_FAILURES}::test_one_that_finds_no_room_keeps_its_copy_and_tries_again",
+    ),
+    Mutation(
         "a wrong length is restored",
         "patches/swap.py",
         "    req.kv.kv_committed_len = num_tokens\n",
         "    req.kv.kv_committed_len = num_tokens - 1\n",
-        f"{_FAILURES}::test_unbroken_nothing_differs",
+        f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",
     ),
     Mutation(
         "one token's KV is not copied",
@@ -147,7 +184,7 @@ MUTATIONS = (
         "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n"
         "        row = pool.req_to_token[req.kv.req_pool_idx]\n"
         "        allocator.get_kvcache().k_buffer[0][row[num_tokens // 2]] = 0\n",
-        f"{_FAILURES}::test_unbroken_nothing_differs",
+        f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",
     ),
     Mutation(
         "a slot is given back twice",
@@ -156,21 +193,21 @@ MUTATIONS = (
         "    _leave(running_batch, req)\n"
         "    free = scheduler.req_to_token_pool.free_slots\n    free += free[-1:]\n"
         "    return True\n",
-        f"{_FAILURES}::test_unbroken_nothing_differs",
+        f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",
     ),
     Mutation(
         "the KV of a copy that failed on one rank is given up on the other",
         "patches/swap.py",
         "    return bool(flag.item())",
         "    return done",
-        f"{_FAILURES}::test_where_the_copy_fails_on_one_rank_the_request_goes_on_on_both",
+        f"{_FAILURES}::test_killed_with_requests_swapped_the_next_server_starts_on_its_store",
     ),
     Mutation(
         "what is penalized is forgotten at a return",
         "patches/swap.py",
         "        said = torch.tensor(reqs[0].output_ids[:-1],",
         "        said = torch.tensor(reqs[0].output_ids[:0],",
-        f"{_PREEMPTION}::TestPagesOf16WithoutOverlap::"
+        f"{_PREEMPTION}::TestPagesOf16WithoutOverlapAndLittleHostMemory::"
         "test_what_is_counted_in_an_answer_goes_on_where_it_was",
     ),
     Mutation(

@@ -9,6 +9,12 @@ from sage_sched.config import PolicyConfig, PredictorConfig, SageConfig
 RIVALS = ("fcfs", "fastserve", "ssjf", "ltr", "trail")
 STOCK = ("fcfs", "lpm", "hrrn", "shortest-prefill-first")
 EVERYONE = (*STOCK, "fastserve", "ssjf", "ltr", "trail", "uniboost", "sage-mean", "sage")
+AT_THEIR_BEST = (
+    "fcfs", "fcfs@conservativeness=0.3", "fcfs@conservativeness=0.1", "fcfs-foresight", "hrrn",
+    "hrrn@conservativeness=0.1", "shortest-prefill-first",
+    "shortest-prefill-first@conservativeness=0.1", "uniboost", "ssjf", "trail", "sage-order",
+    "sage", "srpt-oracle",
+)  # fmt: skip
 DATASETS = ("chat", "summarization", "writing")
 H800, A40 = "h800-qwen3-32b", "a40-llama-3.1-8b"
 RATE = 8.0
@@ -19,8 +25,8 @@ class Case:
     """One simulated run, but for its seed.
 
     dataset: a class of the workload, or "mixed". predictor: a name of bench.paper.runs.PREDICTORS.
-    engine: a preset. change: fields of the engine that differ from it. rate: requests/s.
-    variation: of the gaps between arrivals, see bench.arrivals.
+    engine: a preset. change: fields of the engine that differ from it. rate: requests/s, or how
+    many times what fcfs sustains (of_capacity). load: one of bench.arrivals.LOADS.
     """
 
     policy: str
@@ -28,7 +34,8 @@ class Case:
     engine: str = H800
     change: tuple[tuple[str, float], ...] = ()
     rate: float = RATE
-    variation: float = 1.0
+    of_capacity: bool = False
+    load: str = "pulse"
     predictor: str = "semantic"
     noise: bool = False
     preempt: bool = True
@@ -40,8 +47,8 @@ class Figure:
     """A figure of the paper, or one of ours.
 
     claim: what the paper says of it. rows: a label and its case for each column, in the order of
-    columns; ratios are to the first row. also: further numbers, a label and a name of
-    bench.simulator.result.Result.metrics.
+    columns; ratios are to the first row. of_ratio: what else is shown with its ratio to the first
+    row, also: what without one; each a label and a name of bench.simulator.result.Result.metrics.
     """
 
     name: str
@@ -49,6 +56,7 @@ class Figure:
     claim: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Case, ...]], ...]
+    of_ratio: tuple[tuple[str, str], ...] = ()
     also: tuple[tuple[str, str], ...] = ()
 
 
@@ -202,7 +210,25 @@ def figures() -> list[Figure]:
                 )
                 for q in (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9)
             ),
-            (("output tokens/s", "output_throughput"), ("retractions", "num_retractions")),
+            also=(("output tokens/s", "output_throughput"), ("retractions", "num_retractions")),
+        ),
+        Figure(
+            "G",
+            "Sustained load, stock policies at their best; H800, of what fcfs sustains",
+            "not in the paper: 300 requests in half a minute, stock policies as they come",
+            tuple(SUSTAINED),
+            tuple(
+                (name, tuple(replace(case, policy=name) for case in SUSTAINED.values()))
+                for name in AT_THEIR_BEST
+            ),
+            of_ratio=(("mean time waited", "mean_waited_s"), ("p99 time waited", "p99_waited_s")),
+            also=(
+                ("output tokens/s while requests come", "arriving_throughput"),
+                ("length of the arrivals, in mean TTLTs", "arrivals_per_ttlt"),
+                ("drain, s", "drain_s"),
+                ("retractions", "num_retractions"),
+                ("yields", "num_yields"),
+            ),
         ),
     ]
 
@@ -251,6 +277,11 @@ SWAPS = {
     )
     for token_us in (1.0, 10.0, 100.0, 1000.0)
 } | {
-    "bursts": Case(policy="", variation=4.0),
-    "bursts, light": Case(policy="", rate=2.0, variation=4.0),
+    "bursts": Case(policy="", load="bursts"),
+    "bursts, light": Case(policy="", rate=2.0, load="bursts"),
 }
+
+SUSTAINED = {
+    f"{share:g}x": Case(policy="", rate=share, of_capacity=True, load="sustained")
+    for share in (1.0, 1.5, 2.0)
+} | {"1.5x, in bursts": Case(policy="", rate=1.5, of_capacity=True, load="bursts")}

@@ -37,11 +37,12 @@ def cell(outcomes: Outcomes, case: Case, reference: Case, field: str) -> str:
 
 
 def markdown(figure: Figure, outcomes: Outcomes) -> str:
-    """Mean TTLT with its ratio to the first row, then p99 and TTFT alike, a column each; and
-    medians of what the figure names besides."""
+    """Mean TTLT with its ratio to the first row, a column each, then p99, TTFT and what the figure
+    names besides; and medians of what it names without a ratio."""
     lines = [f"### {_heading(figure)}", "", f"The paper: {figure.claim}.", ""]
     for label, field in (
         ("mean TTLT", "mean_ttlt_s"), ("p99 TTLT", "p99_ttlt_s"), ("mean TTFT", "mean_ttft_s"),
+        *figure.of_ratio,
     ):  # fmt: skip
         head = [f"{label}, s · ratio to {figure.rows[0][0]}", *figure.columns]
         lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
@@ -56,10 +57,14 @@ def markdown(figure: Figure, outcomes: Outcomes) -> str:
         lines += ["| " + " | ".join([label, *figure.columns]) + " |"]
         lines += ["|---" * (1 + len(figure.columns)) + "|"]
         for name, cases in figure.rows:
-            medians = [f"{np.median(values(outcomes, case, field)):.0f}" for case in cases]
+            medians = [_short(np.median(values(outcomes, case, field))) for case in cases]
             lines.append("| " + " | ".join([f"`{name}`", *medians]) + " |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return f"{round(float(value), 0 if abs(value) >= 10 else 1):g}"
 
 
 def _heading(figure: Figure) -> str:

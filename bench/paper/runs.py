@@ -6,16 +6,19 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.arrivals import bursty_arrivals, poisson_arrivals
+from bench.arrivals import PULSE_REQUESTS, arrivals_of, requests_of
+from bench.baseline import Saturation
 from bench.paper.cases import DATASETS, Case
 from bench.predictions import Foresight, Predict, truth, with_noise
 from bench.rival import Rival
 from bench.simulator.presets import PRESETS
 from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
@@ -24,6 +27,9 @@ from sage_sched.config import PredictorConfig
 from sage_sched.policy import policy_named
 
 MAX_NEW_TOKENS = 4096
+# What a request waits for its prediction on a server (`python -m bench.overhead`): 10 ms to embed
+# the prompt, 3 to 4 to search and to make a distribution.
+PREDICTION_DELAY_S = 0.014
 # "long prompts": those of summarization, as long as if whole papers were to be summarized.
 LONG_PROMPT_FACTOR = 16
 
@@ -44,24 +50,44 @@ Outcome = dict[str, float]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """foresight: what has read every prompt that is used. num_requests: a run."""
+    """foresight: what has read every prompt that is used. num_requests: a run, if not sustained."""
 
     foresight: Foresight
     num_requests: int
 
-    @cached_property
-    def _evaluation(self) -> Sequence[Request]:
-        return self.foresight.workload.evaluation
-
     def requests(self, case: Case, seed: int) -> list[SimRequest]:
-        """The requests of a run: those of a case's dataset, rate and seed, whatever its policy."""
-        chosen = self._sample(case.dataset, seed)
+        """The requests of a run: those of a case's dataset, load and seed, whatever its policy.
+
+        Sustained load may have more of them than there are prompts. Then prompts come again, which
+        the history here does not learn from.
+        """
+        chosen, rate = self._sample(case.dataset, seed), case.rate
+        if case.of_capacity or case.load == "sustained":
+            saturated = self._saturated(case)
+            rate *= saturated.capacity if case.of_capacity else 1.0
+            if case.load == "sustained":
+                wanted = requests_of(case.load, rate, saturated.service_s)
+                order = np.random.default_rng([seed, 3])
+                while len(chosen) < wanted:
+                    chosen += [chosen[i] for i in order.permutation(len(chosen))]
+                del chosen[wanted:]
+        arrivals_s = arrivals_of(case.load, len(chosen), seed) / rate
+        return self._sent(case, chosen, arrivals_s)
+
+    def _saturated(self, case: Case) -> Saturation:
+        """What fcfs sustains on the case's engine, from a burst of the history's requests, so that
+        it is the same for all seeds."""
+        case = replace(case, policy="fcfs", preempt=False)
+        pool = self._of_dataset(self.foresight.workload.history, case.dataset)
+        chosen = sample(pool, PULSE_REQUESTS, seed=1, at_most=True)
+        result = self._simulated(case, self._sent(case, chosen, np.zeros(len(chosen))))
+        return Saturation.measured(result.ttft_s, result.ttlt_s)
+
+    def _sent(
+        self, case: Case, chosen: Sequence[Request], arrivals_s: NDArray[np.float64]
+    ) -> list[SimRequest]:
         factor = LONG_PROMPT_FACTOR if case.dataset == "long prompts" else 1
         predict = self._predict(case)
-        if case.variation == 1:
-            arrivals = poisson_arrivals(len(chosen), seed) / case.rate
-        else:
-            arrivals = bursty_arrivals(len(chosen), seed, case.variation) / case.rate
         return [
             SimRequest(
                 arrival_s=float(arrival_s),
@@ -71,7 +97,7 @@ class Evaluation:
                 distribution=predict(request),
                 class_name=request.class_name,
             )
-            for arrival_s, request in zip(arrivals, chosen, strict=True)
+            for arrival_s, request in zip(arrivals_s, chosen, strict=True)
         ]
 
     def drawn(self, cases: Sequence[Case], num_seeds: int) -> list[Request]:
@@ -82,10 +108,13 @@ class Evaluation:
         ]
 
     def _sample(self, dataset: str, seed: int) -> list[Request]:
+        pool = self._of_dataset(self.foresight.workload.evaluation, dataset)
+        return sample(pool, self.num_requests, seed, at_most=True)
+
+    def _of_dataset(self, requests: Sequence[Request], dataset: str) -> list[Request]:
         wanted = {"mixed": DATASETS, "long prompts": ("summarization",)}
         classes = wanted.get(dataset, (dataset,))
-        pool = [request for request in self._evaluation if request.class_name in classes]
-        return sample(pool, self.num_requests, seed, at_most=True)
+        return [request for request in requests if request.class_name in classes]
 
     def _predict(self, case: Case) -> Predict:
         policy = Rival.parse(case.policy).policy
@@ -99,10 +128,12 @@ class Evaluation:
     def outcome(self, job: tuple[Case, int]) -> Outcome:
         """One run."""
         case, seed = job
+        return self._simulated(case, self.requests(case, seed)).metrics()
+
+    def _simulated(self, case: Case, requests: Sequence[SimRequest]) -> Result:
         engine = replace(PRESETS[case.engine], **dict(case.change))  # type: ignore[arg-type]
-        requests = self.requests(case, seed)
-        options = Options(preempt=case.preempt)
-        return simulate(engine, case.policy, case.config, requests, options).metrics()
+        options = Options(preempt=case.preempt, prediction_delay_s=PREDICTION_DELAY_S)
+        return simulate(engine, case.policy, case.config, requests, options)
 
 
 def run_all(

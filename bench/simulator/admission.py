@@ -37,6 +37,9 @@ class Pass:
         self._input_left = engine.max_prefill_tokens
         self._chunk_left = engine.chunked_prefill_size
         self._slots = engine.max_running_requests - len(state.decode)
+        # Our hooks leave a pass in which a prompt is being chunked to SGLang, and it sees no
+        # swapped request (patches/turns.py).
+        self._takes_turns = state.preempts and state.chunked is None
         self._turns: dict[Job, tuple[Job, ...]] | None = None
 
     def run(self) -> PassResult:
@@ -45,22 +48,33 @@ class Pass:
         state.queue.arrange(state.served_tokens)
         if state.chunked is not None:
             self._continue_chunk(state.chunked)
-        num_admitted = 0
-        while num_admitted < len(state.queue) and self._input_left > 0 and self._chunk_left > 0:
-            candidate = state.queue[num_admitted]
+        admitted = []
+        for position, candidate in enumerate(state.queue):
+            if candidate.swapped and not self._takes_turns:
+                continue
+            if self._room > 0 and self._is_spent():
+                break
             fits = not state.batch_is_full and self._fits(candidate, 0, 0)
-            if not fits and not self._make_room(num_admitted):
-                admitted = self.result.parts or self.result.resumed
-                state.batch_is_full = bool(admitted or len(state.decode))
+            if not fits and not self._make_room(position):
+                # A swapped one SGLang never sees: then nothing was refused.
+                state.batch_is_full |= not candidate.swapped and self._holds_any()
                 break
             if not self._admit(candidate):
                 break
-            num_admitted += 1
+            admitted.append(position)
             if self._room <= 0:
                 state.batch_is_full = True
                 break
-        state.queue.drop_first(num_admitted)
+        state.queue.drop(admitted)
         return self.result
+
+    def _is_spent(self) -> bool:
+        """Whether the pass's compute budget is."""
+        return self._input_left <= 0 or self._chunk_left <= 0
+
+    def _holds_any(self) -> bool:
+        """Whether a request that may leave runs, or is about to."""
+        return bool(self.result.parts or self.result.resumed or len(self.state.decode))
 
     def _set_aside_tokens(self) -> dict[Progress, float]:
         """For the rest of the running requests' answers."""
@@ -74,29 +88,34 @@ class Pass:
         shares = set_aside_tokens(held, left, self._page).tolist()
         return dict(zip(state.decode, shares, strict=True))
 
-    def _left_tokens(self, progress: Progress) -> int:
-        """Of its answer, as far as admission can tell."""
+    def _expected_tokens(self, progress: Progress) -> int:
+        """Of its answer, from its first token, as far as admission can tell."""
         left = None
         if self.state.outlook is not None:
             progress.job.generated_tokens = progress.generated_tokens
             left = self.state.outlook.left_tokens(progress.job)
-        if left is None:
-            left = progress.request.max_new_tokens - progress.generated_tokens
-        return min(left, self.state.engine.clip_max_new_tokens)
+        cap = progress.request.max_new_tokens
+        return cap if left is None else min(cap, progress.generated_tokens + left)
+
+    def _clipped(self, num_tokens: int) -> int:
+        return min(num_tokens, self.state.engine.clip_max_new_tokens)
+
+    def _left_tokens(self, progress: Progress) -> int:
+        """Of its answer, to come."""
+        return self._clipped(self._expected_tokens(progress) - progress.generated_tokens)
 
     def _demand(self, progress: Progress) -> int:
         """What admission asks for; the tokens that the tree has must be held as well."""
-        tokens = progress.kv_tokens if progress.swapped else progress.fill_tokens
-        return tokens + self._left_tokens(progress) + self._page
+        return progress.fill_tokens + self._left_tokens(progress) + self._page
 
     def _fits(self, progress: Progress, more_slots: int, more_tokens: int) -> bool:
         room = self._room + more_tokens
         return self._slots + more_slots > 0 and self._demand(progress) < room
 
-    def _charge(self, num_tokens: int, left_tokens: int) -> int:
+    def _charge(self, num_tokens: int, answer_tokens: int) -> int:
         """Take from the room; the tokens in full pages."""
         paged = -(-num_tokens // self._page) * self._page
-        self._room -= paged + self._page + left_tokens
+        self._room -= paged + self._page + answer_tokens
         return paged
 
     def _continue_chunk(self, progress: Progress) -> None:
@@ -110,7 +129,9 @@ class Pass:
             limit = state.policy.chunk_limit(left, self._chunk_left, self._page, works)
             budget = budget if limit is None else min(budget, limit)
         self._slots -= 1
-        self._prefill(progress, progress.prefilled_tokens, min(left, budget))
+        # SGLang's for our policies too: no hook of ours is at add_chunked_req.
+        answer_tokens = self._clipped(progress.request.max_new_tokens)
+        self._prefill(progress, progress.prefilled_tokens, min(left, budget), answer_tokens)
 
     def _admit(self, progress: Progress) -> bool:
         """Take a request that fits; False where the pass's compute budget does not allow it."""
@@ -132,13 +153,18 @@ class Pass:
         self._slots -= 1
         self._room -= cached
         state.pool.hold_cached(progress)
-        self._prefill(progress, cached, new)
+        # SGLang's _update_prefill_budget counts what is generated already once more.
+        answer_tokens = self._clipped(self._expected_tokens(progress))
+        self._prefill(progress, cached, new, answer_tokens)
         return True
 
-    def _prefill(self, progress: Progress, done_tokens: int, new_tokens: int) -> None:
+    def _prefill(
+        self, progress: Progress, done_tokens: int, new_tokens: int, answer_tokens: int
+    ) -> None:
+        """answer_tokens: to reserve where this is the last of its prompt."""
         state, pages = self.state, self.state.pool.pages
         completes = done_tokens + new_tokens == progress.fill_tokens
-        paged = self._charge(new_tokens, self._left_tokens(progress) if completes else 0)
+        paged = self._charge(new_tokens, answer_tokens if completes else 0)
         self._input_left -= paged
         self._chunk_left -= paged
         state.hold(pages(done_tokens + new_tokens) - pages(done_tokens))
@@ -150,7 +176,7 @@ class Pass:
 
     def _make_room(self, position: int) -> bool:
         """Have running requests yield to the waiting one at this position, if the plan says so."""
-        if not self.state.preempts or not self.state.queue[position].ranked:
+        if not self._takes_turns or not self.state.queue[position].ranked:
             return False
         if self._turns is None:
             self._turns = self._plan(position)

@@ -123,6 +123,10 @@ class Node:
             state.requeue(progress)
         if not len(state.decode):
             state.stale_prefill_tokens = num_tokens
+        if state.chunked is not None or not (len(state.decode) or batch.resumed):
+            # get_next_batch_to_run: the chunked request leaves the batch again, as one that ends;
+            # and where nothing ran, the prefill batch is the running one, with a flag of its own.
+            state.batch_is_full = False
         for progress in batch.resumed:
             state.decode.join(progress)
         for part in batch.parts:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.run_metrics import run_metrics
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from sage_sched.step_time import attended_pairs
@@ -20,19 +21,21 @@ class Result:
     """Per request, in the order of the run's requests; arrays of shape (requests,).
 
     ttft_s, ttlt_s: from its arrival to its first and last token. alone_s: to its last token on an
-    idle engine. num_retractions, num_yields: how often it lost its KV, and made room for another.
-    duration_s: from the first arrival to the last token. output_tokens, prefill_tokens: computed,
-    those that a retraction had computed again included. moved_tokens: swapped, both ways.
+    idle engine. answer_tokens: its true length. num_retractions, num_yields: how often it lost its
+    KV, and made room for another.
+    duration_s: from the first arrival to the last token. prefill_tokens: computed, those that a
+    retraction had computed again included. moved_tokens: swapped, both ways.
     wall_s: what the simulation took; all else is the same for the same input, bit for bit.
     """
 
+    arrival_s: NDArray[np.float64]
     ttft_s: NDArray[np.float64]
     ttlt_s: NDArray[np.float64]
     alone_s: NDArray[np.float64]
+    answer_tokens: NDArray[np.int64]
     num_retractions: NDArray[np.int64]
     num_yields: NDArray[np.int64]
     duration_s: float
-    output_tokens: int
     prefill_tokens: int
     moved_tokens: int
     wall_s: float
@@ -46,12 +49,16 @@ class Result:
         for name, percent in _QUANTILES:
             numbers[f"{name}_ttlt_s"] = float(np.percentile(self.ttlt_s, percent))
             numbers[f"{name}_ttft_s"] = float(np.percentile(self.ttft_s, percent))
-        return numbers | {
-            "output_throughput": self.output_tokens / self.duration_s,
+        first_s, last_s = self.arrival_s + self.ttft_s, self.arrival_s + self.ttlt_s
+        output_tokens = int(self.answer_tokens.sum())
+        return {
+            **numbers,
+            **run_metrics(self.arrival_s, first_s, last_s, self.answer_tokens, self.alone_s),
+            "output_throughput": output_tokens / self.duration_s,
             "largest_slowdown": float((self.ttlt_s / self.alone_s).max()),
             "num_retractions": float(self.num_retractions.sum()),
             "num_yields": float(self.num_yields.sum()),
-            "simulated_tokens": float(self.output_tokens + self.prefill_tokens),
+            "simulated_tokens": float(output_tokens + self.prefill_tokens),
             "moved_tokens": float(self.moved_tokens),
             "duration_s": self.duration_s,
         }
@@ -79,13 +86,14 @@ def result_of(
     if not ((arrival_s <= first_s) & (first_s <= last_s)).all():
         raise RuntimeError("a request was served before it came")
     return Result(
+        arrival_s=arrival_s,
         ttft_s=first_s - arrival_s,
         ttlt_s=last_s - arrival_s,
         alone_s=np.array([alone_s(engine, r.input_tokens, r.output_tokens) for r in requests]),
+        answer_tokens=np.array([request.output_tokens for request in requests]),
         num_retractions=np.array([p.num_retractions for p in ordered]),
         num_yields=np.array([p.job.num_yields for p in ordered]),
         duration_s=float(last_s.max() - arrival_s.min()),
-        output_tokens=sum(request.output_tokens for request in requests),
         prefill_tokens=prefill_tokens,
         moved_tokens=moved_tokens,
         wall_s=wall_s,

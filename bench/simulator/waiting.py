@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.simulator.request import Progress
 from bench.simulator.stock import StockPolicy
@@ -65,8 +65,7 @@ class WaitingQueue:
         key = self._policy.key(job, served_tokens) if progress.ranked else 0.0
         return key, job.arrival, progress
 
-    def drop_first(self, num_requests: int) -> None:
-        """The first requests have been admitted."""
-        if self._num_unranked:
-            self._num_unranked -= sum(not e[2].ranked for e in self._entries[:num_requests])
-        del self._entries[:num_requests]
+    def drop(self, positions: Sequence[int]) -> None:
+        """The requests at these positions, ascending, have been admitted."""
+        for position in reversed(positions):
+            self._num_unranked -= not self._entries.pop(position)[2].ranked

@@ -57,7 +57,7 @@ def run(url: str, *prompts: str) -> Result:
         [0.0] * len(prompts),
         tokenizer=_Tokenizer(),
         max_new_tokens=8,
-        timeout_s=30.0,
+        timeout_s=300.0,
         label="test",
     )
 
@@ -94,7 +94,7 @@ def test_an_answer_of_the_end_token_alone_is_made_one_longer(url: str) -> None:
         [0.0],
         tokenizer=_Tokenizer(),
         max_new_tokens=8,
-        timeout_s=30.0,
+        timeout_s=300.0,
         label="test",
     )
     assert result.problem() == ""

@@ -22,6 +22,7 @@ def test_rates_are_absolute_or_of_the_capacity() -> None:
             requests_per_s(wrong, capacity=1.0)
 
 
+@pytest.mark.server
 def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, summary_file = tmp_path / "out", tmp_path / "deep" / "summary.json"
     tuned = "fcfs@conservativeness=0.3,clip=512"
@@ -72,6 +73,7 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "validate" / "validate.svg").exists()
 
 
+@pytest.mark.server
 def test_step_times_are_fitted_to_a_real_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

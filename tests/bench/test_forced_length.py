@@ -15,11 +15,9 @@ from bench.server import Server
 
 LENGTHS = (1, 2, 5, 37, 120, 500)
 RETRACT = {"SGLANG_TEST_RETRACT": "1"}  # SGLang's own fault injection: requests yield under way
-CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "overlap": ((), {}),
-    "no overlap": (("--disable-overlap-schedule",), {}),
-    "retraction, chunked prefill": (("--chunked-prefill-size", "16"), RETRACT),
-    "retraction, no overlap": (("--disable-overlap-schedule",), RETRACT),
+CASES = {
+    "overlap, chunked prefill": ("--chunked-prefill-size", "16"),
+    "no overlap": ("--disable-overlap-schedule",),
 }
 
 
@@ -39,29 +37,24 @@ def ask(server: Server, number: int, length: int, temperature: float) -> dict[st
     return meta
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_answers_have_exactly_the_recorded_length(case: str, model: Path, tmp_path: Path) -> None:
-    flags, env = CASES[case]
+@pytest.mark.server
+@pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
+def test_answers_have_exactly_the_recorded_length(
+    flags: tuple[str, ...], model: Path, tmp_path: Path
+) -> None:
     flags = (*CPU_FLAGS, "--enable-custom-logit-processor", *flags)
     jobs = [(i, length, 0.6 * (i % 2)) for i, length in enumerate(LENGTHS * 3)]
+    sampling = {"max_new_tokens": 30, "ignore_eos": True}
+    plain = {"text": "Hello", "sampling_params": sampling}
     with (
-        Server(model, flags, log=tmp_path / "log", env={**CPU_ENV, **env}) as server,
-        ThreadPoolExecutor(len(jobs)) as pool,
+        Server(model, flags, log=tmp_path / "log", env=CPU_ENV | RETRACT) as server,
+        ThreadPoolExecutor(len(jobs) + 1) as pool,
     ):
-        answers = list(pool.map(lambda job: ask(server, *job), jobs))
-    assert [meta["completion_tokens"] for meta in answers] == [length for _, length, _ in jobs]
-    assert {meta["finish_reason"]["type"] for meta in answers} == {"stop"}
-    if case.startswith("retraction"):
-        assert sum(meta["num_retractions"] for meta in answers) > 0
-
-
-def test_requests_without_a_recorded_length_are_left_alone(model: Path, tmp_path: Path) -> None:
-    flags = (*CPU_FLAGS, "--enable-custom-logit-processor")
-    with Server(model, flags, log=tmp_path / "log", env=CPU_ENV) as server:
-        sampling = {"max_new_tokens": 30, "ignore_eos": True}
-        plain = {"text": "Hello", "sampling_params": sampling}
-        with ThreadPoolExecutor(2) as pool:
-            forced = pool.submit(ask, server, 1, 20, 0.0)
-            other = pool.submit(requests.post, f"{server.url}/generate", json=plain, timeout=300)
-            assert forced.result()["completion_tokens"] == 20
-            assert other.result().json()["meta_info"]["completion_tokens"] == 30
+        answers = pool.map(lambda job: ask(server, *job), jobs)
+        # A request without a recorded length is left alone.
+        other = pool.submit(requests.post, f"{server.url}/generate", json=plain, timeout=300)
+        metas = list(answers)
+        assert other.result().json()["meta_info"]["completion_tokens"] == 30
+    assert [meta["completion_tokens"] for meta in metas] == [length for _, length, _ in jobs]
+    assert {meta["finish_reason"]["type"] for meta in metas} == {"stop"}
+    assert sum(meta["num_retractions"] for meta in metas) > 0

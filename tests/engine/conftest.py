@@ -22,7 +22,7 @@ from bench.server import Server
 from tests.engine import plugins, saboteur, stage
 from tests.engine.serving import CPU_FLAGS, SageServer, warmed_store
 
-SGLANG = Path(sys.executable).parent / "sglang"
+BIN = Path(sys.executable).parent
 ASKED = crowd(36)
 # Six may run, and requests yield most often under this policy: every time that their age has
 # doubled. It goes by tokens alone; swap_only, as what else is cheaper is a matter of the clock.
@@ -90,6 +90,6 @@ def yielding(
         env=CHECKED | saboteur.install(folder / "saboteur"),
         settings=YIELDING + "swap_only = true\n",
         policy="fastserve",
-        command=(str(SGLANG), "serve"),
+        command=(str(BIN / "sglang"), "serve"),
     ) as server:
         yield server

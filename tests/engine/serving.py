@@ -75,7 +75,7 @@ class SageServer(Server):
 
     def stats(self) -> dict[str, Any]:
         """What the scheduler and the predictor count."""
-        info = requests.get(f"{self.url}/server_info", timeout=30).json()
+        info = requests.get(f"{self.url}/server_info", timeout=300).json()
         stats: dict[str, Any] = info["internal_states"][0]["sage"]
         return stats
 
@@ -95,8 +95,8 @@ def generate(server: Server, prompt: str | list[str], max_new_tokens: int = 4, *
     return response.json()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Poll until it holds. Raises TimeoutError."""
+def wait_until(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
+    """Poll until it holds. Raises TimeoutError; the limit is one that no host comes to."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

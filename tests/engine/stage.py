@@ -101,11 +101,11 @@ def together(
 
 def _order(server: Server, **order: int) -> None:
     body = {"server_args": {_PREFIX + name: value for name, value in order.items()}}
-    requests.post(f"{server.url}/set_internal_state", json=body, timeout=60).raise_for_status()
+    requests.post(f"{server.url}/set_internal_state", json=body, timeout=300).raise_for_status()
 
 
 def _state(server: Server) -> dict[str, Any]:
-    info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    info = requests.get(f"{server.url}/server_info", timeout=300).json()
     state: dict[str, Any] = info["internal_states"][0]["stage"]
     return state
 

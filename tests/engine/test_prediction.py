@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,10 @@ import pytest
 import requests
 from transformers import AutoTokenizer
 
+from bench.exactness import ask, compare
 from tests.engine import stage
+from tests.engine.conftest import BIN, CHECKED
+from tests.engine.crowds import ask_together
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,
@@ -24,7 +28,26 @@ from tests.engine.serving import (
     SageServer,
     generate,
     wait_until,
+    warmed_store,
 )
+
+
+@pytest.fixture(scope="module")
+def sage_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SageServer]:
+    """A warmed store, and a KV pool in which the cap of 250 tokens has room three times."""
+    folder = tmp_path_factory.mktemp("sage")
+    with SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=["--max-total-tokens", "800"],
+        env=CHECKED,
+        # What is tested is what was predicted, not how fast a busy machine predicts it.
+        settings="[predictor]\ndeadline_ms = 60000.0\nmin_matches = 3\n",
+        policy=None,
+        command=(str(BIN / "sage-sched"), "serve"),
+    ) as server:
+        yield server
 
 
 def post(server: SageServer, path: str, body: dict[str, Any]) -> Any:
@@ -43,7 +66,9 @@ def recorded(server: SageServer, num_expected: int, num_before: int) -> list[tup
 
 def test_the_servers_own_requests_leave_no_trace(sage_server: SageServer) -> None:
     # First in this file: the warm-up request has just been through.
-    assert requests.get(sage_server.url + "/health_generate", timeout=60).status_code == 200
+    info = requests.get(sage_server.url + "/server_info", timeout=300).json()
+    assert info["schedule_policy"] == "sage"
+    assert requests.get(sage_server.url + "/health_generate", timeout=300).status_code == 200
     generate(sage_server, SHORT_PROMPT)
     recorded(sage_server, 1, 0)
     predictor = sage_server.stats()["predictor"]
@@ -119,9 +144,9 @@ def test_an_answer_that_ends_by_itself_is_not_censored(sage_server: SageServer) 
 
 def test_an_aborted_answer_was_longer_than_that(sage_server: SageServer) -> None:
     before = len(sage_server.history())
-    body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 3000}, "stream": True}
+    body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 700}, "stream": True}
     with stage.held(sage_server, tokens=5):
-        with requests.post(sage_server.url + "/generate", json=body, stream=True, timeout=60):
+        with requests.post(sage_server.url + "/generate", json=body, stream=True, timeout=300):
             stage.once_held(sage_server)
         stage.once_aborted(sage_server, 1)
     ((prompt, num_tokens, censored),) = recorded(sage_server, 1, before)
@@ -192,8 +217,35 @@ def test_what_a_client_forges_is_dropped_at_the_door(
     assert after["num_garbled"] == 0
 
 
+def test_no_route_takes_what_a_client_forges(sage_server: SageServer) -> None:
+    lengths = {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_samples": 9.0}
+    forged = {"custom_params": {"__sage_source": "truth", **lengths}}
+    said = [{"role": "user", "content": SHORT_PROMPT}]
+    body = {"capacity_of_str_len": 1000}
+    session = requests.post(sage_server.url + "/open_session", json=body, timeout=60).json()
+    routes: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": said, "max_tokens": 2, **forged}),
+        ("/v1/completions", {"prompt": [SHORT_PROMPT] * 2, "max_tokens": 2, **forged}),
+        ("/v1/responses", {"input": SHORT_PROMPT, "max_output_tokens": 2, **forged}),
+        ("/v1/messages", {"messages": said, "max_tokens": 2, **forged}),
+        (
+            "/generate",
+            {
+                "text": SHORT_PROMPT,
+                "session_params": {"id": session},
+                "sampling_params": {"max_new_tokens": 2, **forged},
+            },
+        ),
+    ]
+    for path, body in routes:
+        post(sage_server, path, body)
+    after = sage_server.stats()
+    assert "truth" not in after["num_ranked"]
+    assert after["num_garbled"] == 0
+
+
 def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) -> None:
-    # One runs at a time. All are there before the first may start, and all have the same cap.
+    # All are there before the first may start, and all have the same cap.
     asked = {
         "long 1": UNASKED_LONG_PROMPT,
         "long 2": UNASKED_LONG_PROMPT,
@@ -205,6 +257,23 @@ def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) ->
         [partial(generate, sage_server, prompt, 20, rid=rid) for rid, prompt in asked.items()],
     )
     assert stage.started(sage_server) == ["short 1", "short 2", "long 1", "long 2"]
+
+
+def test_requests_foreseen_to_be_short_are_let_in_and_bear_it_when_they_are_not(
+    sage_server: SageServer,
+) -> None:
+    # SGLang asks for the whole cap of a newcomer, and lets in two of these. They are foreseen to
+    # get 5 to 7 tokens each.
+    asked = [(f"{SHORT_PROMPT} Case {i}.", 250) for i in range(6)]
+    unbounded = [{"ignore_eos": False}]
+    running = []
+    together = ask_together(
+        sage_server, asked, unbounded, then=lambda state: running.extend(state["running"]), tokens=3
+    )
+    assert len(running) == len(asked)
+    # They get 40 times what was foreseen, and then the pool does not do for all of them.
+    assert sum(answer.num_retractions for answer in together) > 0
+    assert compare(ask(sage_server, asked[:3], 1, sampling=unbounded), together[:3])[0] == 0
 
 
 def test_tokens_served_are_counted_once(sage_server: SageServer) -> None:
@@ -232,7 +301,7 @@ def test_a_killed_embedding_worker_costs_order_not_service(sage_server: SageServ
         answers = list(pool.map(lambda prompt: generate(sage_server, prompt), prompts))
     assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [4] * 8
 
-    wait_until(lambda: sage_server.stats()["predictor"]["worker_alive"] == 1, 120)
+    wait_until(lambda: sage_server.stats()["predictor"]["worker_alive"] == 1)
     assert sage_server.stats()["predictor"]["num_worker_restarts"] == 1
     recorded_before = len(sage_server.history())
     generate(sage_server, SHORT_PROMPT)

@@ -97,6 +97,8 @@ def test_latent_kv_on_two_ranks_comes_back_as_it_went(tmp_path: Path) -> None:
     # Whenever short ones come, as many long ones yield. Cost in tokens, as a price in seconds is
     # what the clock says.
     settings = """
+[predictor]
+deadline_ms = 60000.0
 [policy]
 cost = "output"
 preempt_margin = 0.0
@@ -236,4 +238,4 @@ def counters(server: SageServer) -> dict[str, int]:
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> None:
-    requests.post(server.url + path, json=body, timeout=60).raise_for_status()
+    requests.post(server.url + path, json=body, timeout=300).raise_for_status()

@@ -26,7 +26,7 @@ def order(yielding: SageServer) -> Iterator[Callable[[str], Any]]:
     orders = saboteur.orders_file(yielding.log.parent / "saboteur")
     yield orders.write_text
     orders.write_text(saboteur.NOTHING)
-    wait_until(lambda: requests.post(f"{yielding.url}/flush_cache", timeout=60).ok)
+    wait_until(lambda: requests.post(f"{yielding.url}/flush_cache", timeout=300).ok)
 
 
 def counters(server: SageServer) -> dict[str, int]:
@@ -90,8 +90,8 @@ def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
     # Last of those that share a server, as it takes it away. The next one has two ranks, and on one
     # of them copies fail.
     generate(yielding, SHORT_PROMPT)
+    wait_until(lambda: bool(yielding.history()))
     before = yielding.history()
-    assert before
 
     def ask_a_dying_server(i: int) -> None:
         with pytest.raises((ServerError, requests.RequestException)):

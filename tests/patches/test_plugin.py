@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-LAUNCH = [sys.executable, "-m", "sglang.launch_server", "--model-path", "no-such-model"]
+import pytest
+
+from tests.patches.fresh import FreshProcesses
 
 
-def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **env},
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshProcesses]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        with FreshProcesses(tmp_path_factory.mktemp("fresh")) as processes:
+            yield processes
 
 
-def launch(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LAUNCH, *flags],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **env},
-        check=False,
-    )
+def launch(fresh: FreshProcesses, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """python -m sglang.launch_server"""
+    module = "import runpy; runpy.run_module('sglang.launch_server', run_name='__main__')"
+    return fresh.run(module, "--model-path", "no-such-model", *flags, **env)
 
 
-def test_installed_but_not_chosen_no_scheduling_code_is_touched() -> None:
-    result = python(
+def test_installed_but_not_chosen_no_scheduling_code_is_touched(fresh: FreshProcesses) -> None:
+    result = fresh.run(
         """
 import inspect
 import sglang.srt.managers.scheduler as scheduler, sglang.srt.managers.schedule_policy as policy
@@ -85,8 +78,8 @@ REFUSED = [
 ]
 
 
-def test_what_it_cannot_serve_is_refused_by_name() -> None:
-    result = python(
+def test_what_it_cannot_serve_is_refused_by_name(fresh: FreshProcesses) -> None:
+    result = fresh.run(
         f"""
 import os
 from sglang.srt.plugins import load_plugins
@@ -113,17 +106,19 @@ print("done")
     assert "not named" not in result.stdout
 
 
-def test_on_the_command_line_the_last_line_says_what_is_wrong(tmp_path: Path) -> None:
+def test_on_the_command_line_the_last_line_says_what_is_wrong(
+    fresh: FreshProcesses, tmp_path: Path
+) -> None:
     (tmp_path / "sage.toml").write_text("")
-    result = launch("--sage-config", str(tmp_path / "sage.toml"))
+    result = launch(fresh, "--sage-config", str(tmp_path / "sage.toml"))
     assert result.returncode == 1
     last_line = result.stderr.strip().splitlines()[-1]
     assert last_line.startswith("sage-sched: --sage-config needs --schedule-policy ")
     assert "sage" in last_line.split()[-1].split("|")
 
 
-def test_an_unsupported_release_is_refused() -> None:
-    result = python(
+def test_an_unsupported_release_is_refused(fresh: FreshProcesses) -> None:
+    result = fresh.run(
         """
 import sglang.version
 sglang.version.__version__ = "0.4.0"
@@ -137,8 +132,8 @@ prepare_server_args(["--model-path", "none", "--schedule-policy", "sage"])
     assert "SGLang 0.4.0 is installed, supported: 0.5.23" in result.stderr
 
 
-def test_a_seam_that_sglang_renamed_is_refused_by_name() -> None:
-    result = python(
+def test_a_seam_that_sglang_renamed_is_refused_by_name(fresh: FreshProcesses) -> None:
+    result = fresh.run(
         """
 from sglang.srt.plugins import load_plugins
 load_plugins()
@@ -172,8 +167,8 @@ refusal()
     assert "TokenizerManager._handle_batch_output" in gone_too
 
 
-def test_a_plugin_that_is_not_loaded_leaves_no_policy_to_choose() -> None:
+def test_a_plugin_that_is_not_loaded_leaves_no_policy_to_choose(fresh: FreshProcesses) -> None:
     # SGLang logs what fails while a plugin loads, and goes on.
-    result = launch("--schedule-policy", "sage", SGLANG_PLUGINS="sage_cpu")
+    result = launch(fresh, "--schedule-policy", "sage", SGLANG_PLUGINS="sage_cpu")
     assert result.returncode == 2
     assert "invalid choice: 'sage'" in result.stderr

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -94,13 +95,15 @@ def test_all_ranks_count_with_what_the_first_has_measured() -> None:
     assert meter.token_s == 0.5
 
 
-def test_it_learns_from_the_moves_in_seconds_of_the_model() -> None:
+def test_it_learns_from_the_moves_in_seconds_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = SwapMeter(scheduler(mha()), STEP_TIME)
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__)
+    monkeypatch.setattr("patches.swap_meter.time", clock)
     for _ in range(16):
         with meter.timing() as move:
-            move.num_tokens = 10_000_000
-    # A move of no work: its time is a thousand of the model's, and next to nothing all the same.
-    assert 0 < meter.token_s < 1e-5
+            move.num_tokens = 10_000
+    # A move took a second by that clock, and a second is a thousand of the model's.
+    assert meter.token_s == pytest.approx(1000 / 10_000)
 
 
 def test_a_move_that_did_not_come_off_says_nothing() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import uvloop
 
@@ -32,7 +35,12 @@ PATIENT = PredictorConfig(deadline_ms=60_000, min_matches=2)
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictorClient]:
     folder = tmp_path_factory.mktemp("store")
     client = PredictorClient(SageConfig(StoreConfig(str(folder)), PATIENT))
-    client.start()
+    # Started where a module lies about that must not be taken for Python's own.
+    start = tmp_path_factory.mktemp("start")
+    (start / "queue.py").write_text("raise ImportError('a stray module')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(start)
+        client.start()
     yield client
     client.close()
 
@@ -49,6 +57,19 @@ async def until(condition: Callable[[], bool]) -> None:
 def pid_of(client: PredictorClient) -> int:
     assert client._link is not None
     return client._link.process.pid
+
+
+def stop(client: PredictorClient) -> None:
+    """Return when the worker has stopped."""
+    os.kill(pid_of(client), signal.SIGSTOP)
+    while psutil.Process(pid_of(client)).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+
+
+def lengths_on_disk(client: PredictorClient) -> list[int]:
+    file = file_of(Path(client._config.store.path))
+    with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
+        return [length for (length,) in store.execute("SELECT output_tokens FROM records")]
 
 
 def impatient(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +177,7 @@ def test_a_hung_worker_costs_the_prediction_alone(
         client.finished(known.handle, 5, 100, False)
         await until(lambda: client._prior is not None)
         before = client.stats()
-        os.kill(pid_of(client), signal.SIGSTOP)
+        stop(client)
         try:
             impatient(client, monkeypatch)
             late = await client.predict("Too late")
@@ -165,10 +186,9 @@ def test_a_hung_worker_costs_the_prediction_alone(
             assert late.handle is not None
             assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 1
 
-            # Far more than any socket takes: nothing is kept, nothing waits.
-            for _ in range(20_000):
+            # More than the socket takes: nothing is kept, nothing waits.
+            while client.stats()["num_unrecorded"] == before["num_unrecorded"]:
                 client.finished(known.handle, 5, 100, False)
-            assert client.stats()["num_unrecorded"] > before["num_unrecorded"]
             full = await client.predict("No room")
             assert full.handle is None
             assert full.distribution == late.distribution
@@ -196,13 +216,12 @@ def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(client: Predi
         for _ in range(2):
             client.finished(first.handle, 5, 321, False)
         before = client.stats()
-        await until(lambda: client.stats()["num_records"] > 2)
-        await asyncio.sleep(1.5)  # What was recorded is committed within a second.
+        await until(lambda: lengths_on_disk(client).count(321) == 2)
 
         killed = pid_of(client)
-        os.kill(killed, signal.SIGSTOP)
+        stop(client)
         waiting = [asyncio.ensure_future(client.predict("In flight")) for _ in range(5)]
-        await asyncio.sleep(0.1)
+        await until(lambda: len(client._waiting) == 5)
         assert not any(task.done() for task in waiting)
         os.kill(killed, signal.SIGKILL)
         for task in waiting:
@@ -304,7 +323,5 @@ def test_the_worker_goes_when_the_server_is_killed(tmp_path: Path) -> None:
         assert server.stdout.readline() == "ready\n"
         assert lock.holder(tmp_path) is not None
         server.kill()
-    until_ended = time.monotonic() + 120
-    while lock.holder(tmp_path) is not None and time.monotonic() < until_ended:
+    while lock.holder(tmp_path) is not None:  # as long as a test may take
         time.sleep(0.05)
-    assert lock.holder(tmp_path) is None

@@ -3,9 +3,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -231,16 +231,13 @@ warm_store(Path(sys.argv[1]), rows, StoreConfig())
 
 
 def test_a_killed_warm_up_leaves_a_valid_store(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WARMER, str(tmp_path)], stderr=subprocess.PIPE
-    ) as p:
-        while p.poll() is None:
-            wal = tmp_path / "history.sqlite3-wal"
-            if wal.exists() and wal.stat().st_size > 1_000_000:
-                p.send_signal(signal.SIGKILL)
-                break
-            assert p.stderr is not None
-            p.stderr.read1(100)
+    wal = tmp_path / "history.sqlite3-wal"
+    command = [sys.executable, "-c", WARMER, str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as warmer:
+        while not (wal.exists() and wal.stat().st_size > 1_000_000):
+            assert warmer.poll() is None
+            time.sleep(0.01)
+        warmer.kill()
     lengths = [r.output_tokens for r in stored(tmp_path)]
     assert lengths == list(range(1, len(lengths) + 1))
     assert len(lengths) >= 256

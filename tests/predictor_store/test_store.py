@@ -88,6 +88,18 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}
 
 
+def test_what_a_link_points_to_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / "lock").symlink_to(theirs)
+    with pytest.raises(StoreError, match="cannot make a store"):
+        opened(folder)
+    assert lock.holder(folder) is None
+    assert theirs.read_text() == "precious"
+
+
 def test_default_path_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -98,7 +110,7 @@ def test_default_path_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert store.folder == tmp_path / "mine"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batches=st.lists(st.lists(st.booleans(), max_size=8), max_size=6),
     capacity=st.integers(1, 12),
@@ -284,8 +296,9 @@ def no_file_larger_than(num_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_delays_writing_and_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("predictor_store.store._RETRY_SECONDS", 1e9)
     with opened(tmp_path) as store, caplog.at_level(logging.WARNING):
         store.add(record(1))
         store.flush()

@@ -19,6 +19,7 @@ from bench.simulator.run import make_node, simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
 from sage_sched.config import PolicyConfig, SageConfig
+from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policy import policy_named, policy_names
 from sage_sched.step_time import attended_pairs
@@ -77,11 +78,60 @@ def test_admission_sets_the_cap_aside() -> None:
     engine = replace(ROOMY, kv_pool_tokens=1001)
     requests = [request(0.0, 100, 3), request(0.0, 100, 1)]
     together = simulate(engine, "fcfs", CONFIG, requests, CHECKED)
-    # In the next pass the first counts with 0.7 of its cap only, but then the batch was full.
     own_s = STEP_TIME.prefill_s(1, 100, attended_pairs(0, 100))
-    assert together.ttft_s[1] == pytest.approx(together.ttlt_s[0] + own_s)
+    # In the next pass the first counts with 0.7 of its cap only: nothing ran before it, so that it
+    # became the running batch, with a flag of its own.
+    assert together.ttft_s[1] == pytest.approx(own_s * 2)
     roomier = replace(engine, kv_pool_tokens=1003)
     assert simulate(roomier, "fcfs", CONFIG, requests, CHECKED).ttft_s[1] < own_s * 2
+    tighter = replace(engine, kv_pool_tokens=880)  # 100 + 0.7 * 399 + 501 and one less
+    waited = simulate(tighter, "fcfs", CONFIG, requests, CHECKED)
+    assert waited.ttft_s[1] == pytest.approx(waited.ttlt_s[0] + own_s)
+
+
+def test_a_full_batch_stays_so_until_a_request_leaves() -> None:
+    # Beside the first two the third does not fit at once (1380 - 100 - 0.7 * 399 - 501 < 501). As
+    # they run, SGLang comes to expect less of them, but it does not ask again.
+    engine = replace(ROOMY, kv_pool_tokens=1380)
+    requests = [request(0.0, 100, 380), request(0.001, 100, 380), request(0.002, 100, 1)]
+    result = simulate(engine, "fcfs", CONFIG, requests, CHECKED)
+    assert result.ttft_s[1] < 0.1
+    assert result.ttlt_s[2] > min(result.ttlt_s[:2])
+
+
+def test_an_unfinished_prompt_that_leaves_the_batch_opens_it() -> None:
+    finished: list[Progress] = []
+    node = make_node(ROOMY, "fcfs", CONFIG, CHECKED, finished.append)
+    node.submit(request(0.0, 50, 300), 0)
+    node.submit(request(0.001, 1300, 2), 1)
+    while node.state.chunked is None:
+        node.advance(math.nextafter(node.now_s, math.inf))
+    assert len(node.state.decode) == 1
+    node.state.batch_is_full = True
+    node.advance(math.nextafter(node.now_s, math.inf))
+    assert node.state.chunked is not None
+    assert not node.state.batch_is_full
+
+
+def test_no_plan_is_made_while_a_prompt_is_chunked() -> None:
+    # The long prompt takes the last slot for three steps. In the third there are tokens left for
+    # the short one, to which a running request would yield: it is only asked in the pass after.
+    long, short = request(0.1, 1300, 2), request(0.14, 10, 2)
+    engine = replace(ROOMY, max_running_requests=2, swap_token_s=1e-6)
+    requests = [request(0.0, 50, 300), long, short]
+    result = simulate(engine, "srpt-oracle", CONFIG, requests, PREEMPTIVE)
+    assert result.num_yields[0] == 1
+    assert result.ttft_s[2] + 0.14 > result.ttft_s[1] + 0.1 + 0.004
+
+
+def test_the_last_of_a_chunked_prompt_reserves_its_cap() -> None:
+    # No hook of ours is at SGLang's add_chunked_req: not the 10 tokens foreseen but the cap of 400.
+    known = LengthDistribution.from_samples([10], "history")
+    long, short = (replace(request(0.0, n, 10), distribution=known) for n in (600, 100))
+    for pool_tokens, waits in ((1100, True), (1120, False)):  # 512 + 88 + 1 + 400 + 111
+        engine = replace(ROOMY, kv_pool_tokens=pool_tokens)
+        result = simulate(engine, "fcfs-foresight", CONFIG, [long, short], CHECKED)
+        assert (result.ttft_s[1] > result.ttft_s[0]) == waits
 
 
 def test_a_clip_and_less_conservativeness_admit_more() -> None:

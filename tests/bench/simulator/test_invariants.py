@@ -36,7 +36,7 @@ def lose_cache(state: EngineState) -> None:
 
 
 def lose_waiting(state: EngineState) -> None:
-    state.queue.drop_first(1)
+    state.queue.drop([0])
 
 
 def double(state: EngineState) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import sys
-import time
 from pathlib import Path
 
 from tqdm import tqdm
@@ -26,7 +26,12 @@ def main() -> int:
         "something is found.",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=10.0, help="in all; default: %(default)s")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="of play in all, without the starts of servers; default: %(default)s",
+    )
     parser.add_argument(
         "--config",
         nargs="+",
@@ -38,6 +43,7 @@ def main() -> int:
     parser.add_argument("--episode", type=int, help="play this one alone, again and again")
     parser.add_argument("--keep-going", action="store_true", help="go on after a finding")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # servers end, too
     folder = _FOLDER.absolute()
     model = write_spelling_model(folder / "model")
     found = False
@@ -58,12 +64,11 @@ def main() -> int:
 def _try(trial: Trial, name: str, args: argparse.Namespace) -> bool:
     """Whether something was found."""
     found = False
-    started_s = time.monotonic()
     number = args.episode or 0
     progress = tqdm(desc=name, unit=" episodes", leave=False)
     try:
         with progress:
-            while time.monotonic() - started_s < 60 * args.minutes / len(args.config):
+            while trial.tally.played_s < 60 * args.minutes / len(args.config):
                 findings = trial.episode(f"{args.seed}/{name}/{number}")
                 progress.set_postfix_str(str(trial.tally))
                 progress.update()
@@ -75,8 +80,7 @@ def _try(trial: Trial, name: str, args: argparse.Namespace) -> bool:
                 number += args.episode is None
     finally:
         trial.stop()
-    minutes = (time.monotonic() - started_s) / 60
-    print(f"{name}: {minutes:.1f} minutes, {trial.tally}", flush=True)
+    print(f"{name}: {trial.tally}", flush=True)
     return found
 
 

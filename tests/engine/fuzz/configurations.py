@@ -41,6 +41,13 @@ decode_kv_token_ms = 6.65e-4
 _COMPUTED_AGAIN = _RESTLESS.replace("swap_only = true", "swap_only = false\nhost_pool_gib = 0.0003")
 _CALM_TROUBLES = {Trouble.FLUSH: 1.0, Trouble.ABORT_ALL: 0.5}
 _ALL_TROUBLES = dict.fromkeys(Trouble, 1.0)
+# What is shared is for others to try.
+_STRUCTURED = Mix(
+    max_tokens=400,
+    grammar=0.7,
+    leaving=0.1,
+    families={"singles": 4.0, "chats": 1.0, "batches": 1.0},
+)
 _WITH_SESSIONS = {
     "documents": 2.0, "chats": 1.0, "singles": 2.0, "sessions": 2.0, "streaming sessions": 3.0,
 }  # fmt: skip
@@ -94,7 +101,10 @@ def _configurations() -> list[Configuration]:
             ),
         ),
         Configuration(
-            name="sage", policy="sage", pool_tokens=1000, mix=Mix(troubles=_CALM_TROUBLES)
+            name="sage",
+            policy="sage",
+            pool_tokens=1000,
+            mix=Mix(troubles=_ALL_TROUBLES, max_troubles=4),
         ),
         Configuration(
             name="paged",
@@ -106,13 +116,13 @@ def _configurations() -> list[Configuration]:
             name="llguidance",
             flags=("--grammar-backend", "llguidance"),
             pool_tokens=900,
-            mix=Mix(max_tokens=400, grammar=0.6, leaving=0.1),
+            mix=_STRUCTURED,
         ),
         Configuration(
             name="outlines",
             flags=("--grammar-backend", "outlines"),
             pool_tokens=900,
-            mix=Mix(max_tokens=400, grammar=0.6, leaving=0.1),
+            mix=_STRUCTURED,
         ),
         Configuration(
             name="mixed",
@@ -149,12 +159,6 @@ def _configurations() -> list[Configuration]:
             num_slots=8,
             starved_flags=("--enable-streaming-session", "--chunked-prefill-size", "-1"),
             mix=Mix(families=_WITH_SESSIONS, max_tokens=450, num_talks=20),
-        ),
-        Configuration(
-            name="troubled",
-            policy="sage",
-            pool_tokens=1000,
-            mix=Mix(troubles=_ALL_TROUBLES, max_troubles=4),
         ),
         Configuration(
             name="computed-again",

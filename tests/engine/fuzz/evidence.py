@@ -106,7 +106,7 @@ def _lost(rid: str, events: Iterable[Event]) -> str | None:
                 return (
                     f"the scheduler did not find it to abort, and it said {event['tokens']} tokens"
                 )
-            elif aborts_before:
+            elif aborts_before and event["tokens"] > _LAST_WORDS:
                 return f"aborted before it reached the scheduler, and said {event['tokens']} tokens"
             else:
                 # An abort that came after the end is noted too, and later.

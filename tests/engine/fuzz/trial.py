@@ -34,6 +34,7 @@ _DEATHS = ("Scheduler hit an exception", "Error:", "though", "Leak", "leak", "di
 class Tally:
     """What episodes came to. counters: of preemption, the present server's."""
 
+    played_s: float = 0.0  # without starts, and without what the undisturbed server is asked
     num_episodes: int = 0
     num_requests: int = 0
     num_compared: int = 0
@@ -50,7 +51,8 @@ class Tally:
             if name in self.counters
         }
         return (
-            f"{self.num_episodes} episodes, {self.num_requests} requests, "
+            f"{self.played_s / 60:.1f} minutes, {self.num_episodes} episodes, "
+            f"{self.num_requests} requests, "
             f"{self.num_compared} answers compared, {self.num_uncertain} uncertain, "
             f"{self.num_aborted} aborted, {self.num_left} left, "
             f"aborts met {dict(self.states_met)}, {yields}"
@@ -102,6 +104,7 @@ class Trial:
         actor = Actor(self._server.url, str(self._model), prefix)
         findings: list[str] = []
         stalled = False
+        started_s = time.monotonic()
         try:
             asyncio.run(actor.play(scenario))
         except StalledError as error:
@@ -114,6 +117,7 @@ class Trial:
             findings += self._settle()
             death = self._death()
         findings += [death] if death is not None else []
+        self.tally.played_s += time.monotonic() - started_s
         evidence = Evidence(self._witnesses)
         findings += evidence.findings()
         self.tally.states_met = evidence.states_met()
@@ -214,7 +218,8 @@ class Trial:
         states: list[dict[str, Any]] = info["internal_states"]
         counters: Counter[str] = Counter()
         for state in states:
-            counters.update(state.get("sage", {}).get("preemption") or {})
+            found = state.get("sage", {}).get("preemption") or {}
+            counters.update({name: n for name, n in found.items() if isinstance(n, int)})
         self.tally.counters = dict(counters)
         return states
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine import plugins
+from tests.engine.fuzz import picky
 
 _FOLDER = "FUZZ_WITNESS_FOLDER"
 
@@ -29,8 +30,7 @@ def install(folder: Path) -> dict[str, str]:
 
 def register() -> None:
     """The entry point, called in every process of a server."""
-    from tests.engine.fuzz import picky  # noqa: F401  (a policy is known once it is imported)
-
+    picky.make_known()
     # The launcher becomes the HTTP process; at this moment it has not imported a scheduler yet.
     if "sglang.srt.managers.scheduler" in sys.modules:
         _watch_scheduler()

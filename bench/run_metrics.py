@@ -1,0 +1,52 @@
+"""What is said of a run beside SGLang's numbers: how long its requests waited, and its drain."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+WAITED = ("mean_waited_s", "median_waited_s", "p99_waited_s")
+DRAIN = ("arrivals_s", "arrivals_per_ttlt", "arriving_throughput", "drain_s", "drain_share")
+
+
+def run_metrics(
+    sent_s: Numbers,
+    first_s: Numbers,
+    last_s: Numbers,
+    output_tokens: NDArray[np.int64],
+    unloaded_s: Numbers,
+) -> dict[str, float]:
+    """By the names of WAITED and DRAIN; docs/bench.md says what they mean.
+
+    Of each request: when it was sent, when its first and its last token came, how many tokens its
+    answer has, and its time to the last token alone on the server.
+    """
+    ttlt_s = last_s - sent_s
+    waited_s = ttlt_s - unloaded_s
+    began_s, ended_s = float(sent_s.min()), float(sent_s.max())
+    arrivals_s = ended_s - began_s
+    return {
+        "mean_waited_s": float(waited_s.mean()),
+        "median_waited_s": float(np.median(waited_s)),
+        "p99_waited_s": float(np.percentile(waited_s, 99)),
+        "arrivals_s": arrivals_s,
+        "arrivals_per_ttlt": arrivals_s / float(ttlt_s.mean()),
+        "arriving_throughput": _tokens_until(ended_s, first_s, last_s, output_tokens) / arrivals_s
+        if arrivals_s > 0
+        else 0.0,
+        "drain_s": max(0.0, float(last_s.max()) - ended_s),
+        "drain_share": float((last_s > ended_s).mean()),
+    }
+
+
+def _tokens_until(
+    end_s: float, first_s: Numbers, last_s: Numbers, output_tokens: NDArray[np.int64]
+) -> float:
+    """Those of an answer come evenly after its first."""
+    decode_s = last_s - first_s
+    passed_s = np.minimum(last_s, end_s) - first_s
+    share = np.divide(passed_s, decode_s, out=np.ones_like(decode_s), where=decode_s > 0)
+    tokens = 1 + (output_tokens - 1) * np.clip(share, 0, 1)
+    return float(tokens[first_s <= end_s].sum())
