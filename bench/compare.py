@@ -92,15 +92,22 @@ def compare(settings: Settings) -> Iterator[dict[str, Any]]:
     if runs_file.exists():
         runs_file.replace(settings.servers.folder / "runs.previous.jsonl")
     tokenizer = load_tokenizer(settings.servers.model)
-    if set(settings.policies) & set(policy_names()):
+    if any(map(_predicts, settings.policies)):
         tqdm.write("filling the predictor's history")
         settings.servers.warm(settings.workload.observations())
+        settings.servers.foresee(_warming(settings))
     with KeptServer(settings.servers) as kept:
         tqdm.write(f"measuring what {settings.policies[0]} takes and sustains")
         baseline = _measure_baseline(settings, tokenizer, kept)
         facts = _facts(settings, baseline)
         tqdm.write(f"capacity: {facts['capacity']}\nunloaded TTLT: {facts['unloaded TTLT']}")
         plan = list(_plan(settings))
+        settings.servers.foresee(
+            request
+            for policy, rate, seed in plan
+            if _predicts(policy)
+            for request in _chosen(settings, baseline, rate, seed)
+        )
         countdown = Countdown(list(_expected_s(settings, baseline, plan)))
         with tqdm(total=len(plan), desc="runs", unit="run") as progress:
             for policy, rate, seed in plan:
@@ -113,6 +120,10 @@ def compare(settings: Settings) -> Iterator[dict[str, Any]]:
                 progress.update()
                 countdown.next_run()
                 yield run
+
+
+def _predicts(policy: str) -> bool:
+    return policy in policy_names()
 
 
 def _plan(settings: Settings) -> Iterator[tuple[str, str, int]]:
@@ -260,16 +271,23 @@ def _device_use(
 
 
 def _warm_up(server: Server, settings: Settings, tokenizer: Any) -> None:
-    """A few short requests of the history, for what a server does only once."""
-    drawn = sample(settings.workload.history, 24, seed=0, at_most=True)
-    shortest = sorted(drawn, key=lambda request: request.output_tokens)[:8]
+    """For what a server does only once."""
+    shortest = _warming(settings)
     _drive(server, settings, tokenizer, shortest, [0.0] * len(shortest), "warming up")
+
+
+def _warming(settings: Settings) -> list[Request]:
+    """A few short requests of the history."""
+    drawn = sample(settings.workload.history, 24, seed=0, at_most=True)
+    return sorted(drawn, key=lambda request: request.output_tokens)[:8]
 
 
 def _measure_baseline(settings: Settings, tokenizer: Any, kept: KeptServer) -> Baseline:
     """With requests of the history, so that no evaluation prompt has been seen before."""
     history = settings.workload.history
     burst = sample(history, settings.num_requests or PULSE_REQUESTS, seed=1, at_most=True)
+    if _predicts(settings.policies[0]):
+        settings.servers.foresee(burst)
     server = kept.get(settings.policies[0], "baseline")
     _warm_up(server, settings, tokenizer)
     unloaded = _unloaded(server, settings, tokenizer, burst)
