@@ -21,11 +21,20 @@ def test_requests_foreseen_to_be_short_are_let_in_and_bear_it_when_they_are_not(
     asked = [(f"{SHORT_PROMPT} Case {i}.", CAP) for i in range(NUM_REQUESTS)]
     unbounded = [{"ignore_eos": False}]
     store = warmed_store(tmp_path / "store")
-    with SageServer(model, tmp_path, store, flags=FLAGS, env=CPU_ENV | STRICT) as server:
+    with SageServer(
+        model,
+        tmp_path,
+        store,
+        policy="fcfs-foresight",  # admission by foreseen lengths, and nothing else
+        flags=FLAGS,
+        env=CPU_ENV | STRICT,
+    ) as server:
         together = ask(server, asked, NUM_REQUESTS, sampling=unbounded)
         running = re.findall(r"Decode batch.*?#running-req: (\d+)", server.log.read_text())
         assert max(map(int, running)) > 2
         # They get 100 times what was foreseen, and then the pool does not do for all of them.
         assert sum(answer.num_retractions for answer in together) > 0
         assert compare(ask(server, asked, 1, sampling=unbounded), together)[0] == 0
+        assert server.stats()["num_policy_errors"] == 0
+        assert server.stats()["num_unranked"] == 0
         assert server.running()
