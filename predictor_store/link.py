@@ -16,7 +16,8 @@ from predictor_store import protocol
 from predictor_store.store_file import StoreError
 from sage_sched.config import SageConfig
 
-_START_TIMEOUT_SECONDS = 120.0
+# Against one that hangs: on a host with much else to do, loading takes minutes.
+_START_TIMEOUT_SECONDS = 600.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
 # It must not take cores from the engine, nor look for a network.
 _ENVIRONMENT = {
