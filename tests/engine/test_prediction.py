@@ -42,8 +42,8 @@ def sage_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         warmed_store(folder / "store"),
         flags=["--max-total-tokens", "800"],
         env=CHECKED,
-        # What is tested is what was predicted, not how fast a busy machine predicts it.
-        settings="[predictor]\ndeadline_ms = 60000.0\nmin_matches = 3\n",
+        # What is tested is what was predicted, however slow the host is to predict it.
+        settings="[predictor]\ndeadline_ms = 600000.0\nmin_matches = 3\n",
         policy=None,
         command=(str(BIN / "sage-sched"), "serve"),
     ) as server:
