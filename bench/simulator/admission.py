@@ -56,8 +56,7 @@ class Pass:
                 break
             fits = not state.batch_is_full and self._fits(candidate, 0, 0)
             if not fits and not self._make_room(position):
-                # A swapped one SGLang never sees: then nothing was refused.
-                state.batch_is_full |= not candidate.swapped and self._holds_any()
+                state.batch_is_full |= self._holds_any()
                 break
             if not self._admit(candidate):
                 break
