@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.arrivals import PULSE_REQUESTS, arrivals_of, requests_of, trace_arrivals
+from bench.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of, trace_arrivals
 from bench.baseline import ModelledTime, Saturation, Unloaded, UnloadedTime
 from bench.client import Answer, Result, drive
 from bench.countdown import Countdown
@@ -45,8 +45,8 @@ class Settings:
     policies: see bench.rival.Rival; ratios are to the first, which also sets the capacity.
     rates: each a number of requests/s, or "2x" for twice the capacity.
     num_seeds: each seed is another choice of requests and arrivals, the same for every policy.
-    num_requests: a run; None for what the load has (bench.arrivals.requests_of), of sustained load
-        at most as many as the workload has prompts.
+    num_requests: a run; None for what the load has (bench.arrivals.num_requests_of), of sustained
+        load at most as many as the workload has prompts.
     load: one of bench.arrivals.LOADS.
     max_new_tokens: the cap that every request carries, well above most answers.
     trace: arrival times in the load's place, see bench.arrivals.
@@ -92,15 +92,22 @@ def compare(settings: Settings) -> Iterator[dict[str, Any]]:
     if runs_file.exists():
         runs_file.replace(settings.servers.folder / "runs.previous.jsonl")
     tokenizer = load_tokenizer(settings.servers.model)
-    if set(settings.policies) & set(policy_names()):
+    if any(map(_predicts, settings.policies)):
         tqdm.write("filling the predictor's history")
         settings.servers.warm(settings.workload.observations())
+        settings.servers.foresee(_warming(settings))
     with KeptServer(settings.servers) as kept:
         tqdm.write(f"measuring what {settings.policies[0]} takes and sustains")
         baseline = _measure_baseline(settings, tokenizer, kept)
         facts = _facts(settings, baseline)
         tqdm.write(f"capacity: {facts['capacity']}\nunloaded TTLT: {facts['unloaded TTLT']}")
         plan = list(_plan(settings))
+        settings.servers.foresee(
+            request
+            for policy, rate, seed in plan
+            if _predicts(policy)
+            for request in _chosen(settings, baseline, rate, seed)
+        )
         countdown = Countdown(list(_expected_s(settings, baseline, plan)))
         with tqdm(total=len(plan), desc="runs", unit="run") as progress:
             for policy, rate, seed in plan:
@@ -113,6 +120,10 @@ def compare(settings: Settings) -> Iterator[dict[str, Any]]:
                 progress.update()
                 countdown.next_run()
                 yield run
+
+
+def _predicts(policy: str) -> bool:
+    return policy in policy_names()
 
 
 def _plan(settings: Settings) -> Iterator[tuple[str, str, int]]:
@@ -210,7 +221,7 @@ def _chosen(settings: Settings, baseline: Baseline, rate: str, seed: int) -> lis
     if settings.num_requests is not None:
         return sample(evaluation, settings.num_requests, seed)
     rate_per_s = requests_per_s(rate, baseline.capacity)
-    wanted = requests_of(settings.load, rate_per_s, baseline.saturated.service_s)
+    wanted = num_requests_of(settings.load, rate_per_s, baseline.saturated.service_s)
     return sample(evaluation, wanted, seed, at_most=settings.load == "sustained")
 
 
@@ -260,16 +271,23 @@ def _device_use(
 
 
 def _warm_up(server: Server, settings: Settings, tokenizer: Any) -> None:
-    """A few short requests of the history, for what a server does only once."""
-    drawn = sample(settings.workload.history, 24, seed=0, at_most=True)
-    shortest = sorted(drawn, key=lambda request: request.output_tokens)[:8]
+    """For what a server does only once."""
+    shortest = _warming(settings)
     _drive(server, settings, tokenizer, shortest, [0.0] * len(shortest), "warming up")
+
+
+def _warming(settings: Settings) -> list[Request]:
+    """A few short requests of the history."""
+    drawn = sample(settings.workload.history, 24, seed=0, at_most=True)
+    return sorted(drawn, key=lambda request: request.output_tokens)[:8]
 
 
 def _measure_baseline(settings: Settings, tokenizer: Any, kept: KeptServer) -> Baseline:
     """With requests of the history, so that no evaluation prompt has been seen before."""
     history = settings.workload.history
     burst = sample(history, settings.num_requests or PULSE_REQUESTS, seed=1, at_most=True)
+    if _predicts(settings.policies[0]):
+        settings.servers.foresee(burst)
     server = kept.get(settings.policies[0], "baseline")
     _warm_up(server, settings, tokenizer)
     unloaded = _unloaded(server, settings, tokenizer, burst)

@@ -44,11 +44,11 @@ class Device:
             "--max-prefill-tokens", str(engine.max_prefill_tokens),
         )  # fmt: skip
 
-    def environment(self, folder: Path) -> dict[str, str]:
-        """With the clock, which is installed in folder."""
+    def environment(self, folder: Path, vectors: Path) -> dict[str, str]:
+        """With the clock, which is installed in folder. vectors: see bench.recall."""
         facts = self.engine.server_facts()
         model = DeviceModel(facts.step_time, facts.swap_token_s)
-        return install(folder, model.times(1 / self.speed))
+        return install(folder, model.times(1 / self.speed), vectors)
 
     def settings(self, sage: SageConfig) -> SageConfig:
         """With the engine's step times, life-size."""

@@ -20,9 +20,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from predictor_store import link
 from sage_sched.step_time import StepTime
 
 _MODEL_FILE = "BENCH_DEVICE_CLOCK"
+# See bench.recall, which takes long to import.
+_VECTORS_FILE, _WORKER_MODULE = "BENCH_VECTORS", "bench.recall"
 STATE = "device_clock"
 _MANAGERS = "sglang.srt.managers"
 _ALLOCATORS = (
@@ -144,8 +147,8 @@ class DeviceClock:
             self._sleep(left_s)
 
 
-def install(folder: Path, model: DeviceModel) -> dict[str, str]:
-    """Make the clock known to servers with this environment."""
+def install(folder: Path, model: DeviceModel, vectors: Path) -> dict[str, str]:
+    """Make the clock known to servers with this environment; vectors: see bench.recall."""
     info = folder / "bench_device_clock-1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(
@@ -157,12 +160,17 @@ def install(folder: Path, model: DeviceModel) -> dict[str, str]:
     model_file.write_text(json.dumps(asdict(model)), encoding="utf-8")
     root = Path(__file__).parents[1]
     path = [str(folder.absolute()), str(root), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, path)), _MODEL_FILE: str(model_file)}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        _MODEL_FILE: str(model_file),
+        _VECTORS_FILE: str(vectors.absolute()),
+    }
 
 
 def register() -> None:
-    """Entry point of the group sglang.srt.plugins; acts in schedulers alone. SGLang only logs what
-    fails here: the bench sees it by the missing state."""
+    """Entry point of the group sglang.srt.plugins. SGLang only logs what fails here: the bench sees
+    it by the missing state."""
+    link.WORKER_MODULE = _WORKER_MODULE  # started by the HTTP process
     if f"{_MANAGERS}.scheduler" not in sys.modules:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

@@ -3,8 +3,8 @@
 How long a step takes is up to the clock, so the host must only be quicker. SGLang's attention in
 plain PyTorch goes through a batch request by request, and most of the rest is logits over the whole
 vocabulary: at 200 requests, tens of milliseconds. Here a decoded token attends to the newest tokens
-of its request, all requests at once, and is one of the most frequent words. The KV pool is written
-and read as ever.
+of its request, all requests at once, and is one of the most frequent words; of the bench's Llama of
+one layer there are embeddings, attention and head. The KV pool is written and read as ever.
 """
 
 from __future__ import annotations
@@ -65,6 +65,24 @@ def attend(
 
 
 def _after_load(result: None, self: Any, *args: Any, **kw: Any) -> None:
-    head = self.model.lm_head.weight.data[:_SPOKEN_TOKENS].clone()
+    lighten(self.model)
+
+
+def lighten(model: Any) -> None:
+    """Of a LlamaForCausalLM of one layer (sglang/srt/models/llama.py)."""
+    head = model.lm_head.weight.data[:_SPOKEN_TOKENS].clone()
     head[:NUM_SPECIAL_TOKENS] = 0.0  # never the largest logit: they have no text
-    self.model.lm_head.weight.data = head
+    model.lm_head.weight.data = head
+    (layer,) = model.model.layers
+    attention = layer.self_attn
+    embeddings = model.model.embed_tokens.weight
+    to_qkv = attention.qkv_proj.weight.data.T.contiguous()
+    sizes = [attention.q_size, attention.kv_size, attention.kv_size]
+
+    def forward(
+        input_ids: torch.Tensor, positions: torch.Tensor, batch: Any, *args: Any, **kw: Any
+    ) -> Any:
+        qkv = torch.nn.functional.embedding(input_ids, embeddings) @ to_qkv
+        return attention.attn(*qkv.split(sizes, dim=-1), batch)
+
+    model.model.forward = forward

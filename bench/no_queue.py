@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bench.arrivals import poisson_arrivals
 from bench.client import drive
 from bench.command import configure_servers, load_workload, servers_of
 from bench.device import DeviceUse, device_note
+from bench.kept_server import hurry_predictions
 from bench.policy_server import internal_state, load_tokenizer
 from bench.server import Server, ServerError
 from bench.stats import sign_interval
@@ -61,6 +63,9 @@ def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     workload = load_workload(args.data, args.heavy_tailed)
     servers = servers_of(args, {})
     servers.warm(workload.observations())
+    warm_up = sample(workload.history, 8, seed=0)
+    turns = [sample(workload.evaluation, args.num_requests, seed) for seed in range(args.turns)]
+    servers.foresee([*warm_up, *chain.from_iterable(turns)])
     tokenizer = load_tokenizer(servers.model)
     found: dict[str, list[dict[str, Any]]] = {policy: [] for policy in _POLICIES}
 
@@ -84,12 +89,12 @@ def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     with servers.server("fcfs", "fcfs") as stock:
         stock.pause()
         with servers.server("sage", "sage") as ours:
+            if servers.device is not None:
+                hurry_predictions(ours)
             pair = dict(zip(_POLICIES, (stock, ours), strict=True))
-            warm_up = sample(workload.history, 8, seed=0)
             for server in pair.values():
                 turn(server, warm_up, 0)
-            for seed in tqdm(range(args.turns), desc="turns"):
-                chosen = sample(workload.evaluation, args.num_requests, seed)
+            for seed, chosen in enumerate(tqdm(turns, desc="turns")):
                 for policy in _POLICIES if seed % 2 == 0 else _POLICIES[::-1]:
                     found[policy].append(turn(pair[policy], chosen, seed))
             stock.resume()

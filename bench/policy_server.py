@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import requests
 import yaml
 
 from bench.device import Device
+from bench.recall import remember
 from bench.rival import Rival
 from bench.server import STOCK_COMMAND, Server, ServerError
-from bench.workload import stable_hash
+from bench.workload import Request, stable_hash
 from predictor_store.embedder import fingerprint
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
@@ -93,6 +94,16 @@ class PolicyServers:
         warm_store(store, observations, self.sage.store)
         stamp.write_text(made_of, encoding="utf-8")
 
+    @property
+    def _vectors(self) -> Path:
+        return self.folder / "vectors.npz"
+
+    def foresee(self, requests: Iterable[Request]) -> None:
+        """On a device clock, make ready what predictions for these requests need, as they are to
+        take none of the device's time; see bench.recall."""
+        if self.device is not None:
+            remember(self._vectors, [request.prompt for request in requests])
+
     def server(self, policy: str, name: str, command: Sequence[str] = STOCK_COMMAND) -> Server:
         """A server that is not started yet; policy: see Rival; name: of its log. Raises ValueError
         where policy is none."""
@@ -101,7 +112,7 @@ class PolicyServers:
         env = {**self.env, **rival.env}
         if self.device is not None:
             flags += self.device.flags()
-            env |= self.device.environment(self.folder / "device_clock")
+            env |= self.device.environment(self.folder / "device_clock", self._vectors)
         if policy in policy_names():
             sage = self.sage if self.device is None else self.device.in_its_time(self.sage)
             sections = asdict(sage)

@@ -19,6 +19,7 @@ from sage_sched.config import SageConfig
 # Loading takes seconds; on a host that is busy with other things, minutes.
 _START_TIMEOUT_SECONDS = 600.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
+WORKER_MODULE = "predictor_store.worker"
 # It must not take cores from the engine, nor look for a network.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -106,7 +107,7 @@ def start_worker(config: SageConfig) -> Link:
     with theirs:
         # -P: the directory that the server was started in is not looked into for modules. It
         # may have a queue.py, say.
-        command = [sys.executable, "-P", "-m", "predictor_store.worker"]
+        command = [sys.executable, "-P", "-m", WORKER_MODULE]
         link = Link(
             subprocess.Popen(
                 [*command, str(theirs.fileno()), json.dumps(sections)],
