@@ -210,7 +210,7 @@ def register() -> None:
         result.internal_state[STATE] = asdict(clock.stats) | {"cpu_s": time.process_time()}
 
     # What a copy takes here is not what it takes there.
-    swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore
+    swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
     scheduler = f"{_MANAGERS}.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", around_run_batch, HookType.AROUND)
     HookRegistry.register(f"{scheduler}.process_batch_result", before_process, HookType.BEFORE)
