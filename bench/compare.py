@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.arrivals import PULSE_REQUESTS, arrivals_of, requests_of, trace_arrivals
+from bench.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of, trace_arrivals
 from bench.baseline import ModelledTime, Saturation, Unloaded, UnloadedTime
 from bench.client import Answer, Result, drive
 from bench.countdown import Countdown
@@ -47,8 +47,8 @@ class Settings:
     policies: see bench.rival.Rival; ratios are to the first, which also sets the capacity.
     rates: each a number of requests/s, or "2x" for twice the capacity.
     num_seeds: each seed is another choice of requests and arrivals, the same for every policy.
-    num_requests: a run; None for what the load has (bench.arrivals.requests_of), of sustained load
-        at most as many as the workload has prompts.
+    num_requests: a run; None for what the load has (bench.arrivals.num_requests_of), of sustained
+        load at most as many as the workload has prompts.
     load: one of bench.arrivals.LOADS.
     max_new_tokens: the cap that every request carries, well above most answers.
     trace: arrival times in the load's place, see bench.arrivals.
@@ -234,7 +234,7 @@ def _chosen(settings: Settings, baseline: Baseline, rate: str, seed: int) -> lis
     if settings.num_requests is not None:
         return sample(evaluation, settings.num_requests, seed)
     rate_per_s = requests_per_s(rate, baseline.capacity)
-    wanted = requests_of(settings.load, rate_per_s, baseline.saturated.service_s)
+    wanted = num_requests_of(settings.load, rate_per_s, baseline.saturated.service_s)
     return sample(evaluation, wanted, seed, at_most=settings.load == "sustained")
 
 

@@ -78,7 +78,7 @@ class Server:
         log: Path,
         env: Mapping[str, str] | None = None,
         command: Sequence[str] = STOCK_COMMAND,
-        start_timeout_s: float = 300.0,
+        start_timeout_s: float = 900.0,
     ) -> None:
         self.port, self._port_lock = _reserve_port()
         self.url = f"http://127.0.0.1:{self.port}"

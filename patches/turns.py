@@ -95,9 +95,13 @@ class TurnTaker:
             left_out = any(req in self._scheduler.waiting_queue for req in fresh)
             plan.running_batch.batch_is_full |= not left_out and self._num_arrivals_planned >= 0
             return plan
-        return self._pass(
-            original, running_batch, [*fresh, *self._behind(running_batch, fresh, rest)]
-        )
+        behind = self._behind(running_batch, fresh, rest)
+        plan = self._pass(original, running_batch, [*fresh, *behind])
+        if rest and is_swapped(rest[0]) and self._num_arrivals_planned >= 0:
+            # It found no room. SGLang would have marked the batch so for a request that it sees;
+            # without the mark a plan would be made before every step.
+            plan.running_batch.batch_is_full |= not plan.running_batch.is_empty()
+        return plan
 
     @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
     def _carried_out(self, entering: list[str], left: list[str], yielded: list[str]) -> None:

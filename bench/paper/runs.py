@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.arrivals import PULSE_REQUESTS, arrivals_of, requests_of
+from bench.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
 from bench.baseline import Saturation
 from bench.paper.cases import DATASETS, Case
 from bench.predictions import Foresight, Predict, truth, with_noise
@@ -66,11 +66,13 @@ class Evaluation:
             saturated = self._saturated(case)
             rate *= saturated.capacity if case.of_capacity else 1.0
             if case.load == "sustained":
-                wanted = requests_of(case.load, rate, saturated.service_s)
+                wanted = num_requests_of(case.load, rate, saturated.service_s)
                 order = np.random.default_rng([seed, 3])
+                prompts = chosen
                 while len(chosen) < wanted:
-                    chosen += [chosen[i] for i in order.permutation(len(chosen))]
-                del chosen[wanted:]
+                    again = order.permutation(len(prompts))
+                    chosen = [*chosen, *(prompts[i] for i in again)]
+                chosen = chosen[:wanted]
         arrivals_s = arrivals_of(case.load, len(chosen), seed) / rate
         return self._sent(case, chosen, arrivals_s)
 

@@ -56,8 +56,7 @@ class Pass:
                 break
             fits = not state.batch_is_full and self._fits(candidate, 0, 0)
             if not fits and not self._make_room(position):
-                # A swapped one SGLang never sees: then nothing was refused.
-                state.batch_is_full |= not candidate.swapped and self._holds_any()
+                state.batch_is_full |= self._holds_any()
                 break
             if not self._admit(candidate):
                 break
@@ -81,21 +80,34 @@ class Pass:
         state = self.state
         for progress in state.decode:
             state.decode.sync(progress)
+        left = np.array([self._to_come(p) for p in state.decode])
         if state.outlook is None:
-            return {p: state.ratio.value * self._left_tokens(p) for p in state.decode}
+            return dict(zip(state.decode, left.tolist(), strict=True))
         held = np.array([p.kv_tokens for p in state.decode])
-        left = np.array([float(self._left_tokens(p)) for p in state.decode])
         shares = set_aside_tokens(held, left, self._page).tolist()
         return dict(zip(state.decode, shares, strict=True))
 
+    def _to_come(self, progress: Progress) -> float:
+        """Of a running request's answer: as foreseen, or SGLang's share of what its cap leaves."""
+        left = self._foreseen_tokens(progress)
+        if left is not None:
+            return float(self._clipped(left))
+        cap_leaves = progress.request.max_new_tokens - progress.generated_tokens
+        return self._clipped(cap_leaves) * self.state.ratio.value
+
+    def _foreseen_tokens(self, progress: Progress) -> int | None:
+        """Of its answer, to come; None where nothing is known of it."""
+        if self.state.outlook is None:
+            return None
+        progress.job.generated_tokens = progress.generated_tokens
+        return self.state.outlook.left_tokens(progress.job)
+
     def _expected_tokens(self, progress: Progress) -> int:
         """Of its answer, from its first token, as far as admission can tell."""
-        left = None
-        if self.state.outlook is not None:
-            progress.job.generated_tokens = progress.generated_tokens
-            left = self.state.outlook.left_tokens(progress.job)
-        cap = progress.request.max_new_tokens
-        return cap if left is None else min(cap, progress.generated_tokens + left)
+        left = self._foreseen_tokens(progress)
+        if left is None:
+            return progress.request.max_new_tokens
+        return progress.generated_tokens + left
 
     def _clipped(self, num_tokens: int) -> int:
         return min(num_tokens, self.state.engine.clip_max_new_tokens)

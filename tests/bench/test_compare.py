@@ -27,7 +27,7 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     output, summary_file = tmp_path / "out", tmp_path / "deep" / "summary.json"
     tuned = "fcfs@conservativeness=0.3,clip=512"
     arguments = ["--policies", tuned, "sage", "--rates", "20", "--seeds", "1"]
-    arguments += ["--num-requests", "12", "--max-new-tokens", "64"]
+    arguments += ["--num-requests", "12", "--max-new-tokens", "64", "--load", "bursts"]
     arguments += ["--output", str(output), "--summary", str(summary_file)]
     assert main(["bench", *arguments]) == 0
 
@@ -40,6 +40,7 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
         assert max(run["requests"]["output_tokens"]) < 64
         assert run["settings"]["sglang"]
         assert run["settings"]["cpu"]
+        assert run["settings"]["arrivals"] == "bursts"
     fcfs, sage = (run["requests"] for run in runs)
     for same in ("class", "input_tokens", "output_tokens"):
         assert fcfs[same] == sage[same]

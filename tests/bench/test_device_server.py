@@ -17,6 +17,8 @@ from bench.simulator.presets import Engine
 from bench.simulator.result import alone_s
 from sage_sched.step_time import StepTime
 
+pytestmark = pytest.mark.server
+
 # Steps that any host computes in time.
 SLOW = Engine(
     StepTime(0.2, 0.0, 1e-4, 0.0, 0.1, 0.0, 1e-5),
@@ -25,6 +27,7 @@ SLOW = Engine(
     swap_token_s=5e-5,
     swap_overlap=0.8,
 )
+LONGEST_STEP_S = 0.3
 NUM_REQUESTS = 6
 # Of a comparison, and before it to warm a server up.
 NUM_SERVED = NUM_REQUESTS + 8
@@ -64,7 +67,8 @@ def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> 
             fastest_s = alone_s(SLOW, requests["input_tokens"][i], requests["output_tokens"][i])
             assert ttlt_ms / 1e3 >= fastest_s - 1e-3
         steps = run["device"]["num_steps"]
-        assert 0.1 * steps <= run["device"]["device_s"] <= run["duration"]
+        # The last step is launched before it is known that the one before was the last.
+        assert 0.1 * steps <= run["device"]["device_s"] <= run["duration"] + LONGEST_STEP_S
         assert run["settings"]["device clock"] == "test"
         assert run["settings"]["sage"]["step_time"]["decode_base_ms"] == pytest.approx(100.0)
     # What a move takes is the device's too, in the server's own time.

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.arrivals import poisson_arrivals, trace_arrivals
+from bench.arrivals import (
+    LOADS,
+    PULSE_REQUESTS,
+    arrivals_of,
+    num_requests_of,
+    poisson_arrivals,
+    trace_arrivals,
+)
 from bench.workload import (
     HISTORY_SHARE,
     MAX_HISTORY_PER_CLASS,
@@ -81,6 +88,31 @@ def test_too_few_prompts_are_an_error_or_a_smaller_sample() -> None:
     with pytest.raises(WorkloadError, match="class writing, which has 4: at most 8"):
         sample(requests, 20, 0)
     assert len(sample(requests, 20, 0, at_most=True)) == 8
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_loads_have_one_arrival_a_second_on_average(load: str) -> None:
+    times = arrivals_of(load, 20_000, seed=3)
+    assert times[0] == 0.0
+    assert (np.diff(times) >= 0).all()
+    assert times[-1] / 20_000 == pytest.approx(1.0, rel=0.1)
+    assert (times == arrivals_of(load, 20_000, seed=3)).all()
+
+
+def test_bursts_come_in_crowds_and_the_others_do_not() -> None:
+    def variation(load: str) -> float:
+        gaps = np.diff(arrivals_of(load, 20_000, seed=3))
+        return float(gaps.std() / gaps.mean())
+
+    assert variation("bursts") == pytest.approx(4.0, rel=0.1)
+    assert variation("pulse") == variation("sustained") == pytest.approx(1.0, rel=0.05)
+
+
+def test_sustained_load_goes_on_for_ten_service_times() -> None:
+    for load in ("pulse", "bursts"):
+        assert num_requests_of(load, 8.0, 20.0) == PULSE_REQUESTS
+    assert num_requests_of("sustained", 3.0, 19.0) == 570
+    assert num_requests_of("sustained", 1e-3, 1.0) == 1
 
 
 def test_poisson_arrivals_come_one_a_second_on_average() -> None:

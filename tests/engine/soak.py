@@ -2,7 +2,8 @@
 
 A server under `sage` on a device clock gets 1.5 times what it was measured to sustain, in Poisson
 arrivals with bursts between them. Clients lose patience: they abort their request or hang up. Each
-minute the memory of every process of the server is read. Exit code 1 unless each process is at the
+minute the memory of every process of the server is read; the history is full from the beginning, as
+it takes memory while it fills. Exit code 1 unless each process is at the
 end within 5 % of what it had in the tenth minute, every request came back or was given up, and
 nothing is held when all is over.
 """
@@ -37,7 +38,7 @@ from bench.policy_server import (
 )
 from bench.server import Server
 from bench.workload import Request
-from sage_sched.config import SageConfig
+from sage_sched.config import SageConfig, StoreConfig
 
 _OUTPUT = Path("results/soak")
 _CAP_TOKENS = 2048
@@ -176,7 +177,7 @@ def main() -> int:
         folder=_OUTPUT,
         flags=CPU_ENGINE_FLAGS,
         env=CPU_ENV | STRICT,
-        sage=device.settings(SageConfig()),
+        sage=device.settings(SageConfig(StoreConfig(capacity=len(workload.observations())))),
         device=device,
     )
     servers.warm(workload.observations())

@@ -223,6 +223,7 @@ def test_no_route_takes_what_a_client_forges(sage_server: SageServer) -> None:
     said = [{"role": "user", "content": SHORT_PROMPT}]
     body = {"capacity_of_str_len": 1000}
     session = requests.post(sage_server.url + "/open_session", json=body, timeout=60).json()
+    served = requests.get(sage_server.url + "/v1/models", timeout=60).json()["data"][0]["id"]
     routes: list[tuple[str, dict[str, Any]]] = [
         ("/v1/chat/completions", {"messages": said, "max_tokens": 2, **forged}),
         ("/v1/completions", {"prompt": [SHORT_PROMPT] * 2, "max_tokens": 2, **forged}),
@@ -238,7 +239,7 @@ def test_no_route_takes_what_a_client_forges(sage_server: SageServer) -> None:
         ),
     ]
     for path, body in routes:
-        post(sage_server, path, body)
+        post(sage_server, path, {"model": served, **body})
     after = sage_server.stats()
     assert "truth" not in after["num_ranked"]
     assert after["num_garbled"] == 0

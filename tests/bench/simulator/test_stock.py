@@ -90,6 +90,16 @@ def test_foresight_under_fcfs_admits_more_and_overtakes_nobody() -> None:
     assert same.ttlt_s == pytest.approx(stock.ttlt_s)
 
 
+def test_requests_of_which_nothing_is_known_are_admitted_as_ever() -> None:
+    requests = [replace(each, distribution=None) for each in mixed(200, 8.0, 11)]
+    stock, ours = (
+        simulate(SMALL, policy, CONFIG, requests, Options(check=True)).ttlt_s.mean()
+        for policy in ("fcfs", "fcfs-foresight")
+    )
+    # Not more, as the answers do not all end at once.
+    assert 0.8 * stock < ours < 1.01 * stock
+
+
 def test_shortest_prefill_helps_where_short_prompts_have_short_answers() -> None:
     requests = mixed(200, 8.0, 11)
     means = {

@@ -144,7 +144,7 @@ def _configurations() -> list[Configuration]:
             flags=("--tp-size", "2"),
             pool_tokens=900,
             env=TWO_RANKS,
-            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES, num_talks=20),
+            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES, num_talks=20, num_stop_ids=1),
         ),
         Configuration(
             name="two-replicas",

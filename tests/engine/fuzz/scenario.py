@@ -125,6 +125,8 @@ class Mix:
 
     max_tokens: of a whole talk, so that it fits into the pool.
     penalties: and min_new_tokens. With overlap, SGLang's own depend on who else is served.
+    num_stop_ids: of those that stop at some token. SGLang's check that ranks agree compares the
+        text of sets, which for more than one id depends on how it was made: then 1.
     """
 
     num_talks: int = 24
@@ -139,6 +141,7 @@ class Mix:
     leaving: float = 0.2
     grammar: float = 0.0
     penalties: bool = False
+    num_stop_ids: int = 8
     troubles: Mapping[Trouble, float] = field(default_factory=dict)
     max_troubles: int = 2
 
@@ -256,7 +259,9 @@ class _Draw:
         if rng.random() < 0.15:
             sampling["stop"] = [rng.choice(CHARACTERS) for _ in range(rng.randint(1, 3))]
         if rng.random() < 0.1:
-            sampling["stop_token_ids"] = rng.sample(range(FIRST_ID, VOCAB_SIZE), 8)
+            sampling["stop_token_ids"] = rng.sample(
+                range(FIRST_ID, VOCAB_SIZE), self._mix.num_stop_ids
+            )
         if self._mix.penalties and rng.random() < 0.2:
             sampling |= rng.choice(
                 (
