@@ -23,7 +23,7 @@ from tests.engine.fuzz.scenario import (
     spelled,
 )
 
-# Looked for so often, a second apart, and nothing came back: whatever the host, the server is stuck.
+# Looked for so often, a second apart, and nothing came back: the server is stuck on any host.
 # Counted, as a clock goes on while this process and the server are stopped.
 _STALLED_LOOKS = 150
 _CHAT = "/v1/chat/completions"
