@@ -246,8 +246,8 @@ def main() -> None:
         connection.sendall(protocol.encode({"refused": str(error)}))
         return
     # From here on the engine goes first: on a host whose cores are all busy, embedding beside it at
-    # equal rank costs it a third of its throughput (bench/compare.py, 2 cores), and gains nothing.
-    # Not before: the server waits for this process to be ready.
+    # equal rank costs it a third of its throughput (`sage-sched bench`, 2 cores), and gains
+    # nothing. Not before: the server waits for this process to be ready.
     os.nice(_NICENESS)
     try:
         # The server may die while something is sent to it.

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
-from bench.baseline import Saturation
+from bench.comparison.baseline import Saturation
 from bench.paper.cases import DATASETS, Case
-from bench.predictions import Foresight, Predict, truth, with_noise
+from bench.prediction.foresight import Foresight, Predict, truth, with_noise
 from bench.rival import Rival
 from bench.simulator.presets import PRESETS
 from bench.simulator.request import SimRequest
@@ -22,13 +21,14 @@ from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
-from bench.workload import Request, sample
+from bench.workload.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
+from bench.workload.prompts import Request, sample
 from sage_sched.config import PredictorConfig
 from sage_sched.policy import policy_named
 
 MAX_NEW_TOKENS = 4096
-# What a request waits for its prediction on a server (`python -m bench.overhead`): 10 ms to embed
-# the prompt, 3 to 4 to search and to make a distribution.
+# What a request waits for its prediction on a server (`python -m bench.overhead.stages`): 10 ms to
+# embed the prompt, 3 to 4 to search and to make a distribution.
 PREDICTION_DELAY_S = 0.014
 # "long prompts": those of summarization, as long as if whole papers were to be summarized.
 LONG_PROMPT_FACTOR = 16

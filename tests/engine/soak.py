@@ -24,20 +24,20 @@ import aiohttp
 import psutil
 import requests
 
-from bench import synthetic
-from bench.device import Device
-from bench.exactness import STRICT
-from bench.forced_length import LENGTH_KEY, ForcedLength
-from bench.model import write_model
-from bench.policy_server import (
+from bench.checks.exactness import STRICT
+from bench.servers.device import Device
+from bench.servers.model import write_model
+from bench.servers.policy_server import (
     CPU_ENGINE_FLAGS,
     CPU_ENV,
     CPU_MODEL,
     PolicyServers,
     scheduler_state,
 )
-from bench.server import Server
-from bench.workload import Request
+from bench.servers.server import Server
+from bench.workload import synthetic
+from bench.workload.forced_length import LENGTH_KEY, ForcedLength
+from bench.workload.prompts import Request
 from sage_sched.config import SageConfig, StoreConfig
 
 _OUTPUT = Path("results/soak")

@@ -16,7 +16,7 @@ import pytest
 import requests
 from transformers import AutoTokenizer
 
-from bench.exactness import ask, compare
+from bench.checks.exactness import ask, compare
 from tests.engine import stage
 from tests.engine.conftest import BIN, CHECKED
 from tests.engine.crowds import ask_together

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import requests
 
-from bench.exactness import TWO_RANKS, ask, compare
-from bench.model import write_model
-from bench.server import Server
+from bench.checks.exactness import TWO_RANKS, ask, compare
+from bench.servers.model import write_model
+from bench.servers.server import Server
 from tests.engine import stage
 from tests.engine.conftest import ASKED, CHECKED, YIELDING, YIELDING_FLAGS, Stock
 from tests.engine.crowds import ask_in_waves, ask_together

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import requests
 
-from bench.exactness import TWO_RANKS, compare
-from bench.server import ServerError
+from bench.checks.exactness import TWO_RANKS, compare
+from bench.servers.server import ServerError
 from tests.engine import saboteur, stage
 from tests.engine.conftest import ASKED, CHECKED, YIELDING, YIELDING_FLAGS, Stock
 from tests.engine.crowds import ask_one, ask_together
