@@ -13,11 +13,12 @@ import yaml
 from tqdm import tqdm
 
 from bench.calibration.step_fit import StepFit, fit
-from bench.comparison.command import configure_servers, load_workload, servers_of
 from bench.servers.client import drive
+from bench.servers.options import configure_servers, servers_of
 from bench.servers.policy_server import PolicyServers, load_tokenizer, scheduler_state
 from bench.servers.server import ServerError
 from bench.workload.prompts import Request, Workload, WorkloadError, sample
+from bench.workload.source import load_workload
 from sage_sched.config import ConfigError
 
 # Requests in flight together, and tokens of their answers: from one alone to full slots or a full

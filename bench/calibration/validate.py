@@ -26,6 +26,7 @@ from bench.comparison.stats import ordered
 from bench.servers.device import device_note
 from bench.servers.server import ServerError
 from bench.workload.prompts import WorkloadError
+from bench.workload.source import load_workload
 from patches.config_file import read_config
 from sage_sched.config import ConfigError
 
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             num_invalid = sum(not run["valid"] for run in compare(command.settings_of(args, {})))
         runs = read_runs(file)
         step_time = read_config(args.step_time).step_time.step_time() if args.step_time else None
-        workload = command.load_workload(args.data, args.heavy_tailed)
+        workload = load_workload(args.data, args.heavy_tailed)
         points = simulate_runs(runs, workload, step_time)
     except (ConfigError, ServerError, WorkloadError, OSError, ValueError) as error:
         print(f"sage-sched bench validate: {error}", file=sys.stderr)

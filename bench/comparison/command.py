@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,24 +12,13 @@ from bench.comparison.report import write_report
 from bench.comparison.side_by_side import Settings, compare, requests_per_s
 from bench.comparison.stats import headline, summarize, table
 from bench.rival import Rival
-from bench.servers.device import Device, device_note
-from bench.servers.model import write_model
-from bench.servers.policy_server import (
-    CPU_ENGINE_FLAGS,
-    CPU_ENV,
-    CPU_FLAGS,
-    CPU_MODEL,
-    CPU_SAGE,
-    PolicyServers,
-)
-from bench.servers.priority import go_first
+from bench.servers.device import device_note
+from bench.servers.options import configure_servers, servers_of
 from bench.servers.server import ServerError
-from bench.simulator.presets import PRESETS
-from bench.workload import datasets, synthetic
 from bench.workload.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES
-from bench.workload.prompts import Workload, WorkloadError
-from patches.config_file import read_config
-from predictor_store.warm_command import at_least_one
+from bench.workload.prompts import WorkloadError
+from bench.workload.source import load_workload
+from predictor_store.arguments import at_least_one
 from sage_sched.config import ConfigError
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
@@ -66,43 +54,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     configure_servers(parser, Path("results/bench"))
     parser.add_argument("--summary", type=Path, metavar="FILE", help="medians and ratios as JSON")
-
-
-def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
-    """The options that name servers and a workload."""
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR",
-        help="folder of the datasets named in bench/workload/datasets.py (default: generated "
-        "prompts)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--heavy-tailed", action="store_true",
-        help="generated prompts with short answers, a tenth of them 20 times longer, which no "
-        "prompt tells; not with --data",
-    )  # fmt: skip
-    parser.add_argument(
-        "--model-path", type=Path, metavar="DIR", help="default: a small one, written to --output"
-    )
-    parser.add_argument(
-        "--server-flags", type=shlex.split, metavar="FLAGS",
-        help=f"the same for every server (default, for CPU hosts: {' '.join(CPU_FLAGS)}; with "
-        "--device-clock: none but the device's)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--device-clock", choices=PRESETS, metavar="PRESET",
-        help="servers whose steps take as long as on this modelled device, whatever this host's "
-        f"speed: {', '.join(PRESETS)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--speed", type=_speed, default=1.0, metavar="FACTOR",
-        help="of the device clock: how many times faster than life it goes; times are reported "
-        "life-size (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
-    parser.add_argument(
-        "--output", type=Path, default=output, metavar="DIR",
-        help="for all that is written (default: %(default)s)",
-    )  # fmt: skip
 
 
 def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -> int:
@@ -142,16 +93,6 @@ def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
     return 1 if num_invalid else 0
 
 
-def load_workload(data: Path | None, heavy_tailed: bool = False) -> Workload:
-    """From the data folder, or generated. Raises WorkloadError, for both at once too."""
-    if data is not None and heavy_tailed:
-        raise WorkloadError("--heavy-tailed makes its own prompts: it does not go with --data")
-    if data is not None:
-        return datasets.load(data)
-    make = synthetic.generate_heavy_tailed if heavy_tailed else synthetic.generate
-    return make(3000, seed=0)
-
-
 def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:
     """By the options of configure. Raises WorkloadError, ConfigError."""
     if args.trace is not None and args.load != "pulse":
@@ -167,42 +108,6 @@ def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Sett
         max_new_tokens=args.max_new_tokens,
         trace=args.trace,
     )
-
-
-def servers_of(args: argparse.Namespace, env: Mapping[str, str]) -> PolicyServers:
-    """By the options of configure_servers; env where args.server_flags is not left alone."""
-    if args.device_clock is not None:
-        return device_servers(args)
-    on_cpu = args.server_flags is None
-    return PolicyServers(
-        model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
-        folder=args.output,
-        flags=CPU_FLAGS if on_cpu else tuple(args.server_flags),
-        env=CPU_ENV if on_cpu else env,
-        sage=CPU_SAGE if on_cpu and args.sage_config is None else read_config(args.sage_config),
-    )
-
-
-def device_servers(args: argparse.Namespace) -> PolicyServers:
-    """By the same options, on a device clock."""
-    go_first()
-    device = Device.named(args.device_clock, args.speed)
-    given = CPU_SAGE if args.sage_config is None else read_config(args.sage_config)
-    return PolicyServers(
-        model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
-        folder=args.output,
-        flags=(*CPU_ENGINE_FLAGS, *(args.server_flags or ())),
-        env=CPU_ENV,
-        sage=device.settings(given),
-        device=device,
-    )
-
-
-def _speed(text: str) -> float:
-    factor = float(text)
-    if not 0.01 <= factor <= 100:
-        raise argparse.ArgumentTypeError(f"the speed is {text!r}, allowed: 0.01 to 100")
-    return factor
 
 
 def _policy(text: str) -> str:

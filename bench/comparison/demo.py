@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bench.comparison.command import compare_and_report, load_workload
+from bench.comparison.command import compare_and_report
 from bench.comparison.side_by_side import Settings
 from bench.servers.device import Device
 from bench.servers.model import write_model
@@ -23,6 +23,7 @@ from bench.servers.policy_server import (
 )
 from bench.servers.priority import go_first
 from bench.servers.server import ServerError
+from bench.workload.source import load_workload
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     facts = host_facts()
     if args.device == "cuda" and facts["gpu"] == "none":
-        print("gpu_compare: this host has no GPU that torch can use", file=sys.stderr)
+        print("bench.comparison.gpu: this host has no GPU that torch can use", file=sys.stderr)
         return 2
     if args.model_path is None:
         args.model_path = write_model(args.output / "model", **SHAPES[args.shape])

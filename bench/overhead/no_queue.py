@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bench.comparison.command import configure_servers, load_workload, servers_of
 from bench.comparison.stats import sign_interval
 from bench.servers.client import drive
 from bench.servers.device import DeviceUse, device_note
 from bench.servers.kept_server import hurry_predictions
+from bench.servers.options import configure_servers, servers_of
 from bench.servers.policy_server import internal_state, load_tokenizer
 from bench.servers.server import Server, ServerError
 from bench.workload.arrivals import poisson_arrivals
 from bench.workload.prompts import Request, WorkloadError, sample
+from bench.workload.source import load_workload
 from sage_sched.config import ConfigError
 
 _POLICIES = ("fcfs", "sage")

