@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bench.overhead import queue_pass
+from bench.overhead.full_server import NUM_RUNNING
 from bench.workload import synthetic
 from patches.carrier import decode, encode
 from predictor_store import predictor
@@ -67,7 +68,7 @@ def measure() -> dict[str, list[float]]:
         ),
         "carrier, both ends": _each_ms(lambda i: decode(encode(lengths[i])), len(lengths)),
         "admission: costs and index": admissions_ms,
-        f"a pass, {queue_pass.NUM_RUNNING} running": queue_pass.measure_turns(NUM_WAITING),
+        f"a pass, {NUM_RUNNING} running": queue_pass.measure_turns(NUM_WAITING),
     }
 
 
