@@ -17,7 +17,7 @@ from bench.servers.client import drive
 from bench.servers.options import configure_servers, servers_of
 from bench.servers.policy_server import PolicyServers, load_tokenizer, scheduler_state
 from bench.servers.server import ServerError
-from bench.workload.prompts import Request, Workload, WorkloadError, sample
+from bench.workload.prompts import Workload, WorkloadError, WorkloadRequest, sample
 from bench.workload.source import load_workload
 from sage_sched.config import ConfigError
 
@@ -67,7 +67,8 @@ def measure(servers: PolicyServers, workload: Workload) -> list[list[float]]:
                 max(2, output_tokens // 2), output_tokens * 3 // 2, len(drawn)
             )
             chosen = [
-                Request(r.prompt, int(n), r.class_name) for r, n in zip(drawn, lengths, strict=True)
+                WorkloadRequest(r.prompt, int(n), r.class_name)
+                for r, n in zip(drawn, lengths, strict=True)
             ]
             result = drive(
                 server.url,

@@ -21,7 +21,7 @@ from bench.calibration.validation import (
 )
 from bench.comparison import command
 from bench.comparison.plots import STYLE, colors
-from bench.comparison.side_by_side import compare
+from bench.comparison.side_by_side import compare_policies
 from bench.comparison.stats import ordered
 from bench.servers.device import device_note
 from bench.servers.server import ServerError
@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
     file = args.output / "runs.jsonl" if args.runs is None else args.runs
     try:
         if args.runs is None:
-            num_invalid = sum(not run["valid"] for run in compare(command.settings_of(args, {})))
+            num_invalid = sum(
+                not run["valid"] for run in compare_policies(command.settings_of(args, {}))
+            )
         runs = read_runs(file)
         step_time = read_config(args.step_time).step_time.step_time() if args.step_time else None
         workload = load_workload(args.data, args.heavy_tailed)

@@ -20,7 +20,7 @@ from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
-from bench.workload.prompts import Request, Workload, sample
+from bench.workload.prompts import Workload, WorkloadRequest, sample
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
 from sage_sched.step_time import StepTime
@@ -79,7 +79,7 @@ def _is_ours(run: dict[str, Any]) -> bool:
 
 def _simulated(
     run: dict[str, Any],
-    chosen: Sequence[Request],
+    chosen: Sequence[WorkloadRequest],
     predict: Predict | None,
     step_time: StepTime | None,
 ) -> Point:
@@ -106,7 +106,7 @@ def _simulated(
 
 
 def _requests(
-    run: dict[str, Any], chosen: Sequence[Request], predict: Predict | None
+    run: dict[str, Any], chosen: Sequence[WorkloadRequest], predict: Predict | None
 ) -> list[SimRequest]:
     columns = run["requests"]
     if columns["class"] != [request.class_name for request in chosen]:

@@ -106,7 +106,7 @@ def ask(
         return list(tqdm(answers, desc=label, total=len(asked), leave=False))
 
 
-def compare(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, float]:
+def differences(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, float]:
     """How many answers differ in a token, and the largest difference of a log probability, up to
     where the two of a pair part."""
     num_different, largest = 0, 0.0
@@ -177,7 +177,7 @@ def measure(args: argparse.Namespace) -> int:
     print(f"{'':42}  answers that differ  largest log probability difference")
 
     def row(label: str, other: Sequence[Spoken]) -> tuple[int, float]:
-        num_different, largest = compare(calm[: len(other)], other)
+        num_different, largest = differences(calm[: len(other)], other)
         print(f"{label:42}  {num_different:>10} of {len(other):<5}  {largest:.1e}")
         return num_different, largest
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.comparison.report import write_report
-from bench.comparison.side_by_side import Settings, compare, requests_per_s
+from bench.comparison.side_by_side import Settings, compare_policies, requests_per_s
 from bench.comparison.stats import headline, summarize, table
 from bench.rival import Rival
 from bench.servers.device import device_note
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -
 
 def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
     """Run the comparison, print its table, write summary and report; the exit status of run."""
-    runs = list(compare(settings))
+    runs = list(compare_policies(settings))
     num_invalid = sum(not run["valid"] for run in runs)
     if num_invalid == len(runs):
         raise ServerError(f"all runs are invalid, the first because: {runs[0]['invalid_reason']}")

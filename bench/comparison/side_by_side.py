@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bench.comparison.baseline import ModelledTime, Saturation, Unloaded, UnloadedTime
 from bench.comparison.countdown import Countdown
 from bench.run_metrics import run_metrics
-from bench.servers.client import Answer, Result, drive
+from bench.servers.client import Answer, ServedRun, drive
 from bench.servers.device import MAX_LATE_SHARE, DeviceUse
 from bench.servers.facts import host_facts
 from bench.servers.kept_server import KeptServer
@@ -31,7 +31,7 @@ from bench.servers.policy_server import (
 )
 from bench.servers.server import Server, ServerError
 from bench.workload.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of, trace_arrivals
-from bench.workload.prompts import Request, Workload, sample
+from bench.workload.prompts import Workload, WorkloadRequest, sample
 from sage_sched.policy import policy_names
 
 # How often a run is made, at most, that a device clock's host holds up.
@@ -81,7 +81,7 @@ class Baseline:
         return self.saturated.capacity
 
 
-def compare(settings: Settings) -> Iterator[dict[str, Any]]:
+def compare_policies(settings: Settings) -> Iterator[dict[str, Any]]:
     """Runs everything, yielding each run's object once it is written to output/runs.jsonl.
 
     Raises ServerError where the first policy's server does not start; a later server that does
@@ -228,7 +228,7 @@ def requests_per_s(rate: str, capacity: float) -> float:
     return value * capacity if rate.endswith("x") else value
 
 
-def _chosen(settings: Settings, baseline: Baseline, rate: str, seed: int) -> list[Request]:
+def _chosen(settings: Settings, baseline: Baseline, rate: str, seed: int) -> list[WorkloadRequest]:
     """The requests of a run."""
     evaluation = settings.workload.evaluation
     if settings.num_requests is not None:
@@ -248,10 +248,10 @@ def _drive(
     server: Server,
     settings: Settings,
     tokenizer: Any,
-    chosen: Sequence[Request],
+    chosen: Sequence[WorkloadRequest],
     arrivals_s: Sequence[float] | NDArray[np.float64],
     label: str,
-) -> Result:
+) -> ServedRun:
     return drive(
         server.url,
         chosen,
@@ -289,7 +289,7 @@ def _warm_up(server: Server, settings: Settings, tokenizer: Any) -> None:
     _drive(server, settings, tokenizer, shortest, [0.0] * len(shortest), "warming up")
 
 
-def _warming(settings: Settings) -> list[Request]:
+def _warming(settings: Settings) -> list[WorkloadRequest]:
     """A few short requests of the history."""
     drawn = sample(settings.workload.history, 24, seed=0, at_most=True)
     return sorted(drawn, key=lambda request: request.output_tokens)[:8]
@@ -322,7 +322,7 @@ def _measure_baseline(settings: Settings, tokenizer: Any, kept: KeptServer) -> B
 
 
 def _unloaded(
-    server: Server, settings: Settings, tokenizer: Any, requests: Sequence[Request]
+    server: Server, settings: Settings, tokenizer: Any, requests: Sequence[WorkloadRequest]
 ) -> Unloaded:
     """Known of a device clock; else measured: short and long inputs, answers of 16 to 256 tokens,
     one at a time."""
@@ -330,7 +330,7 @@ def _unloaded(
         return ModelledTime(settings.servers.device)
     ordered = sorted(requests, key=lambda request: len(request.prompt))
     probes = [
-        Request(request.prompt, output_tokens, request.class_name)
+        WorkloadRequest(request.prompt, output_tokens, request.class_name)
         for output_tokens in (16, 64, 256)
         for request in (ordered[len(ordered) // 10], ordered[len(ordered) * 9 // 10])
     ]
@@ -342,7 +342,7 @@ def _unloaded(
     return UnloadedTime.fitted(alone)
 
 
-def _require_valid(result: Result) -> None:
+def _require_valid(result: ServedRun) -> None:
     if problem := result.problem():
         raise ServerError(f"the first policy's server failed: {problem}")
 

@@ -28,7 +28,7 @@ from bench.servers.policy_server import (
 )
 from bench.workload import synthetic
 from bench.workload.arrivals import poisson_arrivals
-from bench.workload.prompts import Request, Workload, sample
+from bench.workload.prompts import Workload, WorkloadRequest, sample
 from sage_sched.config import SageConfig
 
 _OUTPUT = Path("results/event_loop")
@@ -50,7 +50,7 @@ def measure(
     """The pauses of one run, in milliseconds, as heartbeat.py names them, and under ours what
     /server_info says of the predictor."""
     chosen = [
-        Request(request.prompt, _OUTPUT_TOKENS, request.class_name)
+        WorkloadRequest(request.prompt, _OUTPUT_TOKENS, request.class_name)
         for request in sample(workload.evaluation, round(rate * seconds), seed)
     ]
     with servers.server(policy, policy, _COMMAND) as server:

@@ -24,7 +24,7 @@ from bench.servers.options import configure_servers, servers_of
 from bench.servers.policy_server import internal_state, load_tokenizer
 from bench.servers.server import Server, ServerError
 from bench.workload.arrivals import poisson_arrivals
-from bench.workload.prompts import Request, WorkloadError, sample
+from bench.workload.prompts import WorkloadError, WorkloadRequest, sample
 from bench.workload.source import load_workload
 from sage_sched.config import ConfigError
 
@@ -70,7 +70,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     tokenizer = load_tokenizer(servers.model)
     found: dict[str, list[dict[str, Any]]] = {policy: [] for policy in _POLICIES}
 
-    def turn(server: Server, chosen: list[Request], seed: int) -> dict[str, Any]:
+    def turn(server: Server, chosen: list[WorkloadRequest], seed: int) -> dict[str, Any]:
         arrivals_s = [float(t) / args.rate for t in poisson_arrivals(len(chosen), seed)]
         server.resume()
         before = internal_state(server)

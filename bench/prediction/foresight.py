@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.workload.prompts import Request, Workload
+from bench.workload.prompts import Workload, WorkloadRequest
 from predictor_store import predictor
 from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
 from predictor_store.features import NUM_FEATURES
@@ -21,7 +21,7 @@ _CHUNK = 256
 # So many past requests of the nearest input length make a prediction that does not read prompts.
 _NUM_ALIKE = 32
 
-Predict = Callable[[Request], LengthDistribution | None]
+Predict = Callable[[WorkloadRequest], LengthDistribution | None]
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Foresight:
     _vectors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     _input_tokens: dict[str, int] = field(default_factory=dict)
 
-    def read(self, requests: Sequence[Request]) -> None:
+    def read(self, requests: Sequence[WorkloadRequest]) -> None:
         """Embed their prompts and the history's, which takes some 10 ms each; once."""
         prompts = [observation.prompt for observation in self.workload.observations()]
         prompts += [request.prompt for request in requests]
@@ -51,7 +51,7 @@ class Foresight:
                 self._vectors.update(zip(chunk, embedder.embed(chunk), strict=True))
                 progress.update(len(chunk))
 
-    def input_tokens(self, request: Request) -> int:
+    def input_tokens(self, request: WorkloadRequest) -> int:
         """Tokens of its prompt."""
         if request.prompt not in self._input_tokens:
             self._input_tokens[request.prompt] = max(1, self.tokenizer(request.prompt))
@@ -77,13 +77,13 @@ class Foresight:
     def of_input_length(self) -> Predict:
         """The history's requests of the most similar input length (SageSched, Fig. 9)."""
         known = sorted(
-            (self.input_tokens(Request(o.prompt, o.output_tokens, "")), o.output_tokens)
+            (self.input_tokens(WorkloadRequest(o.prompt, o.output_tokens, "")), o.output_tokens)
             for o in self.workload.observations()
         )
         inputs = np.array([tokens for tokens, _ in known])
         outputs = np.array([tokens for _, tokens in known])
 
-        def predict(request: Request) -> LengthDistribution:
+        def predict(request: WorkloadRequest) -> LengthDistribution:
             near = np.argsort(np.abs(inputs - self.input_tokens(request)), kind="stable")
             return LengthDistribution.from_samples(outputs[near[:_NUM_ALIKE]], "warm")
 
@@ -95,7 +95,7 @@ class Foresight:
         return lambda request: everything
 
 
-def truth(request: Request) -> LengthDistribution:
+def truth(request: WorkloadRequest) -> LengthDistribution:
     """The length itself."""
     return LengthDistribution.from_samples([request.output_tokens], "truth")
 
@@ -104,7 +104,7 @@ def with_noise(predict: Predict, max_tokens: int, share: float = 0.2) -> Predict
     """A uniform distribution mixed in, one part to four (SageSched, Fig. 11)."""
     uniform = LengthDistribution.from_samples(np.linspace(1, max_tokens, 64).astype(int), "prior")
 
-    def noisy(request: Request) -> LengthDistribution | None:
+    def noisy(request: WorkloadRequest) -> LengthDistribution | None:
         found = predict(request)
         return found if found is None else found.mixed(uniform, share)
 

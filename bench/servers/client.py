@@ -16,7 +16,7 @@ from sglang.benchmark.datasets import DatasetRow
 from tqdm import tqdm
 
 from bench.workload.forced_length import LENGTH_KEY, ForcedLength
-from bench.workload.prompts import Request
+from bench.workload.prompts import WorkloadRequest
 
 # What SGLang's request function reads of its command line.
 _SGLANG_ARGS = argparse.Namespace(
@@ -42,7 +42,7 @@ class Answer:
     time it was sent, which a busy client alone is to blame for.
     """
 
-    request: Request
+    request: WorkloadRequest
     input_tokens: int
     output_tokens: int
     sent_s: float
@@ -61,7 +61,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ServedRun:
     """One run: its answers in order of arrival, its duration, SGLang's metrics by their names
     (none where no request was answered)."""
 
@@ -79,7 +79,7 @@ class Result:
 
 def drive(
     url: str,
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     arrivals_s: Sequence[float],
     *,
     tokenizer: Any,
@@ -87,7 +87,7 @@ def drive(
     timeout_s: float,
     label: str,
     speed: float = 1.0,
-) -> Result:
+) -> ServedRun:
     """Send each request at its arrival time (ascending) and wait for all the answers.
 
     max_new_tokens: the cap that every request carries. What is not answered timeout_s after the
@@ -122,10 +122,10 @@ def drive(
         )
         for request, output, late in zip(requests, outputs, late_s, strict=True)
     )
-    return Result(answers, duration_s, numbers)
+    return ServedRun(answers, duration_s, numbers)
 
 
-def _row(request: Request, tokenizer: Any, max_new_tokens: int) -> DatasetRow:
+def _row(request: WorkloadRequest, tokenizer: Any, max_new_tokens: int) -> DatasetRow:
     return DatasetRow(
         prompt=request.prompt,
         prompt_len=len(tokenizer.encode(request.prompt)),
@@ -141,7 +141,7 @@ def _row(request: Request, tokenizer: Any, max_new_tokens: int) -> DatasetRow:
     )
 
 
-def _forced_tokens(request: Request, max_new_tokens: int) -> int:
+def _forced_tokens(request: WorkloadRequest, max_new_tokens: int) -> int:
     # Below the cap, so that every answer ends at its end token; and not that token alone, which
     # has no text, so that SGLang's client would see no first token.
     return min(max(request.output_tokens, 2), max_new_tokens - 1)
@@ -183,7 +183,7 @@ async def _send_all(
     return began, outputs, late_s
 
 
-def _error(request: Request, output: Any, max_new_tokens: int) -> str:
+def _error(request: WorkloadRequest, output: Any, max_new_tokens: int) -> str:
     if not output.success:
         text = str(output.error).strip()
         return (text.splitlines()[-1] if "Traceback" in text else text[:300]) or "no answer"

@@ -15,7 +15,7 @@ from bench.prediction.recall import remember
 from bench.rival import Rival
 from bench.servers.device import Device
 from bench.servers.server import STOCK_COMMAND, Server, ServerError
-from bench.workload.prompts import Request, stable_hash
+from bench.workload.prompts import WorkloadRequest, stable_hash
 from predictor_store.embedder import fingerprint
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
@@ -98,7 +98,7 @@ class PolicyServers:
     def _vectors(self) -> Path:
         return self.folder / "vectors.npz"
 
-    def foresee(self, requests: Iterable[Request]) -> None:
+    def foresee(self, requests: Iterable[WorkloadRequest]) -> None:
         """On a device clock, make ready what predictions for these requests need, as they are to
         take none of the device's time; see bench.prediction.recall."""
         if self.device is not None:

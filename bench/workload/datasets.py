@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.workload.prompts import Request, Workload, WorkloadError, stable_hash
+from bench.workload.prompts import Workload, WorkloadError, WorkloadRequest, stable_hash
 from predictor_store.dataset_files import DatasetError, raw_rows
 
 INSTRUCTION_MODEL = "text-davinci-003"
@@ -48,21 +48,21 @@ def load(folder: Path) -> Workload:
         if row["model"] == WRITING_MODEL and _ASKS_TO_WRITE.match(row["prompt"])
     ]
     requests = [
-        Request(row["prompt"], row["output_tokens"], "instruction")
+        WorkloadRequest(row["prompt"], row["output_tokens"], "instruction")
         for row in _rows(folder, "alpaca_davinci003", prompt=str, model=str, output_tokens=int)
         if row["model"] == INSTRUCTION_MODEL
     ]
     requests += [
-        Request(row["prompt"], row["output_tokens"], "chat")
+        WorkloadRequest(row["prompt"], row["output_tokens"], "chat")
         for row in alpaca
         if row["model"] == CHAT_MODEL
     ]
     requests += [
-        Request(row["prompt"], _drawn(summaries, row["prompt"]), "summarization")
+        WorkloadRequest(row["prompt"], _drawn(summaries, row["prompt"]), "summarization")
         for row in _rows(folder, "prompts_pubmed", prompt=str)
     ]
     requests += [
-        Request(row["prompt"], _drawn(writings, row["prompt"]), "writing")
+        WorkloadRequest(row["prompt"], _drawn(writings, row["prompt"]), "writing")
         for row in _rows(folder, "prompts_document_write", prompt=str, prompt_tokens=int)
         if row["prompt_tokens"] <= _MAX_WRITING_PROMPT_TOKENS and _is_english(row["prompt"])
     ]

@@ -21,7 +21,7 @@ class WorkloadError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WorkloadRequest:
     """A prompt and how many tokens its answer has, the end token counted.
 
     class_name: what kind of request it is, for sampling and reports; no server is told.
@@ -36,15 +36,15 @@ class Request:
 class Workload:
     """Requests by purpose, disjoint by prompt; description: how they came about."""
 
-    history: tuple[Request, ...]
-    evaluation: tuple[Request, ...]
+    history: tuple[WorkloadRequest, ...]
+    evaluation: tuple[WorkloadRequest, ...]
     description: str
 
     @classmethod
-    def split(cls, requests: Iterable[Request], description: str) -> Workload:
+    def split(cls, requests: Iterable[WorkloadRequest], description: str) -> Workload:
         """Each prompt goes by its own hash, so that its duplicates go the same way."""
-        history: list[Request] = []
-        evaluation: list[Request] = []
+        history: list[WorkloadRequest] = []
+        evaluation: list[WorkloadRequest] = []
         for request in requests:
             purpose = history if _hash_share(request.prompt) < HISTORY_SHARE else evaluation
             purpose.append(request)
@@ -66,20 +66,20 @@ class Workload:
 
 
 def sample(
-    requests: Sequence[Request], num_requests: int, seed: int, *, at_most: bool = False
-) -> list[Request]:
+    requests: Sequence[WorkloadRequest], num_requests: int, seed: int, *, at_most: bool = False
+) -> list[WorkloadRequest]:
     """num_requests of them, no prompt twice, every class as often, in random order.
 
     at_most: take fewer where a class has too few prompts; else WorkloadError is raised then.
     """
     rng = np.random.default_rng(seed)
-    classes: dict[str, dict[str, Request]] = {}
+    classes: dict[str, dict[str, WorkloadRequest]] = {}
     for request in requests:
         classes.setdefault(request.class_name, {})[request.prompt] = request
     smallest = min(len(prompts) for prompts in classes.values())
     if at_most:
         num_requests = min(num_requests, smallest * len(classes))
-    chosen: list[Request] = []
+    chosen: list[WorkloadRequest] = []
     for i, (name, prompts) in enumerate(sorted(classes.items())):
         wanted = num_requests // len(classes) + (i < num_requests % len(classes))
         if wanted > len(prompts):

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from bench.workload.prompts import Request, Workload, WorkloadError
+from bench.workload.prompts import Workload, WorkloadError, WorkloadRequest
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ _OBJECTS = (
 def generate(num_prompts: int, seed: int) -> Workload:
     """About num_prompts distinct prompts, as many of each class. The same for the same seed."""
     rng = np.random.default_rng(seed)
-    requests: dict[str, Request] = {}
+    requests: dict[str, WorkloadRequest] = {}
     for make in (_chat, _summarization, _writing):
         made = _distinct(make, num_prompts // 3, rng)
         requests |= {request.prompt: request for request in made}
@@ -109,12 +109,12 @@ def generate_heavy_tailed(num_prompts: int, seed: int) -> Workload:
     No prompt tells which one (reasoning models, that think for long or not at all)."""
     rng = np.random.default_rng(seed)
 
-    def make(rng: np.random.Generator) -> Request:
+    def make(rng: np.random.Generator) -> WorkloadRequest:
         heavy = rng.random() < HEAVY_SHARE
         mean_tokens = LIGHT_MEAN_TOKENS * (HEAVY_FACTOR if heavy else 1)
         length = _noisy(rng, mean_tokens, HEAVY_NOISE)
         # One class: of several, as many are drawn of each.
-        return Request(_chat(rng).prompt, length, "chat")
+        return WorkloadRequest(_chat(rng).prompt, length, "chat")
 
     return Workload.split(
         _distinct(make, num_prompts, rng),
@@ -124,9 +124,9 @@ def generate_heavy_tailed(num_prompts: int, seed: int) -> Workload:
 
 
 def _distinct(
-    make: Callable[[np.random.Generator], Request], number: int, rng: np.random.Generator
-) -> list[Request]:
-    found: dict[str, Request] = {}
+    make: Callable[[np.random.Generator], WorkloadRequest], number: int, rng: np.random.Generator
+) -> list[WorkloadRequest]:
+    found: dict[str, WorkloadRequest] = {}
     for _ in range(50 * number):
         if len(found) == number:
             break
@@ -137,7 +137,7 @@ def _distinct(
     return list(found.values())
 
 
-def _chat(rng: np.random.Generator) -> Request:
+def _chat(rng: np.random.Generator) -> WorkloadRequest:
     form, detail = _pick(rng, list(_CHAT_DETAIL.items()))
     topic, wordiness = _pick(rng, list(_TOPICS.items()))
     question = _pick(rng, _CHAT_QUESTIONS)
@@ -146,26 +146,26 @@ def _chat(rng: np.random.Generator) -> Request:
     slots = (_pick(rng, _PEOPLE), topic) if person_first else (topic, _pick(rng, _PEOPLE))
     prompt = form.format(question.format(*slots))
     cell = detail * wordiness / (_mean(_CHAT_DETAIL.values()) * _mean(_TOPICS.values()))
-    return Request(_capital(prompt), _noisy(rng, CHAT_MEAN_TOKENS * cell), "chat")
+    return WorkloadRequest(_capital(prompt), _noisy(rng, CHAT_MEAN_TOKENS * cell), "chat")
 
 
-def _summarization(rng: np.random.Generator) -> Request:
+def _summarization(rng: np.random.Generator) -> WorkloadRequest:
     form, detail = _pick(rng, list(_SUMMARY_FORMS.items()))
     topic = _pick(rng, list(_TOPICS))
     num_sentences = int(np.clip(rng.lognormal(np.log(16), 0.4), 5, 40))
     report = " ".join(_sentence(rng, topic) for _ in range(num_sentences))
     prompt = f"Summarize the following report on {topic} in {form}.\n\n{report}"
     cell = SUMMARY_MEAN_TOKENS * detail / _mean(_SUMMARY_FORMS.values())
-    return Request(prompt, _noisy(rng, cell), "summarization")
+    return WorkloadRequest(prompt, _noisy(rng, cell), "summarization")
 
 
-def _writing(rng: np.random.Generator) -> Request:
+def _writing(rng: np.random.Generator) -> WorkloadRequest:
     words = _pick(rng, _WRITING_WORDS)
     kind, topic, person = _pick(rng, _WRITING_KINDS), _pick(rng, list(_TOPICS)), _pick(rng, _PEOPLE)
     prompt = f"Write a {kind} about {topic} for {person}, of about {words} words."
     mean_tokens = min(words, MAX_WRITING_WORDS) * TOKENS_PER_WORD
     cut = int(MAX_WRITING_WORDS * TOKENS_PER_WORD)
-    return Request(prompt, min(_noisy(rng, mean_tokens), cut), "writing")
+    return WorkloadRequest(prompt, min(_noisy(rng, mean_tokens), cut), "writing")
 
 
 def _sentence(rng: np.random.Generator, topic: str) -> str:

@@ -10,12 +10,14 @@ from bench.servers.client import Answer
 from bench.servers.device import Device
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
-from bench.workload.prompts import Request
+from bench.workload.prompts import WorkloadRequest
 from sage_sched.config import SageConfig
 
 
 def answer(inputs: int, outputs: int, first_s: float, last_s: float) -> Answer:
-    return Answer(Request("", outputs, "chat"), inputs, outputs, 0.0, first_s, last_s, 0.0, "")
+    return Answer(
+        WorkloadRequest("", outputs, "chat"), inputs, outputs, 0.0, first_s, last_s, 0.0, ""
+    )
 
 
 times = st.floats(1e-4, 1.0)

@@ -5,7 +5,7 @@ import pytest
 
 from bench.prediction.foresight import Foresight, truth, with_noise
 from bench.workload import synthetic
-from bench.workload.prompts import Request, Workload
+from bench.workload.prompts import Workload, WorkloadRequest
 from predictor_store import predictor
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
@@ -37,7 +37,7 @@ def test_the_predictor_is_the_servers(foresight: Foresight) -> None:
 
 def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight) -> None:
     request = foresight.workload.evaluation[0]
-    other = Request(request.prompt, request.output_tokens + 77, request.class_name)
+    other = WorkloadRequest(request.prompt, request.output_tokens + 77, request.class_name)
     for predict in (
         foresight.semantic(),
         foresight.semantic(THRESHOLD),
@@ -50,24 +50,24 @@ def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight)
 
 
 def test_the_threshold_alone_says_nothing_of_a_stranger(foresight: Foresight) -> None:
-    stranger = Request("zxqv blorp", 5, "chat")
+    stranger = WorkloadRequest("zxqv blorp", 5, "chat")
     foresight.read([stranger])
     assert foresight.semantic(THRESHOLD)(stranger) == foresight.blind()(stranger)
     assert foresight.semantic()(stranger) != foresight.blind()(stranger)
 
 
 def test_input_length_takes_the_requests_of_like_length() -> None:
-    requests = [Request("a" * (1 + i), 10 * (1 + i // 100), "chat") for i in range(400)]
+    requests = [WorkloadRequest("a" * (1 + i), 10 * (1 + i // 100), "chat") for i in range(400)]
     workload = Workload(tuple(requests), (), "made up")
     predicted = Foresight(workload, PredictorConfig(), len).of_input_length()
-    found = predicted(Request("b" * 390, 1, "chat"))
+    found = predicted(WorkloadRequest("b" * 390, 1, "chat"))
     assert found is not None
     assert found.lengths.tolist() == [40]
 
 
 def test_noise_is_a_fifth_of_the_distribution() -> None:
     certain = LengthDistribution.from_samples([5000], "history")
-    noisy = with_noise(lambda request: certain, max_tokens=4096)(Request("x", 1, "chat"))
+    noisy = with_noise(lambda request: certain, max_tokens=4096)(WorkloadRequest("x", 1, "chat"))
     assert noisy is not None
     assert noisy.weights[-1] == pytest.approx(0.8)
     assert np.diff(noisy.lengths[:-1]).max() < 80

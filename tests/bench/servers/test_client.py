@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.servers.client import Result, drive
-from bench.workload.prompts import Request
+from bench.servers.client import ServedRun, drive
+from bench.workload.prompts import WorkloadRequest
 
 GOOD = '{"text": "a b", "meta_info": {"completion_tokens": 2, "prompt_tokens": 4}}'
 
@@ -50,10 +50,10 @@ def url() -> Iterator[str]:
         server.shutdown()
 
 
-def run(url: str, *prompts: str) -> Result:
+def run(url: str, *prompts: str) -> ServedRun:
     return drive(
         url,
-        [Request(prompt, 2, "chat") for prompt in prompts],
+        [WorkloadRequest(prompt, 2, "chat") for prompt in prompts],
         [0.0] * len(prompts),
         tokenizer=_Tokenizer(),
         max_new_tokens=8,
@@ -90,7 +90,7 @@ def test_a_server_that_is_not_there_makes_the_run_invalid() -> None:
 def test_an_answer_of_the_end_token_alone_is_made_one_longer(url: str) -> None:
     result = drive(
         url,
-        [Request("right", 1, "chat")],
+        [WorkloadRequest("right", 1, "chat")],
         [0.0],
         tokenizer=_Tokenizer(),
         max_new_tokens=8,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.comparison.side_by_side import Settings, compare
+from bench.comparison.side_by_side import Settings, compare_policies
 from bench.servers.device import Device
 from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, CPU_SAGE, PolicyServers
 from bench.servers.server import ServerError
@@ -55,7 +55,7 @@ def settings(folder: Path, model: Path, engine: Engine, policies: Sequence[str])
 
 def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> None:
     asked = settings(tmp_path, model, SLOW, ["fcfs", "sage"])
-    runs = list(compare(asked))
+    runs = list(compare_policies(asked))
     assert [(run["policy"], run["seed"]) for run in runs] == [
         ("fcfs", 0), ("fcfs", 1), ("sage", 0), ("sage", 1),
     ]  # fmt: skip
@@ -87,4 +87,4 @@ def test_a_host_that_is_too_slow_is_refused(tmp_path: Path, model: Path) -> None
     """Steps of a microsecond: no host computes them in time."""
     absurd = replace(SLOW, step_time=StepTime(1e-6, 0.0, 0.0, 0.0, 1e-6, 0.0, 0.0))
     with pytest.raises(ServerError, match=r"held the device up .* overloaded"):
-        list(compare(settings(tmp_path, model, absurd, ["fcfs"])))
+        list(compare_policies(settings(tmp_path, model, absurd, ["fcfs"])))

@@ -20,18 +20,20 @@ from bench.workload.arrivals import (
 from bench.workload.prompts import (
     HISTORY_SHARE,
     MAX_HISTORY_PER_CLASS,
-    Request,
     Workload,
     WorkloadError,
+    WorkloadRequest,
     sample,
 )
 
 prompts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
 
-def requests_of(**sizes: int) -> list[Request]:
+def requests_of(**sizes: int) -> list[WorkloadRequest]:
     return [
-        Request(f"{name} {i}", 1 + i, name) for name, size in sizes.items() for i in range(size)
+        WorkloadRequest(f"{name} {i}", 1 + i, name)
+        for name, size in sizes.items()
+        for i in range(size)
     ]
 
 
@@ -39,11 +41,11 @@ def requests_of(**sizes: int) -> list[Request]:
 def test_no_prompt_is_both_history_and_evaluation(rows: list[tuple[str, int]]) -> None:
     # Once more in other clothes: a duplicate must not cross over.
     dressed = [(f"  {prompt.upper()}\n", length) for prompt, length in rows]
-    requests = [Request(prompt, length, "chat") for prompt, length in rows + dressed]
+    requests = [WorkloadRequest(prompt, length, "chat") for prompt, length in rows + dressed]
     workload = Workload.split(requests, "")
     assert sorted((*workload.history, *workload.evaluation), key=str) == sorted(requests, key=str)
 
-    def plain(part: tuple[Request, ...]) -> set[str]:
+    def plain(part: tuple[WorkloadRequest, ...]) -> set[str]:
         return {" ".join(request.prompt.casefold().split()) for request in part}
 
     # "ß".upper() is "SS": casefold makes the two one, so they must have gone one way.

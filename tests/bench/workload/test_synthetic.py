@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from bench.workload import synthetic
-from bench.workload.prompts import Request, sample
+from bench.workload.prompts import WorkloadRequest, sample
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[Request]:
+def requests() -> list[WorkloadRequest]:
     workload = synthetic.generate(3000, seed=0)
     return [*workload.history, *workload.evaluation]
 
 
-def mean_tokens(requests: list[Request], class_name: str, pattern: str = "") -> float:
+def mean_tokens(requests: list[WorkloadRequest], class_name: str, pattern: str = "") -> float:
     lengths = [
         request.output_tokens
         for request in requests
@@ -25,7 +25,7 @@ def mean_tokens(requests: list[Request], class_name: str, pattern: str = "") -> 
     return float(np.mean(lengths))
 
 
-def test_each_class_has_its_share_and_distinct_prompts(requests: list[Request]) -> None:
+def test_each_class_has_its_share_and_distinct_prompts(requests: list[WorkloadRequest]) -> None:
     assert len({request.prompt for request in requests}) == len(requests) == 3000
     for name in ("chat", "summarization", "writing"):
         assert sum(request.class_name == name for request in requests) == 1000
@@ -36,7 +36,7 @@ def test_the_same_seed_makes_the_same_workload() -> None:
     assert synthetic.generate(300, seed=1) != synthetic.generate(300, seed=2)
 
 
-def test_class_means_are_the_published_ones(requests: list[Request]) -> None:
+def test_class_means_are_the_published_ones(requests: list[WorkloadRequest]) -> None:
     assert mean_tokens(requests, "chat") == pytest.approx(338, rel=0.1)
     assert mean_tokens(requests, "summarization") == pytest.approx(90.7, rel=0.1)
     writing = [r.output_tokens for r in requests if r.class_name == "writing"]
@@ -44,7 +44,7 @@ def test_class_means_are_the_published_ones(requests: list[Request]) -> None:
     assert np.mean(writing) > 2 * 338
 
 
-def test_the_text_tells_something_of_the_length(requests: list[Request]) -> None:
+def test_the_text_tells_something_of_the_length(requests: list[WorkloadRequest]) -> None:
     assert mean_tokens(requests, "chat", "^In one sentence") < 0.3 * mean_tokens(
         requests, "chat", "thorough answer"
     )
@@ -54,12 +54,12 @@ def test_the_text_tells_something_of_the_length(requests: list[Request]) -> None
     )
 
 
-def test_the_text_does_not_tell_all(requests: list[Request]) -> None:
+def test_the_text_does_not_tell_all(requests: list[WorkloadRequest]) -> None:
     lengths = [r.output_tokens for r in requests if "of about 200 words" in r.prompt]
     assert np.std(np.log(lengths)) == pytest.approx(synthetic.NOISE, rel=0.25)
 
 
-def test_summarization_has_the_long_inputs(requests: list[Request]) -> None:
+def test_summarization_has_the_long_inputs(requests: list[WorkloadRequest]) -> None:
     words = {
         name: np.mean([len(r.prompt.split()) for r in requests if r.class_name == name])
         for name in ("chat", "summarization", "writing")
@@ -67,7 +67,7 @@ def test_summarization_has_the_long_inputs(requests: list[Request]) -> None:
     assert words["summarization"] > 10 * max(words["chat"], words["writing"])
 
 
-def is_heavy(request: Request) -> bool:
+def is_heavy(request: WorkloadRequest) -> bool:
     return request.output_tokens > 300
 
 
