@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import requests
 
-from bench.exactness import STRICT, Spoken, ask, crowd
-from bench.model import write_model
-from bench.policy_server import CPU_ENV
-from bench.server import Server
+from bench.checks.exactness import STRICT, Spoken, ask, crowd
+from bench.servers.model import write_model
+from bench.servers.policy_server import CPU_ENV
+from bench.servers.server import Server
 from tests.engine import plugins, saboteur, stage
 from tests.engine.serving import CPU_FLAGS, SageServer, warmed_store
 

@@ -16,7 +16,7 @@ import pytest
 import requests
 from transformers import AutoTokenizer
 
-from bench.exactness import ask, compare
+from bench.checks.exactness import ask, differences
 from tests.engine import stage
 from tests.engine.conftest import BIN, CHECKED
 from tests.engine.crowds import ask_together
@@ -274,7 +274,7 @@ def test_requests_foreseen_to_be_short_are_let_in_and_bear_it_when_they_are_not(
     assert len(running) == len(asked)
     # They get 40 times what was foreseen, and then the pool does not do for all of them.
     assert sum(answer.num_retractions for answer in together) > 0
-    assert compare(ask(sage_server, asked[:3], 1, sampling=unbounded), together[:3])[0] == 0
+    assert differences(ask(sage_server, asked[:3], 1, sampling=unbounded), together[:3])[0] == 0
 
 
 def test_tokens_served_are_counted_once(sage_server: SageServer) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.queue_pass import FullServer
+from bench.overhead.full_server import FullServer
 from patches.mover import Mover
 from sage_sched.policies.sage import SagePolicy
 

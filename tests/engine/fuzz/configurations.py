@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.exactness import STRICT, TWO_RANKS
-from bench.policy_server import CPU_ENV
+from bench.checks.exactness import STRICT, TWO_RANKS
+from bench.servers.policy_server import CPU_ENV
 from tests.engine.fuzz import picky
 from tests.engine.fuzz.scenario import Mix, Trouble
 
