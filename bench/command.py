@@ -31,7 +31,7 @@ from bench.stats import headline, summarize, table
 from bench.workload import Workload, WorkloadError
 from patches.config_file import read_config
 from predictor_store.warm_command import at_least_one
-from sage_sched.config import ConfigError
+from sage_sched.fields import ConfigError
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
 

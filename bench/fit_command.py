@@ -18,7 +18,7 @@ from bench.policy_server import PolicyServers, load_tokenizer, scheduler_state
 from bench.server import ServerError
 from bench.step_fit import StepFit, fit
 from bench.workload import Request, Workload, WorkloadError, sample
-from sage_sched.config import ConfigError
+from sage_sched.fields import ConfigError
 
 # Requests in flight together, and tokens of their answers: from one alone to full slots or a full
 # pool. Prompts of all lengths make the prefills.

@@ -25,7 +25,7 @@ from bench.policy_server import internal_state, load_tokenizer
 from bench.server import Server, ServerError
 from bench.stats import sign_interval
 from bench.workload import Request, WorkloadError, sample
-from sage_sched.config import ConfigError
+from sage_sched.fields import ConfigError
 
 _POLICIES = ("fcfs", "sage")
 _METRICS = ("mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_ttft_ms", "output_throughput")

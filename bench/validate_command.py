@@ -20,7 +20,7 @@ from bench.stats import ordered
 from bench.validation import Point, misordered, read_runs, simulate_runs, summarize, table
 from bench.workload import WorkloadError
 from patches.config_file import read_config
-from sage_sched.config import ConfigError
+from sage_sched.fields import ConfigError
 
 mpl.use("Agg")
 

@@ -127,8 +127,8 @@ MUTATIONS = (
         f"{_RANKER}::test_two_ranks_that_see_the_same_decide_alike",
     ),
     Mutation(
-        "a seam that is gone is not missed",
-        "patches/seam.py",
+        "a hook that is gone is not missed",
+        "patches/hook.py",
         '            raise self._misfit(f"is not there ({error})") from error',
         "            return",
         "tests/patches/test_plugin.py::test_a_seam_that_sglang_renamed_is_refused_by_name",

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sage_sched.queue import ranked_order
 
 from sage_sched import policy as registry
 from sage_sched.config import PolicyConfig
 from sage_sched.job import Job
 from sage_sched.policy import policy_named, policy_names
-from sage_sched.queue import ranked_order
 from tests.sage_sched.strategies import SERVER
 
 POLICIES_MD = (Path(__file__).parents[1] / "docs" / "policies.md").read_text(encoding="utf-8")

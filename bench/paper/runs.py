@@ -24,7 +24,7 @@ from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
 from bench.workload import Request, sample
 from sage_sched.config import PredictorConfig
-from sage_sched.policy import policy_named
+from sage_sched.policy import policy_type
 
 MAX_NEW_TOKENS = 4096
 # What a request waits for its prediction on a server (`python -m bench.overhead`): 10 ms to embed
@@ -122,7 +122,7 @@ class Evaluation:
         policy = Rival.parse(case.policy).policy
         if policy in STOCK:
             return lambda request: None
-        if policy_named(policy).clairvoyant:
+        if policy_type(policy).is_clairvoyant:
             return truth
         predict = PREDICTORS[case.predictor](self.foresight, case.config.predictor)
         return with_noise(predict, MAX_NEW_TOKENS) if case.noise else predict

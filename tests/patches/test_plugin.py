@@ -160,7 +160,7 @@ refusal()
     )
     gone, changed, gone_too = result.stdout.splitlines()[-3:]
     for line in (gone, changed, gone_too):
-        assert line.startswith("UnsupportedServerError the seam sglang.srt.managers.")
+        assert line.startswith("UnsupportedServerError the hook sglang.srt.managers.")
         assert "SGLang 0.5.23" in line
     assert "SchedulePolicy.calc_priority" in gone
     assert "has no parameter waiting_queue" in changed

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patches.ranker import Ranker
 
 from patches.carrier import encode
-from patches.ranker import Ranker
 from sage_sched.config import PolicyConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.policies.sage import SagePolicy

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from patches.swap import freed_tokens
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
-
-from patches.swap import freed_tokens
 
 NUM_SHARED, NUM_SAID = 40, 7
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from patches.swap import token_bytes
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 
-from patches.swap import token_bytes
 from patches.swap_meter import SwapMeter
 from sage_sched.config import StepTimeConfig
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from patches.mover import Mover
 
 from bench.queue_pass import FullServer
-from patches.mover import Mover
 from sage_sched.policies.sage import SagePolicy
 
 

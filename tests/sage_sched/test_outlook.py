@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from sage_sched.outlook import Outlook, set_aside_tokens
 
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.outlook import Outlook, set_aside_tokens
 from tests.sage_sched.strategies import distributions
 
 quantiles = st.floats(0.01, 1)

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sage_sched.queue import ranked_order
 
 from sage_sched.config import PolicyConfig
 from sage_sched.cost import cost_named
@@ -14,7 +15,6 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.mean_cost import MeanCost
 from sage_sched.policy import Policy, policy_named, policy_names
-from sage_sched.queue import ranked_order
 from tests.sage_sched.strategies import SERVER, distributions
 
 POOL = SERVER.kv_pool_tokens

@@ -5,13 +5,13 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sage_sched.queue import ranked_order
 
 from sage_sched.config import PolicyConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policies.sage import SagePolicy
 from sage_sched.policy import policy_named, policy_names
-from sage_sched.queue import ranked_order
 from tests.sage_sched.strategies import SERVER, distributions
 
 
