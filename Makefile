@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test check lock clean
 
 demo: $(VENV)/ready
-	$(BIN)/python -m bench.demo
+	$(BIN)/python -m bench.comparison.demo
 
 test: check
 	$(BIN)/python -m pytest -m server

@@ -1,1 +1,1 @@
-"""Workloads, the serving comparison on real servers, and the reports."""
+"""What the scheduler is measured with; in this folder, what real and simulated runs share."""

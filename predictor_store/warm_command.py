@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
+from predictor_store.arguments import at_least_one, field_and_value
 from predictor_store.dataset_files import DatasetError
 from predictor_store.datasets import (
     LENGTH_FIELDS,
@@ -145,21 +146,6 @@ def _load_tokenizer(model_path: str) -> Any:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise DatasetError(f"cannot load a tokenizer from {model_path}: {reason}") from error
-
-
-def field_and_value(text: str) -> tuple[str, str]:
-    """Of an option FIELD=VALUE."""
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
-    return name, value
-
-
-def at_least_one(text: str) -> int:
-    """Of an option that counts something."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _print_summary(

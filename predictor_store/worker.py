@@ -52,7 +52,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(slots=True)
-class Request:
+class PendingPrompt:
     """A prompt that waits for its vector, and the answers to it that ended before it came."""
 
     handle: int
@@ -86,7 +86,7 @@ class Worker:
         self._embedder = Embedder(num_threads=1)
         self._embedder.embed(["The first call is slower than all others."])
         # In order of arrival, by handle.
-        self._queue: dict[int, Request] = {}
+        self._queue: dict[int, PendingPrompt] = {}
         self._embedded: OrderedDict[int, Embedded] = OrderedDict()
         self._counts = Counter(num_recorded=0, num_unrecorded=0, num_dropped=0, num_malformed=0)
         self._reported: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class Worker:
     def receive(self, message: dict[str, Any] | None) -> None:
         match message:
             case {"predict": int(handle), "text": str(text), "scope": str(scope)}:
-                self._queue[handle] = Request(handle, text, scope)
+                self._queue[handle] = PendingPrompt(handle, text, scope)
                 if len(self._queue) > _MAX_QUEUED:
                     oldest = self._queue.pop(next(iter(self._queue)))
                     self._counts["num_dropped"] += 1
@@ -165,10 +165,10 @@ class Worker:
         if self._fit is None and (stale := self._history.fitting()) is not None:
             self._fit = stale, self._fitter.submit(stale.fit)
 
-    def _next_batch(self) -> list[Request]:
+    def _next_batch(self) -> list[PendingPrompt]:
         # Newest first: when more comes than can be embedded, the oldest are past their deadline
         # anyway. Theirs are still embedded when there is time, for the history.
-        batch: list[Request] = []
+        batch: list[PendingPrompt] = []
         longest = 0
         while self._queue:
             newest = self._queue[next(reversed(self._queue))]
@@ -246,8 +246,8 @@ def main() -> None:
         connection.sendall(protocol.encode({"refused": str(error)}))
         return
     # From here on the engine goes first: on a host whose cores are all busy, embedding beside it at
-    # equal rank costs it a third of its throughput (bench/compare.py, 2 cores), and gains nothing.
-    # Not before: the server waits for this process to be ready.
+    # equal rank costs it a third of its throughput (`sage-sched bench`, 2 cores), and gains
+    # nothing. Not before: the server waits for this process to be ready.
     os.nice(_NICENESS)
     try:
         # The server may die while something is sent to it.

@@ -10,11 +10,11 @@ import sys
 _COMMANDS = {
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
     "store info": ("predictor_store.info_command", "show what the predictor's store holds"),
-    "bench fit": ("bench.fit_command", "measure a server's step times"),
-    "bench validate": ("bench.validate_command", "hold the simulator against real runs"),
-    "bench predictor": ("bench.predictor_command", "hold predictors against answered prompts"),
-    "bench paper": ("bench.paper_command", "re-run SageSched's evaluation in the simulator"),
-    "bench": ("bench.command", "compare policies on real servers"),
+    "bench fit": ("bench.calibration.fit", "measure a server's step times"),
+    "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),
+    "bench predictor": ("bench.prediction.command", "hold predictors against answered prompts"),
+    "bench paper": ("bench.paper.command", "re-run SageSched's evaluation in the simulator"),
+    "bench": ("bench.comparison.command", "compare policies on real servers"),
 }
 
 

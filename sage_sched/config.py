@@ -83,7 +83,7 @@ class AdmissionConfig:
 class HintsConfig:
     """What is believed of a request's importance; see sage_sched.job.Hints.
 
-    trust: none, or body: the fields of Hints in custom_params of a request. Whoever may send
+    trust: none, or body: the fields of Hints in a request's own parameters. Whoever may send
         requests can then go ahead of others.
     """
 

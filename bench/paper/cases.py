@@ -31,7 +31,7 @@ class Case:
 
     dataset: a class of the workload, or "mixed". predictor: a name of bench.paper.runs.PREDICTORS.
     engine: a preset. change: fields of the engine that differ from it. rate: requests/s, or how
-    many times what fcfs sustains (of_capacity). load: one of bench.arrivals.LOADS.
+    many times what fcfs sustains (of_capacity). load: one of bench.workload.arrivals.LOADS.
     """
 
     policy: str

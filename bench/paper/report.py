@@ -10,10 +10,10 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
+from bench.comparison.plots import STYLE, colors
+from bench.comparison.stats import sign_interval
 from bench.paper.cases import Case, Figure
 from bench.paper.runs import Outcome
-from bench.plots import STYLE, colors
-from bench.stats import sign_interval
 
 mpl.use("Agg")
 

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
-from bench.baseline import Saturation
+from bench.comparison.baseline import Saturation
 from bench.paper.cases import DATASETS, Case
-from bench.predictions import Foresight, Predict, truth, with_noise
+from bench.prediction.foresight import Foresight, Predict, truth, with_noise
 from bench.rival import Rival
 from bench.simulator.presets import PRESETS
 from bench.simulator.request import SimRequest
@@ -22,13 +21,14 @@ from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
-from bench.workload import Request, sample
+from bench.workload.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
+from bench.workload.prompts import WorkloadRequest, sample
 from sage_sched.config import PredictorConfig
 from sage_sched.policy import policy_type
 
 MAX_NEW_TOKENS = 4096
-# What a request waits for its prediction on a server (`python -m bench.overhead`): 10 ms to embed
-# the prompt, 3 to 4 to search and to make a distribution.
+# What a request waits for its prediction on a server (`python -m bench.overhead.stages`): 10 ms to
+# embed the prompt, 3 to 4 to search and to make a distribution.
 PREDICTION_DELAY_S = 0.014
 # "long prompts": those of summarization, as long as if whole papers were to be summarized.
 LONG_PROMPT_FACTOR = 16
@@ -86,7 +86,7 @@ class Evaluation:
         return Saturation.measured(result.ttft_s, result.ttlt_s)
 
     def _sent(
-        self, case: Case, chosen: Sequence[Request], arrivals_s: NDArray[np.float64]
+        self, case: Case, chosen: Sequence[WorkloadRequest], arrivals_s: NDArray[np.float64]
     ) -> list[SimRequest]:
         factor = LONG_PROMPT_FACTOR if case.dataset == "long prompts" else 1
         predict = self._predict(case)
@@ -102,18 +102,20 @@ class Evaluation:
             for arrival_s, request in zip(arrivals_s, chosen, strict=True)
         ]
 
-    def drawn(self, cases: Sequence[Case], num_seeds: int) -> list[Request]:
+    def drawn(self, cases: Sequence[Case], num_seeds: int) -> list[WorkloadRequest]:
         """Whatever any of these runs draws; some more than once."""
         datasets = dict.fromkeys(case.dataset for case in cases)
         return [
             r for dataset in datasets for s in range(num_seeds) for r in self._sample(dataset, s)
         ]
 
-    def _sample(self, dataset: str, seed: int) -> list[Request]:
+    def _sample(self, dataset: str, seed: int) -> list[WorkloadRequest]:
         pool = self._of_dataset(self.foresight.workload.evaluation, dataset)
         return sample(pool, self.num_requests, seed, at_most=True)
 
-    def _of_dataset(self, requests: Sequence[Request], dataset: str) -> list[Request]:
+    def _of_dataset(
+        self, requests: Sequence[WorkloadRequest], dataset: str
+    ) -> list[WorkloadRequest]:
         wanted = {"mixed": DATASETS, "long prompts": ("summarization",)}
         classes = wanted.get(dataset, (dataset,))
         return [request for request in requests if request.class_name in classes]

@@ -1,1 +1,1 @@
-"""How good predicted length distributions are, on records in the order of time."""
+"""Predictions for many prompts at once, and how good they are."""

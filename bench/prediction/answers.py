@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench import datasets
+from bench.workload import datasets
 from predictor_store.datasets import Reader
 from predictor_store.warm import Observation
 
@@ -42,8 +42,9 @@ class Parts(NamedTuple):
 
 
 def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
-    """The set of this name, MIXED (the classes of bench.datasets, alike often), ALL (some of each
-    set) or SWITCH (medical chats, and then instructions). Raises DatasetError, WorkloadError."""
+    """The set of this name, MIXED (the classes of bench.workload.datasets, alike often), ALL (some
+    of each set) or SWITCH (medical chats, and then instructions). Raises DatasetError,
+    WorkloadError."""
     if name == MIXED:
         workload = datasets.load(folder)
         classes: dict[str, list[Observation]] = {}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.policy_server import CPU_FLAGS, CPU_SAGE, PolicyServers
 from bench.rival import Rival
+from bench.servers.policy_server import CPU_FLAGS, CPU_SAGE, PolicyServers
 from bench.simulator.presets import H800_QWEN3_32B
 from bench.simulator.run import make_node
 from bench.simulator.state import Options

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import requests
 
-from bench.exactness import STRICT, Spoken, ask, crowd
-from bench.model import write_model
-from bench.policy_server import CPU_ENV
-from bench.server import Server
+from bench.checks.exactness import STRICT, Spoken, ask, crowd
+from bench.servers.model import write_model
+from bench.servers.policy_server import CPU_ENV
+from bench.servers.server import Server
 from tests.engine import plugins, saboteur, stage
 from tests.engine.serving import CPU_FLAGS, SageServer, warmed_store
 
@@ -27,9 +27,9 @@ ASKED = crowd(36)
 # Six may run, and requests yield most often under this policy: every time that their age has
 # doubled. It goes by tokens alone; swap_only, as what else is cheaper is a matter of the clock.
 YIELDING = """
-[policy]
-bucket_tokens = 2
-mlfq_quantum_ms = 6.0
+[policy.fastserve]
+refresh_interval_tokens = 2
+quantum_ms = 6.0
 [step_time]
 decode_base_ms = 6.0
 prefill_base_ms = 6.0

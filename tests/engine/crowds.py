@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from bench.exactness import Spoken, ask
-from bench.server import Server
+from bench.checks.exactness import Spoken, ask
+from bench.servers.server import Server
 from tests.engine import stage
 
 Asked = tuple[str, int]  # a prompt, and how many tokens it is to get

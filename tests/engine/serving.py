@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 
-from bench.server import STOCK_COMMAND, Server
+from bench.servers.server import STOCK_COMMAND, Server
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 

@@ -24,20 +24,20 @@ import aiohttp
 import psutil
 import requests
 
-from bench import synthetic
-from bench.device import Device
-from bench.exactness import STRICT
-from bench.forced_length import LENGTH_KEY, ForcedLength
-from bench.model import write_model
-from bench.policy_server import (
+from bench.checks.exactness import STRICT
+from bench.servers.device import Device
+from bench.servers.model import write_model
+from bench.servers.policy_server import (
     CPU_ENGINE_FLAGS,
     CPU_ENV,
     CPU_MODEL,
     PolicyServers,
     scheduler_state,
 )
-from bench.server import Server
-from bench.workload import Request
+from bench.servers.server import Server
+from bench.workload import synthetic
+from bench.workload.forced_length import LENGTH_KEY, ForcedLength
+from bench.workload.prompts import WorkloadRequest
 from sage_sched.config import SageConfig, StoreConfig
 
 _OUTPUT = Path("results/soak")
@@ -54,7 +54,7 @@ _REFERENCE_MINUTE, _MAX_GROWTH = 10, 0.05
 class Clients:
     """Those who ask one server, and what became of their requests."""
 
-    def __init__(self, server: Server, prompts: list[Request], seed: int) -> None:
+    def __init__(self, server: Server, prompts: list[WorkloadRequest], seed: int) -> None:
         self._url = server.url
         self._prompts = prompts
         self._rng = random.Random(seed)
@@ -185,7 +185,7 @@ def main() -> int:
         return run(server, list(workload.evaluation), args.minutes, args.seed)
 
 
-def run(server: Server, prompts: list[Request], minutes: float, seed: int) -> int:
+def run(server: Server, prompts: list[WorkloadRequest], minutes: float, seed: int) -> int:
     clients = Clients(server, prompts, seed)
     rate = asyncio.run(clients.capacity())
     print(f"the server sustains {rate:.1f} requests/s; it gets {_OVERLOAD * rate:.1f}", flush=True)

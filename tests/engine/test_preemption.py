@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import requests
 
-from bench.exactness import TWO_RANKS, ask, compare
-from bench.model import write_model
-from bench.server import Server
+from bench.checks.exactness import TWO_RANKS, ask, differences
+from bench.servers.model import write_model
+from bench.servers.server import Server
 from tests.engine import stage
 from tests.engine.conftest import ASKED, CHECKED, YIELDING, YIELDING_FLAGS, Stock
 from tests.engine.crowds import ask_in_waves, ask_together
@@ -51,7 +51,7 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
     def test_answers_are_the_same_and_kv_that_finds_no_room_is_left_in_the_tree(
         self, paged: SageServer, stock: Stock
     ) -> None:
-        num_different, largest = compare(stock.answers, ask_together(paged, ASKED))
+        num_different, largest = differences(stock.answers, ask_together(paged, ASKED))
         assert num_different == 0
         assert largest < 1e-3
         stats = paged.stats()["preemption"]
@@ -78,7 +78,7 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
         alone = ask(paged, asked, 1, sampling=counting)
         before = paged.stats()["preemption"]
         found = ask_together(paged, asked, counting)
-        assert compare(alone, found)[0] == 0
+        assert differences(alone, found)[0] == 0
         assert {i % 5 for i, answer in enumerate(found) if answer.num_retractions} >= set(range(4))
         # What counts may not be computed again: without host memory it runs on.
         after = paged.stats()["preemption"]
@@ -99,7 +99,7 @@ def test_latent_kv_on_two_ranks_comes_back_as_it_went(tmp_path: Path) -> None:
     settings = """
 [predictor]
 deadline_ms = 600000.0
-[policy]
+[policy.sage]
 cost = "output"
 preempt_margin = 0.0
 aging_pools = 1000.0
@@ -124,12 +124,12 @@ swap_only = true
         assert stats["preemption"]["num_yields"] == stats["preemption"]["num_resumed"] >= 8
         assert sum(stats["num_ranked"].values()) == len(found)
         alone = ask(server, [*long, *short], 1, sampling=[{"ignore_eos": False}])
-        assert compare(alone, found)[0] == 0
+        assert differences(alone, found)[0] == 0
 
 
 def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock: Stock) -> None:
     before = counters(yielding)
-    num_different, largest = compare(stock.answers, ask_together(yielding, ASKED))
+    num_different, largest = differences(stock.answers, ask_together(yielding, ASKED))
     assert num_different == 0
     assert largest < 1e-3
     after = counters(yielding)
@@ -228,7 +228,7 @@ def test_what_a_flush_makes_stale_is_computed_again(yielding: SageServer, stock:
         post(yielding, "/continue_generation", {})
 
     found = ask_together(yielding, ASKED, then=flush, swapped=4)
-    assert compare(stock.answers, found)[0] == 0
+    assert differences(stock.answers, found)[0] == 0
     assert counters(yielding)["num_recomputed"] - before == len(swapped) >= 4
 
 

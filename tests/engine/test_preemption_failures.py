@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import requests
 
-from bench.exactness import TWO_RANKS, compare
-from bench.server import ServerError
+from bench.checks.exactness import TWO_RANKS, differences
+from bench.servers.server import ServerError
 from tests.engine import saboteur, stage
 from tests.engine.conftest import ASKED, CHECKED, YIELDING, YIELDING_FLAGS, Stock
 from tests.engine.crowds import ask_one, ask_together
@@ -39,7 +39,7 @@ def test_kv_that_does_not_come_back_is_noticed(
 ) -> None:
     # The other tests' demand is one that can fail.
     order(saboteur.SKIP_RESTORE)
-    num_different, _ = compare(stock.answers, ask_together(yielding, ASKED))
+    num_different, _ = differences(stock.answers, ask_together(yielding, ASKED))
     assert num_different > 5
 
 
@@ -50,7 +50,7 @@ def test_where_the_copy_fails_a_request_goes_on(
     order(saboteur.FAIL_BACKUP)
     found = ask_together(yielding, ASKED)
     after = counters(yielding)
-    assert compare(stock.answers, found)[0] == 0
+    assert differences(stock.answers, found)[0] == 0
     assert yielding.log.read_text().count("it goes on running") > 3
     assert after["num_yields"] > before["num_yields"]
     assert after["num_recomputed"] == before["num_recomputed"]
@@ -63,7 +63,7 @@ def test_where_copying_back_fails_a_request_is_computed_again(
     order(saboteur.FAIL_RESTORE)
     found = ask_together(yielding, ASKED)
     after = counters(yielding)
-    assert compare(stock.answers, found)[0] == 0
+    assert differences(stock.answers, found)[0] == 0
     num_recomputed = after["num_recomputed"] - before["num_recomputed"]
     assert num_recomputed > 3
     num_resumed = after["num_resumed"] - before["num_resumed"]
@@ -77,7 +77,7 @@ def test_one_that_finds_no_room_keeps_its_copy_and_tries_again(
     order(saboteur.NO_ROOM)
     found = ask_together(yielding, ASKED)
     after = counters(yielding)
-    assert compare(stock.answers, found)[0] == 0
+    assert differences(stock.answers, found)[0] == 0
     assert after["num_without_device_room"] - before["num_without_device_room"] > 3
     assert after["num_recomputed"] == before["num_recomputed"]
     num_yields = after["num_yields"] - before["num_yields"]
@@ -118,7 +118,7 @@ def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
     ) as server:
         assert server.history()[: len(before)] == before
         found = ask_together(server, ASKED)
-        assert compare(stock.answers, found)[0] == 0
+        assert differences(stock.answers, found)[0] == 0
         assert counters(server)["num_yields"] > 3
         assert server.log.read_text().count("it goes on running") > 3
         wait_until(lambda: len(server.history()) >= len(before) + len(ASKED))

@@ -44,7 +44,7 @@ GOOD = encode(LengthDistribution.from_samples([5, 9], "history"))
 
 
 @pytest.mark.parametrize(
-    "garbled",
+    "malformed",
     [
         {"__sage_lengths": "no"},
         {"__sage_lengths": [9, 5]},
@@ -55,16 +55,18 @@ GOOD = encode(LengthDistribution.from_samples([5, 9], "history"))
         {"__sage_weights": [-1.0, 2.0]},
         {"__sage_weights": ["a", "b"]},
         {"__sage_weights": None},
-        {"__sage_samples": -1},
-        {"__sage_samples": None},
+        {"__sage_effective_samples": -1},
+        {"__sage_effective_samples": None},
         {"__sage_source": "me"},
         {"__sage_source": ["history"]},
     ],
 )
-def test_a_garbled_carrier_is_an_error_that_the_scheduler_expects(garbled: dict[str, Any]) -> None:
+def test_a_malformed_carrier_is_an_error_that_the_scheduler_expects(
+    malformed: dict[str, Any],
+) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        decode({**GOOD, **garbled})
-    incomplete = {key: value for key, value in GOOD.items() if key not in garbled}
+        decode({**GOOD, **malformed})
+    incomplete = {key: value for key, value in GOOD.items() if key not in malformed}
     if "__sage_lengths" in incomplete:
-        with pytest.raises(ValueError, match="garbled"):
+        with pytest.raises(ValueError, match="malformed"):
             decode(incomplete)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from bench.model import write_model
+from bench.servers.model import write_model
 from patches.predict import _last_user_text, _prompt_text
 
 

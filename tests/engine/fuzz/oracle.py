@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import aiohttp
 from tqdm import tqdm
 
-from bench.server import Server
+from bench.servers.server import Server
 from tests.engine.fuzz.actor import Answer, Question, ask
 
 _AT_A_TIME = 8

@@ -1,0 +1,1 @@
+"""The simulator held against real servers, and step times fitted to them."""

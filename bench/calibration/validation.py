@@ -1,0 +1,205 @@
+"""Runs of a comparison simulated, and how far the simulator is from them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bench.comparison.stats import ordered
+from bench.prediction.foresight import Foresight, Predict
+from bench.rival import Rival
+from bench.simulator.presets import PRESETS, Engine
+from bench.simulator.request import SimRequest
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
+from bench.workload.prompts import Workload, WorkloadRequest, sample
+from sage_sched.config import SageConfig
+from sage_sched.policy import policy_names
+from sage_sched.step_time import StepTime
+
+# Policies whose means are closer than this may change places.
+ORDER_MARGIN = 0.05
+# SGLang's choice on a host without a GPU (its start-up log).
+_CPU_CHUNKED_PREFILL_SIZE = 4096
+# policy -> rate -> {"mean_ratio", "p99_ratio"}, simulated to measured
+Summary = dict[str, dict[str, dict[str, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """TTLT of one run, on the engine and in the simulator: mean and 99th percentile, seconds."""
+
+    policy: str
+    rate: str
+    seed: int
+    measured_s: tuple[float, float]
+    simulated_s: tuple[float, float]
+
+
+def read_runs(file: Path) -> list[dict[str, Any]]:
+    """The valid runs. Raises ValueError where there is none."""
+    runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    valid = [run for run in runs if run["valid"]]
+    if not valid:
+        raise ValueError(f"{file} has no valid run")
+    return valid
+
+
+def simulate_runs(
+    runs: Sequence[dict[str, Any]], workload: Workload, step_time: StepTime | None
+) -> list[Point]:
+    """Each run's requests, arrivals and lengths, simulated with the settings that it ran with.
+
+    step_time: of the server, where it had no device clock. Raises ValueError where the runs are of
+    another workload, or need a step_time.
+    """
+    by_run = [sample(workload.evaluation, len(r["requests"]["class"]), r["seed"]) for r in runs]
+    predict = None
+    if any(_is_ours(run) for run in runs):
+        foresight = Foresight(workload, _settings(runs[0]).predictor, len)
+        foresight.read([request for chosen in by_run for request in chosen])
+        predict = foresight.semantic()
+    return [
+        _simulated(run, chosen, predict if _is_ours(run) else None, step_time)
+        for run, chosen in zip(tqdm(runs, desc="simulating"), by_run, strict=True)
+    ]
+
+
+def _is_ours(run: dict[str, Any]) -> bool:
+    return Rival.parse(run["policy"]).policy in policy_names()
+
+
+def _simulated(
+    run: dict[str, Any],
+    chosen: Sequence[WorkloadRequest],
+    predict: Predict | None,
+    step_time: StepTime | None,
+) -> Point:
+    config = _settings(run)
+    result = simulate(
+        engine_of(run["settings"], step_time),
+        run["policy"],
+        config,
+        _requests(run, chosen, predict),
+        Options(
+            preempt=config.preemption.enabled,
+            max_yields=config.preemption.max_yields,
+            prediction_delay_s=_prediction_delay_s(run),
+        ),
+    )
+    metrics = result.metrics()
+    return Point(
+        run["policy"],
+        run["rate"],
+        run["seed"],
+        (run["mean_e2e_latency_ms"] / 1e3, run["p99_e2e_latency_ms"] / 1e3),
+        (metrics["mean_ttlt_s"], metrics["p99_ttlt_s"]),
+    )
+
+
+def _requests(
+    run: dict[str, Any], chosen: Sequence[WorkloadRequest], predict: Predict | None
+) -> list[SimRequest]:
+    columns = run["requests"]
+    if columns["class"] != [request.class_name for request in chosen]:
+        raise ValueError("the runs are of another workload: give --data as the comparison had")
+    requests = [
+        SimRequest(
+            arrival_s=columns["sent_ms"][i] / 1e3,
+            input_tokens=columns["input_tokens"][i],
+            output_tokens=columns["output_tokens"][i],
+            max_new_tokens=run["settings"]["max_new_tokens"],
+            distribution=None if predict is None else predict(request),
+            class_name=request.class_name,
+        )
+        for i, request in enumerate(chosen)
+    ]
+    return sorted(requests, key=lambda request: request.arrival_s)
+
+
+def _settings(run: dict[str, Any]) -> SageConfig:
+    return SageConfig.parse(run["settings"]["sage"])
+
+
+def _prediction_delay_s(run: dict[str, Any]) -> float:
+    """The median, life-size; 0 under a stock policy."""
+    predictor = run["counters"].get("predictor", {})
+    delay_ms = float(predictor.get("prediction_latency_p50_ms", 0.0))
+    return delay_ms / 1e3 * float(run["settings"].get("speed", 1.0))
+
+
+def engine_of(settings: dict[str, Any], step_time: StepTime | None) -> Engine:
+    """The engine of a run: its device clock's, or what its server flags describe."""
+    if preset := settings.get("device clock"):
+        return PRESETS[preset]
+    if step_time is None:
+        raise ValueError("the runs had no device clock: say with --step-time how long steps took")
+    values = dict(pairwise(shlex.split(settings["server flags"])))
+    env = settings["server environment"]
+    return Engine(
+        step_time=step_time,
+        kv_pool_tokens=int(values["--max-total-tokens"]),
+        max_running_requests=int(values["--max-running-requests"]),
+        page_size=int(values.get("--page-size", 1)),
+        chunked_prefill_size=int(values.get("--chunked-prefill-size", _CPU_CHUNKED_PREFILL_SIZE)),
+        schedule_conservativeness=float(values.get("--schedule-conservativeness", 1.0)),
+        clip_max_new_tokens=int(env.get("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", 4096)),
+    )
+
+
+def summarize(points: Sequence[Point]) -> Summary:
+    """Ratios of means over seeds."""
+    summary: Summary = {}
+    for policy in ordered(point.policy for point in points):
+        for rate in ordered(point.rate for point in points if point.policy == policy):
+            measured_s, simulated_s = means_s(points, policy, rate)
+            mean, p99 = (float(ratio) for ratio in simulated_s / measured_s)
+            summary.setdefault(policy, {})[rate] = {"mean_ratio": mean, "p99_ratio": p99}
+    return summary
+
+
+def means_s(points: Sequence[Point], policy: str, rate: str) -> Any:
+    """Over seeds; measured and simulated, each mean and p99."""
+    mine = [p for p in points if (p.policy, p.rate) == (policy, rate)]
+    return np.mean([(p.measured_s, p.simulated_s) for p in mine], axis=0)
+
+
+def misordered(points: Sequence[Point]) -> list[str]:
+    """Pairs of policies that differ by more than ORDER_MARGIN in their measured means, and that the
+    simulator has the other way round."""
+    found = []
+    for rate in ordered(point.rate for point in points):
+        policies = ordered(point.policy for point in points if point.rate == rate)
+        means = {policy: means_s(points, policy, rate)[:, 0] for policy in policies}
+        for one, other in combinations(policies, 2):
+            measured, simulated = means[one] / means[other]
+            apart = max(measured, 1 / measured) > 1 + ORDER_MARGIN
+            if apart and (measured > 1) != (simulated > 1):
+                found.append(
+                    f"{rate}: {one} / {other} is {measured:.2f}, simulated {simulated:.2f}"
+                )
+    return found
+
+
+def table(points: Sequence[Point]) -> str:
+    """By rate and policy, means over seeds."""
+    head = ("rate", "policy", "mean s", "simulated", "ratio", "p99 s", "simulated", "ratio")
+    lines = [_line(*head)]
+    for rate in ordered(point.rate for point in points):
+        for policy in ordered(point.policy for point in points if point.rate == rate):
+            (mean, p99), (sim_mean, sim_p99) = means_s(points, policy, rate)
+            cells = (mean, sim_mean, sim_mean / mean, p99, sim_p99, sim_p99 / p99)
+            lines.append(_line(rate, policy, *(f"{cell:.2f}" for cell in cells)))
+    return "\n".join(lines)
+
+
+def _line(rate: str, policy: str, *cells: str) -> str:
+    return f"{rate:>6}  {policy:28}" + "".join(f"{cell:>11}" for cell in cells)

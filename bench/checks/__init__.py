@@ -1,0 +1,1 @@
+"""Checks of what must not change, on real servers."""

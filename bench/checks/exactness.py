@@ -1,0 +1,196 @@
+"""Whether answers stay the same when requests yield: `python -m bench.checks.exactness`.
+
+The same requests go to a stock server with room for all, and to one of ours whose pool is so small
+that they yield to one another all the time. Compared are token ids and log probabilities. What
+batching alone changes is measured beside it: the stock server is asked with many requests at a
+time, with few, and one by one. Exit code 1 if an answer of the second server differs in a token, or
+in a log probability by more than the batch's size explains, 2 if the runs failed or too few
+requests yielded.
+
+In bfloat16 one or two requests that decode alone go through other kernels, which round differently:
+that is what one by one shows, and what yielding shows in those runs in which it comes to that.
+
+All answers have a length that is known in advance (ignore_eos), so SGLang sets their memory aside
+in full and never retracts: what it retracts it computes again, with other kernels, and these round
+differently in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import requests
+from tqdm import tqdm
+
+from bench.servers.model import write_model
+from bench.servers.policy_server import CPU_ENV, CPU_SAGE, PolicyServers, scheduler_state
+from bench.servers.server import Server, ServerError
+from sage_sched.config import PreemptionConfig
+from sage_sched.policies.fastserve import FastServeParameters
+
+_OUTPUT = Path("results/exactness")
+# Requests under way at a time, and how many of them a server with room for all decodes together.
+_WAITING, _MANY, _FEW = 128, 24, 6
+# How many are also asked one by one.
+_ALONE = 50
+_ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", str(_MANY))
+_STARVED = ("--max-total-tokens", "640", "--max-running-requests", "6")
+_PROMPT = (
+    "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
+)
+_SHORTEST, _LONGEST = 4, 100
+# The policy under which requests yield most often: every time that their age has doubled.
+_POLICY = "fastserve"
+_RESTLESS = replace(
+    CPU_SAGE,
+    policy=(FastServeParameters(quantum_ms=6.0, refresh_interval_tokens=4),),
+    preemption=PreemptionConfig(enabled=True, max_yields=1000),
+)
+# SGLang accounts for every token of the pool after every step, and dies where one is lost.
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+TWO_RANKS = {
+    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
+    "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """An answer: its text and token ids, their log probabilities, how often it was retracted."""
+
+    text: str
+    ids: list[int]
+    logprobs: list[float]
+    num_retractions: int
+
+
+def crowd(num_requests: int, seed: int = 0) -> list[tuple[str, int]]:
+    """Prompts, all different, and how many tokens each is to get."""
+    rng = random.Random(seed)
+    return [(_PROMPT.format(i), rng.randint(_SHORTEST, _LONGEST)) for i in range(num_requests)]
+
+
+def ask(
+    server: Server,
+    asked: Sequence[tuple[str, int]],
+    at_a_time: int,
+    label: str = "",
+    sampling: Sequence[Mapping[str, Any]] = ({},),
+) -> list[Spoken]:
+    """Their answers, with so many under way at any time; `sampling` are further parameters, in
+    turn. Raises ServerError."""
+
+    def one(i: int) -> Spoken:
+        prompt, num_tokens = asked[i]
+        sampling_params = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
+        sampling_params |= sampling[i % len(sampling)]
+        body = {"text": prompt, "sampling_params": sampling_params, "return_logprob": True}
+        try:
+            response = requests.post(f"{server.url}/generate", json=body, timeout=600)
+            response.raise_for_status()
+        except requests.RequestException as error:
+            raise ServerError(f"{error}; the end of {server.log}:\n{server.log_tail()}") from error
+        answer = response.json()
+        meta = answer["meta_info"]
+        logprobs = [logprob for logprob, *_ in meta["output_token_logprobs"]]
+        return Spoken(answer["text"], answer["output_ids"], logprobs, meta["num_retractions"])
+
+    with ThreadPoolExecutor(at_a_time) as pool:
+        answers = pool.map(one, range(len(asked)))
+        return list(tqdm(answers, desc=label, total=len(asked), leave=False))
+
+
+def differences(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, float]:
+    """How many answers differ in a token, and the largest difference of a log probability, up to
+    where the two of a pair part."""
+    num_different, largest = 0, 0.0
+    for one, other in zip(left, right, strict=True):
+        num_different += one.ids != other.ids
+        for i in range(min(len(one.ids), len(other.ids))):
+            if one.ids[i] != other.ids[i]:
+                break
+            largest = max(largest, abs(one.logprobs[i] - other.logprobs[i]))
+    return num_different, largest
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-requests", type=int, default=300, help="default: %(default)s")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--page-size", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--no-overlap", action="store_true", help="--disable-overlap-schedule")
+    parser.add_argument("--tp", type=int, choices=(1, 2), default=1, help="default: %(default)s")
+    parser.add_argument("--mla", action="store_true", help="a model with latent attention")
+    args = parser.parse_args()
+    try:
+        return measure(args)
+    except ServerError as error:
+        print(f"exactness: {error}", file=sys.stderr)
+        return 2
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Both servers, one after the other, and what was found, printed; the exit code."""
+    asked = crowd(args.num_requests)
+    attention = "mla" if args.mla else "mha"
+    servers = PolicyServers(
+        model=write_model(
+            _OUTPUT / f"model-{attention}-{args.dtype}", dtype=args.dtype, latent_attention=args.mla
+        ),
+        folder=_OUTPUT,
+        flags=(
+            "--device", "cpu", "--attention-backend", "torch_native", "--dtype", args.dtype,
+            "--mem-fraction-static", "0.1", "--page-size", str(args.page_size),
+            "--tp-size", str(args.tp),
+            *(("--disable-overlap-schedule",) if args.no_overlap else ()),
+        ),
+        env=CPU_ENV | STRICT | (TWO_RANKS if args.tp == 2 else {}),
+        sage=_RESTLESS,
+    )  # fmt: skip
+    with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
+        calm = ask(server, asked, _WAITING, "nobody yields")
+        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+        few = ask(server, asked, _FEW, f"nobody yields, {_FEW} at a time")
+        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+        alone = ask(server, asked[:_ALONE], 1, "nobody yields, one by one")
+    with replace(servers, flags=servers.flags + _STARVED).server(_POLICY, "yielding") as server:
+        found = ask(server, asked, _WAITING, "they yield")
+        counts = scheduler_state(server)["preemption"]
+    num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_yields"]
+    print(
+        f"{len(asked)} requests, {sum(len(answer.ids) for answer in found)} tokens, "
+        f"{args.dtype}, {attention.upper()}, "
+        f"pages of {args.page_size}, {'no overlap' if args.no_overlap else 'overlap'}, "
+        f"{args.tp} rank(s)\n"
+        f"{counts['num_yields']} yields, {counts['num_resumed']} came back, "
+        f"{num_recomputed + counts['num_recomputed']} computed again, "
+        f"{counts['swapped_bytes'] / 1e6:.1f} MB moved"
+    )
+    print(f"{'':42}  answers that differ  largest log probability difference")
+
+    def row(label: str, other: Sequence[Spoken]) -> tuple[int, float]:
+        num_different, largest = differences(calm[: len(other)], other)
+        print(f"{label:42}  {num_different:>10} of {len(other):<5}  {largest:.1e}")
+        return num_different, largest
+
+    _, by_few = row(f"{_FEW} at a time, not {_MANY}: nobody yields", few)
+    _, by_one = row("one by one: nobody yields", alone)
+    num_different, by_yielding = row("they yield", found)
+    if counts["num_yields"] < len(asked):
+        print("exactness: too few requests yielded for this to mean anything", file=sys.stderr)
+        return 2
+    # Maxima of rounding errors, over more answers and over fewer.
+    return int(num_different > 0 or by_yielding > 2 * max(by_few, by_one))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Policies compared on real servers, from the command to the report."""

@@ -1,0 +1,126 @@
+"""sage-sched bench: policies compared on real servers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.comparison.report import write_report
+from bench.comparison.side_by_side import Settings, compare_policies, requests_per_s
+from bench.comparison.stats import headline, summarize, table
+from bench.rival import Rival
+from bench.servers.device import device_note
+from bench.servers.options import configure_servers, servers_of
+from bench.servers.server import ServerError
+from bench.workload.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES
+from bench.workload.prompts import WorkloadError
+from bench.workload.source import load_workload
+from predictor_store.arguments import at_least_one
+from sage_sched.fields import ConfigError
+
+DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policies", nargs="+", default=DEFAULT_POLICIES, type=_policy, metavar="NAME",
+        help="values of --schedule-policy, SGLang's own also tuned, as fcfs@conservativeness=0.3 "
+        "(see docs/bench.md); ratios are to the first (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rates", nargs="+", default=["0.3x", "2x"], type=_rate, metavar="RATE",
+        help="requests/s, or as a multiple of the first policy's capacity (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=at_least_one, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--load", choices=LOADS, default="pulse",
+        help=f"pulse: {PULSE_REQUESTS} Poisson arrivals; sustained: Poisson arrivals for "
+        f"{SUSTAINED_SERVICE_TIMES:g} times as long as a request is in service on a full server; "
+        "bursts: as a pulse, in crowds (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-requests", type=at_least_one, help="a run; default: as many as the load has"
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE",
+        help='arrival times instead of a pulse\'s, rows with a field "t" in seconds',
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-new-tokens", type=at_least_one, default=2048,
+        help="every request's cap; longer answers are cut below it (default: %(default)s)",
+    )  # fmt: skip
+    configure_servers(parser, Path("results/bench"))
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="medians and ratios as JSON")
+
+
+def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -> int:
+    """0; 1 where a run was invalid; 2, with a line on stderr, where nothing could be compared.
+
+    server_env: the servers' environment, where args.server_flags is not left to its default.
+    """
+    try:
+        settings = settings_of(args, server_env or {})
+        return compare_and_report(settings, args.summary)
+    except (ConfigError, ServerError, WorkloadError) as error:
+        print(f"sage-sched bench: {error}", file=sys.stderr)
+        return 2
+
+
+def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
+    """Run the comparison, print its table, write summary and report; the exit status of run."""
+    runs = list(compare_policies(settings))
+    num_invalid = sum(not run["valid"] for run in runs)
+    if num_invalid == len(runs):
+        raise ServerError(f"all runs are invalid, the first because: {runs[0]['invalid_reason']}")
+    summary = summarize(runs)
+    if summary_file is not None:
+        summary_file.parent.mkdir(parents=True, exist_ok=True)
+        summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    report = settings.servers.folder / "report.html"
+    write_report(runs, summary, report)
+    if note := device_note(runs[0]["settings"]):
+        print(f"\n{note}")
+    print(f"\nMedians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired")
+    print(f"by seed, with the interval of the sign test.\n\n{table(summary)}\n")
+    if sentence := headline(summary):
+        print(f"{sentence}\n")
+    print(f"runs: {settings.servers.folder / 'runs.jsonl'}\nreport: {report}")
+    if num_invalid:
+        print(f"{num_invalid} of {len(runs)} runs are invalid, see the report", file=sys.stderr)
+    return 1 if num_invalid else 0
+
+
+def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:
+    """By the options of configure. Raises WorkloadError, ConfigError."""
+    if args.trace is not None and args.load != "pulse":
+        raise WorkloadError(f"--trace has arrival times of its own: not with --load {args.load}")
+    return Settings(
+        workload=load_workload(args.data, args.heavy_tailed),
+        servers=servers_of(args, server_env),
+        policies=tuple(args.policies),
+        rates=tuple(args.rates),
+        num_seeds=args.seeds,
+        num_requests=args.num_requests,
+        load=args.load,
+        max_new_tokens=args.max_new_tokens,
+        trace=args.trace,
+    )
+
+
+def _policy(text: str) -> str:
+    try:
+        Rival.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _rate(text: str) -> str:
+    try:
+        requests_per_s(text, capacity=1.0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text

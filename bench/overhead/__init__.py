@@ -1,0 +1,1 @@
+"""What scheduling and prediction cost a server."""

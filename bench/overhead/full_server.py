@@ -1,0 +1,136 @@
+"""A stand-in for a scheduler whose slots are full: what queue_pass.py times and tests put to use.
+
+Of a scheduler and its requests it has what our hooks read, so no server is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+from patches.carrier import encode
+from patches.executor import run_pass
+from patches.preemption import Preemption
+from patches.scheduler_state import SchedulerState
+from sage_sched.config import PredictorConfig, PreemptionConfig, SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.order import serving_order
+
+NUM_RUNNING = 256
+_KV_POOL_TOKENS = 500_000
+_OFF = PreemptionConfig(enabled=False)
+_NO_HOST_MEMORY = PreemptionConfig(host_pool_gib=1e-9)
+
+
+class StandInRequest:
+    """What our hooks read of a request (sglang/srt/managers/schedule_batch.py, Req)."""
+
+    to_finish = session = lock = None
+    rid = "a request"
+    cached_tokens = 0
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        lengths = generator.lognormal(5.5, 1.0, PredictorConfig().max_atoms).astype(np.int64) + 1
+        self.origin_input_ids = range(int(generator.integers(10, 2000)))
+        self.output_ids: list[int] = []
+        self.sampling_params = SimpleNamespace(
+            max_new_tokens=4096,
+            custom_params=encode(LengthDistribution.from_samples(lengths, "warm")),
+            ignore_eos=False,
+        )
+        self.kv = SimpleNamespace(
+            kv_allocated_len=500, cache_protected_len=0, retraction_backup=None
+        )
+
+    @property
+    def seqlen(self) -> int:
+        return len(self.origin_input_ids) + len(self.output_ids)
+
+    def finished(self) -> bool:
+        return False
+
+    def next_output_finishes_by_length(self) -> bool:
+        cap: int = self.sampling_params.max_new_tokens
+        return len(self.output_ids) + 1 >= cap
+
+
+def stand_in_scheduler(free_tokens: Callable[[], int]) -> Any:
+    """What we read of a scheduler (sglang/srt/managers/scheduler.py), under sage; nobody waits or
+    runs yet."""
+    pool = MHATokenToKVPool(64, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
+    allocator = TokenToKVPoolAllocator(64, torch.float32, "cpu", pool, False)
+    allocator.available_size = free_tokens
+    return SimpleNamespace(
+        schedule_policy="sage",
+        max_total_num_tokens=_KV_POOL_TOKENS,
+        max_running_requests=NUM_RUNNING,
+        waiting_queue=[],
+        running_batch=SimpleNamespace(reqs=[], batch_is_full=False, is_empty=lambda: True),
+        chunked_req=None,
+        max_prefill_tokens=16384,
+        chunked_prefill_size=8192,
+        page_size=1,
+        device="cpu",
+        new_token_ratio_tracker=SimpleNamespace(current=0.5),
+        token_to_kv_pool_allocator=allocator,
+        tree_cache=SimpleNamespace(evictable_size=lambda: 0),
+        tp_group=SimpleNamespace(broadcast_object=lambda measured: measured),
+        get_num_allocatable_reqs=lambda num_running, running_batch: 0,
+    )
+
+
+class FullServer:
+    """A scheduler whose slots are full of the best by the policy, with others waiting.
+
+    What is free is set aside for those that run. Where one is to yield it cannot, as there is no
+    room in host memory: what a move takes is no part of a decision.
+    """
+
+    def __init__(self, num_waiting: int, num_newcomers: int) -> None:
+        generator = np.random.default_rng(num_waiting)
+        requests: list[Any] = [
+            StandInRequest(generator) for _ in range(NUM_RUNNING + num_waiting + num_newcomers)
+        ]
+        self.batch = SimpleNamespace(reqs=[], batch_is_full=True, is_empty=lambda: False)
+        self._free_tokens = 0
+        self.scheduler = stand_in_scheduler(lambda: self._free_tokens)
+        self.state = state = SchedulerState(self.scheduler, SageConfig(preemption=_OFF))
+        self.scheduler.sage = state
+        state.preemption = Preemption(
+            self.scheduler, _NO_HOST_MEMORY, state.steps, SageConfig().step_time.step_time()
+        )
+        for request in requests:
+            state.jobs.arrived(request)
+            request.sage.was_asked_to_yield = True  # it uses nothing that would not survive a swap
+        view = replace(state.view(self.batch), waiting=[req.sage.job for req in requests])
+        requests = [requests[place] for place in serving_order(state.policy, view)]
+        self.batch.reqs, waiting = requests[:NUM_RUNNING], requests[NUM_RUNNING:]
+        self._newcomers = [
+            waiting.pop(int(generator.integers(len(waiting)))) for _ in range(num_newcomers)
+        ]
+        self.scheduler.waiting_queue = waiting
+        for request in self.batch.reqs:
+            request.output_ids = [0] * int(generator.integers(1, 500))
+        running = state.jobs.running(self.batch.reqs)
+        self._free_tokens = int(sum(state.admission.set_aside_tokens(running, 0.5, 1)))
+
+    def step(self) -> None:
+        """A token for all that run; the first in the queue gets a place elsewhere, one arrives."""
+        for request in self.batch.reqs:
+            request.output_ids.append(0)
+        del self.scheduler.waiting_queue[0]
+        self.scheduler.waiting_queue.append(self._newcomers.pop())
+        self.state.jobs.num_arrivals += 1
+
+    def take_pass(self) -> list[Any]:
+        """All that is ours in a pass; the queue after it."""
+        run_pass(self.scheduler, lambda batch: SimpleNamespace(running_batch=batch), self.batch)
+        queue: list[Any] = self.scheduler.waiting_queue
+        return queue

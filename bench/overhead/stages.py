@@ -1,0 +1,82 @@
+"""What sage-sched adds to a request, stage by stage: `python -m bench.overhead.stages`.
+
+Each node of a cluster predicts and schedules for itself, so what a request pays does not grow with
+the number of nodes (SageSched, Fig. 12, has one scheduler for all: 100 ms a request at 64 nodes).
+One thread each, as in a server. The prompts are generated ones of all lengths; the history holds
+10,000 records and the queue 1,000 requests, as there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from bench.overhead import queue_pass
+from bench.overhead.full_server import NUM_RUNNING
+from bench.workload import synthetic
+from patches.carrier import decode, encode
+from predictor_store import predictor
+from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
+from predictor_store.features import NUM_FEATURES
+from predictor_store.history import History
+from sage_sched.config import PredictorConfig
+
+NUM_RECORDS = 10_000
+NUM_WAITING = 1_000
+_NUM_PROMPTS = 300
+
+
+def _each_ms(action: Callable[[int], object], times: int) -> list[float]:
+    spent = []
+    for i in range(times):
+        started = time.perf_counter()
+        action(i)
+        spent.append((time.perf_counter() - started) * 1e3)
+    return spent
+
+
+def measure() -> dict[str, list[float]]:
+    """Milliseconds of each stage, one value a request."""
+    config = PredictorConfig()
+    embedder = Embedder(num_threads=1)
+    prompts = [r.prompt for r in synthetic.generate(3 * _NUM_PROMPTS, seed=1).evaluation]
+    prompts = prompts[:_NUM_PROMPTS]
+    vectors = embedder.embed(prompts)
+    rng = np.random.default_rng(0)
+    history = History(EMBEDDING_DIMENSION, NUM_FEATURES, NUM_RECORDS)
+    for i in range(NUM_RECORDS):
+        embedding, features = np.split(vectors[i % len(vectors)], [EMBEDDING_DIMENSION])
+        noisy = embedding + rng.normal(0, 0.03, EMBEDDING_DIMENSION).astype(np.float32)
+        vector = np.append(noisy / np.linalg.norm(noisy), features)
+        history.add(vector, int(rng.lognormal(5, 1)) + 1, False, "history")
+    history.fit()
+    predicted = [predictor.predict(history, vector, config) for vector in vectors]
+    lengths = [found for found in predicted if found is not None]
+    admissions_ms, passes_ms = queue_pass.measure(NUM_WAITING)
+    return {
+        "embedding, one prompt": _each_ms(lambda i: embedder.embed([prompts[i]]), len(prompts)),
+        "embedding, in batches of 32": [
+            spent / 32
+            for spent in _each_ms(
+                lambda i: embedder.embed(prompts[32 * i : 32 * i + 32]), len(prompts) // 32
+            )
+        ],
+        "search and distribution": _each_ms(
+            lambda i: predictor.predict(history, vectors[i], config), len(prompts)
+        ),
+        "carrier, both ends": _each_ms(lambda i: decode(encode(lengths[i])), len(lengths)),
+        "admission: costs and index": admissions_ms,
+        f"a pass, {NUM_RUNNING} running": passes_ms,
+    }
+
+
+def main() -> None:
+    print(f"{'stage':32} {'median ms':>10} {'p99 ms':>8}")
+    for stage, spent_ms in measure().items():
+        print(f"{stage:32} {np.median(spent_ms):10.3f} {np.quantile(spent_ms, 0.99):8.3f}")
+
+
+if __name__ == "__main__":
+    main()

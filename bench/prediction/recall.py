@@ -1,0 +1,92 @@
+"""Predictions without the time that embedding takes, for servers on a device clock.
+
+Embedding a prompt takes a CPU core 10 to 40 ms. A server with a GPU has cores to spare for that; a
+host that stands for one, and runs faster than life, has not, and late predictions would be the
+host's doing. So the bench embeds its prompts beforehand, and the prediction worker is one that
+recalls their vectors: `python -m bench.prediction.recall` in the place of
+`python -m predictor_store.worker`. All else of a prediction is made as ever.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from bench.workload.prompts import stable_hash
+from predictor_store import worker
+from predictor_store.embedder import DIMENSION, Embedder
+from predictor_store.features import excerpt
+
+# Names the file of vectors to the worker.
+VECTORS_FILE = "BENCH_VECTORS"
+_CHUNK = 128
+
+Vectors = dict[int, NDArray[np.float32]]
+
+
+def remember(file: Path, prompts: Iterable[str]) -> None:
+    """Embed those prompts that the file does not have yet."""
+    known = _read(file)
+    texts = {stable_hash(text): text for text in map(excerpt, prompts)}
+    new = [(key, text) for key, text in texts.items() if key not in known]
+    if not new:
+        return
+    embedder = Embedder()
+    with tqdm(total=len(new), desc="embedding", unit="prompt", leave=False) as progress:
+        for start in range(0, len(new), _CHUNK):
+            chunk = new[start : start + _CHUNK]
+            vectors = embedder.embed([text for _, text in chunk])
+            known.update(zip((key for key, _ in chunk), vectors, strict=True))
+            progress.update(len(chunk))
+    written = file.with_suffix(".new.npz")
+    np.savez(written, keys=np.array(list(known), np.uint64), vectors=np.stack(list(known.values())))
+    written.replace(file)
+
+
+def _read(file: Path) -> Vectors:
+    if not file.exists():
+        return {}
+    with np.load(file) as arrays:
+        return dict(zip(arrays["keys"].tolist(), arrays["vectors"], strict=True))
+
+
+class RecallingEmbedder:
+    """In the place of predictor_store.embedder.Embedder, which embeds what is not in the file."""
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self._num_threads = num_threads
+        self._file = Path(os.environ[VECTORS_FILE])
+        self._known = _read(self._file)
+        self._embedder: Embedder | None = None
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """As Embedder's."""
+        keys = [stable_hash(text) for text in texts]
+        if any(key not in self._known for key in keys):
+            self._learn(keys, texts)
+        vectors = np.empty((len(texts), DIMENSION), np.float32)
+        for row, key in enumerate(keys):
+            vectors[row] = self._known[key]
+        return vectors
+
+    def _learn(self, keys: Sequence[int], texts: Sequence[str]) -> None:
+        self._known |= _read(self._file)  # it may have grown
+        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._known}
+        if new:
+            self._embedder = self._embedder or Embedder(self._num_threads)
+            vectors = self._embedder.embed(list(new.values()))
+            self._known.update(zip(new, vectors, strict=True))
+
+
+def main() -> None:
+    worker.Embedder = RecallingEmbedder  # type: ignore[attr-defined,assignment]
+    worker.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The options of commands that start servers, and the servers that they name."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.servers.device import Device
+from bench.servers.model import write_model
+from bench.servers.policy_server import (
+    CPU_ENGINE_FLAGS,
+    CPU_ENV,
+    CPU_FLAGS,
+    CPU_MODEL,
+    CPU_SAGE,
+    PolicyServers,
+)
+from bench.servers.priority import go_first
+from bench.simulator.presets import PRESETS
+from patches.config_file import read_config
+
+
+def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
+    """The options that name servers and a workload."""
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR",
+        help="folder of the datasets named in bench/workload/datasets.py (default: generated "
+        "prompts)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--heavy-tailed", action="store_true",
+        help="generated prompts with short answers, a tenth of them 20 times longer, which no "
+        "prompt tells; not with --data",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model-path", type=Path, metavar="DIR", help="default: a small one, written to --output"
+    )
+    parser.add_argument(
+        "--server-flags", type=shlex.split, metavar="FLAGS",
+        help=f"the same for every server (default, for CPU hosts: {' '.join(CPU_FLAGS)}; with "
+        "--device-clock: none but the device's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device-clock", choices=PRESETS, metavar="PRESET",
+        help="servers whose steps take as long as on this modelled device, whatever this host's "
+        f"speed: {', '.join(PRESETS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--speed", type=_speed, default=1.0, metavar="FACTOR",
+        help="of the device clock: how many times faster than life it goes; times are reported "
+        "life-size (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
+    parser.add_argument(
+        "--output", type=Path, default=output, metavar="DIR",
+        help="for all that is written (default: %(default)s)",
+    )  # fmt: skip
+
+
+def servers_of(args: argparse.Namespace, env: Mapping[str, str]) -> PolicyServers:
+    """By the options of configure_servers; env where args.server_flags is not left alone."""
+    if args.device_clock is not None:
+        return device_servers(args)
+    on_cpu = args.server_flags is None
+    return PolicyServers(
+        model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
+        folder=args.output,
+        flags=CPU_FLAGS if on_cpu else tuple(args.server_flags),
+        env=CPU_ENV if on_cpu else env,
+        sage=CPU_SAGE if on_cpu and args.sage_config is None else read_config(args.sage_config),
+    )
+
+
+def device_servers(args: argparse.Namespace) -> PolicyServers:
+    """By the same options, on a device clock."""
+    go_first()
+    device = Device.named(args.device_clock, args.speed)
+    given = CPU_SAGE if args.sage_config is None else read_config(args.sage_config)
+    return PolicyServers(
+        model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
+        folder=args.output,
+        flags=(*CPU_ENGINE_FLAGS, *(args.server_flags or ())),
+        env=CPU_ENV,
+        sage=device.settings(given),
+        device=device,
+    )
+
+
+def _speed(text: str) -> float:
+    factor = float(text)
+    if not 0.01 <= factor <= 100:
+        raise argparse.ArgumentTypeError(f"the speed is {text!r}, allowed: 0.01 to 100")
+    return factor

@@ -1,0 +1,1 @@
+"""What makes requests: prompts, answer lengths and arrival times."""

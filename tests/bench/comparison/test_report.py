@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+from bench.comparison.report import write_report
+from bench.comparison.stats import summarize
+from tests.bench.comparison.runs import run
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
+    runs = [
+        run(policy, seed, rate=rate, factor=factor)
+        for policy, factor in (("fcfs", 1.0), ("hrrn", 0.9), ("sage", 0.6))
+        for rate in ("0.3x", "2x")
+        for seed in range(3)
+    ]
+    for made in runs:
+        made["settings"] = {"device clock": "h800-qwen3-32b", "speed": 2.0, "cpu": "<two> cores"}
+    runs[-1] |= {"valid": False, "invalid_reason": "2 answers of the wrong length"}
+    write_report(runs, summarize(runs), tmp_path / "deep" / "report.html")
+    page = _Page()
+    page.feed((tmp_path / "deep" / "report.html").read_text(encoding="utf-8"))
+    assert page.tags.count("svg") == 3
+    assert page.tags.count("tr") == 1 + 3 * 2
+    assert all(link.startswith("#") for link in page.links)
+    # It opens with the result, and says on what it was had.
+    result = "Under sage the mean time to the last token was 0.60 of what it was under fcfs"
+    places = [page.text.index(text) for text in (result, "device clock: h800", "rate")]
+    assert places == sorted(places)
+    assert "and 0.67 of what it was under hrrn, the best of the others." in page.text
+    for expected in ("0.60 (0.60 to 0.60)", "<two> cores", "2 answers of the wrong length"):
+        assert expected in page.text

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.paper.cases import SUSTAINED, Case, figures
+from bench.paper.runs import Evaluation
+from bench.prediction.foresight import Foresight
+from bench.workload import synthetic
+from bench.workload.arrivals import SUSTAINED_SERVICE_TIMES
+from sage_sched.cli import main
+from sage_sched.config import PredictorConfig
+
+
+def test_every_figure_has_a_case_for_each_cell() -> None:
+    known = figures()
+    assert len({figure.name for figure in known}) == len(known)
+    for figure in known:
+        for _, cases in figure.rows:
+            assert len(cases) == len(figure.columns)
+
+
+def test_sustained_load_is_of_one_length_and_one_rate_for_all() -> None:
+    workload = synthetic.generate(300, seed=0)
+    evaluation = Evaluation(Foresight(workload, PredictorConfig(), len), num_requests=60)
+    case = Case(policy="fcfs", load="sustained", of_capacity=True)
+    slow, fast = (evaluation.requests(replace(case, rate=rate), seed=0) for rate in (1.0, 2.0))
+    # Prompts come again, each as often.
+    assert len(slow) > 60
+    prompts = Counter((r.input_tokens, r.output_tokens) for r in slow[:60])
+    again = Counter((r.input_tokens, r.output_tokens) for r in slow[60:120])
+    assert again == prompts
+    assert len(fast) == pytest.approx(2 * len(slow), abs=1)
+    assert fast[-1].arrival_s == pytest.approx(slow[-1].arrival_s, rel=0.25)
+    # Another seed, or another policy, has the same rate; the tuned rival the same requests.
+    tuned = replace(case, policy="fcfs@conservativeness=0.1", rate=1.0)
+    assert evaluation.requests(tuned, 0) == slow
+    saturated = evaluation._saturated(tuned)
+    assert slow[-1].arrival_s == pytest.approx(
+        saturated.service_s * SUSTAINED_SERVICE_TIMES, rel=0.25
+    )
+    pulse = evaluation.requests(Case(policy="fcfs", rate=2.0), 0)
+    assert len(pulse) == 60
+    assert pulse[-1].arrival_s == pytest.approx(30, rel=0.3)
+    assert {case.load for case in SUSTAINED.values()} == {"sustained", "bursts"}
+
+
+def test_a_small_evaluation_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--figures", "11", "--seeds", "2", "--num-requests", "30"]
+    assert main(["bench", "paper", *arguments, "--output", str(tmp_path)]) == 0
+    text = (tmp_path / "results.md").read_text()
+    assert text in capsys.readouterr().out
+    # Three tables of three rules; the first row's ratio to itself is 1.
+    assert len(re.findall(r"^\| `sage`.*1\.00 \(1\.00 to 1\.00\).*\|$", text, re.M)) == 3
+    assert len(re.findall(r"^\| `sage-", text, re.M)) == 6
+    assert (tmp_path / "report.html").read_text().count("<svg") == 1
+
+
+def test_an_unknown_figure_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "paper", "--figures", "99"]) == 2
+    assert "7a, 7b, 8" in capsys.readouterr().err

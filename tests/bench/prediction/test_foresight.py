@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.prediction.foresight import Foresight, truth, with_noise
+from bench.workload import synthetic
+from bench.workload.prompts import Workload, WorkloadRequest
+from predictor_store import predictor
+from sage_sched.config import PredictorConfig
+from sage_sched.distribution import LengthDistribution
+
+THRESHOLD = PredictorConfig(rule="threshold")
+
+
+@pytest.fixture(scope="module")
+def foresight() -> Foresight:
+    workload = synthetic.generate(150, seed=0)
+    found = Foresight(workload, PredictorConfig(), len)
+    found.read(workload.evaluation)
+    return found
+
+
+def test_the_predictor_is_the_servers(foresight: Foresight) -> None:
+    request = foresight.workload.evaluation[0]
+    predicted = foresight.semantic()(request)
+    assert predicted is not None
+    again = Foresight(foresight.workload, PredictorConfig(), len)
+    again.read([request])
+    vector = again._vectors[request.prompt]
+    served = predictor.predict(again.history(), vector, PredictorConfig())
+    assert served is not None
+    # An embedding's last digits depend on the batch that it was in.
+    assert predicted.lengths.tolist() == served.lengths.tolist()
+    assert predicted.weights == pytest.approx(served.weights, rel=1e-4)
+
+
+def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight) -> None:
+    request = foresight.workload.evaluation[0]
+    other = WorkloadRequest(request.prompt, request.output_tokens + 77, request.class_name)
+    for predict in (
+        foresight.semantic(),
+        foresight.semantic(THRESHOLD),
+        foresight.of_input_length(),
+        foresight.blind(),
+    ):
+        assert predict(request) == predict(other)
+    assert truth(request) != truth(other)
+    assert truth(request).lengths.tolist() == [request.output_tokens]
+
+
+def test_the_threshold_alone_says_nothing_of_a_stranger(foresight: Foresight) -> None:
+    stranger = WorkloadRequest("zxqv blorp", 5, "chat")
+    foresight.read([stranger])
+    assert foresight.semantic(THRESHOLD)(stranger) == foresight.blind()(stranger)
+    assert foresight.semantic()(stranger) != foresight.blind()(stranger)
+
+
+def test_input_length_takes_the_requests_of_like_length() -> None:
+    requests = [WorkloadRequest("a" * (1 + i), 10 * (1 + i // 100), "chat") for i in range(400)]
+    workload = Workload(tuple(requests), (), "made up")
+    predicted = Foresight(workload, PredictorConfig(), len).of_input_length()
+    found = predicted(WorkloadRequest("b" * 390, 1, "chat"))
+    assert found is not None
+    assert found.lengths.tolist() == [40]
+
+
+def test_noise_is_a_fifth_of_the_distribution() -> None:
+    certain = LengthDistribution.from_samples([5000], "history")
+    noisy = with_noise(lambda request: certain, max_tokens=4096)(WorkloadRequest("x", 1, "chat"))
+    assert noisy is not None
+    assert noisy.weights[-1] == pytest.approx(0.8)
+    assert np.diff(noisy.lengths[:-1]).max() < 80

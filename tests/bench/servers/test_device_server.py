@@ -1,0 +1,90 @@
+"""Comparisons on the device clock, small, on real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.comparison.side_by_side import Settings, compare_policies
+from bench.servers.device import Device
+from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, CPU_SAGE, PolicyServers
+from bench.servers.server import ServerError
+from bench.simulator.presets import Engine
+from bench.simulator.result import alone_s
+from bench.workload import synthetic
+from sage_sched.step_time import StepTime
+
+pytestmark = pytest.mark.server
+
+# Steps that any host computes in time.
+SLOW = Engine(
+    StepTime(0.2, 0.0, 1e-4, 0.0, 0.1, 0.0, 1e-5),
+    kv_pool_tokens=4096,
+    max_running_requests=8,
+    swap_token_s=5e-5,
+    swap_overlap=0.8,
+)
+LONGEST_STEP_S = 0.3
+NUM_REQUESTS = 6
+# Of a comparison, and before it to warm a server up.
+NUM_SERVED = NUM_REQUESTS + 8
+
+
+def settings(folder: Path, model: Path, engine: Engine, policies: Sequence[str]) -> Settings:
+    device = Device("test", 2.0, engine)
+    return Settings(
+        workload=synthetic.generate(600, seed=0),
+        servers=PolicyServers(
+            model=model,
+            folder=folder,
+            flags=CPU_ENGINE_FLAGS,
+            env=CPU_ENV,
+            sage=device.settings(CPU_SAGE),
+            device=device,
+        ),
+        policies=tuple(policies),
+        rates=("10",),
+        num_seeds=2,
+        num_requests=NUM_REQUESTS,
+        max_new_tokens=8,
+    )
+
+
+def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> None:
+    asked = settings(tmp_path, model, SLOW, ["fcfs", "sage"])
+    runs = list(compare_policies(asked))
+    assert [(run["policy"], run["seed"]) for run in runs] == [
+        ("fcfs", 0), ("fcfs", 1), ("sage", 0), ("sage", 1),
+    ]  # fmt: skip
+    for run in runs:
+        requests = run["requests"]
+        assert set(requests["error"]) == {""}
+        # Whatever the host does meanwhile, nobody is sooner than the device alone would be.
+        for i, ttlt_ms in enumerate(requests["e2e_latency_ms"]):
+            fastest_s = alone_s(SLOW, requests["input_tokens"][i], requests["output_tokens"][i])
+            assert ttlt_ms / 1e3 >= fastest_s - 1e-3
+        steps = run["device"]["num_steps"]
+        # The last step is launched before it is known that the one before was the last.
+        assert 0.1 * steps <= run["device"]["device_s"] <= run["duration"] + LONGEST_STEP_S
+        assert run["settings"]["device clock"] == "test"
+        assert run["settings"]["sage"]["step_time"]["decode_base_ms"] == pytest.approx(100.0)
+    # What a move takes is the device's too, in the server's own time.
+    sage = [run["counters"] for run in runs if run["policy"] == "sage"]
+    seen_us = 1e6 * SLOW.swap_token_s * (1 - SLOW.swap_overlap)
+    assert sage[0]["preemption"]["swap_token_us"] == pytest.approx(seen_us / 2)
+    # One server a policy, whose history begins anew with each run.
+    assert len(list((tmp_path / "logs").iterdir())) == 2
+    num_warmed = len(asked.workload.observations())
+    for counters in sage:
+        assert num_warmed <= counters["predictor"]["num_records"] <= num_warmed + NUM_SERVED
+    assert sum(sage[1]["num_ranked"].values()) == NUM_REQUESTS
+
+
+def test_a_host_that_is_too_slow_is_refused(tmp_path: Path, model: Path) -> None:
+    """Steps of a microsecond: no host computes them in time."""
+    absurd = replace(SLOW, step_time=StepTime(1e-6, 0.0, 0.0, 0.0, 1e-6, 0.0, 0.0))
+    with pytest.raises(ServerError, match=r"held the device up .* overloaded"):
+        list(compare_policies(settings(tmp_path, model, absurd, ["fcfs"])))
