@@ -52,10 +52,7 @@ def decode_hints(custom_params: object) -> Hints:
 def hints_of(fields: Mapping[str, Any]) -> Hints:
     """Hints from those of the fields that are named so. Raises ValueError if malformed."""
     given = {name: fields[name] for name in _HINTS if name in fields}
-    try:
-        return Hints(**given) if given else NO_HINTS
-    except TypeError as error:
-        raise ValueError(f"malformed hints: {error}") from error
+    return Hints(**given) if given else NO_HINTS
 
 
 def _after(prefix: str, custom_params: Mapping[Any, Any]) -> dict[str, Any]:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from sage_sched.distribution import LengthDistribution
 
+_TOO_MUCH = 1e12
+_MAX_SESSION_CHARACTERS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Hints:
@@ -25,15 +28,17 @@ class Hints:
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""
-        # Written so that NaN fails too.
-        if not 0 < self.weight < float("inf"):
-            raise ValueError(f"weight is {self.weight!r}, allowed: above 0")
-        for name in ("ttft_slo_ms", "tpot_slo_ms"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} is {value!r}, allowed: above 0")
-        if self.urgency not in (1, 2, 3, 4, 5):
-            raise ValueError(f"urgency is {self.urgency!r}, allowed: 1 to 5")
+        slos_ms = (("ttft_slo_ms", self.ttft_slo_ms), ("tpot_slo_ms", self.tpot_slo_ms))
+        given = [(name, slo_ms) for name, slo_ms in slos_ms if slo_ms is not None]
+        for name, value in (("weight", self.weight), *given):
+            # Written so that NaN fails too. A client may have sent anything.
+            if type(value) not in (int, float) or not 0 < value < _TOO_MUCH:
+                raise ValueError(f"{name} is {value!r:.40}, allowed: above 0, below {_TOO_MUCH:g}")
+        if type(self.urgency) is not int or not 1 <= self.urgency <= 5:
+            raise ValueError(f"urgency is {self.urgency!r:.40}, allowed: 1 to 5")
+        if type(self.session) is not str or len(self.session) > _MAX_SESSION_CHARACTERS:
+            allowed = f"a string of at most {_MAX_SESSION_CHARACTERS} characters"
+            raise ValueError(f"session is {self.session!r:.40}, allowed: {allowed}")
 
 
 NO_HINTS = Hints()

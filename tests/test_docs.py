@@ -28,19 +28,18 @@ print(config.policy[0].default_slo_ms, len(result.ttlt_s))
 """
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> dict[str, str]:
-    """The page's own policy, installed as a package; the environment that knows it."""
+def install_example(folder: Path) -> dict[str, str]:
+    """Install the page's own policy as a package; the environment that knows it."""
     (code,) = re.findall(r"```python\n(.*?)```", POLICIES_MD, re.S)
     assert len(code.splitlines()) < 30
-    (tmp_path / "deadlines.py").write_text(code, encoding="utf-8")
-    return plugins.install_policy(tmp_path, "deadlines", "deadlines:Deadlines")
+    (folder / "deadlines.py").write_text(code, encoding="utf-8")
+    return plugins.install_policy(folder, "deadlines", "deadlines:Deadlines")
 
 
 def test_the_example_policy_runs_in_the_simulator(
-    package: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in package.items():
+    for name, value in install_example(tmp_path).items():
         monkeypatch.setenv(name, value)
     done = subprocess.run(
         [sys.executable, "-c", _SIMULATED], capture_output=True, text=True, check=False
