@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def measure(num_waiting: int) -> tuple[list[float], list[float]]:
         server.step()
         passes_ms.append(_timed_ms(server.take_pass))
     generator = np.random.default_rng(num_waiting)
-    requests = [StandInRequest(generator) for _ in range(_NUM_PASSES)]
+    requests: list[Any] = [StandInRequest(generator) for _ in range(_NUM_PASSES)]
     return [_timed_ms(partial(server.state.jobs.arrived, req)) for req in requests], passes_ms
 
 

@@ -56,7 +56,7 @@ def test_its_order_and_its_clients_hints_count(server: SageServer) -> None:
     assert server.stats()["num_policy_errors"] == 0
 
 
-@pytest.mark.parametrize("slo_ms", [-1.0, 0.0, "soon", None, [1], 10**400])
+@pytest.mark.parametrize("slo_ms", [-1.0, 0.0, "soon", None, [1], 1e15])
 def test_a_malformed_hint_is_the_clients_error(server: SageServer, slo_ms: object) -> None:
     sampling = {"max_new_tokens": 2, "custom_params": {"ttft_slo_ms": slo_ms}}
     answer = requests.post(
