@@ -1,4 +1,4 @@
-"""The SGLang releases that the seams are written for, and all that differs between them."""
+"""The SGLang releases that the hooks are written for, and all that differs between them."""
 
 from __future__ import annotations
 

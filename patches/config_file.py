@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from sage_sched.config import ConfigError, SageConfig
+from sage_sched.config import SageConfig
+from sage_sched.fields import ConfigError
 
 
 def read_config(path: str | None) -> SageConfig:

@@ -12,7 +12,7 @@ from typing import Any
 
 from patches.compat import UnsupportedServerError, check_release
 from patches.config_file import read_config
-from sage_sched.config import ConfigError
+from sage_sched.fields import ConfigError
 from sage_sched.policy import policy_names
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
@@ -25,18 +25,18 @@ def register() -> None:
     A failure in here is only logged by SGLang; the policy then is no choice of --schedule-policy,
     and SGLang itself refuses it.
     """
-    from patches.seam import AFTER, BEFORE, Seam, apply_all
+    from patches.hook import AFTER, BEFORE, Hook, apply_all
 
-    seams = [
-        Seam(f"{_ARGS}.add_cli_args", AFTER, _add_flags, ("parser",)),
-        Seam(f"{_ARGS}.from_cli_args", AFTER, _read_flags, ("args",)),
-        Seam(f"{_ARGS}.check_server_args", BEFORE, _activate_main, ()),
+    hooks = [
+        Hook(f"{_ARGS}.add_cli_args", AFTER, _add_flags, ("parser",)),
+        Hook(f"{_ARGS}.from_cli_args", AFTER, _read_flags, ("args",)),
+        Hook(f"{_ARGS}.check_server_args", BEFORE, _activate_main, ()),
     ]
     # Hooking imports the target's module, which is for the scheduler's own process to do.
     if _SCHEDULER_MODULE in sys.modules:
         target = f"{_SCHEDULER_MODULE}.Scheduler.__init__"
-        seams.append(Seam(target, BEFORE, _activate_scheduler, ("server_args",)))
-    apply_all(seams)
+        hooks.append(Hook(target, BEFORE, _activate_scheduler, ("server_args",)))
+    apply_all(hooks)
 
 
 def _is_ours(server_args: Any) -> bool:
@@ -84,19 +84,19 @@ def _activate_main(server_args: Any) -> None:
         return
     if not hasattr(server_args, "_sage_config"):  # the Engine API, which has no command line
         _prepare(server_args, None)
-    from patches.order import order_seams
-    from patches.predict import predict_seams
-    from patches.seam import apply_all, check_all
+    from patches.hook import apply_all, check_all
+    from patches.predict import predict_hooks
+    from patches.scheduler_hooks import scheduler_hooks
 
-    check_all(order_seams(server_args._sage_config))
-    apply_all(predict_seams())
+    check_all(scheduler_hooks(server_args._sage_config))
+    apply_all(predict_hooks())
 
 
 def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
     if not _is_ours(server_args):
         return
-    from patches.order import order_seams
-    from patches.seam import apply_all
+    from patches.hook import apply_all
+    from patches.scheduler_hooks import scheduler_hooks
 
     check_release()
-    apply_all(order_seams(server_args._sage_config))
+    apply_all(scheduler_hooks(server_args._sage_config))

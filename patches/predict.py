@@ -1,4 +1,4 @@
-"""HTTP-process seams: a prediction joins each request, and its length goes into the history."""
+"""HTTP-process hooks: a prediction joins each request, and its length goes into the history."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
-from patches.carrier import encode, strip
-from patches.seam import AFTER, AROUND, BEFORE, Seam
+from patches.carrier import encode, encode_hints, hints_of, strip
+from patches.hook import AFTER, AROUND, BEFORE, Hook
 from predictor_store.client import Prediction, PredictorClient
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
@@ -20,25 +20,25 @@ _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _MAX_DECODED_TOKENS = 512
 
 
-def predict_seams() -> list[Seam]:
+def predict_hooks() -> list[Hook]:
     """The hooks for the HTTP process. They act for managers whose --schedule-policy is ours."""
     return [
-        Seam(f"{_MANAGER}.__init__", AFTER, _after_init, ("server_args",)),
-        Seam(f"{_MANAGER}._handle_batch_request", BEFORE, _before_batch, ("obj",)),
-        Seam(f"{_MANAGER}._tokenize_one_request", AROUND, _around_tokenize_one, ("obj",)),
-        Seam(
+        Hook(f"{_MANAGER}.__init__", AFTER, _after_init, ("server_args",)),
+        Hook(f"{_MANAGER}._handle_batch_request", BEFORE, _before_batch, ("obj",)),
+        Hook(f"{_MANAGER}._tokenize_one_request", AROUND, _around_tokenize_one, ("obj",)),
+        Hook(
             f"{_MANAGER}._batch_tokenize_and_process",
             AROUND,
             _around_tokenize_batch,
             ("batch_size", "obj"),
         ),
-        Seam(f"{_MANAGER}.abort_request", BEFORE, _before_abort, ("rid", "abort_all")),
-        Seam(f"{_MANAGER}._send_one_request", AROUND, _around_send_one, ("tokenized_obj",)),
-        Seam(f"{_MANAGER}._send_batch_request", AROUND, _around_send_batch, ("tokenized_objs",)),
-        Seam(f"{_MANAGER}._handle_batch_output", BEFORE, _before_output, ("recv_obj",)),
-        Seam(f"{_MANAGER}.get_internal_state", AROUND, _around_internal_state, ()),
-        Seam(f"{_REQUEST}.__getitem__", AFTER, _after_getitem, ("i",)),
-        Seam(f"{_CHAT}._convert_to_internal_request", AFTER, _after_chat, ("request",)),
+        Hook(f"{_MANAGER}.abort_request", BEFORE, _before_abort, ("rid", "abort_all")),
+        Hook(f"{_MANAGER}._send_one_request", AROUND, _around_send_one, ("tokenized_obj",)),
+        Hook(f"{_MANAGER}._send_batch_request", AROUND, _around_send_batch, ("tokenized_objs",)),
+        Hook(f"{_MANAGER}._handle_batch_output", BEFORE, _before_output, ("recv_obj",)),
+        Hook(f"{_MANAGER}.get_internal_state", AROUND, _around_internal_state, ()),
+        Hook(f"{_REQUEST}.__getitem__", AFTER, _after_getitem, ("i",)),
+        Hook(f"{_CHAT}._convert_to_internal_request", AFTER, _after_chat, ("request",)),
     ]
 
 
@@ -79,27 +79,31 @@ def _start_prediction(manager: Any, obj: Any) -> None:
     client = _client(manager)
     if client is None or not isinstance(obj, GenerateReqInput) or hasattr(obj, "_sage_prediction"):
         return
+    obj._sage_hints = {}
     if isinstance(obj.sampling_params, dict) and "custom_params" in obj.sampling_params:
         # A copy: the samples of a batch may share one dict with what the client sent.
         stripped = strip(obj.sampling_params["custom_params"])
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
+        if manager.server_args._sage_config.hints.trust == "body" and isinstance(stripped, dict):
+            obj._sage_hints = encode_hints(hints_of(stripped))
     obj._sage_prediction = None
     if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
         obj._sage_prediction = asyncio.ensure_future(client.predict(text, _scope(obj)))
 
 
 async def _attach(obj: Any, tokenized: Any) -> None:
+    sampling = tokenized.sampling_params
+    carried = getattr(obj, "_sage_hints", {})
     task = getattr(obj, "_sage_prediction", None)
-    if task is None:
-        return
-    prediction: Prediction = await task
-    obj._sage_handle = prediction.handle
-    if prediction.distribution is not None:
-        sampling = tokenized.sampling_params
-        cap = sampling.max_new_tokens
-        lengths = prediction.distribution
-        lengths = lengths if cap is None else lengths.capped(cap)
-        sampling.custom_params = {**(sampling.custom_params or {}), **encode(lengths)}
+    if task is not None:
+        prediction: Prediction = await task
+        obj._sage_handle = prediction.handle
+        if (lengths := prediction.distribution) is not None:
+            cap_tokens = sampling.max_new_tokens
+            lengths = lengths if cap_tokens is None else lengths.capped(cap_tokens)
+            carried = {**carried, **encode(lengths)}
+    if carried:
+        sampling.custom_params = {**(sampling.custom_params or {}), **carried}
 
 
 def _before_abort(self: Any, rid: str = "", abort_all: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from patches.compat import UnsupportedServerError
-from sage_sched.policy import policy_named
+from sage_sched.policy import policy_type
 
 _NO_HOOKS = "no plugin is loaded in its processes"
 _NO_ANSWERS = "it gives no answers whose length could be predicted"
@@ -45,7 +45,7 @@ _REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 def refuse_unsupported(server_args: Any) -> None:
     """Raises UnsupportedServerError if the server is asked for something named above, or for a
     policy that needs what no server knows."""
-    if policy_named(server_args.schedule_policy).clairvoyant:
+    if policy_type(server_args.schedule_policy).is_clairvoyant:
         raise UnsupportedServerError(
             f"--schedule-policy {server_args.schedule_policy} needs the true lengths of answers, "
             "which no server has. It runs in the simulator only."

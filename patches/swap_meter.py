@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from patches.step_meter import StepMeter
 from sage_sched.step_time import StepTime
 
 # At start-up so many tokens are moved there and back, and the fastest of some rounds counts.
@@ -32,8 +33,9 @@ class SwapMeter:
     for its steps as the model says, a move is worth twice its time.
     """
 
-    def __init__(self, scheduler: Any, step_time: StepTime) -> None:
+    def __init__(self, scheduler: Any, steps: StepMeter, step_time: StepTime) -> None:
         self._scheduler = scheduler
+        self._steps = steps
         self._step_time = step_time
         self._num_moves = 0
         self._num_tokens = 0
@@ -55,7 +57,7 @@ class SwapMeter:
                 self._refine()
 
     def _refine(self) -> None:
-        pace = self._scheduler.policy.sage_steps.pace(self._step_time)
+        pace = self._steps.pace(self._step_time)
         self.token_s = self._agreed(self._seconds / self._num_tokens * pace)
         # Half of it counts on, so that the figure follows the server without jumping.
         self._seconds /= 2

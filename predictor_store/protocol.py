@@ -16,8 +16,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from sage_sched.distribution import LengthDistribution
 
 
@@ -45,22 +43,10 @@ class LineReader:
 
 
 def encode_distribution(distribution: LengthDistribution | None) -> dict[str, Any] | None:
-    if distribution is None:
-        return None
-    return {
-        "lengths": distribution.lengths.tolist(),
-        "weights": distribution.weights.tolist(),
-        "effective_samples": distribution.effective_samples,
-        "source": distribution.source,
-    }
+    """As a message has it; null if nothing is known."""
+    return None if distribution is None else distribution.as_fields()
 
 
 def decode_distribution(encoded: dict[str, Any] | None) -> LengthDistribution | None:
-    if encoded is None:
-        return None
-    return LengthDistribution(
-        np.asarray(encoded["lengths"], np.int64),
-        np.asarray(encoded["weights"], np.float64),
-        encoded["effective_samples"],
-        encoded["source"],
-    )
+    """From what a message has. Raises ValueError if it is malformed."""
+    return None if encoded is None else LengthDistribution.from_fields(encoded)

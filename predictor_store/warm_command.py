@@ -27,7 +27,8 @@ from predictor_store.store import default_path, recorded_capacity
 from predictor_store.store_file import StoreError
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
-from sage_sched.config import ConfigError, StoreConfig
+from sage_sched.config import StoreConfig
+from sage_sched.fields import ConfigError
 
 T = TypeVar("T")
 

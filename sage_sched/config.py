@@ -7,19 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from sage_sched.fields import ConfigError, parse_section, require, require_known
+from sage_sched.policy import policy_type, section_of
 from sage_sched.step_time import StepTime
 
 RULES = ("neighbours", "threshold")
-COSTS = ("resource-bound", "output", "overall", "measured")
-
-
-class ConfigError(ValueError):
-    """A field is unknown, of the wrong type, or out of range. Names field, value and range."""
-
-
-def _require(ok: bool, name: str, value: object, allowed: str) -> None:
-    if not ok:
-        raise ConfigError(f"{name} is {value!r}, allowed: {allowed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +30,7 @@ class StoreConfig:
     on_disk: bool = True
 
     def __post_init__(self) -> None:
-        _require(1 <= self.capacity <= 10_000_000, "store.capacity", self.capacity, "1 to 10000000")
+        require(1 <= self.capacity <= 10_000_000, "store.capacity", self.capacity, "1 to 10000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,63 +56,41 @@ class PredictorConfig:
     deadline_ms: float = 50.0
 
     def __post_init__(self) -> None:
-        _require(self.rule in RULES, "predictor.rule", self.rule, ", ".join(RULES))
-        _require(-1 <= self.threshold <= 1, "predictor.threshold", self.threshold, "-1 to 1")
-        _require(self.min_matches >= 1, "predictor.min_matches", self.min_matches, "at least 1")
-        _require(self.num_nearest >= 1, "predictor.num_nearest", self.num_nearest, "at least 1")
-        _require(2 <= self.max_atoms <= 1024, "predictor.max_atoms", self.max_atoms, "2 to 1024")
-        _require(self.deadline_ms > 0, "predictor.deadline_ms", self.deadline_ms, "above 0")
+        require(self.rule in RULES, "predictor.rule", self.rule, ", ".join(RULES))
+        require(-1 <= self.threshold <= 1, "predictor.threshold", self.threshold, "-1 to 1")
+        require(self.min_matches >= 1, "predictor.min_matches", self.min_matches, "at least 1")
+        require(self.num_nearest >= 1, "predictor.num_nearest", self.num_nearest, "at least 1")
+        require(2 <= self.max_atoms <= 1024, "predictor.max_atoms", self.max_atoms, "2 to 1024")
+        require(self.deadline_ms > 0, "predictor.deadline_ms", self.deadline_ms, "above 0")
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyConfig:
-    """How a length distribution becomes a place in the queue.
+class AdmissionConfig:
+    """How much memory requests are expected to need; see sage_sched.admission.
 
-    cost: the cost model, see sage_sched.cost.
-    bucket_tokens: a running request's index is refreshed every so many tokens (SageSched
-        section 4.1: 200).
-    refresh: how far a running request's index follows its age where that makes it worse, 0 (not at
-        all) to 1 (SageSched).
-    aging_pools: while the server works through this many KV pools of tokens (prefill and decode),
-        a waiting request's index improves e-fold. Smaller: shorter tails, longer mean.
-    admission_quantile: of the length that a request's answer is expected to have, where admission
-        asks whether memory will do; smaller: more run at once, and more often too many. 0: SGLang's
-        own estimate, a share of the cap that is the same for all.
-    preempt_margin: how much better, as a share, a waiting request's index must be than that of a
-        running one that is to yield to it.
-    trail_limit: of trail; a request no longer yields past this share of its first prediction.
-    starvation_pools: of ltr; a request that has waited for so many KV pools of tokens goes first.
-    mlfq_quantum_ms: of fastserve; the quantum of the best level.
-    boost_pools: of uniboost; 1/g, in KV pools of tokens.
+    quantile: of the length that a request's answer is expected to have, where admission asks
+        whether memory will do; smaller: more run at once, and more often too many. 0: SGLang's own
+        estimate, a share of the cap that is the same for all.
     """
 
-    cost: str = "measured"
-    bucket_tokens: int = 200
-    refresh: float = 0.3
-    aging_pools: float = 2.0
-    admission_quantile: float = 0.5
-    preempt_margin: float = 0.5
-    trail_limit: float = 0.8
-    starvation_pools: float = 10.0
-    mlfq_quantum_ms: float = 100.0
-    boost_pools: float = 1.0
+    quantile: float = 0.5
 
     def __post_init__(self) -> None:
-        _require(self.cost in COSTS, "policy.cost", self.cost, ", ".join(COSTS))
-        _require(self.bucket_tokens >= 1, "policy.bucket_tokens", self.bucket_tokens, "at least 1")
-        _require(0 <= self.refresh <= 1, "policy.refresh", self.refresh, "0 to 1")
-        _require(
-            self.preempt_margin >= 0, "policy.preempt_margin", self.preempt_margin, "0 or more"
-        )
-        _require(
-            0 <= self.admission_quantile <= 1,
-            "policy.admission_quantile", self.admission_quantile, "0 to 1",
-        )  # fmt: skip
-        for name in (
-            "aging_pools", "trail_limit", "starvation_pools", "mlfq_quantum_ms", "boost_pools",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            _require(value > 0, f"policy.{name}", value, "above 0")
+        require(0 <= self.quantile <= 1, "admission.quantile", self.quantile, "0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class HintsConfig:
+    """What is believed of a request's importance; see sage_sched.job.Hints.
+
+    trust: none, or body: the fields of Hints in a request's own parameters. Whoever may send
+        requests can then go ahead of others.
+    """
+
+    trust: str = "none"
+
+    def __post_init__(self) -> None:
+        require(self.trust in ("none", "body"), "hints.trust", self.trust, "none, body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +110,9 @@ class PreemptionConfig:
     swap_only: bool = True
 
     def __post_init__(self) -> None:
-        _require(self.max_yields >= 1, "preemption.max_yields", self.max_yields, "at least 1")
+        require(self.max_yields >= 1, "preemption.max_yields", self.max_yields, "at least 1")
         pool_gib = self.host_pool_gib
-        _require(0 < pool_gib < 1e6, "preemption.host_pool_gib", pool_gib, "above 0")
+        require(0 < pool_gib < 1e6, "preemption.host_pool_gib", pool_gib, "above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +136,7 @@ class StepTimeConfig:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            _require(0 <= value < 1e6, f"step_time.{f.name}", value, "0 to 1000000 (ms)")
+            require(0 <= value < 1e6, f"step_time.{f.name}", value, "0 to 1000000 (ms)")
 
     def step_time(self) -> StepTime:
         """The same in seconds."""
@@ -180,51 +150,59 @@ class StepTimeConfig:
 
 @dataclass(frozen=True, slots=True)
 class SageConfig:
-    """Everything that --sage-config can set, section by section."""
+    """Everything that --sage-config can set, section by section.
+
+    policy: the parameters of policies, one object for each `[policy.NAME]` that was given.
+    """
 
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    hints: HintsConfig = field(default_factory=HintsConfig)
+    policy: tuple[Any, ...] = ()
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     step_time: StepTimeConfig = field(default_factory=StepTimeConfig)
 
     @classmethod
     def parse(cls, sections: Mapping[str, Any]) -> Self:
         """From the mapping that a TOML or YAML file holds. Raises ConfigError."""
-        _require_known(sections, _SECTIONS, "section")
-        return cls(
-            **{
-                name: _parse_section(_SECTIONS[name], name, values)
-                for name, values in sections.items()
-            }
-        )
+        require_known(sections, {**_SECTIONS, "policy": None}, "section")
+        parsed = {
+            name: parse_section(_SECTIONS[name], name, values)
+            for name, values in sections.items()
+            if name != "policy"
+        }
+        return cls(**parsed, policy=_parse_policies(sections.get("policy", {})))
+
+    def sections(self) -> dict[str, Any]:
+        """The mapping that parse takes."""
+        return {
+            **{name: dataclasses.asdict(getattr(self, name)) for name in _SECTIONS},
+            "policy": {section_of(given): dataclasses.asdict(given) for given in self.policy},
+        }
 
 
 _SECTIONS: dict[str, type[Any]] = {
     "store": StoreConfig,
     "predictor": PredictorConfig,
-    "policy": PolicyConfig,
+    "hints": HintsConfig,
+    "admission": AdmissionConfig,
     "preemption": PreemptionConfig,
     "step_time": StepTimeConfig,
 }
 
 
-def _require_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"unknown {what} {name!r}, allowed: {', '.join(known)}")
-
-
-def _parse_section(section: type[Any], name: str, values: object) -> Any:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"section {name} is {values!r}, allowed: fields with values")
-    types = {f.name: type(f.default) for f in dataclasses.fields(section)}
-    _require_known(values, types, f"field of section {name}")
-    parsed = {}
-    for key, value in values.items():
-        wanted: type[Any] = types[key]
-        # A bool is an int in Python; an int where a float is wanted is fine.
-        fits = type(value) is wanted or (wanted is float and type(value) is int)
-        _require(fits, f"{name}.{key}", value, f"a value of type {wanted.__name__}")
-        parsed[key] = wanted(value)
-    return section(**parsed)
+def _parse_policies(sections: object) -> tuple[object, ...]:
+    if not isinstance(sections, Mapping):
+        raise ConfigError(f"policy is {sections!r}, allowed: sections [policy.NAME]")
+    parsed = []
+    for name, values in sections.items():
+        try:
+            policy = policy_type(name)
+        except ValueError as error:
+            raise ConfigError(f"section policy.{name}: {error}") from error
+        fixed = ", ".join(policy.variants.get(name, {}))
+        allowed = f"what it is a variant of, with another {fixed}"
+        require(not fixed, f"section policy.{name}", values, allowed)
+        parsed.append(parse_section(policy.Parameters, f"policy.{name}", values))
+    return tuple(parsed)

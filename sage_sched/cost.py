@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sage_sched.config import COSTS
 from sage_sched.step_time import ServerFacts, attended_pairs
 
 # (input tokens, output tokens generated so far, at least 1) -> cost; strictly increasing in the
@@ -54,9 +53,13 @@ def _measured(server: ServerFacts) -> Cost:
     return seconds
 
 
-_COSTS: dict[str, Callable[[ServerFacts], Cost]] = dict(
-    zip(COSTS, (_resource_bound, _output, _overall, _measured), strict=True)
-)
+_COSTS: dict[str, Callable[[ServerFacts], Cost]] = {
+    "resource-bound": _resource_bound,
+    "output": _output,
+    "overall": _overall,
+    "measured": _measured,
+}
+COSTS = tuple(_COSTS)
 
 
 def cost_named(name: str, server: ServerFacts) -> Cost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -57,6 +57,28 @@ class LengthDistribution:
             and self.effective_samples == other.effective_samples
             and self.source == other.source
         )
+
+    def as_fields(self) -> dict[str, Any]:
+        """Its fields as JSON knows them, for a message."""
+        return {
+            "lengths": self.lengths.tolist(),
+            "weights": self.weights.tolist(),
+            "effective_samples": self.effective_samples,
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> LengthDistribution:
+        """From what as_fields gave. Raises ValueError if the fields are malformed."""
+        try:
+            return cls(
+                np.asarray(fields["lengths"], dtype=np.int64),
+                np.asarray(fields["weights"], dtype=np.float64),
+                float(fields["effective_samples"]),
+                fields["source"],
+            )
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"malformed length distribution: {error!r}") from error
 
     @classmethod
     def from_samples(

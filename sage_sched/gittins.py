@@ -6,12 +6,12 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import NamedTuple
 
-from sage_sched.cost import Cost
 from sage_sched.distribution import LengthDistribution
+from sage_sched.index_table import IndexTable
 
 
-class GittinsTable:
-    """The index at every refresh boundary, for one request, computed once at its arrival.
+class GittinsTable(IndexTable):
+    """The Gittins index at every refresh boundary.
 
     With X the request's cost, the index at age a is `inf over D > a of
     E[min(X, D) - a | X > a] / P(X <= D | X > a)`: the least cost per completion that is to be had
@@ -19,52 +19,20 @@ class GittinsTable:
     of X. Drawn as points (mean cost spent by stopping at D, probability done at D), it is the
     steepest slope from the point of age a to a later atom, so one pass from right to left, which
     keeps the upper concave hull of the points passed, gives all ages in O(atoms + boundaries).
-
-    Past the longest length seen, samples say nothing. As long as it has been going for, a request
-    is then taken to go on for (Lindy's law: the mean residual life of a Pareto tail of exponent
-    2). Its index so keeps rising, it neither keeps a stale good place nor loses every race
-    for ever. The chance of getting there, 1 / (samples + 1), is in the table from the start.
     """
 
-    __slots__ = ("_bucket_tokens", "_cost", "_indices", "_input_tokens", "_max_tokens")
+    __slots__ = ()
 
-    def __init__(
-        self,
-        lengths: LengthDistribution,
-        cost: Cost,
-        *,
-        input_tokens: int,
-        max_tokens: int,
-        bucket_tokens: int,
-    ) -> None:
-        """max_tokens: the cap on the answer. bucket_tokens: distance of the boundaries."""
-        self._cost = cost
-        self._input_tokens = input_tokens
-        self._max_tokens = max_tokens
-        self._bucket_tokens = bucket_tokens
-        capped = lengths.capped(max_tokens)
+    def _computed(self, capped: LengthDistribution) -> list[float]:
         longest_seen = int(capped.lengths[-1])
-        tailed = capped.with_tail(max_tokens)
-        ages = list(range(0, longest_seen, bucket_tokens))
-        self._indices = self._hull_pass(tailed.lengths.tolist(), tailed.weights.tolist(), ages)
-
-    def index(self, age_tokens: int) -> float:
-        """The index, in units of cost, at the last boundary that age_tokens has reached."""
-        bucket = age_tokens // self._bucket_tokens
-        if bucket < len(self._indices):
-            return self._indices[bucket]
-        age_tokens = bucket * self._bucket_tokens
-        end_tokens = max(min(2 * age_tokens, self._max_tokens), age_tokens + 1)
-        return self._cost_at(end_tokens) - self._cost_at(age_tokens)
-
-    def _cost_at(self, output_tokens: int) -> float:
-        # Nothing is spent before the start, whatever the model charges for the input.
-        return self._cost(self._input_tokens, output_tokens) if output_tokens else 0.0
+        tailed = capped.with_tail(self._max_tokens)
+        ages = list(range(0, longest_seen, self._interval_tokens))
+        return self._hull_pass(tailed.lengths.tolist(), tailed.weights.tolist(), ages)
 
     def _hull_pass(self, lengths: list[int], weights: list[float], ages: list[int]) -> list[float]:
         # Point i is atom i - 1 reached, point 0 the start. Summed from the right, the probability
         # of outliving a point keeps its precision in the tail, where it counts.
-        costs = [0.0, *(self._cost_at(length) for length in lengths)]
+        costs = [0.0, *(self._spent(length) for length in lengths)]
         outlives = list(accumulate(reversed(weights), initial=0.0))[::-1]
         spent = list(
             accumulate(
@@ -83,7 +51,7 @@ class GittinsTable:
                 _drop_dominated(hull, point)
                 hull.append(point)
                 right -= 1
-            since = self._cost_at(age) - costs[passed]
+            since = self._spent(age) - costs[passed]
             here = _Point(spent[passed] + outlives[passed] * since, -outlives[passed])
             # What `here` dominates, every point to its left dominates too.
             _drop_dominated(hull, here)

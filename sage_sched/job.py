@@ -6,20 +6,68 @@ from dataclasses import dataclass, field
 
 from sage_sched.distribution import LengthDistribution
 
+_TOO_MUCH = 1e12
+_MAX_SESSION_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What was said of a request's importance, by an operator or a trusted client.
+
+    weight: how much it counts, above 0.
+    ttft_slo_ms, tpot_slo_ms: targets for its first token and for each further one; None if none.
+    urgency: 1 (most urgent) to 5.
+    session: whose conversation or program it belongs to; "" if unknown.
+    """
+
+    weight: float = 1.0
+    ttft_slo_ms: float | None = None
+    tpot_slo_ms: float | None = None
+    urgency: int = 3
+    session: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless the fields are as the class documents them."""
+        slos_ms = (("ttft_slo_ms", self.ttft_slo_ms), ("tpot_slo_ms", self.tpot_slo_ms))
+        given = [(name, slo_ms) for name, slo_ms in slos_ms if slo_ms is not None]
+        for name, value in (("weight", self.weight), *given):
+            # Written so that NaN fails too. A client may have sent anything.
+            if type(value) not in (int, float) or not 0 < value < _TOO_MUCH:
+                raise ValueError(f"{name} is {value!r:.40}, allowed: above 0, below {_TOO_MUCH:g}")
+        if type(self.urgency) is not int or not 1 <= self.urgency <= 5:
+            raise ValueError(f"urgency is {self.urgency!r:.40}, allowed: 1 to 5")
+        if type(self.session) is not str or len(self.session) > _MAX_SESSION_CHARACTERS:
+            allowed = f"a string of at most {_MAX_SESSION_CHARACTERS} characters"
+            raise ValueError(f"session is {self.session!r:.40}, allowed: {allowed}")
+
+
+NO_HINTS = Hints()
+
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request, as a policy sees it. Whoever owns the engine keeps generated_tokens current.
+    """One request, as a policy sees it. The executor keeps its age and its tokens current.
 
     arrival: how many requests came before it.
     input_tokens: length of its prompt.
     max_new_tokens: the cap on its answer, at least 1.
-    distribution: of its answer's length; None where nothing is known.
+    distribution: of its answer's length; None if nothing is known.
     served_at_arrival_tokens: what the server had worked off by then (prefill and decode).
-    generated_tokens: its age.
+    arrival_s: when it came, on the clock of SchedulerView.now_s; from its first pass on.
+    hints: what was said of its importance.
+    has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
+    keeps_memory: whether its KV outlives its answer (a streaming session's).
+    generated_tokens: its age. Set by grow() alone.
+    prefilled_tokens: of the prompt that is being chunked, what is done.
+    cached_tokens: what it found in the radix tree when it entered.
+    held_tokens: KV that it will give back at its end, while it runs.
     num_yields: how often it has made room for another.
-    forecast: what sage_sched.outlook computed of it; no one else reads it.
-    memo: what the policy computed at its arrival; no one else reads it.
+    is_ranked: whether its policy can rank it.
+    revision: how often its distribution was revised. What is cached about a job is keyed on it
+        and on the age.
+    place: (key, arrival) of its policy at this revision and age, or None; sage_sched.order's.
+    foreseen: what sage_sched.admission computed of it; no one else reads it.
+    memo: what the policy computed of it; no one else reads it.
     """
 
     arrival: int
@@ -27,7 +75,29 @@ class Job:
     max_new_tokens: int
     distribution: LengthDistribution | None
     served_at_arrival_tokens: int
+    arrival_s: float = 0.0
+    hints: Hints = NO_HINTS
+    has_fixed_length: bool = False
+    keeps_memory: bool = False
     generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    cached_tokens: int = 0
+    held_tokens: int = 0
     num_yields: int = 0
-    forecast: object = field(default=None, repr=False)
+    is_ranked: bool = True
+    revision: int = 0
+    place: tuple[float, int] | None = field(default=None, repr=False)
+    foreseen: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)
+
+    def grow(self, generated_tokens: int) -> None:
+        """Its answer has so many tokens now."""
+        if generated_tokens != self.generated_tokens:
+            self.generated_tokens = generated_tokens
+            self.place = None
+
+    def revise(self, distribution: LengthDistribution) -> None:
+        """A better forecast of its length. Tell its policy (Policy.on_forecast) afterwards."""
+        self.distribution = distribution
+        self.revision += 1
+        self.place = None

@@ -1,125 +1,94 @@
-"""Who yields to whom."""
+"""What a scheduling pass is to do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import takewhile
-from typing import NamedTuple
+from enum import Enum
 
 from sage_sched.job import Job
-from sage_sched.policy import Policy
-
-# How many waiting jobs a plan looks at.
-PLAN_WINDOW = 16
 
 
-class Departure(NamedTuple):
-    """What it takes to let a running job go, and what that gives back.
+class Way(Enum):
+    """Where the KV of a job that yields stays."""
 
-    price_s: seconds of the server that its way out and back takes.
-    freed_tokens: tokens that admission gets back: the KV that nobody else holds, and what is set
-    aside for the rest of its answer.
-    """
-
-    price_s: float
-    freed_tokens: int
-
-
-class _Victim(NamedTuple):
-    """A running job that is willing to yield."""
-
-    job: Job
-    freed_tokens: int
+    SWAP = "its KV goes to host memory"
+    LEAVE = "its KV stays in the radix tree, for as long as nobody needs the memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Claimant:
-    """A waiting job that the policy admitted, and how many tokens admission asks for it."""
+class Yield:
+    """A running job makes room for a waiting one."""
 
     job: Job
-    needed_tokens: int
+    to: Job
+    way: Way
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A waiting job that gets in, and the running jobs that yield for it (none: there is room)."""
+class Enter:
+    """A waiting job is prefilled next; the engine's own check of memory has the last word."""
 
-    newcomer: Job
-    yielding: tuple[Job, ...]
+    job: Job
+    reason: str
 
 
-def plan_turns(
-    running: Iterable[Job],
-    waiting: Sequence[Claimant],
-    *,
-    free_slots: int,
-    free_tokens: int,
-    policy: Policy,
-    served_tokens: int,
-    max_yields: int,
-    departure: Callable[[Job], Departure | None],
-) -> list[Turn]:
-    """The turns of the waiting jobs, in their order, up to the first that cannot get in.
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A waiting job whose KV is in host memory comes back and decodes on."""
 
-    running: the running jobs that the policy admitted.
-    departure: what a running job's leaving takes and gives; None if it has to stay. It is asked
-    only about jobs that the policy would let go for nothing, as the answer takes time to find.
+    job: Job
+    reason: str
 
-    A claimant gets in with a slot free and more tokens free than it needs. Only jobs of a worse key
-    for which `policy.yields` holds yield to it, the worst first and no more than needed; not one
-    that has yielded max_yields times, nor one that would free nothing of what is short.
+
+Action = Yield | Enter | Resume
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a pass may prefill; None leaves it to SGLang.
+
+    prefill_tokens: of all requests together; 0: decode only, as long as anybody runs.
+    chunk_tokens: of the prompt that is being chunked, above 0.
+    reason: for the log.
     """
-    left = [
-        (policy.key(job, served_tokens), job.arrival, job)
-        for job in running
-        if job.num_yields < max_yields
-    ]
-    left.sort(reverse=True)
-    turns = []
-    for claimant in waiting:
-        key = policy.key(claimant.job, served_tokens)
-        willing = (
-            _Victim(job, leaving.freed_tokens)
-            for _, _, job in takewhile(partial(_is_behind, key), left)
-            if policy.yields(job, claimant.job, served_tokens, 0.0)
-            and (leaving := departure(job)) is not None
-            and policy.yields(job, claimant.job, served_tokens, leaving.price_s)
-        )
-        short_tokens = claimant.needed_tokens + 1 - free_tokens
-        yielding = _enough(willing, 1 - free_slots, short_tokens)
-        if yielding is None:
-            break
-        free_slots += len(yielding) - 1
-        free_tokens += sum(victim.freed_tokens for victim in yielding) - claimant.needed_tokens
-        gone = {victim.job.arrival for victim in yielding}
-        left = [entry for entry in left if entry[1] not in gone]
-        turns.append(Turn(claimant.job, tuple(victim.job for victim in yielding)))
-    return turns
+
+    prefill_tokens: int | None = None
+    chunk_tokens: int | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless the fields are as the class documents them."""
+        if self.prefill_tokens is not None and self.prefill_tokens < 0:
+            raise ValueError(f"prefill_tokens is {self.prefill_tokens}, allowed: 0 or more")
+        if self.chunk_tokens is not None and self.chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens is {self.chunk_tokens}, allowed: at least 1")
 
 
-def _is_behind(key: float, entry: tuple[float, int, Job]) -> bool:
-    return entry[0] > key
+UNLIMITED = Budget()
 
 
-def _enough(
-    willing: Iterator[_Victim], short_slots: int, short_tokens: int
-) -> list[_Victim] | None:
-    """The first of the willing that together free what is short (nothing where that is 0 or
-    less), without those that the later ones make superfluous; None where all do not suffice."""
-    chosen: list[_Victim] = []
-    while short_slots > 0 or short_tokens > 0:
-        victim = next(willing, None)
-        if victim is None:
-            return None
-        if short_slots > 0 or victim.freed_tokens > 0:
-            chosen.append(victim)
-            short_slots -= 1
-            short_tokens -= victim.freed_tokens
-    for victim in reversed(chosen[:-1]):  # the better keys stay
-        if short_slots < 0 and short_tokens + victim.freed_tokens <= 0:
-            chosen.remove(victim)
-            short_slots += 1
-            short_tokens += victim.freed_tokens
-    return chosen
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One pass, to be carried out in the order of its fields.
+
+    order: positions of SchedulerView.waiting, in the order to serve it; None: it stays as it is.
+    actions: who yields, enters and resumes. One that fails ends them: the rest is planned anew.
+    num_open: after those that the actions let in, so many of the order may enter as far as the
+        engine finds memory for them.
+    swapped_go_first: whether nobody enters from behind a swapped job; else it is passed over.
+    decode_only: prefill nothing, not even the next chunk.
+    budget: how much to prefill.
+    is_new: whether candidates were looked at; if not, the last plan still stands.
+    num_without_host_room: jobs that would have yielded, had host memory room for their KV.
+    """
+
+    order: Sequence[int] | None
+    actions: tuple[Action, ...] = ()
+    num_open: int = 0
+    swapped_go_first: bool = True
+    decode_only: bool = False
+    budget: Budget = UNLIMITED
+    is_new: bool = False
+    num_without_host_room: int = 0

@@ -2,81 +2,144 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sage_sched.config import PolicyConfig
 from sage_sched.job import Job
+from sage_sched.plan import Budget
 from sage_sched.step_time import ServerFacts
+
+if TYPE_CHECKING:
+    from sage_sched.view import SchedulerView
+
+# A package offers its policies in this group of entry points: a name, and a subclass of Policy.
+ENTRY_POINT_GROUP = "sage_sched.policies"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoParameters:
+    """Of a policy that has nothing to set."""
 
 
 class Policy(ABC):
     """An order among jobs. Deterministic: every tensor-parallel rank runs its own copy, and all
-    must decide alike, so no clock, no randomness, nothing but the job, the tokens that the server
-    has worked off, and the configuration.
+    must decide alike, so no clock, no randomness, nothing but jobs, views and parameters.
 
-    moves: whether the key of a waiting job changes with served_tokens.
-    clairvoyant: whether it needs true lengths. No server has them, so none runs such a policy.
+    Parameters: its settings, a frozen dataclass whose fields all have defaults; the section
+        `[policy.NAME]` of the configuration file.
+    variants: other names for it, and the parameters that each fixes. Such a name has no section of
+        its own.
+    moves: whether the key of a job changes while the job waits.
+    is_clairvoyant: whether it needs true lengths. No server has them, so none runs such a policy.
+    uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
+    refresh_interval_tokens: while the batch is full, who yields is looked at again when a running
+        job's age reaches a multiple of it.
     """
 
+    Parameters: ClassVar[type[Any]] = NoParameters
+    variants: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     moves: ClassVar[bool] = False
-    clairvoyant: ClassVar[bool] = False
+    is_clairvoyant: ClassVar[bool] = False
+    uses_clock: ClassVar[bool] = False
+    refresh_interval_tokens: int = 200
 
-    def __init__(self, config: PolicyConfig, server: ServerFacts) -> None:
-        self.config = config
+    def __init__(self, parameters: Any, server: ServerFacts) -> None:
+        """server: sizes and step times as known at the start; a view has them as known now."""
+        self.parameters = parameters
         self.server = server
 
-    @abstractmethod
-    def admit(self, job: Job) -> bool:
-        """Called once, at the job's arrival; whether the policy can rank it at all.
+    def on_arrival(self, job: Job) -> bool:
+        """A job has come; whether the policy can rank it. One that it cannot rank keeps its turn,
+        first come, first served."""
+        return True
 
-        A job that it cannot rank keeps its place in the queue, first come, first served.
+    def on_forecast(self, job: Job) -> None:
+        """The distribution of a ranked job was revised, while it waits or runs."""
+        self.on_arrival(job)
+
+    @abstractmethod
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """The place of a ranked job: smaller goes first, ties by arrival.
+
+        A key of infinity holds a waiting job back, as long as any other job runs or may enter.
         """
 
-    @abstractmethod
-    def key(self, job: Job, served_tokens: int) -> float:
-        """The job's place: smaller goes first, ties by arrival. Only for jobs it admitted.
+    @property
+    def preempts(self) -> bool:
+        """Whether should_preempt can ever hold."""
+        return type(self).should_preempt is not Policy.should_preempt
 
-        served_tokens: prefilled and decoded by the server so far.
-        """
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        """Whether a running job is to make room for a waiting one of a smaller key, both ranked.
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
-        """Whether a running job should make room for a waiting one of a smaller key, both admitted.
-        Never, for a policy that does not preempt.
-
-        move_s: seconds of the server that the running one's way out and back takes. Where it would
-        not yield for nothing, it must not for more.
+        price_s: seconds of the server that the running one's way out and back takes. What does not
+        hold at 0 must not hold at more.
         """
         return False
 
-
-_POLICIES: dict[str, type[Policy]] = {}
-_P = TypeVar("_P", bound=type[Policy])
-
-
-def register(name: str) -> Callable[[_P], _P]:
-    """Class decorator: makes the policy selectable by this name."""
-
-    def add(policy: _P) -> _P:
-        if name in _POLICIES:
-            raise ValueError(f"policy {name!r} is registered twice")
-        _POLICIES[name] = policy
-        return policy
-
-    return add
+    def budget(self, view: SchedulerView) -> Budget | None:
+        """How much this pass may prefill; None leaves it to SGLang."""
+        return None
 
 
 def policy_names() -> list[str]:
-    """The names of all registered policies, sorted."""
-    import sage_sched.policies  # noqa: F401  (registers them)
-
-    return sorted(_POLICIES)
+    """The names of all policies, sorted: ours, and those of installed packages."""
+    return sorted(_sources())
 
 
-def policy_named(name: str) -> type[Policy]:
-    """The policy of this name. Raises ValueError, which lists the known ones."""
-    known = policy_names()
-    if name not in known:
-        raise ValueError(f"unknown policy {name!r}, known: {', '.join(known)}")
-    return _POLICIES[name]
+def section_of(parameters: object) -> str:
+    """The policy whose section `[policy.NAME]` these parameters are. Raises ValueError."""
+    for name in policy_names():
+        policy = policy_type(name)
+        if type(parameters) is policy.Parameters and name not in policy.variants:
+            return name
+    raise ValueError(f"{parameters!r} are no policy's parameters")
+
+
+def policy_type(name: str) -> type[Policy]:
+    """The policy of this name. Raises ValueError, which lists the known ones, or says what is wrong
+    with an installed package's."""
+    sources = _sources()
+    if name not in sources:
+        raise ValueError(f"unknown policy {name!r}, known: {', '.join(sorted(sources))}")
+    source = sources[name]
+    if isinstance(source, EntryPoint):
+        try:
+            source = source.load()
+        except Exception as error:
+            raise ValueError(f"policy {name!r} cannot be loaded: {error!r}") from error
+    if not (isinstance(source, type) and issubclass(source, Policy)):
+        raise ValueError(f"policy {name!r} is {source!r}, and no subclass of Policy")
+    return source
+
+
+def policy_named(name: str, sections: Iterable[object], server: ServerFacts) -> Policy:
+    """A policy with its section's parameters, or else the defaults.
+
+    sections: parsed `[policy.NAME]` sections. Raises ValueError as policy_type does.
+    """
+    policy = policy_type(name)
+    parameters: Any = next(
+        (given for given in sections if type(given) is policy.Parameters), policy.Parameters()
+    )
+    return policy(dataclasses.replace(parameters, **policy.variants.get(name, {})), server)
+
+
+@cache
+def _sources() -> dict[str, type[Policy] | EntryPoint]:
+    from sage_sched.policies import POLICIES
+
+    sources: dict[str, type[Policy] | EntryPoint] = {}
+    for policy_name, policy in POLICIES.items():
+        sources |= dict.fromkeys((policy_name, *policy.variants), policy)
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name in sources:
+            raise ValueError(f"two policies are called {point.name!r}, one of them {point.value}")
+        sources[point.name] = point
+    return sources

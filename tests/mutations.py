@@ -37,7 +37,7 @@ class Mutation:
 
 
 _CLIENT, _STORE = "tests/predictor_store/test_client.py", "tests/predictor_store/test_store.py"
-_RANKER, _CARRIER = "tests/patches/test_ranker.py", "tests/patches/test_carrier.py"
+_STATE, _CARRIER = "tests/patches/test_scheduler_state.py", "tests/patches/test_carrier.py"
 _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
 
@@ -92,18 +92,18 @@ MUTATIONS = (
         f"{_STORE}::test_a_store_of_another_embedder_is_refused",
     ),
     Mutation(
-        "a garbled carrier is an error that nobody expects",
-        "patches/carrier.py",
+        "a malformed carrier is an error that nobody expects",
+        "sage_sched/distribution.py",
         "except (KeyError, TypeError, OverflowError) as error:",
         "except KeyError as error:",
-        f"{_CARRIER}::test_a_garbled_carrier_is_an_error_that_the_scheduler_expects",
+        f"{_CARRIER}::test_a_malformed_carrier_is_an_error_that_the_scheduler_expects",
     ),
     Mutation(
-        "a garbled carrier is not counted",
-        "patches/ranker.py",
-        "self._num_garbled += 1",
+        "a malformed carrier is not counted",
+        "patches/jobs.py",
+        "self._num_malformed += 1",
         "pass",
-        f"{_RANKER}::test_what_cannot_be_ranked_keeps_its_place",
+        f"{_STATE}::test_what_cannot_be_ranked_keeps_its_place",
     ),
     Mutation(
         "a client writes himself a short job",
@@ -114,38 +114,38 @@ MUTATIONS = (
     ),
     Mutation(
         "a policy that raises takes the scheduler along",
-        "patches/ranker.py",
-        '            self.failed("rank the queue")\n            return None',
-        "            raise",
-        f"{_RANKER}::test_a_failing_policy_means_order_of_arrival_and_one_log_line",
+        "patches/scheduler_state.py",
+        '            self.failures.count("plan a pass")\n',
+        "            raise\n",
+        f"{_STATE}::test_a_failing_policy_means_order_of_arrival_and_one_log_line",
     ),
     Mutation(
         "a job is sorted by a clock",
-        "patches/ranker.py",
+        "patches/jobs.py",
         "served_at_arrival_tokens=self.served_tokens,",
         "served_at_arrival_tokens=time.perf_counter_ns() % 100_000,",
-        f"{_RANKER}::test_two_ranks_that_see_the_same_decide_alike",
+        f"{_STATE}::test_two_ranks_that_see_the_same_decide_alike",
     ),
     Mutation(
-        "a seam that is gone is not missed",
-        "patches/seam.py",
+        "a hook that is gone is not missed",
+        "patches/hook.py",
         '            raise self._misfit(f"is not there ({error})") from error',
         "            return",
-        "tests/patches/test_plugin.py::test_a_seam_that_sglang_renamed_is_refused_by_name",
+        "tests/patches/test_plugin.py::test_a_hook_that_sglang_renamed_is_refused_by_name",
     ),
     Mutation(
         "a prompt that others read counts as given back",
-        "patches/swap.py",
+        "patches/kv_copy.py",
         "    return alone + unlocked\n",
         "    return int(req.kv.kv_allocated_len)\n",
-        "tests/patches/test_swap.py::test_a_shared_prompt_is_freed_by_the_last_that_reads_it",
+        "tests/patches/test_kv_copy.py::test_a_shared_prompt_is_freed_by_the_last_that_reads_it",
     ),
     Mutation(
         "the order depends on a queue that one rank alone has reordered",
-        "patches/ranker.py",
-        "            queue.sort(key=_by_arrival)\n",
-        "",
-        f"{_RANKER}::test_the_order_does_not_depend_on_how_the_queue_was_ordered_before",
+        "sage_sched/order.py",
+        "jobs[unranked[0]].arrival - first_arrival <= len(mixed)",
+        "unranked[0] <= len(mixed)",
+        f"{_STATE}::test_the_order_does_not_depend_on_how_the_queue_was_ordered_before",
     ),
     Mutation(
         "a request yields that asks for experts, which are kept by slot",
@@ -164,7 +164,7 @@ MUTATIONS = (
     ),
     Mutation(
         "one that finds no room loses its copy",
-        "patches/swap.py",
+        "patches/kv_copy.py",
         "    if not _given_room(scheduler, req, num_tokens):\n        return Return.NO_ROOM\n",
         "    if not _given_room(scheduler, req, num_tokens):\n"
         "        drop(scheduler, req)\n        return Return.LOST\n",
@@ -172,14 +172,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a wrong length is restored",
-        "patches/swap.py",
+        "patches/kv_copy.py",
         "    req.kv.kv_committed_len = num_tokens\n",
         "    req.kv.kv_committed_len = num_tokens - 1\n",
         f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",
     ),
     Mutation(
         "one token's KV is not copied",
-        "patches/swap.py",
+        "patches/kv_copy.py",
         "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n",
         "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n"
         "        row = pool.req_to_token[req.kv.req_pool_idx]\n"
@@ -188,7 +188,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a slot is given back twice",
-        "patches/swap.py",
+        "patches/kv_copy.py",
         "    _leave(running_batch, req)\n    return True\n",
         "    _leave(running_batch, req)\n"
         "    free = scheduler.req_to_token_pool.free_slots\n    free += free[-1:]\n"
@@ -197,14 +197,14 @@ MUTATIONS = (
     ),
     Mutation(
         "the KV of a copy that failed on one rank is given up on the other",
-        "patches/swap.py",
+        "patches/kv_copy.py",
         "    return bool(flag.item())",
         "    return done",
         f"{_FAILURES}::test_killed_with_requests_swapped_the_next_server_starts_on_its_store",
     ),
     Mutation(
         "what is penalized is forgotten at a return",
-        "patches/swap.py",
+        "patches/kv_copy.py",
         "        said = torch.tensor(reqs[0].output_ids[:-1],",
         "        said = torch.tensor(reqs[0].output_ids[:0],",
         f"{_PREEMPTION}::TestPagesOf16WithoutOverlapAndLittleHostMemory::"
@@ -212,8 +212,8 @@ MUTATIONS = (
     ),
     Mutation(
         "the copy outlives a flush",
-        "patches/order.py",
-        "            self.policy.sage_turns.mover.forget_copies()",
+        "patches/scheduler_hooks.py",
+        "            self.sage.preemption.swap.forget_copies()",
         "            pass",
         f"{_PREEMPTION}::test_what_a_flush_makes_stale_is_computed_again",
     ),

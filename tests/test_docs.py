@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sage_sched import policy as registry
-from sage_sched.config import PolicyConfig
-from sage_sched.job import Job
-from sage_sched.policy import policy_named, policy_names
-from sage_sched.queue import ranked_order
-from tests.sage_sched.strategies import SERVER
+from sage_sched.policy import policy_names
+from tests.engine import plugins
 
 POLICIES_MD = (Path(__file__).parents[1] / "docs" / "policies.md").read_text(encoding="utf-8")
 
+# In a process of its own, as names are looked up once: the simulator, and a server's command line.
+_SIMULATED = """
+from bench.simulator.presets import H800_QWEN3_32B
+from bench.simulator.request import SimRequest
+from bench.simulator.run import simulate
+from sage_sched.config import SageConfig
 
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of the page's own policy, registered for one test."""
+config = SageConfig.parse({"policy": {"deadlines": {"default_slo_ms": 1000.0}}})
+requests = [SimRequest(0.1 * i, 500, 20 + i, 100, None, "") for i in range(40)]
+result = simulate(H800_QWEN3_32B, "deadlines", config, requests)
+print(config.policy[0].default_slo_ms, len(result.ttlt_s))
+"""
+
+
+def install_example(folder: Path) -> dict[str, str]:
+    """Install the page's own policy as a package; the environment that knows it."""
     (code,) = re.findall(r"```python\n(.*?)```", POLICIES_MD, re.S)
     assert len(code.splitlines()) < 30
-    policy_names()
-    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
-    namespace: dict[str, Any] = {}
-    exec(compile(code, "docs/policies.md", "exec"), namespace)
-    return "patient"
+    (folder / "deadlines.py").write_text(code, encoding="utf-8")
+    return plugins.install_policy(folder, "deadlines", "deadlines:Deadlines")
 
 
-def test_the_example_policy_orders_a_queue(example: str) -> None:
-    policy = policy_named(example)(PolicyConfig(), SERVER)
-    jobs = [
-        Job(arrival=i, input_tokens=n, max_new_tokens=99, distribution=None,
-            served_at_arrival_tokens=i)
-        for i, n in enumerate((500, 20))
-    ]  # fmt: skip
-    assert all(policy.admit(job) for job in jobs)
-    assert ranked_order(jobs, policy, served_tokens=10) == [1, 0]
-    assert ranked_order(jobs, policy, served_tokens=SERVER.kv_pool_tokens + 1) == [0, 1]
+def test_the_example_policy_runs_in_the_simulator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in install_example(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run(
+        [sys.executable, "-c", _SIMULATED], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1000.0 40\n", done.stderr
 
 
 def test_every_policy_is_in_the_table() -> None:

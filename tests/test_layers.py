@@ -40,6 +40,21 @@ def test_imports_point_one_way(package: str) -> None:
     assert not found
 
 
+def test_the_executors_compare_no_keys() -> None:
+    # Order, admission and preemption are the core's decisions; stock.py is SGLang's own code.
+    pattern = re.compile(r"\.key\(|should_preempt|serving_order|on_forecast|\.place\b")
+    files = [*(ROOT / "patches").glob("*.py"), *(ROOT / "bench" / "simulator").glob("*.py")]
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in files
+        if file.name != "stock.py"
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert len(files) > 20
+    assert not found
+
+
 def test_no_policy_reads_a_true_length() -> None:
     # What a request carries for the benchmark (bench/workload/forced_length.py) must stay unread.
     pattern = re.compile(r"forced|true_length|recorded|custom_params|output_ids")

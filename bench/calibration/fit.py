@@ -19,7 +19,7 @@ from bench.servers.policy_server import PolicyServers, load_tokenizer, scheduler
 from bench.servers.server import ServerError
 from bench.workload.prompts import Workload, WorkloadError, WorkloadRequest, sample
 from bench.workload.source import load_workload
-from sage_sched.config import ConfigError
+from sage_sched.fields import ConfigError
 
 # Requests in flight together, and tokens of their answers: from one alone to full slots or a full
 # pool. Prompts of all lengths make the prefills.

@@ -28,7 +28,7 @@ from bench.servers.server import ServerError
 from bench.workload.prompts import WorkloadError
 from bench.workload.source import load_workload
 from patches.config_file import read_config
-from sage_sched.config import ConfigError
+from sage_sched.fields import ConfigError
 
 mpl.use("Agg")
 

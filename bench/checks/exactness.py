@@ -32,7 +32,8 @@ from tqdm import tqdm
 from bench.servers.model import write_model
 from bench.servers.policy_server import CPU_ENV, CPU_SAGE, PolicyServers, scheduler_state
 from bench.servers.server import Server, ServerError
-from sage_sched.config import PolicyConfig, PreemptionConfig
+from sage_sched.config import PreemptionConfig
+from sage_sched.policies.fastserve import FastServeParameters
 
 _OUTPUT = Path("results/exactness")
 # Requests under way at a time, and how many of them a server with room for all decodes together.
@@ -49,7 +50,7 @@ _SHORTEST, _LONGEST = 4, 100
 _POLICY = "fastserve"
 _RESTLESS = replace(
     CPU_SAGE,
-    policy=PolicyConfig(bucket_tokens=4, mlfq_quantum_ms=6.0),
+    policy=(FastServeParameters(quantum_ms=6.0, refresh_interval_tokens=4),),
     preemption=PreemptionConfig(enabled=True, max_yields=1000),
 )
 # SGLang accounts for every token of the pool after every step, and dies where one is lost.

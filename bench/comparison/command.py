@@ -19,7 +19,7 @@ from bench.workload.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIM
 from bench.workload.prompts import WorkloadError
 from bench.workload.source import load_workload
 from predictor_store.arguments import at_least_one
-from sage_sched.config import ConfigError
+from sage_sched.fields import ConfigError
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
 

@@ -394,7 +394,7 @@ def _facts(settings: Settings, baseline: Baseline) -> dict[str, Any]:
         "model": _shape(settings.servers.model),
         "server flags": " ".join((*settings.servers.flags, *COMMON_FLAGS)),
         "server environment": dict(settings.servers.env),
-        "sage": asdict(settings.servers.sage),
+        "sage": settings.servers.sage.sections(),
         "capacity": f"{baseline.capacity:.2f} requests/s ({settings.policies[0]}, with a queue)",
         "in service": f"{baseline.saturated.service_s:.2f} s on average, from a request's first "
         "token to its last, then",

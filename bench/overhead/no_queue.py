@@ -26,7 +26,7 @@ from bench.servers.server import Server, ServerError
 from bench.workload.arrivals import poisson_arrivals
 from bench.workload.prompts import WorkloadError, WorkloadRequest, sample
 from bench.workload.source import load_workload
-from sage_sched.config import ConfigError
+from sage_sched.fields import ConfigError
 
 _POLICIES = ("fcfs", "sage")
 _METRICS = ("mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_ttft_ms", "output_throughput")

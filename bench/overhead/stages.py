@@ -54,7 +54,7 @@ def measure() -> dict[str, list[float]]:
     history.fit()
     predicted = [predictor.predict(history, vector, config) for vector in vectors]
     lengths = [found for found in predicted if found is not None]
-    admissions_ms, _ = queue_pass.measure(NUM_WAITING)
+    admissions_ms, passes_ms = queue_pass.measure(NUM_WAITING)
     return {
         "embedding, one prompt": _each_ms(lambda i: embedder.embed([prompts[i]]), len(prompts)),
         "embedding, in batches of 32": [
@@ -68,7 +68,7 @@ def measure() -> dict[str, list[float]]:
         ),
         "carrier, both ends": _each_ms(lambda i: decode(encode(lengths[i])), len(lengths)),
         "admission: costs and index": admissions_ms,
-        f"a pass, {NUM_RUNNING} running": queue_pass.measure_turns(NUM_WAITING),
+        f"a pass, {NUM_RUNNING} running": passes_ms,
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from sage_sched.config import PolicyConfig, PredictorConfig, SageConfig
+from sage_sched.config import AdmissionConfig, PredictorConfig, SageConfig
+from sage_sched.policies.sage import SageParameters
 
 RIVALS = ("fcfs", "fastserve", "ssjf", "ltr", "trail")
 STOCK = ("fcfs", "lpm", "hrrn", "shortest-prefill-first")
@@ -114,7 +115,7 @@ def figures() -> list[Figure]:
                 )
                 for name, p, config in (
                     ("sage", "sage", SageConfig()),
-                    ("sage, refresh 1 (the paper's)", "sage", _policy(refresh=1.0)),
+                    ("sage, refresh 1 (the paper's)", "sage", _sage(refresh=1.0)),
                     ("sage-norefresh", "sage-norefresh", SageConfig()),
                     ("sage-mean", "sage-mean", SageConfig()),
                 )
@@ -136,7 +137,7 @@ def figures() -> list[Figure]:
             "200 is best",
             ("mixed",),
             tuple(
-                (f"{b}", (Case(policy="sage", config=_policy(bucket_tokens=b)),))
+                (f"{b}", (Case(policy="sage", config=_sage(refresh_interval_tokens=b)),))
                 for b in (200, 25, 50, 100, 400, 800)
             ),
         ),
@@ -168,7 +169,7 @@ def figures() -> list[Figure]:
             (
                 ("fcfs", (Case(policy="fcfs"),)),
                 *(
-                    (f"aging {a:g} pools", (Case(policy="sage", config=_policy(aging_pools=a)),))
+                    (f"aging {a:g} pools", (Case(policy="sage", config=_sage(aging_pools=a)),))
                     for a in (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 1000.0)
                 ),
             ),
@@ -182,7 +183,7 @@ def figures() -> list[Figure]:
                 (
                     f"refresh {r:g}",
                     tuple(
-                        replace(case, policy="sage", config=_policy(refresh=r))
+                        replace(case, policy="sage", config=_sage(refresh=r))
                         for case in REGIMES.values()
                     ),
                 )
@@ -208,7 +209,7 @@ def figures() -> list[Figure]:
                 (
                     f"quantile {q:g}" if q else "SGLang's admission",
                     tuple(
-                        replace(case, policy="sage", config=_policy(admission_quantile=q))
+                        replace(case, policy="sage", config=_admission(q))
                         for case in REGIMES.values()
                     ),
                 )
@@ -249,7 +250,7 @@ def _over_rates(name: str, title: str, engine: str, rates: tuple[float, ...]) ->
             for label, p, c in (
                 *((p, p, SageConfig()) for p in (*EVERYONE, "srpt-oracle")),
                 *(
-                    (f"{p}, SGLang's admission", p, _policy(admission_quantile=0.0))
+                    (f"{p}, SGLang's admission", p, _admission(0.0))
                     for p in ("ssjf", "trail", "sage")
                 ),
             )
@@ -257,8 +258,12 @@ def _over_rates(name: str, title: str, engine: str, rates: tuple[float, ...]) ->
     )
 
 
-def _policy(**fields: float) -> SageConfig:
-    return SageConfig(policy=PolicyConfig(**fields))  # type: ignore[arg-type]
+def _sage(**fields: float) -> SageConfig:
+    return SageConfig(policy=(SageParameters(**fields),))  # type: ignore[arg-type]
+
+
+def _admission(quantile: float) -> SageConfig:
+    return SageConfig(admission=AdmissionConfig(quantile))
 
 
 def _predictor(**fields: float | str) -> SageConfig:

@@ -24,7 +24,7 @@ from bench.simulator.stock import STOCK
 from bench.workload.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
 from bench.workload.prompts import WorkloadRequest, sample
 from sage_sched.config import PredictorConfig
-from sage_sched.policy import policy_named
+from sage_sched.policy import policy_type
 
 MAX_NEW_TOKENS = 4096
 # What a request waits for its prediction on a server (`python -m bench.overhead.stages`): 10 ms to
@@ -124,7 +124,7 @@ class Evaluation:
         policy = Rival.parse(case.policy).policy
         if policy in STOCK:
             return lambda request: None
-        if policy_named(policy).clairvoyant:
+        if policy_type(policy).is_clairvoyant:
             return truth
         predict = PREDICTORS[case.predictor](self.foresight, case.config.predictor)
         return with_noise(predict, MAX_NEW_TOKENS) if case.noise else predict

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from bench.servers.device_clock import STATE, DeviceModel, install
 from bench.simulator.presets import PRESETS, Engine
 from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.policy import policy_names, policy_type
 
 # Of the device's time; a run that the host held up for longer says nothing of the device.
 MAX_LATE_SHARE = 0.02
@@ -59,9 +60,22 @@ class Device:
         return replace(
             sage,
             predictor=replace(sage.predictor, deadline_ms=sage.predictor.deadline_ms / self.speed),
-            policy=replace(sage.policy, mlfq_quantum_ms=sage.policy.mlfq_quantum_ms / self.speed),
+            policy=tuple(_faster(given, self.speed) for given in _all_parameters(sage)),
             step_time=_config_of(self.engine, 1 / self.speed),
         )
+
+
+def _all_parameters(sage: SageConfig) -> list[Any]:
+    """Of every policy, as given or by default."""
+    given = {type(parameters): parameters for parameters in sage.policy}
+    types = {policy_type(name).Parameters: None for name in policy_names()}
+    return [given.get(kind, kind()) for kind in types if fields(kind)]
+
+
+def _faster(parameters: Any, speed: float) -> Any:
+    """With every time, which its name says to be in ms, divided by the speed."""
+    times_ms = (f.name for f in fields(parameters) if f.name.endswith("_ms"))
+    return replace(parameters, **{name: getattr(parameters, name) / speed for name in times_ms})
 
 
 def device_note(settings: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ class PolicyServers:
             env |= self.device.environment(self.folder / "device_clock", self._vectors)
         if policy in policy_names():
             sage = self.sage if self.device is None else self.device.in_its_time(self.sage)
-            sections = asdict(sage)
+            sections = sage.sections()
             # The same prompts may come again: the next server must not know their answers.
             sections["store"] |= {"path": str((self.folder / "store").absolute()), "on_disk": False}
             config = self.folder / f"{policy}.yaml"

@@ -19,10 +19,7 @@ class Part:
 
 @dataclass(slots=True)
 class PassResult:
-    """parts: of the prefill step. resumed: back from host memory, without a prefill.
-    moved_tokens: swapped out and in. yielded: to be queued again."""
+    """parts: of the prefill step. moved_tokens: swapped out and in."""
 
     parts: list[Part] = field(default_factory=list)
-    resumed: list[Progress] = field(default_factory=list)
-    yielded: list[Progress] = field(default_factory=list)
     moved_tokens: int = 0

@@ -61,7 +61,7 @@ class DecodeBatch:
 
     def sync(self, progress: Progress) -> None:
         """Make a member's age current."""
-        progress.generated_tokens = progress.age_offset + self.step
+        progress.job.grow(progress.age_offset + self.step)
 
     def pages_needed(self, num_steps: int) -> int:
         """Pages that so many steps take."""

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bench.simulator.admission import scheduling_pass
-from bench.simulator.batch import PassResult
+from bench.simulator.batch import Part
+from bench.simulator.executor import scheduling_pass
 from bench.simulator.invariants import check_state
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
 from bench.simulator.stock import StockPolicy
+from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
+from sage_sched.order import retention_order
 from sage_sched.policy import Policy
-from sage_sched.queue import ranked_order
 from sage_sched.step_time import attended_pairs
 
 
@@ -36,11 +37,12 @@ class Node:
     def __init__(
         self,
         engine: Engine,
-        policy: Policy,
+        policy: Policy | StockPolicy,
+        config: SageConfig,
         options: Options,
         on_finish: Callable[[Progress], None],
     ) -> None:
-        self.state = EngineState(engine, policy, options)
+        self.state = EngineState(engine, policy, config, options)
         self.now_s = 0.0
         self.num_outstanding = 0
         self.prefill_tokens = 0
@@ -66,9 +68,11 @@ class Node:
                 self.now_s = max(self.now_s, self._coming[0][0])
                 state.ratio.reset()
             self._receive()
-            batch = scheduling_pass(state)
-            if batch.parts or batch.resumed:
-                self._prefill(batch)
+            state.now_s = self.now_s
+            result = scheduling_pass(state)
+            self._move(result.moved_tokens)
+            if result.parts:
+                self._prefill(result.parts)
             elif len(state.decode):
                 self._decode(until_s)
             else:
@@ -83,7 +87,7 @@ class Node:
             return self.now_s
         if not len(state.decode):
             return self.now_s if len(state.queue) else math.inf
-        if len(state.queue) and not (state.batch_is_full and not state.preempts):
+        if len(state.queue) and not (state.batch_is_full and state.preemption is None):
             return self.now_s
         steps = min(
             state.decode.steps_that_fit(state.pool.room_pages), state.decode.steps_to_finish()
@@ -100,36 +104,36 @@ class Node:
                 max_new_tokens=request.max_new_tokens,
                 distribution=request.distribution,
                 served_at_arrival_tokens=state.served_tokens,
+                arrival_s=self.now_s,
             )
-            if self._policy.clairvoyant:
+            if isinstance(self._policy, Policy) and self._policy.is_clairvoyant:
                 truth = np.array([request.output_tokens])
                 job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
             state.num_queued += 1
-            progress = Progress(request, index, job, ranked=self._policy.admit(job))
-            state.queue.add(progress, state.served_tokens)
+            job.is_ranked = self._policy.on_arrival(job)
+            state.queue.append(Progress(request, index, job))
 
-    def _prefill(self, batch: PassResult) -> None:
-        """The step that a pass has put together, and the swaps."""
+    def _move(self, num_tokens: int) -> None:
+        """KV goes to host memory and back."""
+        engine = self.state.engine
+        self.now_s += num_tokens * engine.swap_token_s * (1 - engine.swap_overlap)
+        self.moved_tokens += num_tokens
+
+    def _prefill(self, parts: Sequence[Part]) -> None:
+        """The step that a pass has put together."""
         state, engine = self.state, self.state.engine
-        num_tokens = sum(part.new_tokens for part in batch.parts)
-        pairs = sum(attended_pairs(part.cached_tokens, part.new_tokens) for part in batch.parts)
-        self.now_s += batch.moved_tokens * engine.swap_token_s * (1 - engine.swap_overlap)
-        if batch.parts:
-            self.now_s += engine.step_time.prefill_s(len(batch.parts), num_tokens, pairs)
+        num_tokens = sum(part.new_tokens for part in parts)
+        pairs = sum(attended_pairs(part.cached_tokens, part.new_tokens) for part in parts)
+        self.now_s += engine.step_time.prefill_s(len(parts), num_tokens, pairs)
         state.served_tokens += num_tokens
         self.prefill_tokens += num_tokens
-        self.moved_tokens += batch.moved_tokens
-        for progress in batch.yielded:
-            state.requeue(progress)
         if not len(state.decode):
             state.stale_prefill_tokens = num_tokens
-        if state.chunked is not None or not (len(state.decode) or batch.resumed):
+        if state.chunked is not None or not len(state.decode):
             # get_next_batch_to_run: the chunked request leaves the batch again, as one that ends;
-            # and where nothing ran, the prefill batch is the running one, with a flag of its own.
+            # and if nothing ran, the prefill batch is the running one, with a flag of its own.
             state.batch_is_full = False
-        for progress in batch.resumed:
-            state.decode.join(progress)
-        for part in batch.parts:
+        for part in parts:
             progress = part.progress
             progress.prefilled_tokens = part.cached_tokens + part.new_tokens
             progress.tree_tokens = progress.prefilled_tokens // engine.page_size * engine.page_size
@@ -137,7 +141,7 @@ class Node:
                 self._first_token(progress)
 
     def _first_token(self, progress: Progress) -> None:
-        progress.generated_tokens += 1
+        progress.job.grow(progress.generated_tokens + 1)
         if progress.first_token_s < 0:
             progress.first_token_s = self.now_s
         if progress.generated_tokens == progress.request.output_tokens:
@@ -156,8 +160,10 @@ class Node:
         steps = min(fitting, decode.steps_to_finish())
         if len(state.queue) and not state.batch_is_full:
             steps = 1
-        elif len(state.queue) and state.preempts:
-            steps = min(steps, decode.steps_to_refresh(self._policy.config.bucket_tokens))
+        elif len(state.queue) and state.preemption is not None:
+            assert isinstance(self._policy, Policy)
+            interval_tokens = self._policy.refresh_interval_tokens
+            steps = min(steps, decode.steps_to_refresh(interval_tokens))
         next_s = min(until_s, self._coming[0][0]) if self._coming else until_s
         steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
         self.now_s += decode.seconds(step_time, steps)
@@ -181,12 +187,10 @@ class Node:
         longest input, of these the last in the batch; under our policies the last of the order."""
         state, decode, pool = self.state, self.state.decode, self.state.pool
         order = sorted(decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
-        if not isinstance(self._policy, StockPolicy):
-            for progress in order:
-                decode.sync(progress)
-                progress.job.generated_tokens = progress.generated_tokens
-            jobs = [progress.job if progress.ranked else None for progress in order]
-            places = ranked_order(jobs, self._policy, state.served_tokens)
+        if isinstance(self._policy, Policy):
+            view = state.view()
+            jobs = [progress.job for progress in order]
+            places = retention_order(jobs, range(len(jobs)), self._policy, view)
             order = [order[place] for place in places]
         retracted: list[Progress] = []
         while not retracted or decode.pages_needed(1) > pool.room_pages:

@@ -28,7 +28,7 @@ class SimRequest:
 class Progress:
     """A request in the engine. Its Job is all that a policy sees of it.
 
-    index: its place in the run's requests. ranked: whether the policy admitted its job.
+    index: its place in the run's requests.
     age_offset: while decoding, generated tokens less the batch's step counter; else unused.
     prefilled_tokens: of the chunked request, what is done.
     tree_tokens: of its sequence, what the radix tree holds, locked while it is on the device.
@@ -38,8 +38,6 @@ class Progress:
     request: SimRequest
     index: int
     job: Job
-    ranked: bool = False
-    generated_tokens: int = 0
     age_offset: int = 0
     finish_step: int = -1
     prefilled_tokens: int = 0
@@ -49,6 +47,11 @@ class Progress:
     first_token_s: float = -1.0
     last_token_s: float = -1.0
     num_retractions: int = 0
+
+    @property
+    def generated_tokens(self) -> int:
+        """Its age."""
+        return self.job.generated_tokens
 
     @property
     def fill_tokens(self) -> int:

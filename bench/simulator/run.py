@@ -15,7 +15,7 @@ from bench.simulator.result import Result, result_of
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
 from sage_sched.config import SageConfig
-from sage_sched.policy import Policy, policy_named
+from sage_sched.policy import policy_named
 
 
 def simulate(
@@ -28,8 +28,8 @@ def simulate(
     """Serve the requests (at least one, in order of arrival) on one engine.
 
     policy_name: a registered policy or one of stock.STOCK, tuned as bench.rival.Rival says. Of
-    config only the policy section counts: the policy gets the engine's own step time. Raises
-    ValueError for an unknown policy and for requests that the engine cannot serve.
+    config only the sections policy and admission count: the policy gets the engine's own step
+    time. Raises ValueError for an unknown policy and for requests that the engine cannot serve.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
@@ -58,10 +58,11 @@ def make_node(
     """One engine under a policy. Raises ValueError where the policy is unknown."""
     rival = Rival.parse(policy_name)
     tuned = replace(engine, **rival.engine_fields)  # type: ignore[arg-type]
-    policy: type[Policy] | None = STOCK.get(rival.policy)
-    if policy is None:
-        policy = policy_named(rival.policy)
-    return Node(tuned, policy(config.policy, tuned.server_facts()), options, on_finish)
+    stock = STOCK.get(rival.policy)
+    if stock is not None:
+        return Node(tuned, stock(), config, options, on_finish)
+    policy = policy_named(rival.policy, config.policy, tuned.server_facts())
+    return Node(tuned, policy, config, options, on_finish)
 
 
 def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:

@@ -9,9 +9,11 @@ from bench.simulator.pool import KvPool
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress
 from bench.simulator.stock import StockPolicy
-from bench.simulator.waiting import WaitingQueue
-from sage_sched.outlook import Outlook
+from sage_sched.admission import Admission
+from sage_sched.config import PreemptionConfig, SageConfig
+from sage_sched.job import Job
 from sage_sched.policy import Policy
+from sage_sched.view import Holding, SchedulerView
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
 # SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS and SGLANG_RETRACT_DECODE_STEPS.
@@ -19,6 +21,8 @@ _INIT_RATIO = 0.7
 _MIN_RATIO_FACTOR = 0.14
 _RATIO_DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
+# Of host memory.
+_UNBOUNDED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +65,106 @@ class NewTokenRatio:
 
 
 class EngineState:
-    """batch_is_full: SGLang's flag; no admission until a request leaves.
-    outlook: of our policies, unless admission is to be SGLang's; see sage_sched.outlook.
+    """One engine. batch_is_full: SGLang's flag; no admission until a request leaves.
+
+    admission: what it counts on; under stock policies SGLang's own.
+    preemption: None if nobody yields. num_arrivals_planned: see SchedulerView.
+    queue: those that wait, as SGLang's waiting_queue.
     chunked: the one request that is in the middle of its prefill.
     served_tokens: prefilled and decoded. stale_prefill_tokens: see stock.HrrnPolicy.
+    num_queued: requests that have come; under stock policies each retraction counts too.
     """
 
-    def __init__(self, engine: Engine, policy: Policy, options: Options) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy | StockPolicy,
+        config: SageConfig,
+        options: Options,
+    ) -> None:
         self.engine = engine
         self.policy = policy
-        self.preempts = options.preempt and type(policy).yields is not Policy.yields
-        self.max_yields = options.max_yields
+        self.server = engine.server_facts()
+        ours = isinstance(policy, Policy)
+        quantile = config.admission.quantile if ours else 0.0
+        self.admission = Admission(quantile, engine.clip_max_new_tokens)
+        preempts = options.preempt and isinstance(policy, Policy) and policy.preempts
+        self.preemption = PreemptionConfig(max_yields=options.max_yields) if preempts else None
+        self.num_arrivals_planned = -1
         self.pool = KvPool(engine.kv_pool_tokens, engine.page_size)
         self.decode = DecodeBatch(engine.page_size)
-        self.queue = WaitingQueue(policy)
+        self.queue: list[Progress] = []
         self.ratio = NewTokenRatio(engine.schedule_conservativeness)
-        quantile = policy.config.admission_quantile
-        foresees = quantile > 0 and not isinstance(policy, StockPolicy)
-        self.outlook = Outlook(quantile) if foresees else None
         self.chunked: Progress | None = None
         self.batch_is_full = False
+        self.now_s = 0.0
         self.served_tokens = 0
         self.stale_prefill_tokens = 0
         self.num_queued = 0
+
+    @property
+    def free_slots(self) -> int:
+        """How many more may run."""
+        return self.engine.max_running_requests - len(self.decode)
+
+    def running_jobs(self) -> list[Job]:
+        """Of the batch, at their present age."""
+        jobs = []
+        for progress in self.decode:
+            self.decode.sync(progress)
+            progress.job.held_tokens = progress.kv_tokens
+            jobs.append(progress.job)
+        return jobs
+
+    def view(self) -> SchedulerView:
+        """The facts of a pass."""
+        evictable_tokens = self.pool.evictable_pages * self.pool.page_size
+        if self.chunked is not None:
+            self.chunked.job.prefilled_tokens = self.chunked.prefilled_tokens
+        return SchedulerView(
+            now_s=self.now_s,
+            served_tokens=self.served_tokens,
+            num_arrivals=self.num_queued,
+            num_arrivals_planned=self.num_arrivals_planned,
+            waiting=[progress.job for progress in self.queue],
+            swapped={progress.job for progress in self.queue if progress.swapped},
+            running=self.running_jobs(),
+            chunked=None if self.chunked is None else self.chunked.job,
+            batch_is_full=self.batch_is_full,
+            free_slots=self.free_slots,
+            free_tokens=self.pool.room_tokens - evictable_tokens,
+            evictable_tokens=evictable_tokens,
+            locked_tokens=self.pool.held_pages * self.pool.page_size,
+            host_free_tokens=_UNBOUNDED,
+            page_size=self.pool.page_size,
+            expected_share=self.ratio.value,
+            server=self.server,
+            preemption=self.preemption,
+            holding=self._holding,
+        )
+
+    def _holding(self, job: Job) -> Holding:
+        kv_tokens = job.input_tokens + job.generated_tokens
+        held_pages = self.pool.pages(job.held_tokens)
+        return Holding(kv_tokens, 0, held_pages * self.pool.page_size, stays_whole=True)
+
+    def swap_out(self, progress: Progress) -> None:
+        """A running request's KV goes to host memory."""
+        self.decode.leave(progress)
+        self.pool.release(self.pool.pages(progress.kv_tokens), 0, None)
+        progress.tree_tokens = 0
+        progress.swapped = True
+        progress.job.num_yields += 1
+
+    def swap_in(self, progress: Progress) -> bool:
+        """It comes back, and decodes on; False if there is no room for it."""
+        num_pages = self.pool.pages(progress.kv_tokens)
+        if num_pages > self.pool.room_pages or self.free_slots < 1:
+            return False
+        self.hold(num_pages)
+        progress.swapped = False
+        self.decode.join(progress)
+        return True
 
     def served(self, num_steps: int) -> None:
         """Count the tokens of decode steps."""
@@ -92,14 +173,12 @@ class EngineState:
         self.served_tokens += num_steps * per_step
 
     def requeue(self, progress: Progress) -> None:
-        """Put a retracted or yielding request, which has left the batch, back into the queue."""
-        job = progress.job
-        job.generated_tokens = progress.generated_tokens
+        """Put a retracted request, which has left the batch, back into the queue."""
         if isinstance(self.policy, StockPolicy):
-            self.policy.requeued(job, self.num_queued, self.served_tokens)
-            self.policy.cached(job, progress.tree_tokens)
+            self.policy.requeued(progress.job, self.num_queued, self.served_tokens)
+            self.policy.cached(progress.job, progress.tree_tokens)
             self.num_queued += 1
-        self.queue.add(progress, self.served_tokens)
+        self.queue.append(progress)
 
     def hold(self, num_pages: int) -> None:
         """Take pages of the pool."""
@@ -107,7 +186,6 @@ class EngineState:
 
     def evicted(self, owners: list[Progress]) -> None:
         """Waiting requests have lost their cached tokens."""
-        if owners and isinstance(self.policy, StockPolicy):
+        if isinstance(self.policy, StockPolicy):
             for progress in owners:
                 self.policy.cached(progress.job, 0)
-            self.queue.keys_changed()

@@ -6,24 +6,33 @@ prefixes here, so what a request finds in the radix tree is its own, after a ret
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar
 
+from bench.simulator.request import Progress
 from sage_sched.job import Job
-from sage_sched.policy import Policy
 
 # SGLang's WAITING_QUEUE_PREFIX_MATCH_MAX: a longer queue is not sorted by lpm and hrrn.
 _LONGEST_SORTED = 128
 
 
-class StockPolicy(Policy):
-    """A job that is queued again after a retraction counts as a new arrival (SGLang appends it
-    and takes its times anew), with a part of its prompt cached."""
+class StockPolicy(ABC):
+    """An order by SGLang.
+
+    A job that is queued again after a retraction counts as a new arrival (SGLang appends it and
+    takes its times anew), with a part of its prompt cached.
+    """
 
     # hrrn's clock, see HrrnPolicy.
     counts_stale_prefill: ClassVar[bool] = False
 
-    def admit(self, job: Job) -> bool:
+    @abstractmethod
+    def key(self, job: Job, served_tokens: int) -> float:
+        """The place of a waiting job: smaller goes first, ties by arrival."""
+
+    def on_arrival(self, job: Job) -> bool:
+        """A new job, of which nothing is cached."""
         job.memo = 0
         return True
 
@@ -65,8 +74,6 @@ class FcfsPolicy(StockPolicy):
 class LpmPolicy(StockPolicy):
     """Longest prefix match: FCFS, but for retracted requests whose prompt is still cached."""
 
-    moves: ClassVar[bool] = True  # so that a long queue is left as it lies
-
     def key(self, job: Job, served_tokens: int) -> float:
         return -_cached_tokens(job)
 
@@ -82,7 +89,6 @@ class HrrnPolicy(StockPolicy):
     decode step adds that many again. Ties by arrival; SGLang takes the random request id.
     """
 
-    moves: ClassVar[bool] = True
     counts_stale_prefill: ClassVar[bool] = True
 
     def key(self, job: Job, served_tokens: int) -> float:
@@ -113,6 +119,13 @@ class ShortestPrefillPolicy(StockPolicy):
                 break
             reserved += charge
         return (budget_tokens - reserved) // page_size * page_size if reserved else None
+
+
+def stock_order(queue: list[Progress], policy: StockPolicy, served_tokens: int) -> list[Progress]:
+    """The waiting queue as SGLang sorts it."""
+    if not policy.sorts(len(queue)):
+        return queue
+    return sorted(queue, key=lambda p: (policy.key(p.job, served_tokens), p.job.arrival))
 
 
 STOCK: dict[str, type[StockPolicy]] = {

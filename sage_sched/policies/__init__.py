@@ -1,7 +1,22 @@
-"""One policy a file: whatever is in this folder is known by the name that it registers."""
+"""The policies that come with the package, one a file; ours first, then those of the literature."""
 
-import importlib
-import pkgutil
+from sage_sched.policies.fastserve import FastServe
+from sage_sched.policies.fcfs_foresight import FcfsForesight
+from sage_sched.policies.ltr import Ltr
+from sage_sched.policies.sage import Sage
+from sage_sched.policies.srpt_oracle import SrptOracle
+from sage_sched.policies.ssjf import Ssjf
+from sage_sched.policies.trail import Trail
+from sage_sched.policies.uniboost import UniBoost
+from sage_sched.policy import Policy
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+POLICIES: dict[str, type[Policy]] = {
+    "sage": Sage,
+    "fcfs-foresight": FcfsForesight,
+    "fastserve": FastServe,
+    "ltr": Ltr,
+    "srpt-oracle": SrptOracle,
+    "ssjf": Ssjf,
+    "trail": Trail,
+    "uniboost": UniBoost,
+}

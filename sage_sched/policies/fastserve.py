@@ -1,15 +1,35 @@
-"""FastServe: a skip-join multi-level feedback queue, without prediction."""
+"""FastServe: a multi-level feedback queue, without predictions."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+from sage_sched.fields import require
 from sage_sched.job import Job
-from sage_sched.policy import Policy, register
+from sage_sched.policy import Policy
+from sage_sched.step_time import ServerFacts
+from sage_sched.view import SchedulerView
 
 
-@register("fastserve")
-class FastServePolicy(Policy):
+@dataclass(frozen=True, slots=True)
+class FastServeParameters:
+    """Settings of fastserve.
+
+    quantum_ms: the quantum of the best level.
+    refresh_interval_tokens: while the batch is full, who yields is looked at every so many tokens.
+    """
+
+    quantum_ms: float = 100.0
+    refresh_interval_tokens: int = 200
+
+    def __post_init__(self) -> None:
+        interval = self.refresh_interval_tokens
+        require(interval >= 1, "policy.fastserve.refresh_interval_tokens", interval, "at least 1")
+        require(self.quantum_ms > 0, "policy.fastserve.quantum_ms", self.quantum_ms, "above 0")
+
+
+class FastServe(Policy):
     """Skip-join MLFQ (Wu et al. 2023, section 4.1).
 
     A request joins the level whose quantum covers its first iteration, the prefill, and is demoted
@@ -18,14 +38,22 @@ class FastServePolicy(Policy):
     full slots, so that a token has a price that is the same on every rank.
     """
 
-    def admit(self, job: Job) -> bool:
+    Parameters = FastServeParameters
+
+    def __init__(self, parameters: FastServeParameters, server: ServerFacts) -> None:
+        super().__init__(parameters, server)
+        self.refresh_interval_tokens = parameters.refresh_interval_tokens
+
+    def on_arrival(self, job: Job) -> bool:
+        """Find the level that it joins."""
         step = self.server.step_time
         prefill_s = step.prefill_s(1, job.input_tokens, job.input_tokens**2 / 2)
-        quanta = prefill_s * 1e3 / self.config.mlfq_quantum_ms
+        quanta = prefill_s * 1e3 / self.parameters.quantum_ms
         job.memo = max(0, math.ceil(math.log2(quanta))) if quanta > 0 else 0
         return True
 
-    def key(self, job: Job, served_tokens: int) -> float:
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """Its level by now."""
         assert isinstance(job.memo, int)
         slots, pool = self.server.max_running_requests, self.server.kv_pool_tokens
         decoded_s = job.generated_tokens * self.server.step_time.decode_s(slots, pool)
@@ -34,8 +62,11 @@ class FastServePolicy(Policy):
     def _level(self, used_s: float, joined: int) -> int:
         """The level after used_s seconds for a job that joined at a level: the quanta of levels
         joined to n - 1 add up to (2^n - 2^joined) quanta of level 0."""
-        quanta = used_s * 1e3 / self.config.mlfq_quantum_ms
+        quanta = used_s * 1e3 / self.parameters.quantum_ms
         return math.floor(math.log2(2.0**joined + quanta) + 1e-9)
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
-        return self.key(waiting, served_tokens) < self.key(running, served_tokens)
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        """If the waiting job's level is better."""
+        return self.key(waiting, view) < self.key(running, view)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from sage_sched.job import Job
-from sage_sched.policy import Policy, register
+from sage_sched.policy import Policy
+from sage_sched.view import SchedulerView
 
 
-@register("fcfs-foresight")
-class FcfsForesightPolicy(Policy):
+class FcfsForesight(Policy):
     """By arrival, and nobody yields. What it gains over SGLang's `fcfs` is what admission by
-    foreseen lengths (sage_sched.outlook) brings without any order; what `sage` gains over it is the
-    order's. A request without a prediction keeps its turn too.
+    foreseen lengths (sage_sched.admission) brings without any order; what `sage` gains over it is
+    the order's. A request without a prediction keeps its turn too.
+
+    It is also what a pass goes by if its policy fails.
     """
 
-    def admit(self, job: Job) -> bool:
-        return True
+    moves: ClassVar[bool] = True  # so that nothing is kept in the place of another policy's keys
 
-    def key(self, job: Job, served_tokens: int) -> float:
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """The same for all, so that arrival decides."""
         return 0.0

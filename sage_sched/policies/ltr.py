@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+from sage_sched.fields import require
 from sage_sched.job import Job
-from sage_sched.policy import Policy, register
+from sage_sched.policy import Policy
+from sage_sched.view import SchedulerView
 
 # Ahead of every length, and among themselves by arrival.
 _STARVED = -1.0
 
 
-@register("ltr")
-class LtrPolicy(Policy):
+@dataclass(frozen=True, slots=True)
+class LtrParameters:
+    """starvation_pools: a request that has waited for so many KV pools of tokens goes first."""
+
+    starvation_pools: float = 10.0
+
+    def __post_init__(self) -> None:
+        pools = self.starvation_pools
+        require(pools > 0, "policy.ltr.starvation_pools", pools, "above 0")
+
+
+class Ltr(Policy):
     """Learning to rank (Fu et al. 2024, section 3.3): shorter before longer, of which nothing but
     the rank matters, so any increasing score is the same policy; here the predicted mean length.
 
@@ -20,16 +33,20 @@ class LtrPolicy(Policy):
     others and stays there. The paper counts scheduling steps instead, which are of no fixed size.
     """
 
+    Parameters = LtrParameters
     moves: ClassVar[bool] = True
 
-    def admit(self, job: Job) -> bool:
+    def on_arrival(self, job: Job) -> bool:
+        """Compute its mean length."""
         if job.distribution is None:
             return False
         job.memo = job.distribution.capped(job.max_new_tokens).mean()
         return True
 
-    def key(self, job: Job, served_tokens: int) -> float:
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """The predicted mean length, unless it starves."""
         assert isinstance(job.memo, float)
-        waited_pools = (served_tokens - job.served_at_arrival_tokens) / self.server.kv_pool_tokens
-        starved = job.generated_tokens == 0 and waited_pools > self.config.starvation_pools
+        waited_tokens = view.served_tokens - job.served_at_arrival_tokens
+        waited_pools = waited_tokens / self.server.kv_pool_tokens
+        starved = job.generated_tokens == 0 and waited_pools > self.parameters.starvation_pools
         return _STARVED if starved else job.memo

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sage_sched.config import PolicyConfig
 from sage_sched.cost import cost_named
+from sage_sched.fields import require
 from sage_sched.job import Job
 from sage_sched.mean_cost import MeanCost
-from sage_sched.policy import Policy, register
+from sage_sched.policy import Policy
 from sage_sched.step_time import ServerFacts
+from sage_sched.view import SchedulerView
+
+
+@dataclass(frozen=True, slots=True)
+class TrailParameters:
+    """Settings of trail.
+
+    limit: a request no longer yields past this share of its first prediction (the paper's c).
+    refresh_interval_tokens: the remaining length is predicted anew every so many tokens.
+    """
+
+    limit: float = 0.8
+    refresh_interval_tokens: int = 200
+
+    def __post_init__(self) -> None:
+        require(self.limit > 0, "policy.trail.limit", self.limit, "above 0")
+        interval = self.refresh_interval_tokens
+        require(interval >= 1, "policy.trail.refresh_interval_tokens", interval, "at least 1")
 
 
 @dataclass(slots=True)
@@ -18,38 +36,54 @@ class _Memo:
     first_prediction_tokens: float
 
 
-@register("trail")
-class TrailPolicy(Policy):
+class Trail(Policy):
     """TRAIL (section 3.3): by the predicted remaining length; a running request may yield while
-    its age is less than trail_limit times its first prediction.
+    its age is less than limit times its first prediction.
 
     The paper predicts the remaining length anew after each token from hidden states. Here it is
     the mean of the prompt's distribution given the age: what the same knowledge of the prompt says.
     """
 
-    def __init__(self, config: PolicyConfig, server: ServerFacts) -> None:
-        super().__init__(config, server)
+    Parameters = TrailParameters
+
+    def __init__(self, parameters: TrailParameters, server: ServerFacts) -> None:
+        super().__init__(parameters, server)
+        self.refresh_interval_tokens = parameters.refresh_interval_tokens
         self._tokens = cost_named("output", server)
 
-    def admit(self, job: Job) -> bool:
+    def on_arrival(self, job: Job) -> bool:
+        """Compute its remaining length at all ages."""
         if job.distribution is None:
             return False
-        remaining = MeanCost(
+        remaining = self._remaining(job)
+        job.memo = _Memo(remaining, remaining.index(0))
+        return True
+
+    def on_forecast(self, job: Job) -> None:
+        """The remaining length anew. What it was first predicted to be stays."""
+        assert isinstance(job.memo, _Memo)
+        job.memo.remaining = self._remaining(job)
+
+    def _remaining(self, job: Job) -> MeanCost:
+        assert job.distribution is not None
+        return MeanCost(
             job.distribution,
             self._tokens,
             input_tokens=job.input_tokens,
             max_tokens=job.max_new_tokens,
-            bucket_tokens=self.config.bucket_tokens,
+            interval_tokens=self.refresh_interval_tokens,
         )
-        job.memo = _Memo(remaining, remaining.index(0))
-        return True
 
-    def key(self, job: Job, served_tokens: int) -> float:
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """The predicted remaining length."""
         assert isinstance(job.memo, _Memo)
         return job.memo.remaining.index(job.generated_tokens)
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        """If less is left of the waiting job, and the running one is young enough."""
         assert isinstance(running.memo, _Memo)
-        limit = self.config.trail_limit * running.memo.first_prediction_tokens
-        ahead = self.key(waiting, served_tokens) < self.key(running, served_tokens)
-        return ahead and running.generated_tokens < limit
+        limit_tokens = self.parameters.limit * running.memo.first_prediction_tokens
+        ahead = self.key(waiting, view) < self.key(running, view)
+        return bool(ahead and running.generated_tokens < limit_tokens)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+from sage_sched.fields import require
 from sage_sched.job import Job
-from sage_sched.policy import Policy, register
+from sage_sched.policy import Policy
+from sage_sched.view import SchedulerView
 
 
-@register("uniboost")
-class UniBoostPolicy(Policy):
+@dataclass(frozen=True, slots=True)
+class UniBoostParameters:
+    """boost_pools: 1/g, in KV pools of tokens."""
+
+    boost_pools: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.boost_pools > 0, "policy.uniboost.boost_pools", self.boost_pools, "above 0")
+
+
+class UniBoost(Policy):
     """`key = arrival - (1/g) ln(1 / (1 - exp(-g w)))` (UniBoost, ICML 2026; the boost is that of
     Yu and Scully 2024, which minimizes the tail's decay in an M/G/1 queue).
 
@@ -17,12 +29,16 @@ class UniBoostPolicy(Policy):
     known of the work, the prompt's tokens; 1/g is boost_pools KV pools of tokens.
     """
 
-    def admit(self, job: Job) -> bool:
-        window = self.config.boost_pools * self.server.kv_pool_tokens
+    Parameters = UniBoostParameters
+
+    def on_arrival(self, job: Job) -> bool:
+        """Compute its boosted arrival."""
+        window = self.parameters.boost_pools * self.server.kv_pool_tokens
         boost = -window * math.log(-math.expm1(-max(1, job.input_tokens) / window))
         job.memo = job.served_at_arrival_tokens - boost
         return True
 
-    def key(self, job: Job, served_tokens: int) -> float:
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """The boosted arrival."""
         assert isinstance(job.memo, float)
         return job.memo

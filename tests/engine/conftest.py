@@ -27,9 +27,9 @@ ASKED = crowd(36)
 # Six may run, and requests yield most often under this policy: every time that their age has
 # doubled. It goes by tokens alone; swap_only, as what else is cheaper is a matter of the clock.
 YIELDING = """
-[policy]
-bucket_tokens = 2
-mlfq_quantum_ms = 6.0
+[policy.fastserve]
+refresh_interval_tokens = 2
+quantum_ms = 6.0
 [step_time]
 decode_base_ms = 6.0
 prefill_base_ms = 6.0

@@ -35,16 +35,16 @@ def orders_file(folder: Path) -> Path:
 
 
 def register() -> None:
-    """The entry point. In the scheduler it stands between swap.py and SGLang's functions, and
+    """The entry point. In the scheduler it stands between kv_copy.py and SGLang's functions, and
     counts the copies that are alive (`copies_alive` among the counters of preemption)."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from patches import mover, swap
+    from patches import kv_copy, kv_swap
 
     copies: list[Any] = []
 
     def between(name: str) -> None:
-        original: Callable[..., Any] = getattr(swap, name)
+        original: Callable[..., Any] = getattr(kv_copy, name)
         num_calls = 0
 
         def ordered(req: Any, *args: Any) -> Any:
@@ -62,23 +62,23 @@ def register() -> None:
                 copies.append(weakref.ref(req.kv.retraction_backup.cpu_tensors[0][0][0]))
             return result
 
-        setattr(swap, name, ordered)
+        setattr(kv_copy, name, ordered)
 
     between("backup_kv_cache")
     between("restore_kv_cache")
-    given_room, num_asked = swap._given_room, count(1)
+    given_room, num_asked = kv_copy._given_room, count(1)
 
     def room(*args: Any) -> bool:
         denied = _order() == NO_ROOM and next(num_asked) % ONE_IN == 0
         return not denied and given_room(*args)
 
-    swap._given_room = room
-    stats = mover.Mover.stats
+    kv_copy._given_room = room
+    stats = kv_swap.KvSwap.stats
 
     def with_copies(self: Any) -> dict[str, float]:
         return stats(self) | {"copies_alive": sum(copy() is not None for copy in copies)}
 
-    mover.Mover.stats = with_copies  # type: ignore[method-assign]
+    kv_swap.KvSwap.stats = with_copies  # type: ignore[method-assign]
 
 
 def _order() -> str:

@@ -196,7 +196,7 @@ def test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost(
     [
         (
             "zxq vvk 8814 ##",
-            {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_samples": 9.0},
+            {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_effective_samples": 9.0},
         ),
         ("SELECT owner FROM pets;", {"__sage_lengths": {"a": 1}}),
         ("Sieben Zwerge im Wald", {"__sage_lengths": "junk", "__sage_source": None}),
@@ -214,11 +214,11 @@ def test_what_a_client_forges_is_dropped_at_the_door(
     after = sage_server.stats()
     assert sum(after["num_ranked"].values()) == sum(before.values()) + 1 + 2 + 4
     assert "truth" not in after["num_ranked"]
-    assert after["num_garbled"] == 0
+    assert after["num_malformed"] == 0
 
 
 def test_no_route_takes_what_a_client_forges(sage_server: SageServer) -> None:
-    lengths = {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_samples": 9.0}
+    lengths = {"__sage_lengths": [1], "__sage_weights": [1.0], "__sage_effective_samples": 9.0}
     forged = {"custom_params": {"__sage_source": "truth", **lengths}}
     said = [{"role": "user", "content": SHORT_PROMPT}]
     body = {"capacity_of_str_len": 1000}
@@ -242,7 +242,7 @@ def test_no_route_takes_what_a_client_forges(sage_server: SageServer) -> None:
         post(sage_server, path, {"model": served, **body})
     after = sage_server.stats()
     assert "truth" not in after["num_ranked"]
-    assert after["num_garbled"] == 0
+    assert after["num_malformed"] == 0
 
 
 def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) -> None:

@@ -99,7 +99,7 @@ def test_latent_kv_on_two_ranks_comes_back_as_it_went(tmp_path: Path) -> None:
     settings = """
 [predictor]
 deadline_ms = 600000.0
-[policy]
+[policy.sage]
 cost = "output"
 preempt_margin = 0.0
 aging_pools = 1000.0

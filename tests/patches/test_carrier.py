@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patches.carrier import decode, encode, strip
+from patches.carrier import decode, decode_hints, encode, encode_hints, strip
 from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Hints
 from tests.sage_sched.strategies import distributions
 
 
@@ -44,7 +45,7 @@ GOOD = encode(LengthDistribution.from_samples([5, 9], "history"))
 
 
 @pytest.mark.parametrize(
-    "garbled",
+    "malformed",
     [
         {"__sage_lengths": "no"},
         {"__sage_lengths": [9, 5]},
@@ -55,16 +56,48 @@ GOOD = encode(LengthDistribution.from_samples([5, 9], "history"))
         {"__sage_weights": [-1.0, 2.0]},
         {"__sage_weights": ["a", "b"]},
         {"__sage_weights": None},
-        {"__sage_samples": -1},
-        {"__sage_samples": None},
+        {"__sage_effective_samples": -1},
+        {"__sage_effective_samples": None},
         {"__sage_source": "me"},
         {"__sage_source": ["history"]},
     ],
 )
-def test_a_garbled_carrier_is_an_error_that_the_scheduler_expects(garbled: dict[str, Any]) -> None:
+def test_a_malformed_carrier_is_an_error_that_the_scheduler_expects(
+    malformed: dict[str, Any],
+) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        decode({**GOOD, **garbled})
-    incomplete = {key: value for key, value in GOOD.items() if key not in garbled}
+        decode({**GOOD, **malformed})
+    incomplete = {key: value for key, value in GOOD.items() if key not in malformed}
     if "__sage_lengths" in incomplete:
-        with pytest.raises(ValueError, match="garbled"):
+        with pytest.raises(ValueError, match="malformed"):
             decode(incomplete)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("weight", 0.0),
+        ("weight", None),
+        ("weight", float("nan")),
+        ("ttft_slo_ms", "soon"),
+        ("ttft_slo_ms", 10**400),
+        ("tpot_slo_ms", -1),
+        ("urgency", True),
+        ("urgency", 6),
+        ("session", 3),
+        ("session", "x" * 257),
+    ],
+)
+def test_a_malformed_hint_is_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        decode_hints({f"__sage_hint_{field}": value})
+
+
+def test_hints_come_as_they_went_and_what_was_not_given_is_not_carried() -> None:
+    hints = Hints(weight=2.5, tpot_slo_ms=40, urgency=1, session="s")
+    carried = encode_hints(hints)
+    assert decode_hints(carried) == hints
+    assert "__sage_hint_ttft_slo_ms" not in carried
+    assert encode_hints(Hints()) == {}
+    assert decode_hints(None) == decode_hints({"other": 1}) == Hints()
+    assert strip(carried) == {}

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from patches.config_file import read_config
-from sage_sched.config import ConfigError, SageConfig
+from sage_sched.config import SageConfig
+from sage_sched.fields import ConfigError
+from sage_sched.policies.sage import SageParameters
 
 
 def test_no_file_means_the_defaults() -> None:
@@ -15,14 +17,14 @@ def test_no_file_means_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sage.toml", '[policy]\ncost = "output"\n[store]\ncapacity = 7\n'),
-        ("sage.yaml", "policy: {cost: output}\nstore:\n  capacity: 7\n"),
+        ("sage.toml", '[policy.sage]\ncost = "output"\n[store]\ncapacity = 7\n'),
+        ("sage.yaml", "policy: {sage: {cost: output}}\nstore:\n  capacity: 7\n"),
     ],
 )
 def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     config = read_config(str(tmp_path / name))
-    assert (config.policy.cost, config.store.capacity) == ("output", 7)
+    assert (config.policy, config.store.capacity) == ((SageParameters(cost="output"),), 7)
 
 
 def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
@@ -39,7 +41,7 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("sage.yaml", b"- 1\n"),
         ("sage.toml", b"\xff\xfe"),
         ("sage.json", b"{}"),
-        ("sage.toml", b"[policy]\ncost = 3\n"),
+        ("sage.toml", b"[policy.sage]\ncost = 3\n"),
     ],
 )
 def test_an_error_names_the_file(tmp_path: Path, name: str, content: bytes) -> None:

@@ -132,7 +132,7 @@ prepare_server_args(["--model-path", "none", "--schedule-policy", "sage"])
     assert "SGLang 0.4.0 is installed, supported: 0.5.23" in result.stderr
 
 
-def test_a_seam_that_sglang_renamed_is_refused_by_name(fresh: FreshProcesses) -> None:
+def test_a_hook_that_sglang_renamed_is_refused_by_name(fresh: FreshProcesses) -> None:
     result = fresh.run(
         """
 from sglang.srt.plugins import load_plugins
@@ -147,23 +147,23 @@ def refusal():
     except Exception as error:
         print(type(error).__name__, error)
 
-original = SchedulePolicy.calc_priority
-del SchedulePolicy.calc_priority
-SchedulePolicy.calc_priorities = original
+original = SchedulePolicy._validate_and_adjust_policy
+del SchedulePolicy._validate_and_adjust_policy
+SchedulePolicy._validate_policy = original
 refusal()
-SchedulePolicy.calc_priority = lambda self, requests: None
+SchedulePolicy._validate_and_adjust_policy = lambda self, requests: None
 refusal()
-SchedulePolicy.calc_priority = original
+SchedulePolicy._validate_and_adjust_policy = original
 del TokenizerManager._handle_batch_output
 refusal()
 """
     )
     gone, changed, gone_too = result.stdout.splitlines()[-3:]
     for line in (gone, changed, gone_too):
-        assert line.startswith("UnsupportedServerError the seam sglang.srt.managers.")
+        assert line.startswith("UnsupportedServerError the hook sglang.srt.managers.")
         assert "SGLang 0.5.23" in line
-    assert "SchedulePolicy.calc_priority" in gone
-    assert "has no parameter waiting_queue" in changed
+    assert "SchedulePolicy._validate_and_adjust_policy" in gone
+    assert "has no parameter policy, tree_cache" in changed
     assert "TokenizerManager._handle_batch_output" in gone_too
 
 

@@ -11,12 +11,13 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 
-from patches.swap import token_bytes
+from patches.kv_copy import token_bytes
 from patches.swap_meter import SwapMeter
 from sage_sched.config import StepTimeConfig
 
 NUM_TOKENS, NUM_LAYERS = 128, 3
 STEP_TIME = StepTimeConfig().step_time()
+STEPS: Any = SimpleNamespace(pace=lambda step_time: 1000.0)
 
 
 def mha() -> MHATokenToKVPool:
@@ -43,7 +44,6 @@ def scheduler(pool: Any, told: float | None = None) -> Any:
             NUM_TOKENS, torch.bfloat16, "cpu", pool, False
         ),
         tp_group=SimpleNamespace(broadcast_object=broadcast_object),
-        policy=SimpleNamespace(sage_steps=SimpleNamespace(pace=lambda step_time: 1000.0)),
     )
 
 
@@ -64,7 +64,7 @@ class TestPools:
         for buffer in buffers(pool):
             buffer.copy_(torch.randn_like(buffer))
         before = [buffer.clone() for buffer in buffers(pool)]
-        assert SwapMeter(scheduler(pool), STEP_TIME).token_s > 0
+        assert SwapMeter(scheduler(pool), STEPS, STEP_TIME).token_s > 0
         assert all(map(torch.equal, before, buffers(pool)))
 
     def test_a_copy_is_all_of_a_tokens_kv(self, make: Any) -> None:
@@ -85,7 +85,7 @@ class TestPools:
 
 
 def test_all_ranks_count_with_what_the_first_has_measured() -> None:
-    meter = SwapMeter(scheduler(mha(), told=0.25), STEP_TIME)
+    meter = SwapMeter(scheduler(mha(), told=0.25), STEPS, STEP_TIME)
     assert meter.token_s == 0.25
     meter._scheduler.tp_group.broadcast_object = lambda measured: 0.5
     for _ in range(16):
@@ -96,7 +96,7 @@ def test_all_ranks_count_with_what_the_first_has_measured() -> None:
 
 
 def test_it_learns_from_the_moves_in_seconds_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = SwapMeter(scheduler(mha()), STEP_TIME)
+    meter = SwapMeter(scheduler(mha()), STEPS, STEP_TIME)
     clock = SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr("patches.swap_meter.time", clock)
     for _ in range(16):
@@ -108,7 +108,7 @@ def test_it_learns_from_the_moves_in_seconds_of_the_model(monkeypatch: pytest.Mo
 
 def test_a_move_that_did_not_come_off_says_nothing() -> None:
     # A request that finds no room tries again in every pass, and would be a very fast move.
-    meter = SwapMeter(scheduler(mha()), STEP_TIME)
+    meter = SwapMeter(scheduler(mha()), STEPS, STEP_TIME)
     trial = meter.token_s
     for _ in range(32):
         with meter.timing():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from sage_sched.config import COSTS, StepTimeConfig
+from sage_sched.config import PreemptionConfig, StepTimeConfig
+from sage_sched.cost import COSTS
 from sage_sched.distribution import SOURCES, LengthDistribution
+from sage_sched.job import Job
 from sage_sched.step_time import ServerFacts
+from sage_sched.view import SchedulerView
 
 MAX_LENGTH = 5000
 SERVER = ServerFacts(
@@ -15,6 +20,36 @@ SERVER = ServerFacts(
     step_time=StepTimeConfig().step_time(),
     swap_token_s=1e-5,
 )
+
+
+# Nobody waits or runs, and there is room for all.
+IDLE = SchedulerView(
+    now_s=0.0,
+    served_tokens=0,
+    num_arrivals=0,
+    num_arrivals_planned=-1,
+    waiting=(),
+    swapped=(),
+    running=(),
+    chunked=None,
+    batch_is_full=False,
+    free_slots=SERVER.max_running_requests,
+    free_tokens=SERVER.kv_pool_tokens,
+    evictable_tokens=0,
+    locked_tokens=0,
+    host_free_tokens=1 << 40,
+    page_size=1,
+    expected_share=0.5,
+    server=SERVER,
+    preemption=PreemptionConfig(),
+    holding=lambda job: None,
+)
+
+
+def waiting(*jobs: Job, served_tokens: int = 0) -> SchedulerView:
+    """Jobs wait, and nobody has come since the last of them."""
+    num_arrivals = max((job.arrival for job in jobs), default=-1) + 1
+    return replace(IDLE, waiting=jobs, num_arrivals=num_arrivals, served_tokens=served_tokens)
 
 
 @st.composite

@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
-from sage_sched.config import ConfigError, SageConfig
+from sage_sched.config import AdmissionConfig, SageConfig
+from sage_sched.fields import ConfigError
+from sage_sched.policies.ltr import LtrParameters
+from sage_sched.policies.sage import SageParameters
 
 
 def test_every_field_has_a_default() -> None:
@@ -12,22 +15,40 @@ def test_every_field_has_a_default() -> None:
 
 
 def test_sections_override_field_by_field() -> None:
-    config = SageConfig.parse({"policy": {"aging_pools": 2}, "store": {"capacity": 5}})
-    assert config.policy.aging_pools == 2.0
+    config = SageConfig.parse({"policy": {"sage": {"aging_pools": 3}}, "store": {"capacity": 5}})
+    assert config.policy == (SageParameters(aging_pools=3.0),)
     assert config.store.capacity == 5
-    assert config.policy.bucket_tokens == SageConfig().policy.bucket_tokens
+    assert config.store.on_disk == SageConfig().store.on_disk
+
+
+def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
+    policy = (SageParameters(refresh=0.5), LtrParameters(7.0))
+    config = SageConfig(policy=policy, admission=AdmissionConfig(0.25))
+    assert SageConfig.parse(config.sections()) == config
 
 
 @pytest.mark.parametrize(
     ("sections", "names"),
     [
         ({"polcy": {}}, ["polcy", "policy"]),
-        ({"policy": {"agingpools": 3}}, ["agingpools", "aging_pools"]),
-        ({"policy": {"aging_pools": "3"}}, ["policy.aging_pools", "'3'", "float"]),
-        ({"policy": {"aging_pools": 0}}, ["policy.aging_pools", "0", "above 0"]),
-        ({"policy": {"aging_pools": float("nan")}}, ["policy.aging_pools", "nan"]),
-        ({"policy": {"bucket_tokens": True}}, ["policy.bucket_tokens", "True", "int"]),
-        ({"policy": {"cost": "tokens"}}, ["policy.cost", "tokens", "resource-bound"]),
+        ({"policy": {"sage": {"agingpools": 3}}}, ["agingpools", "aging_pools"]),
+        ({"policy": {"sage": {"aging_pools": "3"}}}, ["policy.sage.aging_pools", "'3'", "float"]),
+        ({"policy": {"sage": {"aging_pools": 0}}}, ["policy.sage.aging_pools", "0", "above 0"]),
+        ({"policy": {"sage": {"aging_pools": float("nan")}}}, ["policy.sage.aging_pools", "nan"]),
+        (
+            {"policy": {"trail": {"refresh_interval_tokens": True}}},
+            ["policy.trail.refresh", "True", "int"],
+        ),
+        (
+            {"policy": {"sage": {"cost": "tokens"}}},
+            ["policy.sage.cost", "tokens", "output"],
+        ),
+        ({"policy": {"aging_pools": 2.0}}, ["policy.aging_pools", "unknown policy", "sage"]),
+        ({"policy": {"sage": 2.0}}, ["policy.sage", "2.0"]),
+        ({"policy": {"sage-mean": {"refresh": 1.0}}}, ["policy.sage-mean", "variant", "index"]),
+        ({"policy": {"ssjf": {"x": 1.0}}}, ["policy.ssjf", "x", "none"]),
+        ({"admission": {"quantile": 1.5}}, ["admission.quantile", "1.5", "0 to 1"]),
+        ({"hints": {"trust": "all"}}, ["hints.trust", "all", "body"]),
         ({"policy": 3}, ["policy", "3"]),
         ({"store": {"capacity": 0}}, ["store.capacity", "0"]),
         ({"store": {"path": 7}}, ["store.path", "7", "str"]),

@@ -38,7 +38,7 @@ def test_the_table_holds_the_definition_at_every_boundary(
 ) -> None:
     cost = cost_named(cost_name, SERVER)
     table = GittinsTable(
-        lengths, cost, input_tokens=input_tokens, max_tokens=cap, bucket_tokens=bucket
+        lengths, cost, input_tokens=input_tokens, max_tokens=cap, interval_tokens=bucket
     )
     longest_seen = int(lengths.capped(cap).lengths[-1])
     tailed = lengths.capped(cap).with_tail(cap)
@@ -56,7 +56,7 @@ def test_the_index_is_positive_finite_and_constant_within_a_bucket(
         cost_named(cost_name, SERVER),
         input_tokens=input_tokens,
         max_tokens=8192,
-        bucket_tokens=bucket,
+        interval_tokens=bucket,
     )
     assert 0 < table.index(age) < float("inf")
     assert table.index(age) == table.index(age - age % bucket)
@@ -72,7 +72,7 @@ def test_past_the_longest_length_seen_it_keeps_rising_until_the_cap_is_in_reach(
         cost_named("resource-bound", SERVER),
         input_tokens=input_tokens,
         max_tokens=cap,
-        bucket_tokens=200,
+        interval_tokens=200,
     )
     first = (int(lengths.lengths[-1]) // 200 + 1) * 200
     indices = [table.index(age) for age in range(first, cap // 2, 20_000)]
@@ -91,7 +91,7 @@ def test_a_likely_short_answer_goes_before_a_surely_middling_one_of_lower_mean()
             cost_named("resource-bound", SERVER),
             input_tokens=50,
             max_tokens=4096,
-            bucket_tokens=100,
+            interval_tokens=100,
         ).index(age)
 
     assert index(gamble, 0) < index(middling, 0)

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.config import PolicyConfig
 from sage_sched.cost import cost_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.mean_cost import MeanCost
-from sage_sched.policy import Policy, policy_named, policy_names
-from sage_sched.queue import ranked_order
-from tests.sage_sched.strategies import SERVER, distributions
+from sage_sched.order import serving_order
+from sage_sched.policy import Policy, policy_named, policy_names, policy_type
+from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 
 POOL = SERVER.kv_pool_tokens
 
@@ -40,16 +39,17 @@ def true_job(length: int, **about: int) -> Job:
     return one
 
 
-def order(name: str, jobs: list[Job], served: int = 0, **config: float) -> list[int]:
+def order(name: str, jobs: list[Job], served: int = 0, **parameters: float) -> list[int]:
     """The positions in which the policy serves these jobs."""
-    policy = policy_named(name)(PolicyConfig(**config), SERVER)  # type: ignore[arg-type]
-    assert all(policy.admit(one) for one in jobs)
-    return ranked_order(jobs, policy, served)
+    return serving_order(ranking(name, *jobs, **parameters), waiting(*jobs, served_tokens=served))
 
 
-def admitted(name: str, *jobs: Job, **config: float) -> Policy:
-    policy = policy_named(name)(PolicyConfig(**config), SERVER)  # type: ignore[arg-type]
-    assert all(policy.admit(one) for one in jobs)
+def ranking(name: str, *jobs: Job, **parameters: float) -> Policy:
+    """The policy, with jobs that have come."""
+    policy = policy_named(name, [policy_type(name).Parameters(**parameters)], SERVER)
+    for one in jobs:
+        one.place = None  # it may have come under another policy before
+        assert policy.on_arrival(one)
     return policy
 
 
@@ -61,7 +61,7 @@ NEEDS_LENGTHS = sorted(set(policy_names()) - NEEDS_NONE - {"srpt-oracle"})
 def test_without_a_prediction_it_cannot_rank(name: str) -> None:
     unknown = job(5)
     unknown.distribution = None
-    assert not policy_named(name)(PolicyConfig(), SERVER).admit(unknown)
+    assert not policy_named(name, [], SERVER).on_arrival(unknown)
 
 
 @pytest.mark.parametrize("name", sorted(set(policy_names()) - NEEDS_NONE))
@@ -75,8 +75,8 @@ def test_foresight_under_fcfs_leaves_the_order_alone() -> None:
     unknown.distribution = None
     jobs = [job(9, arrival=2, age=50), job(900, arrival=0), unknown, job(1, arrival=3, served=-1)]
     assert order("fcfs-foresight", jobs, served=10**6) == [1, 2, 0, 3]
-    policy = admitted("fcfs-foresight", *jobs)
-    assert not policy.yields(jobs[3], jobs[1], 10**6, 0.0)
+    policy = ranking("fcfs-foresight", *jobs)
+    assert not policy.preempts
 
 
 @pytest.mark.parametrize("name", policy_names())
@@ -92,9 +92,9 @@ def test_every_key_is_a_number(
 ) -> None:
     one = job(1, served=served // 2)
     one.distribution = lengths
-    policy = admitted(name, one)
-    one.generated_tokens = age
-    assert math.isfinite(policy.key(one, served))
+    policy = ranking(name, one)
+    one.grow(age)
+    assert math.isfinite(policy.key(one, waiting(served_tokens=served)))
 
 
 def test_gittins_prefers_a_gamble_that_the_mean_does_not() -> None:
@@ -124,21 +124,23 @@ def test_an_index_counts_in_full_where_it_improves_and_in_part_where_it_worsens(
 ) -> None:
     one, paper = job(1), job(1)
     one.distribution = paper.distribution = lengths
-    ours = admitted("sage", one, refresh=refresh)
-    full = admitted("sage", paper, refresh=1.0)
-    at_arrival = full.key(paper, 0)
-    assert ours.key(one, 0) == at_arrival
+    ours = ranking("sage", one, refresh=refresh)
+    full = ranking("sage", paper, refresh=1.0)
+    at_arrival = full.key(paper, IDLE)
+    assert ours.key(one, IDLE) == at_arrival
     for age in ages:
         one.generated_tokens = paper.generated_tokens = age
-        change = full.key(paper, 0) - at_arrival
+        change = full.key(paper, IDLE) - at_arrival
         expected = at_arrival + change * (refresh if change > 0 else 1.0)
-        assert ours.key(one, 0) == pytest.approx(expected)
+        assert ours.key(one, IDLE) == pytest.approx(expected)
 
 
 def test_a_policy_that_orders_alone_never_yields() -> None:
     long, short = job(4000, age=10), job(5, arrival=1)
-    assert admitted("sage", long, short).yields(long, short, 0, 0.0)
-    assert not admitted("sage-order", long, short).yields(long, short, 0, 0.0)
+    policy = ranking("sage", long, short)
+    assert policy.preempts
+    assert policy.should_preempt(long, short, 0.0, IDLE)
+    assert not ranking("sage-order", long, short).preempts
 
 
 def test_costs_disagree_about_a_long_prompt() -> None:
@@ -164,35 +166,34 @@ def test_the_measured_cost_is_in_seconds_of_the_server() -> None:
 
 def test_trail_yields_while_young_and_to_a_shorter_one_only() -> None:
     running, shorter, longer = job(1000), job(100), job(2000)
-    policy = admitted("trail", running, shorter, longer)
-    assert policy.yields(running, shorter, 0, 0.0)
-    assert not policy.yields(running, longer, 0, 0.0)
+    policy = ranking("trail", running, shorter, longer)
+    assert policy.should_preempt(running, shorter, 0.0, IDLE)
+    assert not policy.should_preempt(running, longer, 0.0, IDLE)
     running.generated_tokens = 799
-    assert policy.yields(running, shorter, 0, 0.0)
+    assert policy.should_preempt(running, shorter, 0.0, IDLE)
     running.generated_tokens = 801  # past 0.8 of its first prediction
-    assert not policy.yields(running, shorter, 0, 0.0)
+    assert not policy.should_preempt(running, shorter, 0.0, IDLE)
 
 
 @pytest.mark.parametrize("name", ["ssjf", "ltr", "uniboost"])
 def test_the_others_run_a_request_to_its_end(name: str) -> None:
-    running, shorter = job(4000), job(1)
-    assert not admitted(name, running, shorter).yields(running, shorter, 0, 0.0)
+    assert not ranking(name, job(4000), job(1)).preempts
 
 
 def test_sage_yields_to_a_clearly_better_one_only() -> None:
     running, little_better, much_better = job(1000), job(950), job(100)
-    policy = admitted("sage-output", running, little_better, much_better, preempt_margin=0.5)
-    assert not policy.yields(running, little_better, 0, 0.0)
-    assert policy.yields(running, much_better, 0, 0.0)
-    assert not policy.yields(much_better, running, 0, 0.0)
+    policy = ranking("sage-output", running, little_better, much_better, preempt_margin=0.5)
+    assert not policy.should_preempt(running, little_better, 0.0, IDLE)
+    assert policy.should_preempt(running, much_better, 0.0, IDLE)
+    assert not policy.should_preempt(much_better, running, 0.0, IDLE)
 
 
 def test_sage_yields_only_where_it_gains_more_than_the_move_costs() -> None:
     running, better = job(1000), job(100)
-    policy = admitted("sage-measured", running, better)
-    longest_s = math.exp(policy.key(running, 0)) / 1.5 - math.exp(policy.key(better, 0))
-    assert policy.yields(running, better, 0, 0.99 * longest_s)
-    assert not policy.yields(running, better, 0, 1.01 * longest_s)
+    policy = ranking("sage-measured", running, better)
+    longest_s = math.exp(policy.key(running, IDLE)) / 1.5 - math.exp(policy.key(better, IDLE))
+    assert policy.should_preempt(running, better, 0.99 * longest_s, IDLE)
+    assert not policy.should_preempt(running, better, 1.01 * longest_s, IDLE)
 
 
 def test_ltr_lifts_a_request_that_has_starved() -> None:
@@ -205,18 +206,18 @@ def test_ltr_lifts_a_request_that_has_starved() -> None:
 def test_fastserve_demotes_by_service_and_joins_by_the_prefill() -> None:
     # A token at full slots takes 42.64 ms; quanta are 100, 200, 400 ms.
     used, fresh = job(5, age=0), job(5000, arrival=1)
-    policy = admitted("fastserve", used, fresh)
-    assert policy.key(used, 0) == policy.key(fresh, 0) == 0
+    policy = ranking("fastserve", used, fresh)
+    assert policy.key(used, IDLE) == policy.key(fresh, IDLE) == 0
     levels = []
     for age in (2, 3, 7, 8, 16, 17):
         used.generated_tokens = age
-        levels.append(policy.key(used, 0))
+        levels.append(policy.key(used, IDLE))
     assert levels == [0, 1, 1, 2, 2, 3]
-    assert policy.yields(used, fresh, 0, 0.0)
+    assert policy.should_preempt(used, fresh, 0.0, IDLE)
     # 4000 tokens of prompt take 41 + 696 ms: level 3, whose quantum is 800 ms.
     long_prompt = job(5, input_tokens=4000)
-    assert policy.admit(long_prompt)
-    assert policy.key(long_prompt, 0) == 3
+    assert policy.on_arrival(long_prompt)
+    assert policy.key(long_prompt, IDLE) == 3
 
 
 def test_uniboost_boosts_short_prompts_by_a_bounded_time() -> None:
@@ -232,9 +233,20 @@ def test_uniboost_boosts_short_prompts_by_a_bounded_time() -> None:
 
 def test_the_oracle_takes_true_lengths_only() -> None:
     with pytest.raises(ValueError, match="true lengths"):
-        admitted("srpt-oracle", job(5))
+        ranking("srpt-oracle", job(5))
     nearly_done, short = true_job(1000, age=995), true_job(60, arrival=1)
     assert order("srpt-oracle", [nearly_done, short]) == [0, 1]
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_LENGTHS))
+def test_a_revised_forecast_counts_at_any_age(name: str) -> None:
+    revised, fresh = job(30, age=20), job(4000, age=20)
+    policy = ranking(name, revised, fresh)
+    revised.revise(job(4000).distribution)  # type: ignore[arg-type]
+    policy.on_forecast(revised)
+    if name == "sage-norefresh":
+        assert policy.key(revised, IDLE) == policy.key(fresh, IDLE)
+    assert policy.key(revised, IDLE) == pytest.approx(policy.key(fresh, IDLE))
 
 
 @given(distributions(), st.sampled_from([0, 100, 700, 2000]))
@@ -242,7 +254,7 @@ def test_the_mean_cost_is_the_mean_over_longer_answers(
     lengths: LengthDistribution, age: int
 ) -> None:
     cost = cost_named("output", SERVER)
-    mean = MeanCost(lengths, cost, input_tokens=9, max_tokens=9000, bucket_tokens=100)
+    mean = MeanCost(lengths, cost, input_tokens=9, max_tokens=9000, interval_tokens=100)
     tailed = lengths.with_tail(9000)
     left = tailed.surviving(age)
     if left is not None:

@@ -16,6 +16,8 @@ from bench.servers.device import Device, DeviceUse, device_note
 from bench.servers.device_clock import STATE, DeviceClock, DeviceModel, install
 from bench.servers.policy_server import CPU_SAGE
 from bench.simulator.presets import PRESETS
+from sage_sched.policies.fastserve import FastServeParameters
+from sage_sched.policies.sage import SageParameters
 from sage_sched.step_time import StepTime
 
 # Prefill: 1 s, 0.1 a request, 0.01 a token, 0.001 a pair. Decode: 2 s, 0.2 a request, 0.001 a
@@ -179,7 +181,8 @@ def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
     for name, coefficient_ms in asdict(life.step_time).items():
         assert getattr(told.step_time, name) == pytest.approx(coefficient_ms / 4)
     assert told.predictor.deadline_ms == life.predictor.deadline_ms / 4
-    assert told.policy.mlfq_quantum_ms == life.policy.mlfq_quantum_ms / 4
+    assert FastServeParameters(quantum_ms=25.0) in told.policy
+    assert SageParameters() in told.policy
     assert told.store == life.store
     engine = PRESETS["h800-qwen3-32b"]
     flags = device.flags()

@@ -18,10 +18,11 @@ from bench.simulator.result import Result, alone_s
 from bench.simulator.run import make_node, simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
-from sage_sched.config import PolicyConfig, SageConfig
+from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.policy import policy_named, policy_names
+from sage_sched.policies.sage import SageParameters
+from sage_sched.policy import policy_names, policy_type
 from sage_sched.step_time import attended_pairs
 from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, STEP_TIME, burst, mixed, request
 
@@ -261,7 +262,7 @@ def snapshot(node: Node) -> object:
 
 
 def test_a_clairvoyant_policy_gets_the_truth_and_others_the_prediction() -> None:
-    assert policy_named("srpt-oracle").clairvoyant
+    assert policy_type("srpt-oracle").is_clairvoyant
     requests = [request(0.0, 10, 50)] * 12 + [request(0.0, 10, 300), request(0.0, 10, 5)]
     result = simulate(SMALL, "srpt-oracle", CONFIG, requests, CHECKED)
     assert result.ttft_s[13] < result.ttft_s[12]
@@ -287,7 +288,7 @@ def test_a_yielding_request_comes_back_without_a_prefill() -> None:
 
 
 def test_preemption_without_a_reason_changes_nothing() -> None:
-    config = SageConfig(policy=PolicyConfig(preempt_margin=1e9))
+    config = SageConfig(policy=(SageParameters(preempt_margin=1e9),))
     requests = mixed(150, 6.0, 12)
     plain = simulate(SMALL, "sage", config, requests)
     ready = simulate(SMALL, "sage", config, requests, PREEMPTIVE)

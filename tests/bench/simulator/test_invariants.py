@@ -36,11 +36,11 @@ def lose_cache(state: EngineState) -> None:
 
 
 def lose_waiting(state: EngineState) -> None:
-    state.queue.drop([0])
+    del state.queue[0]
 
 
 def double(state: EngineState) -> None:
-    state.queue.add(next(iter(state.decode)), 0)
+    state.queue.append(next(iter(state.decode)))
 
 
 def overrun(state: EngineState) -> None:

@@ -10,7 +10,7 @@ import pytest
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK, ShortestPrefillPolicy
-from sage_sched.config import PolicyConfig, SageConfig
+from sage_sched.config import AdmissionConfig, SageConfig
 from sage_sched.policy import policy_names
 from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, burst, mixed, request
 
@@ -54,7 +54,7 @@ def test_lpm_and_hrrn_leave_a_long_queue_as_it_lies() -> None:
 
 
 def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
-    policy = ShortestPrefillPolicy(PolicyConfig(), SMALL.server_facts())
+    policy = ShortestPrefillPolicy()
     assert policy.chunk_limit(1000, 512, 16, [20, 100, 2000]) == 512 - 32 - 112
     assert policy.chunk_limit(50, 512, 16, [60]) is None
     long, short = request(0.0, 1500, 2), request(0.01, 20, 2)
@@ -84,7 +84,7 @@ def test_foresight_under_fcfs_admits_more_and_overtakes_nobody() -> None:
     never_retracted = ours.num_retractions == 0
     assert (np.diff(first_s[never_retracted]) > -1e-9).all()
     # Without foresight it is SGLang's, but for retracted requests, which keep their turn.
-    blind = SageConfig(policy=PolicyConfig(admission_quantile=0.0))
+    blind = SageConfig(admission=AdmissionConfig(0.0))
     same = simulate(SMALL, "fcfs-foresight", blind, requests)
     assert stock.num_retractions.sum() == same.num_retractions.sum() == 0
     assert same.ttlt_s == pytest.approx(stock.ttlt_s)

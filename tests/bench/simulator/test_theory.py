@@ -16,8 +16,11 @@ from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
-from sage_sched.config import PolicyConfig, SageConfig
+from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.policies.sage import SageParameters
+from sage_sched.policies.srpt_oracle import SrptOracleParameters
+from sage_sched.policies.trail import TrailParameters
 from sage_sched.step_time import StepTime
 
 TOKEN_S = 0.001
@@ -32,8 +35,15 @@ ONE_SLOT = Engine(
 PREEMPTIVE = Options(preempt=True, max_yields=1_000_000)
 # No aging, no hysteresis, the index as it is.
 PURE = SageConfig(
-    policy=PolicyConfig(
-        cost="output", bucket_tokens=20, refresh=1.0, aging_pools=1e9, preempt_margin=0.0
+    policy=(
+        SageParameters(
+            cost="output",
+            refresh_interval_tokens=20,
+            refresh=1.0,
+            aging_pools=1e9,
+            preempt_margin=0.0,
+        ),
+        SrptOracleParameters(preempt_margin=0.0),
     )
 )
 
@@ -133,7 +143,7 @@ def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
         replace(r, distribution=LengthDistribution.from_samples([r.output_tokens], "prior"))
         for r in requests
     ]
-    config = replace(PURE, policy=replace(PURE.policy, bucket_tokens=10, trail_limit=limit))
+    config = SageConfig(policy=(TrailParameters(limit, refresh_interval_tokens=10),))
     mean, error = mean_and_error(simulate(ONE_SLOT, "trail", config, exact, PREEMPTIVE))
     assert mean == pytest.approx(_srpt_response(rate, limit), abs=4 * error + 1.0)
     # The demand is one that can fail: without the limit it would be another.

@@ -17,9 +17,11 @@ _FLAGS = (
 _CHECKS = {**CPU_ENV, **STRICT, "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
 # With the small model's step times, so that a quantum is a few tokens; each request yields often.
 _RESTLESS = """
-[policy]
-bucket_tokens = 4
-mlfq_quantum_ms = 6.0
+[policy.fastserve]
+refresh_interval_tokens = 4
+quantum_ms = 6.0
+[policy.sage]
+refresh_interval_tokens = 4
 preempt_margin = 0.0
 aging_pools = 1000.0
 [preemption]

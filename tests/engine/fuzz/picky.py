@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sage_sched.job import Job
-from sage_sched.policies.fastserve import FastServePolicy
-from sage_sched.policy import register
+from sage_sched.policies.fastserve import FastServe
+from tests.engine import plugins
 
 NAME = "picky"
 
 
-class PickyPolicy(FastServePolicy):
-    """What it refuses keeps its place in the queue."""
+class Picky(FastServe):
+    """What it refuses goes first come, first served."""
 
-    def admit(self, job: Job) -> bool:
-        return job.input_tokens % 3 != 0 and super().admit(job)
+    def on_arrival(self, job: Job) -> bool:
+        return job.input_tokens % 3 != 0 and super().on_arrival(job)
 
 
-def make_known() -> None:
-    """Register it in this process, which is a server's."""
-    register(NAME)(PickyPolicy)
+def install(folder: Path) -> dict[str, str]:
+    """The environment of servers that know it."""
+    return plugins.install_policy(folder, NAME, f"{__name__}:{Picky.__name__}")

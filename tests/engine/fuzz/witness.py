@@ -25,12 +25,15 @@ _FOLDER = "FUZZ_WITNESS_FOLDER"
 
 def install(folder: Path) -> dict[str, str]:
     """The environment of a server whose processes write to `folder`."""
-    return {**plugins.install(folder / "plugin", __name__), _FOLDER: str(folder)}
+    return {
+        **plugins.install(folder / "plugin", __name__),
+        **picky.install(folder / "plugin"),
+        _FOLDER: str(folder),
+    }
 
 
 def register() -> None:
     """The entry point, called in every process of a server."""
-    picky.make_known()
     # The launcher becomes the HTTP process; at this moment it has not imported a scheduler yet.
     if "sglang.srt.managers.scheduler" in sys.modules:
         _watch_scheduler()

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
-from patches.swap import freed_tokens
+from patches.kv_copy import freed_tokens
 
 NUM_SHARED, NUM_SAID = 40, 7
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sage_sched.config import PolicyConfig
 from sage_sched.job import Job
-from sage_sched.plan import PLAN_WINDOW, Claimant, Departure, plan_turns
-from sage_sched.policy import Policy
-from tests.sage_sched.strategies import SERVER
+from sage_sched.plan import Way
+from sage_sched.policy import NoParameters, Policy
+from sage_sched.preemption import WINDOW, Candidate, Departure, plan_turns
+from sage_sched.view import SchedulerView
+from tests.sage_sched.strategies import IDLE, SERVER
 
 NUM_STEPS = 5_000
 NUM_SLOTS = 5
@@ -21,18 +22,17 @@ MAX_YIELDS = 3
 class Restless(Policy):
     """By a level that worsens with age, so that plans change all the time."""
 
-    def admit(self, job: Job) -> bool:
-        return True
-
-    def key(self, job: Job, served_tokens: int) -> float:
+    def key(self, job: Job, view: SchedulerView) -> float:
         assert isinstance(job.memo, int)
         return float(job.memo + job.generated_tokens // 8)
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
-        return self.key(waiting, served_tokens) < self.key(running, served_tokens)
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        return self.key(waiting, view) < self.key(running, view)
 
 
-POLICY = Restless(PolicyConfig(), SERVER)
+POLICY = Restless(NoParameters(), SERVER)
 
 
 @dataclass
@@ -90,33 +90,36 @@ class Rank:
         }
         batch = list(freed)
         self.rng.shuffle(batch)  # in what order a batch holds its requests decides nothing
-        queue = sorted(self.waiting.values(), key=lambda job: (POLICY.key(job, 0), job.arrival))
-        claimants = [
-            Claimant(job, job.input_tokens + job.max_new_tokens + self.page_size)
-            for job in queue[:PLAN_WINDOW]
+        queue = sorted(self.waiting.values(), key=lambda job: (POLICY.key(job, IDLE), job.arrival))
+        candidates = [
+            Candidate(job, job.input_tokens + job.max_new_tokens + self.page_size)
+            for job in queue[:WINDOW]
         ]
         free_tokens = self.free_tokens() - sum(reserved.values())
         free_slots = NUM_SLOTS - len(self.running)
         turns = plan_turns(
             batch,
-            claimants,
+            candidates,
             free_slots=free_slots,
             free_tokens=free_tokens,
             policy=POLICY,
-            served_tokens=0,
+            view=IDLE,
             max_yields=MAX_YIELDS,
-            departure=lambda job: Departure(0.0, freed[job]),
+            departure=lambda job: Departure(Way.SWAP, 0.0, freed[job]),
         )
         assert [turn.newcomer for turn in turns] == queue[: len(turns)]
-        for turn, claimant in zip(turns, claimants, strict=False):
+        done = []
+        for turn, candidate in zip(turns, candidates, strict=False):
+            yielding = tuple(victim.job for victim in turn.victims)
             free_slots, free_tokens = self.carry_out(
-                claimant, turn.yielding, freed, free_slots, free_tokens
+                candidate, yielding, freed, free_slots, free_tokens
             )
-        return [(turn.newcomer.arrival, tuple(j.arrival for j in turn.yielding)) for turn in turns]
+            done.append((turn.newcomer.arrival, tuple(job.arrival for job in yielding)))
+        return done
 
     def carry_out(
         self,
-        claimant: Claimant,
+        candidate: Candidate,
         yielding: tuple[Job, ...],
         freed: dict[Job, int],
         free_slots: int,
@@ -125,19 +128,19 @@ class Rank:
         """One turn; the slots and tokens that are free after it. Each victim is needed."""
         gained = sum(freed[job] for job in yielding)
         for job in yielding:
-            assert POLICY.yields(job, claimant.job, 0, 0.0)
+            assert POLICY.should_preempt(job, candidate.job, 0.0, IDLE)
             enough_slots = free_slots + len(yielding) - 1 > 0
-            enough_tokens = free_tokens + gained - freed[job] > claimant.needed_tokens
+            enough_tokens = free_tokens + gained - freed[job] > candidate.needed_tokens
             assert not (enough_slots and enough_tokens)
             self.yield_slot(job)
             job.num_yields += 1
             assert job.num_yields <= MAX_YIELDS
             self.num_yields += 1
         free_slots += len(yielding) - 1
-        free_tokens += gained - claimant.needed_tokens
+        free_tokens += gained - candidate.needed_tokens
         assert free_slots >= 0
         assert free_tokens > 0
-        newcomer = claimant.job
+        newcomer = candidate.job
         self.running[newcomer.arrival] = self.waiting.pop(newcomer.arrival)
         return free_slots, free_tokens
 

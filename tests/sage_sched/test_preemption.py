@@ -7,27 +7,29 @@ from typing import NamedTuple
 
 import pytest
 
-from sage_sched.config import PolicyConfig, StepTimeConfig
 from sage_sched.job import Job
-from sage_sched.plan import Claimant, Departure, Turn, plan_turns
-from sage_sched.policy import Policy
-from sage_sched.step_time import ServerFacts
+from sage_sched.plan import Way
+from sage_sched.policy import NoParameters, Policy
+from sage_sched.preemption import Candidate, Departure, plan_turns
+from sage_sched.view import SchedulerView
+from tests.sage_sched.strategies import IDLE, SERVER
 
 
 class ByInput(Policy):
     """The shortest prompt first; one of half the length may push another out in under a second."""
 
-    def admit(self, job: Job) -> bool:
-        return True
-
-    def key(self, job: Job, served_tokens: int) -> float:
+    def key(self, job: Job, view: SchedulerView) -> float:
         return float(job.input_tokens)
 
-    def yields(self, running: Job, waiting: Job, served_tokens: int, move_s: float) -> bool:
-        return 2 * waiting.input_tokens <= running.input_tokens and move_s < 1
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        return 2 * waiting.input_tokens <= running.input_tokens and price_s < 1
 
 
-POLICY = ByInput(PolicyConfig(), ServerFacts(1000, 4, StepTimeConfig().step_time(), 0.0))
+POLICY = ByInput(NoParameters(), SERVER)
+# A newcomer, and who yields to it.
+Planned = tuple[Job, tuple[Job, ...]]
 
 
 def job(key: int, num_yields: int = 0) -> Job:
@@ -43,72 +45,73 @@ class Holder(NamedTuple):
 
 def plan(
     running: list[Holder],
-    waiting: list[Claimant],
+    waiting: list[Candidate],
     free_slots: int = 1,
     free_tokens: int = 0,
     move_s: Callable[[Job], float | None] = lambda job: 0.0,
-) -> list[Turn]:
+) -> list[Planned]:
     freed_tokens = dict(running)
 
     def departure(job: Job) -> Departure | None:
         price_s = move_s(job)
-        return None if price_s is None else Departure(price_s, freed_tokens[job])
+        return None if price_s is None else Departure(Way.SWAP, price_s, freed_tokens[job])
 
-    return plan_turns(
+    turns = plan_turns(
         freed_tokens,
         waiting,
         free_slots=free_slots,
         free_tokens=free_tokens,
         policy=POLICY,
-        served_tokens=0,
+        view=IDLE,
         max_yields=2,
         departure=departure,
     )
+    return [(turn.newcomer, tuple(victim.job for victim in turn.victims)) for turn in turns]
 
 
 def test_nobody_yields_where_there_is_room() -> None:
     newcomer = job(1)
-    turns = plan([Holder(job(100), 50)], [Claimant(newcomer, 20)], free_tokens=21)
-    assert turns == [Turn(newcomer, ())]
+    turns = plan([Holder(job(100), 50)], [Candidate(newcomer, 20)], free_tokens=21)
+    assert turns == [(newcomer, ())]
 
 
 def test_the_worst_key_yields_first_and_no_more_than_needed() -> None:
     worst, middle, best = (Holder(job(key), 50) for key in (300, 200, 100))
     newcomer = job(1)
-    assert plan([best, worst, middle], [Claimant(newcomer, 49)]) == [Turn(newcomer, (worst.job,))]
-    both = plan([best, worst, middle], [Claimant(newcomer, 50)])
-    assert both == [Turn(newcomer, (worst.job, middle.job))]
+    assert plan([best, worst, middle], [Candidate(newcomer, 49)]) == [(newcomer, (worst.job,))]
+    both = plan([best, worst, middle], [Candidate(newcomer, 50)])
+    assert both == [(newcomer, (worst.job, middle.job))]
 
 
 def test_one_that_a_later_one_makes_superfluous_stays() -> None:
     small, large = Holder(job(300), 10), Holder(job(200), 80)
     newcomer = job(1)
-    assert plan([small, large], [Claimant(newcomer, 60)]) == [Turn(newcomer, (large.job,))]
+    assert plan([small, large], [Candidate(newcomer, 60)]) == [(newcomer, (large.job,))]
 
 
 def test_nobody_yields_to_one_that_does_not_get_in_even_so() -> None:
-    assert plan([Holder(job(300), 10)], [Claimant(job(1), 60), Claimant(job(2), 5)]) == []
+    assert plan([Holder(job(300), 10)], [Candidate(job(1), 60), Candidate(job(2), 5)]) == []
 
 
 def test_only_those_that_the_policy_lets_yield() -> None:
     near, far = Holder(job(15), 50), Holder(job(20), 50)
     newcomer = job(10)
-    assert plan([near, far], [Claimant(newcomer, 40)]) == [Turn(newcomer, (far.job,))]
-    assert plan([near], [Claimant(newcomer, 40)]) == []
+    assert plan([near, far], [Candidate(newcomer, 40)]) == [(newcomer, (far.job,))]
+    assert plan([near], [Candidate(newcomer, 40)]) == []
 
 
 def test_not_one_whose_move_costs_too_much_and_not_one_that_cannot_move() -> None:
     dear, fixed, cheap = (Holder(job(key), 50) for key in (300, 200, 100))
     prices_s = {dear.job: 1.0, fixed.job: None, cheap.job: 0.5}
     newcomer = job(1)
-    turns = plan([dear, fixed, cheap], [Claimant(newcomer, 40)], move_s=prices_s.__getitem__)
-    assert turns == [Turn(newcomer, (cheap.job,))]
+    turns = plan([dear, fixed, cheap], [Candidate(newcomer, 40)], move_s=prices_s.__getitem__)
+    assert turns == [(newcomer, (cheap.job,))]
 
 
 def test_who_has_yielded_often_enough_stays() -> None:
     tired, fresh = Holder(job(300, num_yields=2), 50), Holder(job(200, num_yields=1), 50)
     newcomer = job(1)
-    assert plan([tired, fresh], [Claimant(newcomer, 40)]) == [Turn(newcomer, (fresh.job,))]
+    assert plan([tired, fresh], [Candidate(newcomer, 40)]) == [(newcomer, (fresh.job,))]
 
 
 @pytest.mark.parametrize(("free_slots", "expected"), [(0, True), (1, False)])
@@ -116,13 +119,13 @@ def test_one_that_frees_nothing_of_what_is_short_stays(free_slots: int, expected
     # It has no tokens: it can give its slot alone.
     newcomer = job(1)
     needed = 5 if expected else 50
-    turns = plan([Holder(job(300), 0)], [Claimant(newcomer, needed)], free_slots, free_tokens=20)
+    turns = plan([Holder(job(300), 0)], [Candidate(newcomer, needed)], free_slots, free_tokens=20)
     assert bool(turns) == expected
 
 
 def test_turns_share_what_is_free_and_no_one_yields_twice() -> None:
     worst, middle = Holder(job(300), 50), Holder(job(200), 50)
     first, second, third = job(1), job(2), job(3)
-    waiting = [Claimant(each, 40) for each in (first, second, third)]
+    waiting = [Candidate(each, 40) for each in (first, second, third)]
     turns = plan([middle, worst], waiting, free_slots=0)
-    assert turns == [Turn(first, (worst.job,)), Turn(second, (middle.job,))]
+    assert turns == [(first, (worst.job,)), (second, (middle.job,))]

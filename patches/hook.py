@@ -18,7 +18,7 @@ _SOURCE = HookSource(plugin_name="sage_sched", dist_name="sage-sched")
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class Hook:
     """One hook.
 
     target: dotted path of a function or method of SGLang.
@@ -59,21 +59,21 @@ class Seam:
 
     def _misfit(self, what: str) -> UnsupportedServerError:
         return UnsupportedServerError(
-            f"the seam {self.target} of SGLang {sglang_release} {what}, so sage-sched cannot "
+            f"the hook {self.target} of SGLang {sglang_release} {what}, so sage-sched cannot "
             "schedule here. Install a supported release, or choose one of SGLang's own policies."
         )
 
 
-def check_all(seams: Iterable[Seam]) -> None:
-    """Raises UnsupportedServerError for the first seam that does not fit."""
-    for seam in seams:
-        seam.check()
+def check_all(hooks: Iterable[Hook]) -> None:
+    """Raises UnsupportedServerError for the first hook that does not fit."""
+    for hook in hooks:
+        hook.check()
 
 
-def apply_all(seams: Iterable[Seam]) -> None:
-    """Hook all seams, or raise UnsupportedServerError for the first that does not fit."""
-    for seam in seams:
-        seam.apply()
+def apply_all(hooks: Iterable[Hook]) -> None:
+    """Hook all hooks, or raise UnsupportedServerError for the first that does not fit."""
+    for hook in hooks:
+        hook.apply()
 
 
 AFTER, AROUND, BEFORE = HookType.AFTER, HookType.AROUND, HookType.BEFORE

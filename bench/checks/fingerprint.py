@@ -1,0 +1,101 @@
+"""Did a change of code change a decision? `python -m bench.checks.fingerprint`.
+
+Simulates every policy in a few regimes and prints a hash of what became of each request. The same
+code gives the same hashes on any machine; a refactoring has to leave them as they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from bench.simulator.presets import H800_80GB_QWEN3_32B, H800_QWEN3_32B, Engine
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
+from bench.simulator.stock import STOCK
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.policy import policy_names
+
+_NUM_REQUESTS = 250
+_CAP_TOKENS = 2048
+
+# Each makes something scarce: KV, slots, KV in pages, and prefill with short chunks.
+_REGIMES: dict[str, tuple[Engine, float]] = {
+    "kv": (H800_80GB_QWEN3_32B, 6.0),
+    "slots": (replace(H800_QWEN3_32B, max_running_requests=24), 3.0),
+    "pages": (replace(H800_80GB_QWEN3_32B, page_size=16, kv_pool_tokens=12_000), 4.0),
+    "chunks": (replace(H800_80GB_QWEN3_32B, chunked_prefill_size=256), 6.0),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.checks.fingerprint",
+        description="Hash what every policy does in the simulator, to see whether it changed.",
+    )
+    parser.add_argument("--out", type=Path, help="also write the hashes there, as JSON")
+    args = parser.parse_args()
+    names = sorted({*policy_names(), *STOCK, "fcfs@conservativeness=0.3"})
+    hashes = {}
+    for name, regime, preempt in tqdm([*_cases(names)], unit="run"):
+        engine, rate = _REGIMES[regime]
+        result = simulate(
+            engine, name, SageConfig(), _requests(rate), Options(preempt=preempt, check=True)
+        )
+        case = f"{name} {regime}{' preempt' if preempt else ''}"
+        hashes[case] = f"{_hash(result)} {result.ttlt_s.mean():.3f}"
+    for case, text in hashes.items():
+        print(f"{case:48}{text}")
+    if args.out is not None:
+        args.out.write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+
+
+def _cases(names: list[str]) -> Iterator[tuple[str, str, bool]]:
+    for regime in _REGIMES:
+        for preempt in (False, True):
+            for name in names:
+                yield name, regime, preempt
+
+
+def _requests(rate: float) -> list[SimRequest]:
+    """Of lengths that their prompts tell half of; a tenth of them has no prediction."""
+    rng = np.random.default_rng(0)
+    arrivals_s = np.cumsum(rng.exponential(1 / rate, _NUM_REQUESTS))
+    requests = []
+    for number, arrival_s in enumerate(arrivals_s.tolist()):
+        level = rng.normal(5.0, 1.0)
+        known = np.exp(rng.normal(level, 0.6, 48)).astype(np.int64)
+        lengths, counts = np.unique(np.clip(known, 1, _CAP_TOKENS), return_counts=True)
+        predicted = LengthDistribution(lengths, counts / counts.sum(), 48.0, "history")
+        requests.append(
+            SimRequest(
+                arrival_s=arrival_s,
+                input_tokens=int(np.clip(np.exp(rng.normal(5.5, 1.2)), 4, 6000)),
+                output_tokens=int(np.clip(np.exp(rng.normal(level, 0.6)), 1, _CAP_TOKENS)),
+                max_new_tokens=_CAP_TOKENS,
+                distribution=None if number % 10 == 9 else predicted,
+                class_name="",
+            )
+        )
+    return requests
+
+
+def _hash(result: Result) -> str:
+    digest = hashlib.sha256()
+    for array in (result.ttft_s, result.ttlt_s, result.num_retractions, result.num_yields):
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    main()

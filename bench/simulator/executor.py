@@ -1,0 +1,114 @@
+"""One scheduling pass: a plan is carried out around SGLang's own admission.
+
+It goes step by step as patches/executor.py does on SGLang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice, takewhile
+
+from bench.simulator.batch import PassResult
+from bench.simulator.prefill_adder import PrefillAdder
+from bench.simulator.request import Progress
+from bench.simulator.state import EngineState
+from bench.simulator.stock import StockPolicy, stock_order
+from sage_sched.decide import decide
+from sage_sched.plan import UNLIMITED, Plan, Yield
+
+
+def scheduling_pass(state: EngineState) -> PassResult:
+    """What SGLang does before every step."""
+    if not len(state.decode):
+        state.batch_is_full = False
+    if not state.queue and state.chunked is None:
+        return PassResult()
+    if isinstance(state.policy, StockPolicy):
+        return _stock_pass(state, state.policy)
+    plan = decide(state.view(), state.policy, state.admission)
+    if plan.order is None:
+        return PassResult()
+    state.queue = [state.queue[position] for position in plan.order]
+    if plan.decode_only:
+        return PassResult()
+    return _carry_out(state, plan)
+
+
+def _stock_pass(state: EngineState, policy: StockPolicy) -> PassResult:
+    if state.chunked is None and state.batch_is_full:
+        return PassResult()
+    if state.chunked is None and state.free_slots <= 0:
+        state.batch_is_full = True
+        return PassResult()
+    state.queue = stock_order(state.queue, policy, state.served_tokens)
+    return PrefillAdder(state, UNLIMITED).run(state.queue)
+
+
+def _carry_out(state: EngineState, plan: Plan) -> PassResult:
+    was_full = state.batch_is_full
+    if plan.is_new:
+        state.num_arrivals_planned = state.num_queued
+    entering, yielded = _make_room(state, plan)
+    rest = state.queue[len(entering) :]
+    back = [progress for progress in entering if progress.swapped]
+    fresh = [progress for progress in entering if not progress.swapped]
+    moved_tokens = sum(progress.kv_tokens for progress in yielded)
+    resumed, left = _resume(state, back)
+    rest = [*left, *rest]
+    lifts_mark = was_full and bool(entering)
+    if lifts_mark:
+        state.batch_is_full = False
+    state.queue = [*fresh, *rest, *yielded]
+    result = PassResult()
+    visible = [*fresh, *_open(state, plan, fresh, rest)]
+    if (visible or state.chunked is not None) and not _is_closed(state):
+        result = PrefillAdder(state, plan.budget).run(visible)
+    result.moved_tokens = moved_tokens + sum(progress.kv_tokens for progress in resumed)
+    if lifts_mark and state.num_arrivals_planned >= 0:
+        waiting = {*state.queue}
+        state.batch_is_full |= not any(progress in waiting for progress in fresh)
+    elif plan.is_new and not was_full and rest and rest[0].swapped:
+        state.batch_is_full |= state.num_arrivals_planned >= 0 and len(state.decode) > 0
+    return result
+
+
+def _is_closed(state: EngineState) -> bool:
+    """Whether SGLang looks at nobody."""
+    if state.chunked is not None:
+        return False
+    state.batch_is_full |= state.free_slots <= 0
+    return state.batch_is_full
+
+
+def _make_room(state: EngineState, plan: Plan) -> tuple[list[Progress], list[Progress]]:
+    """Those that may enter or come back, and those that yielded to them."""
+    entering: list[Progress] = []
+    yielded: list[Progress] = []
+    running = {progress.job: progress for progress in state.decode} if plan.actions else {}
+    for action in plan.actions:
+        if isinstance(action, Yield):
+            yielded.append(running[action.job])
+            state.swap_out(running[action.job])
+        else:
+            entering.append(state.queue[len(entering)])
+    return entering, yielded
+
+
+def _resume(state: EngineState, back: list[Progress]) -> tuple[list[Progress], list[Progress]]:
+    """Bring swapped requests back: those that are, and those for which there is no room."""
+    for number, progress in enumerate(back):
+        if not state.swap_in(progress):
+            state.num_arrivals_planned = -1
+            state.batch_is_full = False
+            return back[:number], back[number:]
+    return back, []
+
+
+def _open(
+    state: EngineState, plan: Plan, fresh: list[Progress], rest: list[Progress]
+) -> Iterable[Progress]:
+    """Who may enter after those of the plan's actions."""
+    may_enter = islice(rest, plan.num_open)
+    if plan.swapped_go_first and (fresh or len(state.decode)):
+        return takewhile(lambda progress: not progress.swapped, may_enter)
+    return (progress for progress in may_enter if not progress.swapped)

@@ -1,0 +1,114 @@
+"""What we read of SGLang's objects in a scheduler process (SGLang 0.5.23)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from patches.jobs import RequestState
+    from patches.scheduler_state import SchedulerState
+
+
+class SamplingParams(Protocol):
+    """sglang/srt/sampling/sampling_params.py"""
+
+    max_new_tokens: int
+    ignore_eos: bool
+    custom_params: Mapping[str, Any] | None
+    min_new_tokens: int
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+
+
+class RequestKv(Protocol):
+    """Req.kv: what a request holds of the KV pool."""
+
+    kv_allocated_len: int
+    kv_committed_len: int
+    cache_protected_len: int
+    req_pool_idx: int
+    retraction_backup: object | None
+
+
+class Req(Protocol):
+    """managers/schedule_batch.py"""
+
+    sage: RequestState
+    rid: str
+    origin_input_ids: Sequence[int]
+    output_ids: Sequence[int]
+    sampling_params: SamplingParams
+    kv: RequestKv
+    session: object | None
+    cached_tokens: int
+    prefix_len: int
+    to_finish: object | None
+    lock: Any
+
+    @property
+    def seqlen(self) -> int: ...
+
+    def finished(self) -> bool: ...
+
+    def next_output_finishes_by_length(self) -> bool: ...
+
+
+class Batch(Protocol):
+    """ScheduleBatch, managers/schedule_batch.py"""
+
+    reqs: list[Req]
+    batch_is_full: bool
+    extend_num_tokens: int
+    prefix_lens: Sequence[int]
+    extend_lens: Sequence[int]
+    forward_mode: Any
+
+    def is_empty(self) -> bool: ...
+
+    def merge_batch(self, other: Batch) -> None: ...
+
+    def release_req(self, index: int, num_remaining: int) -> None: ...
+
+
+class Allocator(Protocol):
+    """mem_cache/allocator"""
+
+    size: int
+
+    def available_size(self) -> int: ...
+
+    def get_kvcache(self) -> Any: ...
+
+
+class Tree(Protocol):
+    """mem_cache/unified_radix_cache.py"""
+
+    def evictable_size(self) -> int: ...
+
+
+class Scheduler(Protocol):
+    """managers/scheduler.py"""
+
+    sage: SchedulerState
+    waiting_queue: list[Req]
+    running_batch: Batch
+    chunked_req: Req | None
+    chunked_prefill_size: int | None
+    max_prefill_tokens: int
+    max_total_num_tokens: int
+    max_running_requests: int
+    page_size: int
+    enable_overlap: bool
+    device: str
+    schedule_policy: str
+    server_args: Any
+    model_config: Any
+    tp_group: Any
+    token_to_kv_pool_allocator: Allocator
+    tree_cache: Tree
+    req_to_token_pool: Any
+    new_token_ratio_tracker: Any
+
+    def get_num_allocatable_reqs(self, running_bs: int, *, running_batch: Batch) -> int: ...

@@ -1,0 +1,111 @@
+"""A Job on every request of one scheduler, and what has come and been served."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patches.carrier import decode, decode_hints
+from patches.engine_types import Batch, Req
+from patches.failures import Failures
+from sage_sched.job import NO_HINTS, Job
+from sage_sched.policy import Policy
+
+
+@dataclass(slots=True)
+class RequestState:
+    """`Req.sage`: its Job; whether it was asked to yield, and what keeps it from that."""
+
+    job: Job
+    was_asked_to_yield: bool = False
+    why_it_stays: str | None = None
+
+
+class Jobs:
+    """Every tensor-parallel rank has one; all see the same requests in the same order and count the
+    same tokens.
+
+    now_s: rank 0's clock as last told, for policies that use one.
+    """
+
+    def __init__(self, policy: Policy, failures: Failures) -> None:
+        self._policy = policy
+        self._failures = failures
+        self.served_tokens = 0
+        self.num_arrivals = 0
+        self.now_s = 0.0
+        self._undated: list[Job] = []
+        self._num_ranked: Counter[str] = Counter()
+        self._num_unranked = 0
+        self._num_malformed = 0
+
+    def arrived(self, req: Req) -> None:
+        """Put a Job on a new request."""
+        job = Job(
+            arrival=self.num_arrivals,
+            input_tokens=len(req.origin_input_ids),
+            max_new_tokens=max(1, req.sampling_params.max_new_tokens),
+            distribution=self._carried(decode, req, None),
+            served_at_arrival_tokens=self.served_tokens,
+            arrival_s=self.now_s,
+            hints=self._carried(decode_hints, req, NO_HINTS),
+            has_fixed_length=req.sampling_params.ignore_eos,
+            keeps_memory=req.session is not None,
+        )
+        self.num_arrivals += 1
+        if self._policy.uses_clock:
+            self._undated.append(job)
+        try:
+            job.is_ranked = self._policy.on_arrival(job)
+        except Exception:
+            job.is_ranked = False
+            self._failures.count("rank a request")
+        req.sage = RequestState(job)
+        if job.is_ranked:
+            self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
+        else:
+            self._num_unranked += 1
+
+    def _carried(self, decoded: Any, req: Req, otherwise: Any) -> Any:
+        try:
+            return decoded(req.sampling_params.custom_params)
+        except ValueError:
+            self._num_malformed += 1
+            return otherwise
+
+    def ticked(self, now_s: float) -> None:
+        """Rank 0's clock has been broadcast. It follows the requests that came with it."""
+        self.now_s = now_s
+        for job in self._undated:
+            job.arrival_s = now_s
+        self._undated.clear()
+
+    def about_to_run(self, batch: Batch) -> None:
+        """Count the tokens that a batch works off, prefill or decode."""
+        # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
+        prefills = batch.forward_mode.is_extend_without_speculative()
+        self.served_tokens += batch.extend_num_tokens if prefills else len(batch.reqs)
+
+    def running(self, reqs: Sequence[Req]) -> list[Job]:
+        """Of running requests, at their present age."""
+        jobs = []
+        for req in reqs:
+            job = req.sage.job
+            job.grow(len(req.output_ids))
+            # What will be given back at its end, as far as can be told at a glance: what it found
+            # in the radix tree at its start, others may hold too.
+            job.cached_tokens = req.cached_tokens
+            job.held_tokens = max(0, req.kv.kv_allocated_len - req.cached_tokens)
+            jobs.append(job)
+        return jobs
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info."""
+        return {
+            "num_ranked": dict(self._num_ranked),
+            "num_unranked": self._num_unranked,
+            "num_malformed": self._num_malformed,
+            "served_tokens": self.served_tokens,
+        }

@@ -1,0 +1,163 @@
+"""Running requests yield, and swapped ones come back."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang.srt.utils.rank_consensus_checker import rank_consensus
+
+from patches.engine_types import Batch, Req, Scheduler
+from patches.kv_copy import can_leave_now, counts_tokens, freed_tokens, is_swapped, swapped
+from patches.kv_swap import KvSwap
+from patches.step_meter import StepMeter
+from patches.survival import why_it_stays, why_none_yields
+from sage_sched.config import PreemptionConfig
+from sage_sched.job import Job
+from sage_sched.plan import Action, Plan, Yield
+from sage_sched.policy import Policy
+from sage_sched.step_time import StepTime
+from sage_sched.view import Holding
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a plan's actions.
+
+    running_batch: with those in it that came back. num_entering: how many the actions let in.
+    fresh: of these, those that are to be prefilled. rest: the others that wait, in order, first
+    those that were to come back and could not. yielded: off the device now.
+    """
+
+    running_batch: Batch
+    num_entering: int = 0
+    fresh: list[Req] = field(default_factory=list)
+    rest: list[Req] = field(default_factory=list)
+    yielded: list[Req] = field(default_factory=list)
+
+
+def preemption_of(
+    scheduler: Scheduler,
+    policy: Policy,
+    config: PreemptionConfig,
+    steps: StepMeter,
+    step_time: StepTime,
+) -> Preemption | None:
+    """None if the policy never preempts, or is not to, or this server cannot swap."""
+    if not config.enabled or not policy.preempts:
+        return None
+    if reason := why_none_yields(scheduler):
+        logger.warning("running requests do not yield on this server: it has %s", reason)
+        return None
+    return Preemption(scheduler, config, steps, step_time)
+
+
+class Preemption:
+    """One scheduler's.
+
+    swap: takes requests off the device and back.
+    num_arrivals_planned: how many requests had come when the last plan was made; -1 if it could not
+        be carried out, so that another is due.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, config: PreemptionConfig, steps: StepMeter, step_time: StepTime
+    ) -> None:
+        self._scheduler = scheduler
+        self.config = config
+        self.swap = KvSwap(scheduler, config.host_pool_gib, steps, step_time)
+        self.num_arrivals_planned = -1
+        self._num_staying: Counter[str] = Counter()
+        self._num_without_host_room = 0
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info. num_staying: requests that were asked to yield and may not, by
+        what they use."""
+        return {
+            **self.swap.stats(),
+            "num_without_host_room": self._num_without_host_room,
+            "num_staying": dict(self._num_staying),
+        }
+
+    def holdings(self, running: Sequence[Req]) -> Callable[[Job], Holding | None]:
+        """For a view: what the running requests hold; None for one that has to stay."""
+        requests: dict[Job, Req] = {}
+
+        def holding(job: Job) -> Holding | None:
+            if not requests:
+                requests.update((req.sage.job, req) for req in running)
+            req = requests[job]
+            if not can_leave_now(req) or not self._survives(req):
+                return None
+            return Holding(
+                kv_tokens=req.seqlen,
+                # What it found in the radix tree at its start, it will find again.
+                cached_tokens=min(req.cached_tokens, req.seqlen),
+                freed_tokens=freed_tokens(self._scheduler, req),
+                stays_whole=self.config.swap_only or counts_tokens(req),
+            )
+
+        return holding
+
+    def _survives(self, req: Req) -> bool:
+        """Whether all that a request uses is known to survive a swap."""
+        state = req.sage
+        if not state.was_asked_to_yield:
+            state.was_asked_to_yield = True
+            state.why_it_stays = why_it_stays(req)
+            if state.why_it_stays is not None:
+                if state.why_it_stays not in self._num_staying:
+                    logger.info("requests that use %s do not yield", state.why_it_stays)
+                self._num_staying[state.why_it_stays] += 1
+        return state.why_it_stays is None
+
+    def carry_out(
+        self, plan: Plan, num_arrivals: int, queue: Sequence[Req], running_batch: Batch
+    ) -> Outcome:
+        """The plan's actions, up to one that fails. queue: the waiting, in the plan's order."""
+        if plan.is_new:
+            self.num_arrivals_planned = num_arrivals
+            self._num_without_host_room += plan.num_without_host_room
+        entering, yielded = self._make_room(plan.actions, queue, running_batch)
+        rest = list(queue[len(entering) :])
+        back, left = swapped(entering), list[Req]()
+        fresh = [req for req in entering if not is_swapped(req)]
+        if back:
+            running_batch, left = self.swap.resume(running_batch, back)
+            if left:
+                self._plan_again(running_batch)
+        self._carried_out(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
+        return Outcome(running_batch, len(entering), fresh, [*left, *rest], yielded)
+
+    def _make_room(
+        self, actions: Sequence[Action], queue: Sequence[Req], running_batch: Batch
+    ) -> tuple[list[Req], list[Req]]:
+        """Those that may enter or come back, and those that yielded to them."""
+        entering: list[Req] = []
+        yielded: list[Req] = []
+        running = {req.sage.job: req for req in running_batch.reqs} if actions else {}
+        for action in actions:
+            if not isinstance(action, Yield):
+                entering.append(queue[len(entering)])
+            elif self.swap.leave(running_batch, running[action.job], action.way):
+                yielded.append(running[action.job])
+            else:
+                self._plan_again(running_batch)
+                break
+        return entering, yielded
+
+    def _plan_again(self, running_batch: Batch) -> None:
+        """Before the next step, as the present plan could not be carried out: those that have
+        left made room that is to be given away."""
+        running_batch.batch_is_full = False
+        self.num_arrivals_planned = -1
+
+    @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
+    def _carried_out(self, entering: list[str], left: list[str], yielded: list[str]) -> None:
+        """What became of a plan, by request id, for SGLang's own check that ranks go on alike
+        (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER). left: entered by the plan, and found no room."""

@@ -1,0 +1,131 @@
+"""The hooks of a scheduler process: jobs arrive, passes follow the policy's plan, admission counts
+on what is foreseen, tokens are counted, and if memory runs out, the last of the order is
+retracted."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from sglang.srt.managers.io_struct import BaseReq
+from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
+from sglang.utils import TypeBasedDispatcher
+
+from patches.admission import add_one, correct
+from patches.executor import run_pass, without_swapped
+from patches.hook import AFTER, AROUND, BEFORE, Hook
+from patches.refusals import refuse_model
+from patches.scheduler_state import SchedulerState
+from sage_sched.config import SageConfig
+from sage_sched.policy import policy_names
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
+_ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+
+
+class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
+    """Rank 0's clock, which rides the broadcast of requests to all ranks."""
+
+    now_s: float
+
+
+def scheduler_hooks(config: SageConfig) -> list[Hook]:
+    """The hooks for one scheduler process whose --schedule-policy is one of ours."""
+    # For the hooks that are given no scheduler.
+    state: SchedulerState | None = None
+
+    def around_validate(original: Any, self: Any, policy: str, tree_cache: Any) -> Any:
+        # SGLang's enum cannot gain members. Under FCFS its code leaves the order as it finds it,
+        # and does the rest (prefix matches for load snapshots, eviction order) as ever.
+        return (
+            CacheAgnosticPolicy.FCFS
+            if policy in policy_names()
+            else original(self, policy, tree_cache)
+        )
+
+    def after_init_policy(result: None, self: Any) -> None:
+        nonlocal state
+        refuse_model(self.model_config)
+        state = self.sage = SchedulerState(self, config)
+
+    def after_init_dispatcher(result: None, self: Any) -> None:
+        told = partial(_ticked, self)
+        self._request_dispatcher += TypeBasedDispatcher([(Tick, told)])
+
+    def after_init_max_new_tokens(result: None, self: Any, req: Any) -> None:
+        # The last thing that every new request goes through, in order of arrival, and the first
+        # moment at which its cap is known. Once more for some that are about to be aborted.
+        if not hasattr(req, "sage"):
+            self.sage.jobs.arrived(req)
+
+    def around_prefill_pass(original: Any, self: Any, running_batch: Any) -> Any:
+        return run_pass(self, partial(original, self), running_batch)
+
+    def around_timeouts(original: Any, self: Any) -> Any:
+        # On the entry rank only.
+        aborts = without_swapped(self, partial(original, self))
+        return [*aborts, Tick(now_s=time.monotonic())] if self.sage.policy.uses_clock else aborts
+
+    def around_queue_limit(original: Any, self: Any, recv_req: Any) -> Any:
+        return without_swapped(self, partial(original, self, recv_req))
+
+    def after_flush_cache(success: bool, self: Any, *args: Any, **kw: Any) -> None:
+        if success and self.sage.preemption is not None:
+            self.sage.preemption.swap.forget_copies()
+
+    def around_chunk_limit(original: Any, *args: Any, **kw: Any) -> int | None:
+        theirs: int | None = original(*args, **kw)
+        ours = None if state is None else state.chunk_limit_tokens
+        return min((limit for limit in (theirs, ours) if limit is not None), default=None)
+
+    def around_retraction_order(original: Any, reqs: list[Any]) -> list[int]:
+        order: list[int] = original(reqs)
+        return order if state is None else state.retention_order(reqs, order)
+
+    def after_adder_init(result: None, self: Any, *args: Any, **kw: Any) -> None:
+        if state is not None:
+            correct(state, self)
+
+    def around_add_one(original: Any, self: Any, req: Any, *args: Any, **kw: Any) -> Any:
+        if state is None:
+            return original(self, req, *args, **kw)
+        return add_one(state, original, self, req, *args, **kw)
+
+    def before_run_batch(self: Any, batch: Any, *args: Any, **kw: Any) -> None:
+        self.sage.jobs.about_to_run(batch)
+        self.sage.steps.launched(batch, after_idle=self._sched_idled)
+
+    def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
+        result.internal_state["sage"] = self.sage.stats()
+
+    def of_scheduler(name: str, kind: Any, hook: Any, *parameters: str) -> Hook:
+        return Hook(f"{_SCHEDULER}.{name}", kind, hook, parameters)
+
+    return [
+        Hook(
+            f"{_POLICY}._validate_and_adjust_policy",
+            AROUND,
+            around_validate,
+            ("policy", "tree_cache"),
+        ),
+        of_scheduler("init_schedule_policy", AFTER, after_init_policy),
+        of_scheduler("init_request_dispatcher", AFTER, after_init_dispatcher),
+        of_scheduler("init_req_max_new_tokens", AFTER, after_init_max_new_tokens, "req"),
+        of_scheduler("get_new_batch_prefill", AROUND, around_prefill_pass, "running_batch"),
+        of_scheduler("_poll_timeout_aborts", AROUND, around_timeouts),
+        of_scheduler("_abort_on_queued_limit", AROUND, around_queue_limit, "recv_req"),
+        of_scheduler("flush_cache", AFTER, after_flush_cache),
+        of_scheduler("run_batch", BEFORE, before_run_batch, "batch"),
+        of_scheduler("get_internal_state", AFTER, after_internal_state, "recv_req"),
+        Hook(f"{_POLICY}.shortest_prefill_chunk_limit", AROUND, around_chunk_limit, ()),
+        Hook(f"{_BATCH}._get_decode_retraction_order", AROUND, around_retraction_order, ("reqs",)),
+        Hook(f"{_ADDER}.__init__", AFTER, after_adder_init, ("running_batch", "new_token_ratio")),
+        Hook(f"{_ADDER}.add_one_req", AROUND, around_add_one, ("req",)),
+    ]
+
+
+def _ticked(scheduler: Any, tick: Tick) -> None:
+    scheduler.sage.jobs.ticked(tick.now_s)

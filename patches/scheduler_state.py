@@ -1,0 +1,140 @@
+"""What we keep for one scheduler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+
+from patches.engine_types import Batch, Req, Scheduler
+from patches.failures import Failures
+from patches.jobs import Jobs
+from patches.kv_copy import swapped
+from patches.preemption import Preemption, preemption_of
+from patches.step_meter import StepMeter
+from sage_sched.admission import Admission
+from sage_sched.config import SageConfig
+from sage_sched.decide import decide
+from sage_sched.job import Job
+from sage_sched.order import retention_order
+from sage_sched.plan import Plan
+from sage_sched.policies.fcfs_foresight import FcfsForesight
+from sage_sched.policy import NoParameters, policy_named
+from sage_sched.step_time import ServerFacts
+from sage_sched.view import Holding, SchedulerView
+
+
+class SchedulerState:
+    """`Scheduler.sage`: the policy, its jobs, and who carries its plans out.
+
+    Every tensor-parallel rank has one, and all plan alike. The clock is read for counters only.
+    """
+
+    def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:
+        server = ServerFacts(
+            scheduler.max_total_num_tokens,
+            scheduler.max_running_requests,
+            config.step_time.step_time(),
+            swap_token_s=0.0,  # as long as nothing is swapped
+        )
+        self._scheduler = scheduler
+        self._server = server
+        self.policy = policy_named(scheduler.schedule_policy, config.policy, server)
+        self._first_come = FcfsForesight(NoParameters(), server)
+        self.admission = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
+        self.failures = Failures()
+        self.jobs = Jobs(self.policy, self.failures)
+        self.steps = StepMeter()
+        self.preemption: Preemption | None = preemption_of(
+            scheduler, self.policy, config.preemption, self.steps, server.step_time
+        )
+        self.chunk_limit_tokens: int | None = None  # of the pass that is going on
+        self._num_passes = 0
+        self._pass_s = 0.0
+        self._longest_pass_s = 0.0
+
+    def plan(self, running_batch: Batch) -> Plan:
+        """What the coming pass is to do; first come, first served if the policy fails."""
+        started_s = time.perf_counter()
+        view = self.view(running_batch)
+        try:
+            plan = decide(view, self.policy, self.admission)
+        except Exception:
+            self.failures.count("plan a pass")
+            plan = decide(view, self._first_come, self.admission)
+        spent_s = time.perf_counter() - started_s
+        self._num_passes += 1
+        self._pass_s += spent_s
+        self._longest_pass_s = max(self._longest_pass_s, spent_s)
+        return plan
+
+    def view(self, running_batch: Batch) -> SchedulerView:
+        """The facts of a pass."""
+        scheduler, preemption = self._scheduler, self.preemption
+        waiting, chunked = scheduler.waiting_queue, scheduler.chunked_req
+        running = self.jobs.running(running_batch.reqs)
+        free_tokens = scheduler.token_to_kv_pool_allocator.available_size()
+        evictable_tokens = scheduler.tree_cache.evictable_size()
+        if chunked is not None:
+            chunked.sage.job.prefilled_tokens = chunked.prefix_len
+        # Most of a long queue have no tokens yet, and need no second look.
+        begun = [req for req in waiting if req.output_ids]
+        for req in begun:
+            req.sage.job.grow(len(req.output_ids))
+        in_host_memory = swapped(begun)
+        return SchedulerView(
+            now_s=self.jobs.now_s,
+            served_tokens=self.jobs.served_tokens,
+            num_arrivals=self.jobs.num_arrivals,
+            num_arrivals_planned=-1 if preemption is None else preemption.num_arrivals_planned,
+            waiting=[req.sage.job for req in waiting],
+            swapped={req.sage.job for req in in_host_memory},
+            running=running,
+            chunked=None if chunked is None else chunked.sage.job,
+            batch_is_full=running_batch.batch_is_full and not running_batch.is_empty(),
+            free_slots=scheduler.get_num_allocatable_reqs(
+                len(running_batch.reqs), running_batch=running_batch
+            ),
+            free_tokens=free_tokens,
+            evictable_tokens=evictable_tokens,
+            locked_tokens=scheduler.max_total_num_tokens - free_tokens - evictable_tokens,
+            host_free_tokens=0
+            if preemption is None
+            else preemption.swap.host_free_tokens(in_host_memory),
+            page_size=scheduler.page_size,
+            expected_share=scheduler.new_token_ratio_tracker.current,
+            server=self._server if preemption is None else preemption.swap.priced(self._server),
+            preemption=None if preemption is None else preemption.config,
+            holding=_stays if preemption is None else preemption.holdings(running_batch.reqs),
+        )
+
+    def retention_order(self, reqs: Sequence[Req], default: Sequence[int]) -> list[int]:
+        """The positions of running requests, from the first to keep to the first to retract;
+        SGLang's own order if the policy fails."""
+        view = replace(
+            self.view(self._scheduler.running_batch), running=(jobs := self.jobs.running(reqs))
+        )
+        try:
+            return retention_order(jobs, default, self.policy, view)
+        except Exception:
+            self.failures.count("choose whom to retract")
+            return list(default)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info."""
+        return {
+            **self.jobs.stats(),
+            "num_policy_errors": self.failures.num_failures,
+            "num_passes": self._num_passes,
+            "mean_pass_ms": 1e3 * self._pass_s / max(1, self._num_passes),
+            "longest_pass_ms": 1e3 * self._longest_pass_s,
+            "preemption": None if self.preemption is None else self.preemption.stats(),
+            "steps": self.steps.windows(),
+        }
+
+
+def _stays(job: Job) -> Holding | None:
+    return None

@@ -1,0 +1,66 @@
+"""The order of jobs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from sage_sched.job import Job
+from sage_sched.policy import Policy
+from sage_sched.view import SchedulerView
+
+
+def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
+    """The positions of the waiting jobs in the order in which to serve them: by key, then arrival.
+
+    What the policy cannot rank waits for as many others as waited when it came, as under first
+    come, first served: its place is the length of the queue less the number of jobs that have come
+    since. So the order depends on who waits, and not on how the queue was ordered before: that may
+    differ between tensor-parallel ranks.
+    """
+    jobs = view.waiting
+    places = _places(jobs, policy, view)
+    order = sorted(range(len(jobs)), key=places.__getitem__)
+    if not [job for job in jobs if not job.is_ranked]:  # a list is quicker than all()
+        return order
+    ranked = iter([position for position in order if jobs[position].is_ranked])
+    unranked = deque(position for position in order if not jobs[position].is_ranked)
+    first_arrival = view.num_arrivals - len(jobs)
+    mixed: list[int] = []
+    while len(mixed) < len(jobs):
+        if unranked and jobs[unranked[0]].arrival - first_arrival <= len(mixed):
+            mixed.append(unranked.popleft())
+        elif (position := next(ranked, None)) is not None:
+            mixed.append(position)
+        else:
+            mixed.extend(unranked)
+    return mixed
+
+
+def retention_order(
+    jobs: Sequence[Job], default: Sequence[int], policy: Policy, view: SchedulerView
+) -> list[int]:
+    """The positions of running jobs, from the first to keep to the first to retract.
+
+    default: SGLang's own order of them. What the policy cannot rank has its place in that one.
+    """
+    places = _places(jobs, policy, view)
+    ranked = iter(sorted((p for p in default if jobs[p].is_ranked), key=places.__getitem__))
+    return [next(ranked) if jobs[position].is_ranked else position for position in default]
+
+
+def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[tuple[float, int]]:
+    """(key, arrival) of each; computed once an age and revision unless the policy's keys move, as a
+    queue of a thousand is ordered in every pass."""
+    if policy.moves:
+        return [_place(job, policy, view) for job in jobs]
+    places = [job.place for job in jobs]
+    if None in places:
+        for position, job in enumerate(jobs):
+            if job.place is None:
+                job.place = places[position] = _place(job, policy, view)
+    return places  # type: ignore[return-value]
+
+
+def _place(job: Job, policy: Policy, view: SchedulerView) -> tuple[float, int]:
+    return (policy.key(job, view) if job.is_ranked else 0.0), job.arrival

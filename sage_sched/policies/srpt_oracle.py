@@ -1,0 +1,59 @@
+"""SRPT by true remaining cost: what no server can do, as a reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sage_sched.cost import cost_named
+from sage_sched.fields import require
+from sage_sched.job import Job
+from sage_sched.policy import Policy
+from sage_sched.step_time import ServerFacts
+from sage_sched.view import SchedulerView
+
+
+@dataclass(frozen=True, slots=True)
+class SrptOracleParameters:
+    """preempt_margin: as of sage."""
+
+    preempt_margin: float = 0.5
+
+    def __post_init__(self) -> None:
+        margin = self.preempt_margin
+        require(margin >= 0, "policy.srpt-oracle.preempt_margin", margin, "0 or more")
+
+
+class SrptOracle(Policy):
+    """Least remaining measured cost first, by the one length of a distribution that is the truth.
+
+    Only a simulator hands out such distributions.
+    """
+
+    Parameters = SrptOracleParameters
+    is_clairvoyant: ClassVar[bool] = True
+
+    def __init__(self, parameters: SrptOracleParameters, server: ServerFacts) -> None:
+        super().__init__(parameters, server)
+        self._cost = cost_named("measured", server)
+
+    def on_arrival(self, job: Job) -> bool:
+        """Raises ValueError unless its distribution is the truth."""
+        if job.distribution is None or job.distribution.source != "truth":
+            raise ValueError("srpt-oracle needs true lengths, which no server has")
+        job.memo = self._cost(job.input_tokens, int(job.distribution.lengths[0]))
+        return True
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """The remaining cost."""
+        assert isinstance(job.memo, float)
+        spent = self._cost(job.input_tokens, job.generated_tokens) if job.generated_tokens else 0.0
+        return job.memo - spent
+
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        """If less is left of the waiting job, the price of the move added to it, by
+        preempt_margin."""
+        margin = 1.0 + self.parameters.preempt_margin
+        return bool(margin * (self.key(waiting, view) + price_s) < self.key(running, view))

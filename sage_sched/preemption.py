@@ -1,0 +1,165 @@
+"""Which running jobs yield to which waiting ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import NamedTuple
+
+from sage_sched.job import Job
+from sage_sched.plan import Way
+from sage_sched.policy import Policy
+from sage_sched.view import Holding, SchedulerView
+
+# How many waiting jobs a plan looks at.
+WINDOW = 16
+
+
+class Departure(NamedTuple):
+    """What it takes to let a running job go, and what that gives back.
+
+    way: where its KV stays. price_s: seconds of the server that its way out and back takes.
+    freed_tokens: tokens that admission gets back: the KV that nobody else holds, and what is set
+    aside for the rest of its answer. host_tokens: KV that goes to host memory.
+    """
+
+    way: Way
+    price_s: float
+    freed_tokens: int
+    host_tokens: int = 0
+
+
+class Victim(NamedTuple):
+    """A running job that yields, and how."""
+
+    job: Job
+    departure: Departure
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A waiting ranked job, and how many tokens admission asks for it."""
+
+    job: Job
+    needed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A waiting job that gets in, and those that yield for it (none: there is room)."""
+
+    newcomer: Job
+    victims: tuple[Victim, ...] = ()
+
+
+def departure_of(
+    holding: Holding, aside_tokens: int, host_free_tokens: int, view: SchedulerView
+) -> Departure | None:
+    """How a running job would leave; None if its KV has nowhere to go.
+
+    aside_tokens: what is set aside for the rest of its answer. The KV is swapped, or left in the
+    radix tree if that is quicker or host memory has no room. All of it is: the more a prefill
+    computes the more a token takes, so that all or nothing is cheapest.
+    """
+    freed_tokens = holding.freed_tokens + aside_tokens
+    swap_s = view.server.swap_s(holding.kv_tokens)
+    recompute_s = view.server.recompute_s(holding.kv_tokens, holding.cached_tokens)
+    fits = holding.kv_tokens <= host_free_tokens
+    if fits and (holding.stays_whole or swap_s <= recompute_s):
+        return Departure(Way.SWAP, swap_s, freed_tokens, holding.kv_tokens)
+    return None if holding.stays_whole else Departure(Way.LEAVE, recompute_s, freed_tokens)
+
+
+def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
+    """Whether a running job would, for nothing, yield to the first of the waiting: in most passes
+    none would, and all else is spared."""
+    if not may_displace(first):
+        return False
+    key = policy.key(first, view)
+    return any(
+        policy.key(job, view) > key and policy.should_preempt(job, first, 0.0, view)
+        for job in view.running
+        if job.is_ranked
+    )
+
+
+def may_displace(job: Job) -> bool:
+    """Whether others may have to yield to it. Not to one that keeps its memory after its answer:
+    they might never get theirs back."""
+    return job.is_ranked and not job.keeps_memory
+
+
+def plan_turns(
+    running: Iterable[Job],
+    candidates: Sequence[Candidate],
+    *,
+    free_slots: int,
+    free_tokens: int,
+    policy: Policy,
+    view: SchedulerView,
+    max_yields: int,
+    departure: Callable[[Job], Departure | None],
+) -> list[Turn]:
+    """The turns of the candidates, in their order, up to the first that cannot get in.
+
+    running: the ranked running jobs.
+    departure: how a running job would leave; None if it has to stay. It is asked only about jobs
+    that the policy would let go for nothing, as the answer takes time to find.
+
+    A candidate gets in with a slot free and more tokens free than it needs. Only jobs of a worse
+    key for which `policy.should_preempt` holds yield to it, the worst first and no more than
+    needed; not one that has yielded max_yields times, nor one that would free nothing of what is
+    short.
+    """
+    left = [
+        (policy.key(job, view), job.arrival, job) for job in running if job.num_yields < max_yields
+    ]
+    left.sort(reverse=True)
+    turns = []
+    for candidate in candidates:
+        key = policy.key(candidate.job, view)
+        willing = (
+            Victim(job, leaving)
+            for _, _, job in takewhile(partial(_is_behind, key), left)
+            if policy.should_preempt(job, candidate.job, 0.0, view)
+            and (leaving := departure(job)) is not None
+            and policy.should_preempt(job, candidate.job, leaving.price_s, view)
+        )
+        short_tokens = candidate.needed_tokens + 1 - free_tokens
+        victims = _enough(willing, 1 - free_slots, short_tokens)
+        if victims is None:
+            break
+        free_slots += len(victims) - 1
+        freed_tokens = sum(victim.departure.freed_tokens for victim in victims)
+        free_tokens += freed_tokens - candidate.needed_tokens
+        gone = {victim.job.arrival for victim in victims}
+        left = [entry for entry in left if entry[1] not in gone]
+        turns.append(Turn(candidate.job, tuple(victims)))
+    return turns
+
+
+def _is_behind(key: float, entry: tuple[float, int, Job]) -> bool:
+    return entry[0] > key
+
+
+def _enough(willing: Iterator[Victim], short_slots: int, short_tokens: int) -> list[Victim] | None:
+    """The first of the willing that together free what is short (nothing if that is 0 or less),
+    without those that the later ones make superfluous; None if all do not suffice."""
+    chosen: list[Victim] = []
+    while short_slots > 0 or short_tokens > 0:
+        victim = next(willing, None)
+        if victim is None:
+            return None
+        if short_slots > 0 or victim.departure.freed_tokens > 0:
+            chosen.append(victim)
+            short_slots -= 1
+            short_tokens -= victim.departure.freed_tokens
+    for victim in reversed(chosen[:-1]):  # the better keys stay
+        freed_tokens = victim.departure.freed_tokens
+        if short_slots < 0 and short_tokens + freed_tokens <= 0:
+            chosen.remove(victim)
+            short_slots += 1
+            short_tokens += freed_tokens
+    return chosen

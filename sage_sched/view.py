@@ -1,0 +1,74 @@
+"""The facts of one scheduling pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from sage_sched.config import PreemptionConfig
+from sage_sched.job import Job
+from sage_sched.step_time import ServerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a running job holds, as one who would let it go sees it.
+
+    kv_tokens: to be moved out and back, or to be computed again.
+    cached_tokens: of these, what a prefill would find in the radix tree.
+    freed_tokens: KV that its leaving gives back: what it holds alone, and what nobody else locks.
+    stays_whole: whether it may not be computed again.
+    """
+
+    kv_tokens: int
+    cached_tokens: int
+    freed_tokens: int
+    stays_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """What is true at one pass, the same on every tensor-parallel rank.
+
+    now_s: rank 0's clock, as broadcast; 0 at no particular moment.
+    served_tokens: prefilled and decoded by the server so far.
+    num_arrivals: how many requests have come. num_arrivals_planned: how many had when the last plan
+        was made; -1 if it could not be carried out, so that another is due.
+    waiting: jobs in the queue. swapped: those of them whose KV is in host memory.
+    running: jobs that decode. chunked: the one in the middle of its prefill.
+    batch_is_full: SGLang's mark: nobody enters until a request leaves.
+    free_slots: how many more may run.
+    free_tokens, evictable_tokens, locked_tokens: of the KV pool; together all of it.
+    host_free_tokens: KV for which host memory has room.
+    page_size: tokens of a page of KV.
+    expected_share: of its cap that SGLang expects an answer to use, in [0, 1].
+    server: its step times and sizes.
+    preemption: None if no request may yield.
+    holding: what a running job holds; None if it has to stay. Asked of those alone that a policy
+        would let go for nothing, as the answer takes time to find.
+    """
+
+    now_s: float
+    served_tokens: int
+    num_arrivals: int
+    num_arrivals_planned: int
+    waiting: Sequence[Job]
+    swapped: Collection[Job]
+    running: Sequence[Job]
+    chunked: Job | None
+    batch_is_full: bool
+    free_slots: int
+    free_tokens: int
+    evictable_tokens: int
+    locked_tokens: int
+    host_free_tokens: int
+    page_size: int
+    expected_share: float
+    server: ServerFacts
+    preemption: PreemptionConfig | None
+    holding: Callable[[Job], Holding | None]
+
+    @property
+    def room_tokens(self) -> int:
+        """Of KV, free or evictable."""
+        return self.free_tokens + self.evictable_tokens

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.overhead.full_server import FullServer
+from patches.executor import run_pass, without_swapped
+from patches.kv_swap import KvSwap
+from sage_sched.plan import Budget, Way
+from sage_sched.policies.sage import Sage
+from sage_sched.view import SchedulerView
+
+
+def test_a_policy_that_fails_at_the_plan_costs_the_plan_and_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=5, num_newcomers=1)
+    server.step()
+    expected = server.take_pass()
+
+    def fail(self: Sage, *args: object) -> bool:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Sage, "should_preempt", fail)
+    for request in server.batch.reqs:
+        request.output_ids += [0] * 1500  # longer than foreseen, so the worst of all
+    server.state.jobs.num_arrivals += 1
+    by_arrival = sorted(expected, key=lambda request: request.sage.job.arrival)
+    assert server.take_pass() == by_arrival
+    assert server.state.stats()["num_policy_errors"] == 1
+
+
+def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FullServer(num_waiting=5, num_newcomers=0)
+    best = server.batch.reqs.pop(0)
+    best.output_ids = []
+    best.sage.job.grow(0)
+    server.scheduler.waiting_queue.insert(0, best)
+    server.scheduler.token_to_kv_pool_allocator.available_size = lambda: 10**6
+    asked: list[Any] = []
+
+    def fail(self: KvSwap, running_batch: Any, req: Any, way: Way) -> bool:
+        asked.append(req)
+        return False
+
+    monkeypatch.setattr(KvSwap, "host_free_tokens", lambda self, in_host_memory: 10**6)
+    monkeypatch.setattr(KvSwap, "leave", fail)
+    expected = list(server.scheduler.waiting_queue)
+    assert server.take_pass() == expected
+    assert len(asked) == 1
+    # What others had freed for its sake is given away before the next step.
+    assert not server.batch.batch_is_full
+    server.take_pass()
+    assert len(asked) == 2
+
+
+def test_who_looks_at_the_queue_without_the_swapped_leaves_it_as_it_was() -> None:
+    server = FullServer(num_waiting=6, num_newcomers=0)
+    before = list(server.scheduler.waiting_queue)
+    for request in before[::2]:
+        request.kv.retraction_backup = object()
+    queue = server.scheduler.waiting_queue
+    seen = without_swapped(server.scheduler, lambda: list(server.scheduler.waiting_queue))
+    assert seen == before[1::2]
+    assert server.scheduler.waiting_queue is queue
+    assert queue == before
+
+
+def test_a_pass_obeys_its_budget_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    server.batch.batch_is_full = False
+    server.scheduler.page_size = 16
+    seen: list[tuple[int, int, int | None]] = []
+
+    def original(batch: Any) -> Any:
+        scheduler = server.scheduler
+        limits = (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size)
+        seen.append((*limits, server.state.chunk_limit_tokens))
+        return SimpleNamespace(running_batch=batch, batch_to_run="a prefill")
+
+    def budget(self: Sage, view: SchedulerView) -> Budget:
+        return Budget(prefill_tokens=100, chunk_tokens=50)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sage, "budget", budget)
+        run_pass(server.scheduler, original, server.batch)
+    run_pass(server.scheduler, original, server.batch)
+    assert seen == [(96, 96, 48), (16384, 8192, None)]
+
+
+def test_decode_only_runs_no_prefill_and_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    server.batch.batch_is_full = False
+    before = list(server.scheduler.waiting_queue)
+    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
+    done = run_pass(server.scheduler, lambda batch: pytest.fail("a prefill"), server.batch)
+    assert done.batch_to_run is None
+    assert done.running_batch is server.batch
+    assert sorted(map(id, server.scheduler.waiting_queue)) == sorted(map(id, before))

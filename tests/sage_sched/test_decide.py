@@ -1,0 +1,209 @@
+"""What a pass decides, with toy policies: neither executor knows of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from sage_sched.admission import Admission
+from sage_sched.decide import decide
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Hints, Job
+from sage_sched.plan import Budget, Enter, Plan, Resume, Way, Yield
+from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.policy import NoParameters, Policy
+from sage_sched.view import Holding, SchedulerView
+from tests.sage_sched.strategies import SERVER, waiting
+
+ADMISSION = Admission(0.5, 4096)
+
+
+class ByInput(Policy):
+    """The shortest prompt first; it pushes out any that is longer."""
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        return float(job.input_tokens)
+
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        return waiting.input_tokens < running.input_tokens
+
+
+def job(arrival: int, input_tokens: int = 10, cap: int = 10, **about: object) -> Job:
+    return Job(arrival, input_tokens, cap, None, 0, **about)  # type: ignore[arg-type]
+
+
+def decided(view: SchedulerView, policy: type[Policy] = ByInput) -> Plan:
+    return decide(view, policy(NoParameters(), SERVER), ADMISSION)
+
+
+def full(view: SchedulerView, *running: Job) -> SchedulerView:
+    """No room beside these that run, each of which may leave."""
+    return replace(
+        view,
+        running=running,
+        batch_is_full=True,
+        free_slots=0,
+        free_tokens=0,
+        holding=lambda job: Holding(job.input_tokens, 0, job.input_tokens, True),
+    )
+
+
+def test_while_there_is_room_all_may_enter_in_their_order() -> None:
+    long, short = job(0, 50), job(1, 5)
+    plan = decided(waiting(long, short))
+    assert plan.order == [1, 0]
+    assert plan.actions == (Enter(short, "nobody runs"), Enter(long, "nobody runs"))
+    assert plan.num_open == 0
+
+
+def test_nobody_gets_into_a_full_batch_but_those_to_whom_others_yield() -> None:
+    running, newcomer, behind = job(0, 500, 50), job(1, 20), job(2, 30, 1000)
+    plan = decided(full(waiting(newcomer, behind), running))
+    yields, enters = plan.actions
+    assert isinstance(yields, Yield)
+    assert (yields.job, yields.to, yields.way) == (running, newcomer, Way.SWAP)
+    assert enters == Enter(newcomer, "others yield to it")
+    assert plan.num_open == 0
+
+
+def test_a_full_batch_is_left_alone_until_there_is_news() -> None:
+    running, newcomer = job(0, 500, 50, generated_tokens=7), job(1, 20)
+    view = full(waiting(newcomer), running)
+    assert decided(view).actions
+    planned = replace(view, num_arrivals_planned=view.num_arrivals)
+    assert decided(planned) == Plan(order=None)
+    running.grow(ByInput.refresh_interval_tokens)
+    assert decided(planned).actions
+    assert decided(replace(view, preemption=None)) == Plan(order=None)
+
+
+def test_the_way_out_is_the_cheaper_one_unless_kv_has_to_stay_whole() -> None:
+    running, newcomer = job(0, 500, 50), job(1, 20)
+    view = full(waiting(newcomer), running)
+
+    def way(token_s: float, stays_whole: bool, host_free_tokens: int = 10_000) -> Way | None:
+        plan = decided(
+            replace(
+                view,
+                server=replace(SERVER, swap_token_s=token_s),
+                host_free_tokens=host_free_tokens,
+                holding=lambda job: Holding(500, 400, 500, stays_whole),
+            )
+        )
+        assert plan.num_without_host_room == (0 if plan.actions else 1)
+        return next((each.way for each in plan.actions if isinstance(each, Yield)), None)
+
+    assert way(1e-6, stays_whole=False) is Way.SWAP
+    assert way(1.0, stays_whole=False) is Way.LEAVE
+    assert way(1.0, stays_whole=True) is Way.SWAP
+    assert way(1e-6, stays_whole=False, host_free_tokens=499) is Way.LEAVE
+    assert way(1e-6, stays_whole=True, host_free_tokens=499) is None
+
+
+def test_victims_share_what_host_memory_has_room_for() -> None:
+    running = [job(0, 500, 50), job(1, 500, 50)]
+    view = full(waiting(job(2, 20), job(3, 20)), *running)
+    both = decided(replace(view, host_free_tokens=1000))
+    assert sum(isinstance(each, Yield) for each in both.actions) == 2
+    one = decided(replace(view, host_free_tokens=999))
+    assert sum(isinstance(each, Yield) for each in one.actions) == 1
+    assert one.num_without_host_room == 1
+
+
+def test_a_swapped_job_resumes_and_nobody_overtakes_it() -> None:
+    back, fresh = job(0, 10, 20, generated_tokens=5), job(1, 30)
+    view = replace(waiting(back, fresh), swapped={back}, running=[job(2)])
+    plan = decided(view)
+    assert plan.actions[0] == Resume(back, "there is room for it")
+    assert plan.swapped_go_first
+
+
+def test_a_swapped_job_comes_back_if_nobody_runs_whatever_admission_fears() -> None:
+    back = job(0, 10, 4000, generated_tokens=5)
+    view = replace(waiting(back), swapped={back}, free_tokens=100)
+    assert decided(view).actions == (Resume(back, "nobody runs"),)
+    assert decided(replace(view, running=[job(1)])).actions == ()
+
+
+def test_nobody_yields_to_a_session_which_keeps_its_memory() -> None:
+    running, newcomer = job(0, 500, 50), job(1, 20, keeps_memory=True)
+    assert decided(full(waiting(newcomer), running)).actions == ()
+
+
+def test_beside_a_chunked_prompt_nobody_yields_or_comes_back() -> None:
+    running, newcomer, back = job(0, 500, 50), job(1, 20), job(2, 5, generated_tokens=5)
+    view = replace(full(waiting(newcomer, back), running), swapped={back}, chunked=job(3, 900))
+    plan = decided(view)
+    assert (plan.order, plan.actions, plan.num_open) == ([1, 0], (), 2)
+    assert not plan.swapped_go_first
+
+
+class HoldsUrgencyFive(ByInput):
+    """Jobs of urgency 5 wait until nobody else does or runs."""
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        return math.inf if job.hints.urgency == 5 else super().key(job, view)
+
+
+def test_a_class_may_be_held_back_but_not_for_ever() -> None:
+    held, other = job(0, 1, hints=Hints(urgency=5)), job(1, 50)
+    plan = decided(waiting(held, other), HoldsUrgencyFive)
+    assert plan.order == [1, 0]
+    assert [each.job for each in plan.actions] == [other]
+    assert plan.num_open == 0
+    beside = replace(waiting(held), running=[other])
+    assert decided(beside, HoldsUrgencyFive).num_open == 0
+    assert decided(beside, HoldsUrgencyFive).actions == ()
+    assert [each.job for each in decided(waiting(held), HoldsUrgencyFive).actions] == [held]
+
+
+class FirstTokenByDeadline(ByInput):
+    """Earliest deadline first; a pass prefills no more than the nearest deadline allows, and
+    nothing while one that runs is late."""
+
+    uses_clock = True
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        return job.arrival_s + (job.hints.ttft_slo_ms or math.inf) / 1e3
+
+    def budget(self, view: SchedulerView) -> Budget | None:
+        slack_s = min(self.key(job, view) - view.now_s for job in (*view.waiting, *view.running))
+        prefill_tokens = int(max(0.0, slack_s) * 1000)
+        return Budget(prefill_tokens, chunk_tokens=max(1, prefill_tokens // 2))
+
+
+def test_a_deadline_sets_the_budget_and_decode_only() -> None:
+    soon, later = (
+        job(number, arrival_s=1.0, hints=Hints(ttft_slo_ms=slo_ms))
+        for number, slo_ms in ((1, 500.0), (0, 2000.0))
+    )
+    view = replace(waiting(later, soon), now_s=1.25)
+    plan = decided(view, FirstTokenByDeadline)
+    assert plan.order == [1, 0]
+    assert plan.budget == Budget(250, 125)
+    late = replace(view, now_s=2.0, running=[job(2, arrival_s=0.0, hints=Hints(ttft_slo_ms=1.0))])
+    assert decided(late, FirstTokenByDeadline).decode_only
+    # With nobody to decode, decoding alone would be standing still.
+    assert not decided(replace(view, now_s=9.0), FirstTokenByDeadline).decode_only
+
+
+def test_a_revised_forecast_changes_the_order_of_those_that_wait() -> None:
+    policy = Sage(SageParameters(), SERVER)
+    jobs = [job(number, cap=4000) for number in range(2)]
+    for one, length in zip(jobs, (100, 1000), strict=True):
+        one.distribution = LengthDistribution.from_samples([length] * 50, "history")
+        assert policy.on_arrival(one)
+    view = waiting(*jobs)
+    assert decide(view, policy, ADMISSION).order == [0, 1]
+    needed = ADMISSION.needed_tokens(jobs[1], 1)
+    jobs[1].revise(LengthDistribution.from_samples([10] * 50, "history"))
+    policy.on_forecast(jobs[1])
+    assert decide(view, policy, ADMISSION).order == [1, 0]
+    assert ADMISSION.needed_tokens(jobs[1], 1) < needed
+
+
+def test_without_preemption_all_in_the_queue_may_enter_as_far_as_memory_goes() -> None:
+    view = replace(waiting(job(0), job(1)), preemption=None)
+    assert decided(view) == Plan([0, 1], num_open=2, swapped_go_first=False)
