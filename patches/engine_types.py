@@ -121,6 +121,7 @@ class Scheduler(Protocol):
     max_running_requests: int
     page_size: int
     enable_overlap: bool
+    is_hybrid_swa: bool
     device: str
     schedule_policy: str
     server_args: Any

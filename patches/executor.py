@@ -28,6 +28,9 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
     queue = [scheduler.waiting_queue[position] for position in plan.order]
     if plan.decode_only:
         scheduler.waiting_queue = queue
+        if scheduler.chunked_req is None:
+            return _showing(scheduler, [], lambda: original(running_batch))
+        # SGLang's pass would prefill the next chunk.
         return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
     with _within(scheduler, plan.budget):
         return _carry_out(scheduler, plan, queue, original, running_batch)

@@ -94,7 +94,10 @@ class SchedulerState:
             swapped={req.sage.job for req in in_host_memory},
             running=running,
             chunked=None if chunked is None else chunked.sage.job,
-            batch_is_full=running_batch.batch_is_full and not running_batch.is_empty(),
+            # SGLang lifts its mark before every pass if the batch is empty, or attention is hybrid.
+            batch_is_full=running_batch.batch_is_full
+            and not running_batch.is_empty()
+            and not scheduler.is_hybrid_swa,
             free_slots=scheduler.get_num_allocatable_reqs(
                 len(running_batch.reqs), running_batch=running_batch
             ),

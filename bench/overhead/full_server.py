@@ -33,6 +33,7 @@ class StandInRequest:
     """What our hooks read of a request (sglang/srt/managers/schedule_batch.py, Req)."""
 
     to_finish = session = lock = None
+    prefix_len = 0
     rid = "a request"
     cached_tokens = 0
 
@@ -78,6 +79,7 @@ def stand_in_scheduler(free_tokens: Callable[[], int]) -> Any:
         chunked_prefill_size=8192,
         page_size=1,
         device="cpu",
+        is_hybrid_swa=False,
         new_token_ratio_tracker=SimpleNamespace(current=0.5),
         token_to_kv_pool_allocator=allocator,
         tree_cache=SimpleNamespace(evictable_size=lambda: 0),

@@ -95,7 +95,14 @@ def test_decode_only_runs_no_prefill_and_loses_nobody(monkeypatch: pytest.Monkey
     server.batch.batch_is_full = False
     before = list(server.scheduler.waiting_queue)
     monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
-    done = run_pass(server.scheduler, lambda batch: pytest.fail("a prefill"), server.batch)
+    seen: list[Any] = []
+    run_pass(
+        server.scheduler, lambda batch: seen.extend(server.scheduler.waiting_queue), server.batch
+    )
+    assert seen == []
+    server.scheduler.chunked_req = server.scheduler.waiting_queue.pop()
+    done = run_pass(server.scheduler, lambda batch: pytest.fail("a chunk"), server.batch)
     assert done.batch_to_run is None
     assert done.running_batch is server.batch
-    assert sorted(map(id, server.scheduler.waiting_queue)) == sorted(map(id, before))
+    left = [*server.scheduler.waiting_queue, server.scheduler.chunked_req]
+    assert sorted(map(id, left)) == sorted(map(id, before))
