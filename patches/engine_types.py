@@ -75,6 +75,8 @@ class Batch(Protocol):
 
     def is_empty(self) -> bool: ...
 
+    def check_decode_mem(self) -> bool: ...
+
     def merge_batch(self, other: Batch) -> None: ...
 
     def release_req(self, index: int, num_remaining: int) -> None: ...
@@ -122,6 +124,9 @@ class Scheduler(Protocol):
     page_size: int
     enable_overlap: bool
     is_hybrid_swa: bool
+    is_mixed_chunk: bool
+    prefill_delayer: object | None
+    truncation_align_size: int | None
     device: str
     schedule_policy: str
     server_args: Any

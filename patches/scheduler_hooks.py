@@ -62,6 +62,15 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         if not hasattr(req, "sage"):
             self.sage.jobs.arrived(req)
 
+    def before_add_to_queue(self: Scheduler, req: Req, *args: Any, **kw: Any) -> None:
+        # SGLang may have cut the prompt, or put a stub in its place, since it arrived.
+        if hasattr(req, "sage"):
+            req.sage.job.input_tokens = len(req.origin_input_ids)
+
+    def before_calc_priority(self: object, waiting_queue: list[Req], *args: Any, **kw: Any) -> None:
+        if state is not None:
+            state.hide_unplanned(waiting_queue)
+
     def around_prefill_pass(original: Any, self: Scheduler, running_batch: Batch) -> Any:
         return run_pass(self, partial(original, self), running_batch)
 
@@ -115,6 +124,8 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         of_scheduler("init_schedule_policy", AFTER, after_init_policy),
         of_scheduler("init_request_dispatcher", AFTER, after_init_dispatcher),
         of_scheduler("init_req_max_new_tokens", AFTER, after_init_max_new_tokens, "req"),
+        of_scheduler("_add_request_to_queue", BEFORE, before_add_to_queue, "req"),
+        Hook(f"{_POLICY}.calc_priority", BEFORE, before_calc_priority, ("waiting_queue",)),
         of_scheduler("get_new_batch_prefill", AROUND, around_prefill_pass, "running_batch"),
         of_scheduler("_poll_timeout_aborts", AROUND, around_timeouts),
         of_scheduler("_abort_on_queued_limit", AROUND, around_queue_limit, "recv_req"),
