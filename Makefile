@@ -16,7 +16,7 @@ check: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not server"
+	$(BIN)/python -m pytest -m "not server" -n 2 --dist loadfile
 
 # Each step leaves a mark, so a broken-off set-up goes on where it stopped; pip keeps what it has
 # downloaded. torch brings what its build needs (CUDA libraries, if it is a CUDA build); the others

@@ -37,13 +37,19 @@ class Req(Protocol):
 
     sage: RequestState
     rid: str
-    origin_input_ids: Sequence[int]
-    output_ids: Sequence[int]
+    origin_input_ids: list[int]
+    output_ids: list[int]
+    full_untruncated_fill_ids: list[int]
     sampling_params: SamplingParams
     kv: RequestKv
     session: object | None
     cached_tokens: int
     prefix_len: int
+    extend_end: int
+    grammar: object | None
+    beam_group: object | None
+    multimodal_inputs: object | None
+    time_stats: Any
     to_finish: object | None
     lock: Any
 
@@ -53,6 +59,8 @@ class Req(Protocol):
     def finished(self) -> bool: ...
 
     def next_output_finishes_by_length(self) -> bool: ...
+
+    def reset_for_retract(self) -> None: ...
 
 
 class Batch(Protocol):
@@ -67,9 +75,13 @@ class Batch(Protocol):
 
     def is_empty(self) -> bool: ...
 
+    def check_decode_mem(self) -> bool: ...
+
     def merge_batch(self, other: Batch) -> None: ...
 
     def release_req(self, index: int, num_remaining: int) -> None: ...
+
+    def filter_batch(self, *, keep_indices: list[int]) -> None: ...
 
 
 class Allocator(Protocol):
@@ -81,11 +93,21 @@ class Allocator(Protocol):
 
     def get_kvcache(self) -> Any: ...
 
+    def get_cpu_copy(self, indices: Any) -> Any: ...
+
+    def load_cpu_copy(self, kv_cache: Any, indices: Any) -> None: ...
+
 
 class Tree(Protocol):
     """mem_cache/unified_radix_cache.py"""
 
+    tree_components: tuple[Any, ...]
+
     def evictable_size(self) -> int: ...
+
+    def lock(self, node: Any) -> Any: ...
+
+    def unlock(self, lock: Any) -> None: ...
 
 
 class Scheduler(Protocol):
@@ -101,6 +123,10 @@ class Scheduler(Protocol):
     max_running_requests: int
     page_size: int
     enable_overlap: bool
+    is_hybrid_swa: bool
+    is_mixed_chunk: bool
+    prefill_delayer: object | None
+    truncation_align_size: int | None
     device: str
     schedule_policy: str
     server_args: Any
@@ -110,5 +136,11 @@ class Scheduler(Protocol):
     tree_cache: Tree
     req_to_token_pool: Any
     new_token_ratio_tracker: Any
+    spec_algorithm: Any
+    future_map: Any
+    schedule_stream: Any
+    forward_stream: Any
+    _request_dispatcher: Any
+    _sched_idled: bool
 
     def get_num_allocatable_reqs(self, running_bs: int, *, running_batch: Batch) -> int: ...

@@ -23,22 +23,24 @@ from sglang.srt.mem_cache.common import (
     restore_kv_cache,
 )
 
+from patches.engine_types import Batch, Req, Scheduler
+
 logger = logging.getLogger(__name__)
 
 _BACKEND = "cpu_tensor"
 
 
-def is_swapped(req: Any) -> bool:
+def is_swapped(req: Req) -> bool:
     """Whether a waiting request's KV is in host memory."""
     return req.kv.retraction_backup is not None
 
 
-def swapped(waiting: Iterable[Any]) -> list[Any]:
+def swapped(waiting: Iterable[Req]) -> list[Req]:
     """Those whose KV is in host memory, in their order."""
     return [req for req in waiting if is_swapped(req)]
 
 
-def can_leave_now(req: Any) -> bool:
+def can_leave_now(req: Req) -> bool:
     """Whether a running request has a first token and more than one to come."""
     return not (
         req.finished()
@@ -48,7 +50,7 @@ def can_leave_now(req: Any) -> bool:
     )
 
 
-def freed_tokens(scheduler: Any, req: Any) -> int:
+def freed_tokens(scheduler: Scheduler, req: Req) -> int:
     """KV tokens that a running request's leaving would give back to admission.
 
     They are those that it holds alone, and those of the radix tree that nobody else locks: a
@@ -66,14 +68,14 @@ def freed_tokens(scheduler: Any, req: Any) -> int:
     return alone + unlocked
 
 
-def token_bytes(scheduler: Any) -> int:
+def token_bytes(scheduler: Scheduler) -> int:
     """Host memory that the KV of one token takes, on this rank."""
     pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
     size = pool.get_kv_size_bytes()
     return int(-(-(sum(size) if isinstance(size, tuple) else size) // pool.size))
 
 
-def swap_out(scheduler: Any, running_batch: Any, req: Any) -> bool:
+def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
     """Copy a running request's KV to host memory and take it off the device; False, and nothing is
     changed, where the copy fails, on whichever rank.
 
@@ -100,7 +102,7 @@ def swap_out(scheduler: Any, running_batch: Any, req: Any) -> bool:
     return True
 
 
-def leave_in_tree(scheduler: Any, running_batch: Any, req: Any) -> None:
+def leave_in_tree(scheduler: Scheduler, running_batch: Batch, req: Req) -> None:
     """Take a running request off the device, its KV left in the radix tree as long as nobody needs
     the memory. Back in the queue it is prefilled like any other, from what the tree still has."""
     release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
@@ -108,13 +110,13 @@ def leave_in_tree(scheduler: Any, running_batch: Any, req: Any) -> None:
     _leave(running_batch, req)
 
 
-def _leave(running_batch: Any, req: Any) -> None:
+def _leave(running_batch: Batch, req: Req) -> None:
     others = [i for i, other in enumerate(running_batch.reqs) if other is not req]
     running_batch.filter_batch(keep_indices=others)
     req.time_stats.set_wait_queue_entry_time()
 
 
-def drop(scheduler: Any, req: Any) -> None:
+def drop(scheduler: Scheduler, req: Req) -> None:
     """Forget the copy. A waiting request is then computed again, as after any retraction."""
     discard_kv_cache_backup(req, scheduler.tree_cache, _BACKEND)
 
@@ -129,7 +131,7 @@ class Return(Enum):
     NO_ROOM = auto()
 
 
-def swap_in(scheduler: Any, reqs: Sequence[Any]) -> tuple[Any | None, list[Return]]:
+def swap_in(scheduler: Scheduler, reqs: Sequence[Req]) -> tuple[Batch | None, list[Return]]:
     """Bring requests back: the batch to merge into the running one (None if there is nobody in
     it), and what became of each. Behind one that has no room nobody is brought back either.
 
@@ -158,7 +160,7 @@ def swap_in(scheduler: Any, reqs: Sequence[Any]) -> tuple[Any | None, list[Retur
     return first, outcomes
 
 
-def counts_tokens(req: Any) -> bool:
+def counts_tokens(req: Req) -> bool:
     """Whether its penalties or min_new_tokens depend on what was said before. Prefilled again, it
     would start anew."""
     sampling = req.sampling_params
@@ -170,7 +172,7 @@ def counts_tokens(req: Any) -> bool:
     )
 
 
-def _prebuilt(scheduler: Any, reqs: list[Any]) -> Any:
+def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
     """A batch without a forward pass, as SGLang's decode side makes of KV that came over the
     network. One that counts tokens has to be alone.
 
@@ -207,7 +209,7 @@ def _prebuilt(scheduler: Any, reqs: list[Any]) -> Any:
     return batch
 
 
-def _restored(scheduler: Any, req: Any) -> Return:
+def _restored(scheduler: Scheduler, req: Req) -> Return:
     num_tokens = req.seqlen - 1  # the newest token has no KV yet
     # On all ranks or on none: their pools are alike.
     if not _given_room(scheduler, req, num_tokens):
@@ -231,7 +233,7 @@ def _restored(scheduler: Any, req: Any) -> Return:
     return Return.BACK
 
 
-def _given_room(scheduler: Any, req: Any, num_tokens: int) -> bool:
+def _given_room(scheduler: Scheduler, req: Req, num_tokens: int) -> bool:
     """Give a swapped request a row and slots for its KV; False, and it has none, if there is no
     room for them. Room is looked for first, as a failed allocation would leave traces."""
     pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
@@ -256,7 +258,7 @@ def _given_room(scheduler: Any, req: Any, num_tokens: int) -> bool:
     return True
 
 
-def _on_all_ranks(scheduler: Any, done: bool) -> bool:
+def _on_all_ranks(scheduler: Scheduler, done: bool) -> bool:
     """Whether a copy went well on every tensor-parallel rank: they have to go on alike."""
     group = scheduler.tp_group
     if group.world_size == 1:

@@ -12,7 +12,6 @@ from typing import Any
 
 from patches.compat import UnsupportedServerError, check_release
 from patches.config_file import read_config
-from sage_sched.fields import ConfigError
 from sage_sched.policy import policy_names
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
@@ -64,7 +63,7 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
     if _is_ours(server_args):
         try:
             _prepare(server_args, args.sage_config)
-        except (ConfigError, UnsupportedServerError) as error:
+        except (ValueError, UnsupportedServerError) as error:  # ConfigError, a policy's
             raise SystemExit(f"sage-sched: {error}") from error
     return server_args
 

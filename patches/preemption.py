@@ -30,12 +30,14 @@ class Outcome:
     """What became of a plan's actions.
 
     running_batch: with those in it that came back. num_entering: how many the actions let in.
-    fresh: of these, those that are to be prefilled. rest: the others that wait, in order, first
-    those that were to come back and could not. yielded: off the device now.
+    num_left_out: how many they were to let in and did not, as an action failed.
+    fresh: of those let in, those that are to be prefilled. rest: the others that wait, in order,
+    first those left out. yielded: off the device now.
     """
 
     running_batch: Batch
     num_entering: int = 0
+    num_left_out: int = 0
     fresh: list[Req] = field(default_factory=list)
     rest: list[Req] = field(default_factory=list)
     yielded: list[Req] = field(default_factory=list)
@@ -132,7 +134,9 @@ class Preemption:
             if left:
                 self._plan_again(running_batch)
         self._carried_out(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
-        return Outcome(running_batch, len(entering), fresh, [*left, *rest], yielded)
+        num_planned = sum(not isinstance(action, Yield) for action in plan.actions)
+        num_left_out = num_planned - len(entering) + len(left)
+        return Outcome(running_batch, len(entering), num_left_out, fresh, [*left, *rest], yielded)
 
     def _make_room(
         self, actions: Sequence[Action], queue: Sequence[Req], running_batch: Batch

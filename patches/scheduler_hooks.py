@@ -13,6 +13,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from sglang.utils import TypeBasedDispatcher
 
 from patches.admission import add_one, correct
+from patches.engine_types import Batch, Req, Scheduler
 from patches.executor import run_pass, without_swapped
 from patches.hook import AFTER, AROUND, BEFORE, Hook
 from patches.refusals import refuse_model
@@ -37,7 +38,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     # For the hooks that are given no scheduler.
     state: SchedulerState | None = None
 
-    def around_validate(original: Any, self: Any, policy: str, tree_cache: Any) -> Any:
+    def around_validate(original: Any, self: object, policy: str, tree_cache: Any) -> Any:
         # SGLang's enum cannot gain members. Under FCFS its code leaves the order as it finds it,
         # and does the rest (prefix matches for load snapshots, eviction order) as ever.
         return (
@@ -46,33 +47,42 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
             else original(self, policy, tree_cache)
         )
 
-    def after_init_policy(result: None, self: Any) -> None:
+    def after_init_policy(result: None, self: Scheduler) -> None:
         nonlocal state
         refuse_model(self.model_config)
         state = self.sage = SchedulerState(self, config)
 
-    def after_init_dispatcher(result: None, self: Any) -> None:
+    def after_init_dispatcher(result: None, self: Scheduler) -> None:
         told = partial(_ticked, self)
         self._request_dispatcher += TypeBasedDispatcher([(Tick, told)])
 
-    def after_init_max_new_tokens(result: None, self: Any, req: Any) -> None:
+    def after_init_max_new_tokens(result: None, self: Scheduler, req: Req) -> None:
         # The last thing that every new request goes through, in order of arrival, and the first
         # moment at which its cap is known. Once more for some that are about to be aborted.
         if not hasattr(req, "sage"):
             self.sage.jobs.arrived(req)
 
-    def around_prefill_pass(original: Any, self: Any, running_batch: Any) -> Any:
+    def before_add_to_queue(self: Scheduler, req: Req, *args: Any, **kw: Any) -> None:
+        # SGLang may have cut the prompt, or put a stub in its place, since it arrived.
+        if hasattr(req, "sage"):
+            req.sage.job.input_tokens = len(req.origin_input_ids)
+
+    def before_calc_priority(self: object, waiting_queue: list[Req], *args: Any, **kw: Any) -> None:
+        if state is not None:
+            state.hide_unplanned(waiting_queue)
+
+    def around_prefill_pass(original: Any, self: Scheduler, running_batch: Batch) -> Any:
         return run_pass(self, partial(original, self), running_batch)
 
-    def around_timeouts(original: Any, self: Any) -> Any:
+    def around_timeouts(original: Any, self: Scheduler) -> Any:
         # On the entry rank only.
         aborts = without_swapped(self, partial(original, self))
         return [*aborts, Tick(now_s=time.monotonic())] if self.sage.policy.uses_clock else aborts
 
-    def around_queue_limit(original: Any, self: Any, recv_req: Any) -> Any:
+    def around_queue_limit(original: Any, self: Scheduler, recv_req: object) -> Any:
         return without_swapped(self, partial(original, self, recv_req))
 
-    def after_flush_cache(success: bool, self: Any, *args: Any, **kw: Any) -> None:
+    def after_flush_cache(success: bool, self: Scheduler, *args: Any, **kw: Any) -> None:
         if success and self.sage.preemption is not None:
             self.sage.preemption.swap.forget_copies()
 
@@ -81,7 +91,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         ours = None if state is None else state.chunk_limit_tokens
         return min((limit for limit in (theirs, ours) if limit is not None), default=None)
 
-    def around_retraction_order(original: Any, reqs: list[Any]) -> list[int]:
+    def around_retraction_order(original: Any, reqs: list[Req]) -> list[int]:
         order: list[int] = original(reqs)
         return order if state is None else state.retention_order(reqs, order)
 
@@ -89,16 +99,16 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         if state is not None:
             correct(state, self)
 
-    def around_add_one(original: Any, self: Any, req: Any, *args: Any, **kw: Any) -> Any:
+    def around_add_one(original: Any, self: object, req: Req, *args: Any, **kw: Any) -> Any:
         if state is None:
             return original(self, req, *args, **kw)
         return add_one(state, original, self, req, *args, **kw)
 
-    def before_run_batch(self: Any, batch: Any, *args: Any, **kw: Any) -> None:
+    def before_run_batch(self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> None:
         self.sage.jobs.about_to_run(batch)
         self.sage.steps.launched(batch, after_idle=self._sched_idled)
 
-    def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
+    def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
         result.internal_state["sage"] = self.sage.stats()
 
     def of_scheduler(name: str, kind: Any, hook: Any, *parameters: str) -> Hook:
@@ -114,6 +124,8 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         of_scheduler("init_schedule_policy", AFTER, after_init_policy),
         of_scheduler("init_request_dispatcher", AFTER, after_init_dispatcher),
         of_scheduler("init_req_max_new_tokens", AFTER, after_init_max_new_tokens, "req"),
+        of_scheduler("_add_request_to_queue", BEFORE, before_add_to_queue, "req"),
+        Hook(f"{_POLICY}.calc_priority", BEFORE, before_calc_priority, ("waiting_queue",)),
         of_scheduler("get_new_batch_prefill", AROUND, around_prefill_pass, "running_batch"),
         of_scheduler("_poll_timeout_aborts", AROUND, around_timeouts),
         of_scheduler("_abort_on_queued_limit", AROUND, around_queue_limit, "recv_req"),
@@ -127,5 +139,5 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     ]
 
 
-def _ticked(scheduler: Any, tick: Tick) -> None:
+def _ticked(scheduler: Scheduler, tick: Tick) -> None:
     scheduler.sage.jobs.ticked(tick.now_s)

@@ -51,7 +51,10 @@ class SchedulerState:
         self.preemption: Preemption | None = preemption_of(
             scheduler, self.policy, config.preemption, self.steps, server.step_time
         )
-        self.chunk_limit_tokens: int | None = None  # of the pass that is going on
+        # Of the pass that is going on.
+        self.chunk_limit_tokens: int | None = None
+        self.num_visible: int | None = None
+        self.unplanned: list[Req] = []
         self._num_passes = 0
         self._pass_s = 0.0
         self._longest_pass_s = 0.0
@@ -91,10 +94,11 @@ class SchedulerState:
             num_arrivals=self.jobs.num_arrivals,
             num_arrivals_planned=-1 if preemption is None else preemption.num_arrivals_planned,
             waiting=[req.sage.job for req in waiting],
-            swapped={req.sage.job for req in in_host_memory},
+            # In one order on all ranks, whose sets would differ.
+            swapped=dict.fromkeys(req.sage.job for req in in_host_memory),
             running=running,
             chunked=None if chunked is None else chunked.sage.job,
-            batch_is_full=running_batch.batch_is_full and not running_batch.is_empty(),
+            batch_is_full=self.is_full(running_batch),
             free_slots=scheduler.get_num_allocatable_reqs(
                 len(running_batch.reqs), running_batch=running_batch
             ),
@@ -110,6 +114,19 @@ class SchedulerState:
             preemption=None if preemption is None else preemption.config,
             holding=_stays if preemption is None else preemption.holdings(running_batch.reqs),
         )
+
+    def is_full(self, running_batch: Batch) -> bool:
+        """Whether SGLang's mark of a full batch will hold: it lifts it before every pass if the
+        batch is empty, or attention is hybrid."""
+        scheduler = self._scheduler
+        kept = not running_batch.is_empty() and not scheduler.is_hybrid_swa
+        return running_batch.batch_is_full and kept
+
+    def hide_unplanned(self, visible: list[Req]) -> None:
+        """Before SGLang goes through its queue: take out what has joined it since the plan."""
+        if self.num_visible is not None:
+            self.unplanned += visible[self.num_visible :]
+            del visible[self.num_visible :]
 
     def retention_order(self, reqs: Sequence[Req], default: Sequence[int]) -> list[int]:
         """The positions of running requests, from the first to keep to the first to retract;

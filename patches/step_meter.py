@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import astuple
-from typing import Any
 
+from patches.engine_types import Batch
 from sage_sched.step_time import StepTime
 
 # Consecutive steps are added up: under overlap a launch waits for the step before, so that the
@@ -31,7 +31,7 @@ class StepMeter:
         self._num_steps = 0
         self._last: tuple[list[float], float] | None = None
 
-    def launched(self, batch: Any, after_idle: bool) -> None:
+    def launched(self, batch: Batch, after_idle: bool) -> None:
         """A batch (sglang/srt/managers/schedule_batch.py, ScheduleBatch) is about to run."""
         now = time.perf_counter()
         if self._last is not None and not after_idle:
@@ -62,7 +62,7 @@ class StepMeter:
         return list(self._windows)
 
 
-def _work(batch: Any) -> list[float]:
+def _work(batch: Batch) -> list[float]:
     """COLUMNS of one step, less the last."""
     if batch.forward_mode.is_extend_without_speculative():
         pairs = sum(

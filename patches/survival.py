@@ -13,12 +13,14 @@ from typing import Any
 
 import msgspec
 from sglang.srt.arg_groups.fields import exec_, observability, serving
-from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers import schedule_batch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.sampling.sampling_params import SamplingParams
+
+from patches.engine_types import Req, Scheduler
 
 
 def _names(*structs: type[msgspec.Struct]) -> set[str]:
@@ -98,7 +100,7 @@ _SAMPLING = {
 }  # fmt: skip
 
 
-def why_none_yields(scheduler: Any) -> str | None:
+def why_none_yields(scheduler: Scheduler) -> str | None:
     """What rules out that any request of this server yields; None if nothing does."""
     allocator = scheduler.token_to_kv_pool_allocator
     pool, tree = allocator.get_kvcache(), scheduler.tree_cache
@@ -128,7 +130,7 @@ def why_none_yields(scheduler: Any) -> str | None:
     return f"--{flags[0].replace('_', '-')}, which has not been tried with it" if flags else None
 
 
-def why_it_stays(req: Any) -> str | None:
+def why_it_stays(req: Req) -> str | None:
     """What of a request is not known to survive a swap; None if all of it is."""
     if req.beam_group is not None:
         return "beam search"
@@ -158,7 +160,7 @@ def _set_flags(server_args: Any) -> set[str]:
 def _request_defaults() -> dict[str, object]:
     """Of each parameter of a request that is not on the list: the attribute and its value if it is
     not used."""
-    parameters = inspect.signature(Req.__init__).parameters
+    parameters = inspect.signature(schedule_batch.Req.__init__).parameters
     return {
         name: parameter.default
         for name, parameter in parameters.items()

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from patches.engine_types import Scheduler
 from patches.step_meter import StepMeter
 from sage_sched.step_time import StepTime
 
@@ -33,7 +33,7 @@ class SwapMeter:
     for its steps as the model says, a move is worth twice its time.
     """
 
-    def __init__(self, scheduler: Any, steps: StepMeter, step_time: StepTime) -> None:
+    def __init__(self, scheduler: Scheduler, steps: StepMeter, step_time: StepTime) -> None:
         self._scheduler = scheduler
         self._steps = steps
         self._step_time = step_time
@@ -67,7 +67,7 @@ class SwapMeter:
         return float(self._scheduler.tp_group.broadcast_object(token_s))
 
 
-def _trial_token_s(scheduler: Any) -> float:
+def _trial_token_s(scheduler: Scheduler) -> float:
     """Of slots that nobody uses yet; what is in them is written back as it was."""
     allocator = scheduler.token_to_kv_pool_allocator
     pool = allocator.get_kvcache()
@@ -82,5 +82,5 @@ def _trial_token_s(scheduler: Any) -> float:
     return min(times_s) / (2 * num_tokens)
 
 
-def _wait_for_device(scheduler: Any) -> None:
+def _wait_for_device(scheduler: Scheduler) -> None:
     torch.get_device_module(scheduler.device).synchronize()

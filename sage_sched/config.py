@@ -152,13 +152,13 @@ class StepTimeConfig:
 class SageConfig:
     """Everything that --sage-config can set, section by section.
 
-    policy: the parameters of policies, one object for each `[policy.NAME]` that was given.
+    policy: the parameters of policies, those of each `[policy.NAME]` that was given, by NAME.
     """
 
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     hints: HintsConfig = field(default_factory=HintsConfig)
-    policy: tuple[Any, ...] = ()
+    policy: Mapping[str, Any] = field(default_factory=dict, hash=False)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     step_time: StepTimeConfig = field(default_factory=StepTimeConfig)
@@ -178,7 +178,7 @@ class SageConfig:
         """The mapping that parse takes."""
         return {
             **{name: dataclasses.asdict(getattr(self, name)) for name in _SECTIONS},
-            "policy": {section_of(given): dataclasses.asdict(given) for given in self.policy},
+            "policy": {name: dataclasses.asdict(given) for name, given in self.policy.items()},
         }
 
 
@@ -192,17 +192,16 @@ _SECTIONS: dict[str, type[Any]] = {
 }
 
 
-def _parse_policies(sections: object) -> tuple[object, ...]:
+def _parse_policies(sections: object) -> dict[str, Any]:
     if not isinstance(sections, Mapping):
         raise ConfigError(f"policy is {sections!r}, allowed: sections [policy.NAME]")
-    parsed = []
+    parsed = {}
     for name, values in sections.items():
         try:
-            policy = policy_type(name)
+            policy, section = policy_type(name), section_of(name)
         except ValueError as error:
             raise ConfigError(f"section policy.{name}: {error}") from error
-        fixed = ", ".join(policy.variants.get(name, {}))
-        allowed = f"what it is a variant of, with another {fixed}"
-        require(not fixed, f"section policy.{name}", values, allowed)
-        parsed.append(parse_section(policy.Parameters, f"policy.{name}", values))
-    return tuple(parsed)
+        allowed = f"[policy.{section}], of which it is a variant"
+        require(section == name, f"section policy.{name}", values, allowed)
+        parsed[name] = parse_section(policy.Parameters, f"policy.{name}", values)
+    return parsed

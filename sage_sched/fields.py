@@ -34,6 +34,10 @@ def parse_section(section: type[Any], name: str, values: object) -> Any:
     parsed = {}
     for key, value in values.items():
         wanted: type[Any] = types[key]
+        if wanted not in (bool, int, float, str):
+            raise ConfigError(
+                f"{name}.{key} cannot be set in a file: its default is no plain value"
+            )
         # A bool is an int in Python; an int where a float is wanted is fine.
         fits = type(value) is wanted or (wanted is float and type(value) is int)
         require(fits, f"{name}.{key}", value, f"a value of type {wanted.__name__}")

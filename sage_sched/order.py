@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -63,4 +64,7 @@ def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[tu
 
 
 def _place(job: Job, policy: Policy, view: SchedulerView) -> tuple[float, int]:
-    return (policy.key(job, view) if job.is_ranked else 0.0), job.arrival
+    key = policy.key(job, view) if job.is_ranked else 0.0
+    if math.isnan(key):  # it would make the order depend on the queue's
+        raise ValueError(f"the key of {job} is not a number")
+    return key, job.arrival

@@ -60,10 +60,12 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""
-        if self.prefill_tokens is not None and self.prefill_tokens < 0:
-            raise ValueError(f"prefill_tokens is {self.prefill_tokens}, allowed: 0 or more")
-        if self.chunk_tokens is not None and self.chunk_tokens < 1:
-            raise ValueError(f"chunk_tokens is {self.chunk_tokens}, allowed: at least 1")
+        for name, value, least in (
+            ("prefill_tokens", self.prefill_tokens, 0),
+            ("chunk_tokens", self.chunk_tokens, 1),
+        ):
+            if value is not None and (type(value) is not int or value < least):
+                raise ValueError(f"{name} is {value!r}, allowed: whole numbers from {least}, None")
 
 
 UNLIMITED = Budget()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 # A package offers its policies in this group of entry points: a name, and a subclass of Policy.
 ENTRY_POINT_GROUP = "sage_sched.policies"
+# The names of SGLang's own (managers/schedule_policy.py of 0.5.23).
+SGLANG_POLICIES = frozenset(
+    {
+        "dfs-weight", "fcfs", "hrrn", "lof", "lpm", "priority", "random", "routing-key",
+        "shortest-prefill-first",
+    }
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,8 +38,8 @@ class Policy(ABC):
 
     Parameters: its settings, a frozen dataclass whose fields all have defaults; the section
         `[policy.NAME]` of the configuration file.
-    variants: other names for it, and the parameters that each fixes. Such a name has no section of
-        its own.
+    variants: other names for one of ours, and the parameters that each fixes. Such a name has no
+        section of its own.
     moves: whether the key of a job changes while the job waits.
     is_clairvoyant: whether it needs true lengths. No server has them, so none runs such a policy.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
@@ -93,53 +100,67 @@ def policy_names() -> list[str]:
     return sorted(_sources())
 
 
-def section_of(parameters: object) -> str:
-    """The policy whose section `[policy.NAME]` these parameters are. Raises ValueError."""
-    for name in policy_names():
-        policy = policy_type(name)
-        if type(parameters) is policy.Parameters and name not in policy.variants:
-            return name
-    raise ValueError(f"{parameters!r} are no policy's parameters")
-
-
 def policy_type(name: str) -> type[Policy]:
     """The policy of this name. Raises ValueError, which lists the known ones, or says what is wrong
     with an installed package's."""
     sources = _sources()
     if name not in sources:
         raise ValueError(f"unknown policy {name!r}, known: {', '.join(sorted(sources))}")
-    source = sources[name]
-    if isinstance(source, EntryPoint):
-        try:
-            source = source.load()
-        except Exception as error:
-            raise ValueError(f"policy {name!r} cannot be loaded: {error!r}") from error
-    if not (isinstance(source, type) and issubclass(source, Policy)):
-        raise ValueError(f"policy {name!r} is {source!r}, and no subclass of Policy")
-    return source
+    return sources[name].load()
 
 
-def policy_named(name: str, sections: Iterable[object], server: ServerFacts) -> Policy:
+def section_of(name: str) -> str:
+    """Which `[policy.NAME]` sets the parameters of the policy of this name: of a variant that of
+    the policy which it varies. Raises ValueError as policy_type does."""
+    policy_type(name)
+    return _sources()[name].section
+
+
+def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts) -> Policy:
     """A policy with its section's parameters, or else the defaults.
 
-    sections: parsed `[policy.NAME]` sections. Raises ValueError as policy_type does.
+    sections: parsed `[policy.NAME]` sections, by NAME. Raises ValueError as policy_type does.
     """
     policy = policy_type(name)
-    parameters: Any = next(
-        (given for given in sections if type(given) is policy.Parameters), policy.Parameters()
-    )
+    parameters: Any = sections.get(section_of(name), policy.Parameters())
     return policy(dataclasses.replace(parameters, **policy.variants.get(name, {})), server)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a policy is to be had. section: of the configuration."""
+
+    section: str
+    found: tuple[type[Policy] | EntryPoint, ...]
+
+    def load(self) -> type[Policy]:
+        """Raises ValueError if it cannot be had, or if there are two."""
+        if len(self.found) > 1:
+            places = " and ".join(_place(source) for source in self.found)
+            raise ValueError(f"there are two policies {self.section!r}: {places}")
+        (source,) = self.found
+        try:
+            policy = source.load() if isinstance(source, EntryPoint) else source
+        except Exception as error:
+            raise ValueError(f"{_place(source)} cannot be loaded: {error!r}") from error
+        if not (isinstance(policy, type) and issubclass(policy, Policy)):
+            raise ValueError(f"{_place(source)} is no subclass of Policy")
+        return policy
+
+
+def _place(source: type[Policy] | EntryPoint) -> str:
+    return source.value if isinstance(source, EntryPoint) else source.__qualname__
+
+
 @cache
-def _sources() -> dict[str, type[Policy] | EntryPoint]:
+def _sources() -> dict[str, _Source]:
     from sage_sched.policies import POLICIES
 
-    sources: dict[str, type[Policy] | EntryPoint] = {}
-    for policy_name, policy in POLICIES.items():
-        sources |= dict.fromkeys((policy_name, *policy.variants), policy)
+    sources: dict[str, _Source] = {}
+    for section, policy in POLICIES.items():
+        sources |= dict.fromkeys((section, *policy.variants), _Source(section, (policy,)))
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name in sources:
-            raise ValueError(f"two policies are called {point.name!r}, one of them {point.value}")
-        sources[point.name] = point
+        if point.name not in SGLANG_POLICIES:  # they stay SGLang's, whatever is installed
+            known = sources.get(point.name, _Source(point.name, ()))
+            sources[point.name] = _Source(point.name, (*known.found, point))
     return sources

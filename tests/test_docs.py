@@ -24,7 +24,7 @@ from sage_sched.config import SageConfig
 config = SageConfig.parse({"policy": {"deadlines": {"default_slo_ms": 1000.0}}})
 requests = [SimRequest(0.1 * i, 500, 20 + i, 100, None, "") for i in range(40)]
 result = simulate(H800_QWEN3_32B, "deadlines", config, requests)
-print(config.policy[0].default_slo_ms, len(result.ttlt_s))
+print(config.policy['deadlines'].default_slo_ms, len(result.ttlt_s))
 """
 
 

@@ -50,7 +50,7 @@ _SHORTEST, _LONGEST = 4, 100
 _POLICY = "fastserve"
 _RESTLESS = replace(
     CPU_SAGE,
-    policy=(FastServeParameters(quantum_ms=6.0, refresh_interval_tokens=4),),
+    policy={"fastserve": FastServeParameters(quantum_ms=6.0, refresh_interval_tokens=4)},
     preemption=PreemptionConfig(enabled=True, max_yields=1000),
 )
 # SGLang accounts for every token of the pool after every step, and dies where one is lost.

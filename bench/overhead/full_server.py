@@ -33,6 +33,7 @@ class StandInRequest:
     """What our hooks read of a request (sglang/srt/managers/schedule_batch.py, Req)."""
 
     to_finish = session = lock = None
+    prefix_len = 0
     rid = "a request"
     cached_tokens = 0
 
@@ -61,6 +62,13 @@ class StandInRequest:
         return len(self.output_ids) + 1 >= cap
 
 
+def stand_in_batch(reqs: list[Any]) -> Any:
+    """What we read of a running batch (sglang/srt/managers/schedule_batch.py, ScheduleBatch)."""
+    batch = SimpleNamespace(reqs=reqs, batch_is_full=False, check_decode_mem=lambda: True)
+    batch.is_empty = lambda: not batch.reqs
+    return batch
+
+
 def stand_in_scheduler(free_tokens: Callable[[], int]) -> Any:
     """What we read of a scheduler (sglang/srt/managers/scheduler.py), under sage; nobody waits or
     runs yet."""
@@ -72,12 +80,16 @@ def stand_in_scheduler(free_tokens: Callable[[], int]) -> Any:
         max_total_num_tokens=_KV_POOL_TOKENS,
         max_running_requests=NUM_RUNNING,
         waiting_queue=[],
-        running_batch=SimpleNamespace(reqs=[], batch_is_full=False, is_empty=lambda: True),
+        running_batch=stand_in_batch([]),
         chunked_req=None,
         max_prefill_tokens=16384,
         chunked_prefill_size=8192,
         page_size=1,
         device="cpu",
+        is_hybrid_swa=False,
+        is_mixed_chunk=False,
+        prefill_delayer=None,
+        truncation_align_size=None,
         new_token_ratio_tracker=SimpleNamespace(current=0.5),
         token_to_kv_pool_allocator=allocator,
         tree_cache=SimpleNamespace(evictable_size=lambda: 0),
@@ -98,7 +110,7 @@ class FullServer:
         requests: list[Any] = [
             StandInRequest(generator) for _ in range(NUM_RUNNING + num_waiting + num_newcomers)
         ]
-        self.batch = SimpleNamespace(reqs=[], batch_is_full=True, is_empty=lambda: False)
+        self.batch = stand_in_batch([])
         self._free_tokens = 0
         self.scheduler = stand_in_scheduler(lambda: self._free_tokens)
         self.state = state = SchedulerState(self.scheduler, SageConfig(preemption=_OFF))
@@ -112,6 +124,7 @@ class FullServer:
         view = replace(state.view(self.batch), waiting=[req.sage.job for req in requests])
         requests = [requests[place] for place in serving_order(state.policy, view)]
         self.batch.reqs, waiting = requests[:NUM_RUNNING], requests[NUM_RUNNING:]
+        self.batch.batch_is_full = True
         self._newcomers = [
             waiting.pop(int(generator.integers(len(waiting)))) for _ in range(num_newcomers)
         ]

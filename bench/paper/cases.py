@@ -259,7 +259,7 @@ def _over_rates(name: str, title: str, engine: str, rates: tuple[float, ...]) ->
 
 
 def _sage(**fields: float) -> SageConfig:
-    return SageConfig(policy=(SageParameters(**fields),))  # type: ignore[arg-type]
+    return SageConfig(policy={"sage": SageParameters(**fields)})  # type: ignore[arg-type]
 
 
 def _admission(quantile: float) -> SageConfig:

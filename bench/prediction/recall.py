@@ -61,26 +61,32 @@ class RecallingEmbedder:
     def __init__(self, num_threads: int | None = None) -> None:
         self._num_threads = num_threads
         self._file = Path(os.environ[VECTORS_FILE])
-        self._known = _read(self._file)
+        self._known: Vectors = {}
+        self._read_ns = -1
+        self._read_again()
         self._embedder: Embedder | None = None
+
+    def _read_again(self) -> None:
+        """If the file has grown."""
+        changed_ns = self._file.stat().st_mtime_ns if self._file.exists() else 0
+        if changed_ns != self._read_ns:
+            self._known, self._read_ns = _read(self._file), changed_ns
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """As Embedder's."""
         keys = [stable_hash(text) for text in texts]
         if any(key not in self._known for key in keys):
-            self._learn(keys, texts)
+            self._read_again()
         vectors = np.empty((len(texts), DIMENSION), np.float32)
-        for row, key in enumerate(keys):
-            vectors[row] = self._known[key]
-        return vectors
-
-    def _learn(self, keys: Sequence[int], texts: Sequence[str]) -> None:
-        self._known |= _read(self._file)  # it may have grown
-        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._known}
-        if new:
+        unknown = [row for row, key in enumerate(keys) if key not in self._known]
+        if unknown:
             self._embedder = self._embedder or Embedder(self._num_threads)
-            vectors = self._embedder.embed(list(new.values()))
-            self._known.update(zip(new, vectors, strict=True))
+            # Not kept, as a long run may ask for new ones without end.
+            vectors[unknown] = self._embedder.embed([texts[row] for row in unknown])
+        for row, key in enumerate(keys):
+            if row not in unknown:
+                vectors[row] = self._known[key]
+        return vectors
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from bench.servers.device_clock import STATE, DeviceModel, install
 from bench.simulator.presets import PRESETS, Engine
 from sage_sched.config import SageConfig, StepTimeConfig
-from sage_sched.policy import policy_names, policy_type
+from sage_sched.policy import policy_names, policy_type, section_of
 
 # Of the device's time; a run that the host held up for longer says nothing of the device.
 MAX_LATE_SHARE = 0.02
@@ -60,16 +60,17 @@ class Device:
         return replace(
             sage,
             predictor=replace(sage.predictor, deadline_ms=sage.predictor.deadline_ms / self.speed),
-            policy=tuple(_faster(given, self.speed) for given in _all_parameters(sage)),
+            policy={
+                name: _faster(given, self.speed) for name, given in _all_parameters(sage).items()
+            },
             step_time=_config_of(self.engine, 1 / self.speed),
         )
 
 
-def _all_parameters(sage: SageConfig) -> list[Any]:
+def _all_parameters(sage: SageConfig) -> dict[str, Any]:
     """Of every policy, as given or by default."""
-    given = {type(parameters): parameters for parameters in sage.policy}
-    types = {policy_type(name).Parameters: None for name in policy_names()}
-    return [given.get(kind, kind()) for kind in types if fields(kind)]
+    names = [name for name in policy_names() if section_of(name) == name]
+    return {name: sage.policy.get(name, policy_type(name).Parameters()) for name in names}
 
 
 def _faster(parameters: Any, speed: float) -> Any:

@@ -84,10 +84,10 @@ class DecodeBatch:
             heapq.heappop(self._finishes)  # it has left, or left and joined again
         return self._finishes[0][0] - self.step
 
-    def steps_to_refresh(self, bucket_tokens: int) -> int:
-        """Until the age of some member reaches a multiple of bucket_tokens."""
-        oldest = max((p.age_offset + self.step) % bucket_tokens for p in self._members)
-        return bucket_tokens - oldest
+    def steps_to_refresh(self, interval_tokens: int) -> int:
+        """Until the age of some member reaches a multiple of interval_tokens."""
+        oldest = max((p.age_offset + self.step) % interval_tokens for p in self._members)
+        return interval_tokens - oldest
 
     def finished(self) -> list[Progress]:
         """Members that have their last token; they leave."""

@@ -60,14 +60,17 @@ def _carry_out(state: EngineState, plan: Plan) -> PassResult:
         state.batch_is_full = False
     state.queue = [*fresh, *rest, *yielded]
     result = PassResult()
-    visible = [*fresh, *_open(state, plan, fresh, rest)]
+    num_open = plan.num_open + (0 if was_full and plan.is_new else len(left))
+    visible = [*fresh, *_open(plan, rest, num_open)]
+    if not visible and not len(state.decode) and state.chunked is None:
+        visible = [progress for progress in rest if not progress.swapped]
     if (visible or state.chunked is not None) and not _is_closed(state):
         result = PrefillAdder(state, plan.budget).run(visible)
     result.moved_tokens = moved_tokens + sum(progress.kv_tokens for progress in resumed)
     if lifts_mark and state.num_arrivals_planned >= 0:
         waiting = {*state.queue}
         state.batch_is_full |= not any(progress in waiting for progress in fresh)
-    elif plan.is_new and not was_full and rest and rest[0].swapped:
+    elif plan.is_new and not was_full and num_open > 0 and rest[0].swapped:
         state.batch_is_full |= state.num_arrivals_planned >= 0 and len(state.decode) > 0
     return result
 
@@ -104,11 +107,9 @@ def _resume(state: EngineState, back: list[Progress]) -> tuple[list[Progress], l
     return back, []
 
 
-def _open(
-    state: EngineState, plan: Plan, fresh: list[Progress], rest: list[Progress]
-) -> Iterable[Progress]:
+def _open(plan: Plan, rest: list[Progress], num_open: int) -> Iterable[Progress]:
     """Who may enter after those of the plan's actions."""
-    may_enter = islice(rest, plan.num_open)
-    if plan.swapped_go_first and (fresh or len(state.decode)):
+    may_enter = islice(rest, num_open)
+    if plan.swapped_go_first:
         return takewhile(lambda progress: not progress.swapped, may_enter)
     return (progress for progress in may_enter if not progress.swapped)

@@ -158,7 +158,7 @@ class Node:
             self._retract()
             fitting = decode.steps_that_fit(state.pool.room_pages)
         steps = min(fitting, decode.steps_to_finish())
-        if len(state.queue) and not state.batch_is_full:
+        if state.chunked is not None or (len(state.queue) and not state.batch_is_full):
             steps = 1
         elif len(state.queue) and state.preemption is not None:
             assert isinstance(self._policy, Policy)

@@ -127,7 +127,7 @@ class EngineState:
             num_arrivals=self.num_queued,
             num_arrivals_planned=self.num_arrivals_planned,
             waiting=[progress.job for progress in self.queue],
-            swapped={progress.job for progress in self.queue if progress.swapped},
+            swapped=dict.fromkeys(progress.job for progress in self.queue if progress.swapped),
             running=self.running_jobs(),
             chunked=None if self.chunked is None else self.chunked.job,
             batch_is_full=self.batch_is_full,

@@ -24,7 +24,7 @@ def test_no_file_means_the_defaults() -> None:
 def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     config = read_config(str(tmp_path / name))
-    assert (config.policy, config.store.capacity) == ((SageParameters(cost="output"),), 7)
+    assert (config.policy, config.store.capacity) == ({"sage": SageParameters(cost="output")}, 7)
 
 
 def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:

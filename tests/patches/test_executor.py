@@ -95,7 +95,91 @@ def test_decode_only_runs_no_prefill_and_loses_nobody(monkeypatch: pytest.Monkey
     server.batch.batch_is_full = False
     before = list(server.scheduler.waiting_queue)
     monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
-    done = run_pass(server.scheduler, lambda batch: pytest.fail("a prefill"), server.batch)
+    seen: list[Any] = []
+    run_pass(
+        server.scheduler, lambda batch: seen.extend(server.scheduler.waiting_queue), server.batch
+    )
+    assert seen == []
+    server.scheduler.chunked_req = server.scheduler.waiting_queue.pop()
+    done = run_pass(server.scheduler, lambda batch: pytest.fail("a chunk"), server.batch)
     assert done.batch_to_run is None
     assert done.running_batch is server.batch
-    assert sorted(map(id, server.scheduler.waiting_queue)) == sorted(map(id, before))
+    left = [*server.scheduler.waiting_queue, server.scheduler.chunked_req]
+    assert sorted(map(id, left)) == sorted(map(id, before))
+
+
+def test_while_decode_alone_might_run_out_of_memory_the_chunk_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    server.batch.batch_is_full = False
+    server.scheduler.chunked_req = server.scheduler.waiting_queue.pop()
+    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
+    server.batch.check_decode_mem = lambda: False
+    went_on: list[Any] = []
+    run_pass(server.scheduler, went_on.append, server.batch)
+    assert went_on == [server.batch]
+
+
+def test_a_budget_is_for_prefill_beside_rows_that_are_mixed_in_and_in_whole_units(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    server.batch.batch_is_full = False
+    scheduler = server.scheduler
+    scheduler.page_size, scheduler.truncation_align_size, scheduler.is_mixed_chunk = 16, 24, True
+    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(50, 30))
+    seen: list[tuple[int, int, int | None]] = []
+
+    def original(batch: Any) -> Any:
+        limits = (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size)
+        seen.append((*limits, server.state.chunk_limit_tokens))
+        return SimpleNamespace(running_batch=batch)
+
+    run_pass(scheduler, original, server.batch)
+    rows = len(server.batch.reqs)
+    assert seen == [(48 + rows, 48 + rows, 48)]
+
+
+def test_if_the_swapped_one_finds_no_room_and_nobody_runs_all_others_may_enter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=4, num_newcomers=0)
+    scheduler = server.scheduler
+    server.batch.reqs = []
+    server.batch.batch_is_full = False
+    first = scheduler.waiting_queue[0]
+    first.output_ids, first.kv.retraction_backup = [1], object()
+
+    def no_room(self: KvSwap, running_batch: Any, reqs: Any) -> Any:
+        return running_batch, list(reqs)
+
+    monkeypatch.setattr(KvSwap, "resume", no_room)
+    others = [req for req in scheduler.waiting_queue if req is not first]
+    seen: list[Any] = []
+
+    def original(batch: Any) -> Any:
+        seen.extend(scheduler.waiting_queue)
+        return SimpleNamespace(running_batch=batch)
+
+    run_pass(scheduler, original, server.batch)
+    assert sorted(map(id, seen)) == sorted(map(id, others))
+    assert sorted(map(id, scheduler.waiting_queue)) == sorted(map(id, [first, *others]))
+
+
+def test_what_joins_the_queue_after_the_plan_waits_for_the_next() -> None:
+    server = FullServer(num_waiting=3, num_newcomers=1)
+    server.batch.batch_is_full = False
+    scheduler, late = server.scheduler, server._newcomers[0]
+    before = list(scheduler.waiting_queue)
+
+    def original(batch: Any) -> Any:
+        scheduler.waiting_queue.append(late)  # its grammar is ready
+        server.state.hide_unplanned(scheduler.waiting_queue)
+        assert late not in scheduler.waiting_queue
+        return SimpleNamespace(running_batch=batch)
+
+    run_pass(scheduler, original, server.batch)
+    assert sorted(map(id, scheduler.waiting_queue)) == sorted(map(id, [*before, late]))
+    server.state.hide_unplanned(scheduler.waiting_queue)  # outside a pass nothing is hidden
+    assert late in scheduler.waiting_queue

@@ -71,7 +71,7 @@ def test_it_is_the_quantile_of_what_survives_its_age(
 def test_by_hand() -> None:
     known = LengthDistribution.from_samples([100] * 6 + [500] * 4, "history")
     assert foreseen(0.5, job(known, 1000)) == 100
-    assert foreseen(0.5, job(known, 1000, 96)) == 16  # at least a bucket
+    assert foreseen(0.5, job(known, 1000, 96)) == 16  # at least a interval
     assert foreseen(0.5, job(known, 1000, 160)) == 340  # it is one of the long ones
     assert foreseen(0.5, job(known, 300, 160)) == 140
     assert foreseen(0.5, job(known, 4000, 1008)) == 1008  # longer than foreseen

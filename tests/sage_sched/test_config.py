@@ -16,13 +16,13 @@ def test_every_field_has_a_default() -> None:
 
 def test_sections_override_field_by_field() -> None:
     config = SageConfig.parse({"policy": {"sage": {"aging_pools": 3}}, "store": {"capacity": 5}})
-    assert config.policy == (SageParameters(aging_pools=3.0),)
+    assert config.policy == {"sage": SageParameters(aging_pools=3.0)}
     assert config.store.capacity == 5
     assert config.store.on_disk == SageConfig().store.on_disk
 
 
 def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
-    policy = (SageParameters(refresh=0.5), LtrParameters(7.0))
+    policy = {"sage": SageParameters(refresh=0.5), "ltr": LtrParameters(7.0)}
     config = SageConfig(policy=policy, admission=AdmissionConfig(0.25))
     assert SageConfig.parse(config.sections()) == config
 
@@ -45,7 +45,10 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ),
         ({"policy": {"aging_pools": 2.0}}, ["policy.aging_pools", "unknown policy", "sage"]),
         ({"policy": {"sage": 2.0}}, ["policy.sage", "2.0"]),
-        ({"policy": {"sage-mean": {"refresh": 1.0}}}, ["policy.sage-mean", "variant", "index"]),
+        (
+            {"policy": {"sage-mean": {"refresh": 1.0}}},
+            ["policy.sage-mean", "variant", "policy.sage"],
+        ),
         ({"policy": {"ssjf": {"x": 1.0}}}, ["policy.ssjf", "x", "none"]),
         ({"admission": {"quantile": 1.5}}, ["admission.quantile", "1.5", "0 to 1"]),
         ({"hints": {"trust": "all"}}, ["hints.trust", "all", "body"]),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from sage_sched.admission import Admission
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
@@ -207,3 +209,21 @@ def test_a_revised_forecast_changes_the_order_of_those_that_wait() -> None:
 def test_without_preemption_all_in_the_queue_may_enter_as_far_as_memory_goes() -> None:
     view = replace(waiting(job(0), job(1)), preemption=None)
     assert decided(view) == Plan([0, 1], num_open=2, swapped_go_first=False)
+
+
+@pytest.mark.parametrize("tokens", [-1, 2.5, math.nan, True, "5"])
+def test_a_budget_is_of_whole_tokens(tokens: object) -> None:
+    with pytest.raises(ValueError, match="prefill_tokens"):
+        Budget(prefill_tokens=tokens)  # type: ignore[arg-type]
+
+
+class NoNumber(ByInput):
+    """A bug."""
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        return math.nan
+
+
+def test_a_key_that_is_not_a_number_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not a number"):
+        decided(waiting(job(0)), NoNumber)

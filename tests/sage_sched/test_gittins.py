@@ -34,32 +34,32 @@ def brute_force(lengths: LengthDistribution, cost: Cost, input_tokens: int, age:
     st.integers(1, 700),
 )
 def test_the_table_holds_the_definition_at_every_boundary(
-    lengths: LengthDistribution, cost_name: str, input_tokens: int, cap: int, bucket: int
+    lengths: LengthDistribution, cost_name: str, input_tokens: int, cap: int, interval: int
 ) -> None:
     cost = cost_named(cost_name, SERVER)
     table = GittinsTable(
-        lengths, cost, input_tokens=input_tokens, max_tokens=cap, interval_tokens=bucket
+        lengths, cost, input_tokens=input_tokens, max_tokens=cap, interval_tokens=interval
     )
     longest_seen = int(lengths.capped(cap).lengths[-1])
     tailed = lengths.capped(cap).with_tail(cap)
-    for age in range(0, longest_seen, bucket):
+    for age in range(0, longest_seen, interval):
         expected = brute_force(tailed, cost, input_tokens, age)
         assert table.index(age) == pytest.approx(expected, rel=1e-9)
 
 
 @given(distributions(), costs, st.integers(1, 3000), st.integers(1, 700), st.integers(0, 30_000))
-def test_the_index_is_positive_finite_and_constant_within_a_bucket(
-    lengths: LengthDistribution, cost_name: str, input_tokens: int, bucket: int, age: int
+def test_the_index_is_positive_finite_and_constant_within_an_interval(
+    lengths: LengthDistribution, cost_name: str, input_tokens: int, interval: int, age: int
 ) -> None:
     table = GittinsTable(
         lengths,
         cost_named(cost_name, SERVER),
         input_tokens=input_tokens,
         max_tokens=8192,
-        interval_tokens=bucket,
+        interval_tokens=interval,
     )
     assert 0 < table.index(age) < float("inf")
-    assert table.index(age) == table.index(age - age % bucket)
+    assert table.index(age) == table.index(age - age % interval)
 
 
 @given(distributions(), st.integers(1, 3000))

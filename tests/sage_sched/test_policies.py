@@ -13,7 +13,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.mean_cost import MeanCost
 from sage_sched.order import serving_order
-from sage_sched.policy import Policy, policy_named, policy_names, policy_type
+from sage_sched.policy import Policy, policy_named, policy_names, policy_type, section_of
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 
 POOL = SERVER.kv_pool_tokens
@@ -46,7 +46,9 @@ def order(name: str, jobs: list[Job], served: int = 0, **parameters: float) -> l
 
 def ranking(name: str, *jobs: Job, **parameters: float) -> Policy:
     """The policy, with jobs that have come."""
-    policy = policy_named(name, [policy_type(name).Parameters(**parameters)], SERVER)
+    policy = policy_named(
+        name, {section_of(name): policy_type(name).Parameters(**parameters)}, SERVER
+    )
     for one in jobs:
         one.place = None  # it may have come under another policy before
         assert policy.on_arrival(one)
@@ -61,7 +63,7 @@ NEEDS_LENGTHS = sorted(set(policy_names()) - NEEDS_NONE - {"srpt-oracle"})
 def test_without_a_prediction_it_cannot_rank(name: str) -> None:
     unknown = job(5)
     unknown.distribution = None
-    assert not policy_named(name, [], SERVER).on_arrival(unknown)
+    assert not policy_named(name, {}, SERVER).on_arrival(unknown)
 
 
 @pytest.mark.parametrize("name", sorted(set(policy_names()) - NEEDS_NONE))

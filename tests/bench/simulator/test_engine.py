@@ -288,7 +288,7 @@ def test_a_yielding_request_comes_back_without_a_prefill() -> None:
 
 
 def test_preemption_without_a_reason_changes_nothing() -> None:
-    config = SageConfig(policy=(SageParameters(preempt_margin=1e9),))
+    config = SageConfig(policy={"sage": SageParameters(preempt_margin=1e9)})
     requests = mixed(150, 6.0, 12)
     plain = simulate(SMALL, "sage", config, requests)
     ready = simulate(SMALL, "sage", config, requests, PREEMPTIVE)

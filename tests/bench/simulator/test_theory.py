@@ -35,16 +35,16 @@ ONE_SLOT = Engine(
 PREEMPTIVE = Options(preempt=True, max_yields=1_000_000)
 # No aging, no hysteresis, the index as it is.
 PURE = SageConfig(
-    policy=(
-        SageParameters(
+    policy={
+        "sage": SageParameters(
             cost="output",
             refresh_interval_tokens=20,
             refresh=1.0,
             aging_pools=1e9,
             preempt_margin=0.0,
         ),
-        SrptOracleParameters(preempt_margin=0.0),
-    )
+        "srpt-oracle": SrptOracleParameters(preempt_margin=0.0),
+    }
 )
 
 
@@ -143,7 +143,7 @@ def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
         replace(r, distribution=LengthDistribution.from_samples([r.output_tokens], "prior"))
         for r in requests
     ]
-    config = SageConfig(policy=(TrailParameters(limit, refresh_interval_tokens=10),))
+    config = SageConfig(policy={"trail": TrailParameters(limit, refresh_interval_tokens=10)})
     mean, error = mean_and_error(simulate(ONE_SLOT, "trail", config, exact, PREEMPTIVE))
     assert mean == pytest.approx(_srpt_response(rate, limit), abs=4 * error + 1.0)
     # The demand is one that can fail: without the limit it would be another.

@@ -1,0 +1,73 @@
+"""Policies by name: ours, and those of installed packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.policy import policy_named, policy_names, policy_type, section_of
+from tests.engine import plugins
+from tests.sage_sched.strategies import SERVER
+
+_THEIRS = """
+from sage_sched.policies.sage import Sage
+
+
+class Mine(Sage):
+    pass
+"""
+_LOOKED_UP = """
+from sage_sched.config import SageConfig
+from sage_sched.policy import policy_named, policy_names, policy_type
+from tests.sage_sched.strategies import SERVER
+
+config = SageConfig.parse({"policy": {"sage": {"refresh": 0.9}, "mine": {"refresh": 0.1}}})
+assert SageConfig.parse(config.sections()) == config
+print(policy_named("sage", config.policy, SERVER).parameters.refresh)
+print(policy_named("mine", config.policy, SERVER).parameters.refresh)
+print("fcfs" in policy_names(), "ltr" in policy_names())
+for name in ("ltr", "gone"):
+    try:
+        policy_type(name)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_variant_has_what_it_fixes_and_the_rest_of_its_section() -> None:
+    assert policy_type("sage-mean") is Sage
+    assert section_of("sage-mean") == section_of("sage") == "sage"
+    policy = policy_named("sage-mean", {"sage": SageParameters(aging_pools=9.0)}, SERVER)
+    assert policy.parameters == SageParameters(aging_pools=9.0, index="mean")
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=", ".join(policy_names())):
+        policy_type("sega")
+
+
+def test_packages_have_sections_of_their_own_and_a_bad_one_harms_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs.py").write_text(_THEIRS, encoding="utf-8")
+    environment: dict[str, str] = {}
+    for name, source in (
+        ("mine", "theirs:Mine"),
+        ("ltr", "theirs:Mine"),
+        ("fcfs", "theirs:Mine"),
+        ("gone", "nowhere:Mine"),
+    ):
+        environment |= plugins.install_policy(tmp_path, name, source)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOKED_UP], capture_output=True, text=True, check=False
+    )
+    sage, mine, names, clash, gone = done.stdout.splitlines()
+    assert (sage, mine, names) == ("0.9", "0.1", "False True"), done.stderr
+    assert clash == "there are two policies 'ltr': Ltr and theirs:Mine"
+    assert gone.startswith("nowhere:Mine cannot be loaded")
