@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from predictor_store import lock, store_file
+from predictor_store.cached_file import cache_folder
 from predictor_store.store_file import Record, StoreError
 from sage_sched.config import StoreConfig
 
@@ -28,8 +29,7 @@ _MAX_UNWRITTEN = 2_000
 
 def default_path() -> Path:
     """The folder of a server that names none."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "sage-sched" / "store"
+    return cache_folder() / "store"
 
 
 def folder_of(config: StoreConfig) -> Path:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 OUTPUT = ROOT / "results" / "demo"
 
-DEVICE = Device.named("h800-80gb-qwen3-32b", speed=5.0)
+DEVICE = Device.named("h800-80gb-qwen3-32b", speed=6.0)
 POLICIES = ("fcfs", "fcfs@conservativeness=0.1", "shortest-prefill-first", "sage")
 # More than twice what fcfs sustains.
 RATES = ("4",)
