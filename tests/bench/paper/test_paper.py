@@ -49,7 +49,11 @@ def test_sustained_load_is_of_one_length_and_one_rate_for_all() -> None:
     assert {case.load for case in SUSTAINED.values()} == {"sustained", "bursts"}
 
 
-def test_a_small_evaluation_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_evaluation_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = synthetic.generate(300, seed=0)
+    monkeypatch.setattr("bench.paper.command.load_workload", lambda data: workload)
     arguments = ["--figures", "11", "--seeds", "2", "--num-requests", "30"]
     assert main(["bench", "paper", *arguments, "--output", str(tmp_path)]) == 0
     text = (tmp_path / "results.md").read_text()

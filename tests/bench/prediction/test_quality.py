@@ -74,7 +74,7 @@ def answered(num: int) -> list[Observation]:
 
 
 def test_no_predictor_sees_what_it_is_asked_for(embedder: Embedder) -> None:
-    answers = answered(150)
+    answers = answered(NUM_FIRST + 10)
     changed = [*answers[:-1], Observation(answers[-1].prompt, answers[-1].output_tokens + 999)]
     for candidate, predict in CANDIDATES.items():
         ours, theirs = (

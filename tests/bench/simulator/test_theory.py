@@ -76,7 +76,7 @@ def mean_and_error(result: Result) -> tuple[float, float]:
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_fcfs_is_pollaczek_khinchine(load: float) -> None:
-    rate, requests = traffic(30_000, load, 1, STEPS, WEIGHTS)
+    rate, requests = traffic(20_000, load, 1, STEPS, WEIGHTS)
     mean, error = mean_and_error(simulate(ONE_SLOT, "fcfs", SageConfig(), requests))
     wait = rate * float(STEPS**2 @ WEIGHTS) / (2 * (1 - load))
     assert mean == pytest.approx(float(STEPS @ WEIGHTS) + wait, abs=4 * error)
@@ -138,7 +138,7 @@ def test_srpt_is_schrage_miller(load: float) -> None:
 
 @pytest.mark.parametrize("limit", [0.3, 0.8])
 def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
-    rate, requests = traffic(10_000, 0.8, 3, STEPS, WEIGHTS)
+    rate, requests = traffic(5_000, 0.8, 3, STEPS, WEIGHTS)
     exact = [
         replace(r, distribution=LengthDistribution.from_samples([r.output_tokens], "prior"))
         for r in requests
@@ -192,7 +192,7 @@ def test_gittins_is_never_worse_than_mean_order(
 ) -> None:
     ratios = []
     for seed in range(3):
-        _, requests = traffic(1_500, 0.8, seed, steps, weights)
+        _, requests = traffic(800, 0.8, seed, steps, weights)
         means = [
             simulate(ONE_SLOT, name, PURE, requests, PREEMPTIVE).ttlt_s.mean()
             for name in ("sage", "sage-mean")
