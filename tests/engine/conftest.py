@@ -6,6 +6,7 @@ ends before the next one starts.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ def _staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "llama")
+    num_layers = int(os.environ.get("SAGE_TEST_NUM_LAYERS", "2"))
+    return write_model(tmp_path_factory.mktemp("model") / "llama", num_layers=num_layers)
 
 
 @dataclass(frozen=True)

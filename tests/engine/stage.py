@@ -5,7 +5,8 @@ acts in it, however fast the host is. Orders come as POST /set_internal_state, w
 broadcasts: all ranks wait at the same pass. A waiting scheduler still takes in what arrives, aborts
 and questions too; it starts no batch.
 
-With SAGE_TEST_STEP_MS set no step takes less time than that: the host seems slower.
+With SAGE_TEST_STEP_MS set no step takes less time than that: the host seems slower. With
+SAGE_TEST_NUM_LAYERS=1 the model has half its layers, and the host seems faster.
 """
 
 from __future__ import annotations

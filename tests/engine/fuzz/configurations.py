@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from bench.checks.exactness import STRICT, TWO_RANKS
 from bench.servers.policy_server import CPU_ENV
-from tests.engine.fuzz import picky
 from tests.engine.fuzz.scenario import Mix, Trouble
 
 _FLAGS = (
@@ -141,8 +140,15 @@ def _configurations() -> list[Configuration]:
             mix=Mix(max_tokens=600, troubles=_CALM_TROUBLES),
         ),
         Configuration(
+            name="fickle",
+            policy="fickle",
+            flags=("--chunked-prefill-size", "64"),
+            pool_tokens=900,
+            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES),
+        ),
+        Configuration(
             name="two-ranks",
-            policy=picky.NAME,
+            policy="picky",
             flags=("--tp-size", "2"),
             pool_tokens=900,
             env=TWO_RANKS,

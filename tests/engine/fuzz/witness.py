@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine import plugins
-from tests.engine.fuzz import picky
+from tests.engine.fuzz import policies
 
 _FOLDER = "FUZZ_WITNESS_FOLDER"
 
@@ -27,7 +27,7 @@ def install(folder: Path) -> dict[str, str]:
     """The environment of a server whose processes write to `folder`."""
     return {
         **plugins.install(folder / "plugin", __name__),
-        **picky.install(folder / "plugin"),
+        **policies.install(folder / "plugin"),
         _FOLDER: str(folder),
     }
 

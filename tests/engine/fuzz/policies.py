@@ -1,0 +1,61 @@
+"""Policies for the fuzzer: each does what none of ours does."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from sage_sched.job import Job
+from sage_sched.plan import Budget
+from sage_sched.policies.fastserve import FastServe
+from sage_sched.view import SchedulerView
+from tests.engine import plugins
+
+# Of served work, a phase each.
+_PHASE_TOKENS = 96
+_BUDGETS = (
+    None,
+    Budget(prefill_tokens=0, reason="decode only"),
+    Budget(prefill_tokens=48, reason="few tokens"),
+    Budget(chunk_tokens=20, reason="short chunks"),
+    Budget(prefill_tokens=1, chunk_tokens=1, reason="next to nothing"),
+)
+
+
+class Picky(FastServe):
+    """As fastserve, but it cannot rank every request: what it refuses goes by arrival."""
+
+    def on_arrival(self, job: Job) -> bool:
+        return job.input_tokens % 3 != 0 and super().on_arrival(job)
+
+
+class Fickle(FastServe):
+    """As fastserve, but in each phase it has another budget, and holds others back."""
+
+    moves = True
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        held_back = (job.arrival + _phase(view)) % 4 == 0
+        return math.inf if held_back else super().key(job, view)
+
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        # Who is held back while it waits is not the first to go while it runs.
+        return FastServe.key(self, waiting, view) < FastServe.key(self, running, view)
+
+    def budget(self, view: SchedulerView) -> Budget | None:
+        return _BUDGETS[_phase(view) % len(_BUDGETS)]
+
+
+def _phase(view: SchedulerView) -> int:
+    return view.served_tokens // _PHASE_TOKENS
+
+
+def install(folder: Path) -> dict[str, str]:
+    """The environment of servers that know them: picky and fickle."""
+    found: dict[str, str] = {}
+    for policy in (Picky, Fickle):
+        source = f"{__name__}:{policy.__name__}"
+        found |= plugins.install_policy(folder, policy.__name__.lower(), source)
+    return found
