@@ -10,7 +10,7 @@ demo: $(VENV)/ready
 	$(BIN)/python -m bench.comparison.demo
 
 test: check
-	$(BIN)/python -m pytest -m server
+	$(BIN)/python -m pytest -m server -n 2 --dist loadfile
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
