@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from sglang.srt.managers.io_struct import BaseReq
-from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
+from sglang.srt.managers.schedule_policy import AddReqResult, CacheAgnosticPolicy
 from sglang.utils import TypeBasedDispatcher
 
 from patches.admission import add_one, correct
@@ -104,6 +104,14 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
             return original(self, req, *args, **kw)
         return add_one(state, original, self, req, *args, **kw)
 
+    def around_select_admission(original: Any, self: object, req: Req, **kw: Any) -> Any:
+        found = original(self, req, **kw)
+        if kw["has_chunked_req"] and getattr(found, "is_chunked", False):
+            # SGLang can track one chunked prompt, and leaves the rest of its chunk to nobody but
+            # under shortest-prefill-first, which it knows by name.
+            return AddReqResult.OTHER
+        return found
+
     def before_run_batch(self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> None:
         self.sage.jobs.about_to_run(batch)
         self.sage.steps.launched(batch, after_idle=self._sched_idled)
@@ -136,6 +144,12 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         Hook(f"{_BATCH}._get_decode_retraction_order", AROUND, around_retraction_order, ("reqs",)),
         Hook(f"{_ADDER}.__init__", AFTER, after_adder_init, ("running_batch", "new_token_ratio")),
         Hook(f"{_ADDER}.add_one_req", AROUND, around_add_one, ("req",)),
+        Hook(
+            f"{_ADDER}._select_prefill_admission",
+            AROUND,
+            around_select_admission,
+            ("req", "has_chunked_req"),
+        ),
     ]
 
 

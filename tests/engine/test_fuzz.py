@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from tests.engine.fuzz.oracle import Oracle
 from tests.engine.fuzz.scenario import draw
 from tests.engine.fuzz.trial import Trial, calm_server
 
-# They share one undisturbed server.
-SLICE = ("documents", "sage")
+# Those of one slice share an undisturbed server.
+SLICES = (("documents", "sage"), ("fickle",))
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +23,11 @@ def spelling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_spelling_model(tmp_path_factory.mktemp("spelling"))
 
 
-def test_nothing_is_found(spelling_model: Path, tmp_path: Path) -> None:
-    oracle = Oracle(calm_server(CONFIGURATIONS[SLICE[0]], spelling_model, tmp_path))
+@pytest.mark.parametrize("names", SLICES, ids="-".join)
+def test_nothing_is_found(names: Sequence[str], spelling_model: Path, tmp_path: Path) -> None:
+    oracle = Oracle(calm_server(CONFIGURATIONS[names[0]], spelling_model, tmp_path))
     try:
-        for name in SLICE:
+        for name in names:
             trial = Trial(CONFIGURATIONS[name], spelling_model, tmp_path, oracle)
             try:
                 assert trial.episode(f"slice/{name}") == []

@@ -16,6 +16,8 @@ from typing import Any
 from tests.engine.fuzz.model import CHARACTERS, FIRST_ID, VOCAB_SIZE
 from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT
 
+# Of sampling parameters, those that ask for a grammar.
+GRAMMARS = frozenset({"regex", "json_schema"})
 _REGEXES = ("(ab|cd|ef){25,30}", "[a-z]{20,40}", "([0-9]{3}-){8,12}x", "(yes|no)( (yes|no)){10,20}")
 _SCHEMAS: tuple[dict[str, Any], ...] = (
     {
