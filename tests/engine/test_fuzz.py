@@ -89,6 +89,29 @@ def test_an_abort_that_is_lost_is_told(
     assert (lost is None and findings == []) or (lost is not None and lost in findings[0])
 
 
+ALL = '{"event": "abort", "rid": "", "all": true, "met": {}}'
+
+
+@pytest.mark.parametrize(
+    ("events", "lost"),
+    [
+        ((ALL, ARRIVE, LONG, ABORT), None),
+        ((ALL, ABORT, ARRIVE, LONG), "before it reached the scheduler"),
+        ((ALL, ALL, ARRIVE, LONG), "before it reached the scheduler"),
+    ],
+)
+def test_those_that_come_later_are_not_meant_by_an_abort_of_all(
+    events: tuple[str, ...], lost: str | None, tmp_path: Path
+) -> None:
+    all_before = '{"event": "abort", "rid": "", "all": true, "known": []}'
+    let_in = '{"event": "let in", "rids": ["a"]}'
+    asked = '{"event": "abort", "rid": "a", "all": false, "known": ["a"]}'
+    write(tmp_path, "http", all_before, let_in, asked)
+    write(tmp_path, "scheduler-dp0-tp0", *events)
+    findings = Evidence(tmp_path).findings()
+    assert (lost is None and findings == []) or (lost is not None and lost in findings[0])
+
+
 def test_an_answer_that_comes_twice_is_told(tmp_path: Path) -> None:
     end = '{"event": "finish", "rid": "a", "reason": "stop"}'
     write(tmp_path, "http", end, end)

@@ -52,16 +52,19 @@ class Evidence:
     def _lost_aborts(self) -> list[str]:
         """Requests that the HTTP process was told to abort, and that ran to their natural end."""
         found = []
-        let_in: set[str] = set()
+        # Of each that was let in: how often all had been aborted before.
+        let_in: dict[str, int] = {}
         wanted: set[str] = set()
+        num_of_all = 0
         for event in self._http:
             if event["event"] == "let in":
-                let_in |= set(event["rids"])
+                let_in |= dict.fromkeys(event["rids"], num_of_all)
             elif event["event"] == "abort":
-                wanted |= set(event["known"]) & let_in
+                num_of_all += event["all"]
+                wanted |= set(event["known"]) & let_in.keys()
         for rid in sorted(wanted):
             for events in self._schedulers.values():
-                if (problem := _lost(rid, events)) is not None:
+                if (problem := _lost(rid, events, let_in[rid])) is not None:
                     found.append(f"{rid}: {problem}")
                     break
         return found
@@ -82,9 +85,12 @@ def _batches(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if event["event"] == "batch"]
 
 
-def _lost(rid: str, events: Iterable[Event]) -> str | None:
-    """How an abort of a request was lost in one scheduler; None if it was not."""
-    arrived, aborts_before, passed_by, met = False, 0, 0, []
+def _lost(rid: str, events: Iterable[Event], num_of_all_before: int) -> str | None:
+    """How an abort of a request was lost in one scheduler; None if it was not.
+
+    num_of_all_before: how often all were aborted before the request was there.
+    """
+    arrived, aborts_before, passed_by, met = False, -num_of_all_before, 0, []
     for event in events:
         if event["event"] == "abort":
             if rid in event["met"]:
@@ -106,7 +112,7 @@ def _lost(rid: str, events: Iterable[Event]) -> str | None:
                 return (
                     f"the scheduler did not find it to abort, and it said {event['tokens']} tokens"
                 )
-            elif aborts_before and event["tokens"] > _LAST_WORDS:
+            elif aborts_before > 0 and event["tokens"] > _LAST_WORDS:
                 return f"aborted before it reached the scheduler, and said {event['tokens']} tokens"
             else:
                 # An abort that came after the end is noted too, and later.
