@@ -183,12 +183,10 @@ def _redistribute(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     # At equal length a finished answer counts before a cut one: the cut one was longer.
     order = np.lexsort((cut, values))
-    values, mass, cut = values[order], mass[order].copy(), cut[order]
+    values, mass, cut = values[order], mass[order], cut[order]
     after = np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)
-    scale = 1.0
-    for i in range(values.size):
-        mass[i] *= scale
-        if cut[i] and after[i] > 0:
-            scale += mass[i] / after[i]
-            mass[i] = 0.0
-    return values, mass
+    given = cut & (after > 0)
+    # What a cut one gives makes each longer one heavier by the same factor.
+    factors = np.where(given, 1.0 + mass / np.where(given, after, 1.0), 1.0)
+    scale = np.append(1.0, np.cumprod(factors)[:-1])
+    return values, np.where(given, 0.0, mass * scale)
