@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
@@ -11,6 +13,14 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from patches.carrier import encode, encode_hints, hints_of, strip
 from patches.hook import AFTER, AROUND, BEFORE, Hook
+from patches.http_types import (
+    Awaited,
+    BatchOutput,
+    Request,
+    ServerArgs,
+    TokenizedRequest,
+    TokenizerManager,
+)
 from predictor_store.client import Prediction, PredictorClient
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
@@ -42,62 +52,91 @@ def predict_hooks() -> list[Hook]:
     ]
 
 
-def _client(manager: Any) -> PredictorClient | None:
+@dataclass(slots=True)
+class RequestPrediction:
+    """`Request.sage`: what we keep for one request. Its samples (n above 1) are copies of it with
+    other ids, and share this.
+
+    text: of a chat, its last user message; else None. is_started: whether what only we may write
+    was stripped, and a prediction asked for, if there is to be one. was_aborted: while that was
+    awaited.
+    """
+
+    text: str | None = None
+    hints: dict[str, Any] = field(default_factory=dict)
+    prediction: asyncio.Future[Prediction] | None = None
+    handle: int | None = None
+    is_started: bool = False
+    was_aborted: bool = False
+
+
+def _state(obj: Request) -> RequestPrediction:
+    if not hasattr(obj, "sage"):
+        obj.sage = RequestPrediction()
+    return obj.sage
+
+
+def _client(manager: TokenizerManager) -> PredictorClient | None:
     return getattr(manager, "sage_client", None)
 
 
-def _after_init(result: None, self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
+def _after_init(
+    result: None, self: TokenizerManager, server_args: ServerArgs, *args: Any, **kw: Any
+) -> None:
     config = getattr(server_args, "_sage_config", None)
     if config is not None:
         self.sage_client = PredictorClient(config)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
 
-def _before_batch(self: Any, obj: Any, *args: Any, **kw: Any) -> None:
+def _before_batch(self: TokenizerManager, obj: Request, *args: Any, **kw: Any) -> None:
     # SGLang goes on to tokenize the batch one by one; predictions are better made together.
     if isinstance(obj, GenerateReqInput) and _client(self) is not None:
         for i in range(obj.batch_size):
             _start_prediction(self, obj[i])
 
 
-async def _around_tokenize_one(original: Any, self: Any, obj: Any, *args: Any, **kw: Any) -> Any:
+async def _around_tokenize_one(
+    original: Awaited, self: TokenizerManager, obj: Request, *args: Any, **kw: Any
+) -> TokenizedRequest:
     _start_prediction(self, obj)
-    tokenized = await original(self, obj, *args, **kw)
+    tokenized: TokenizedRequest = await original(self, obj, *args, **kw)
     await _attach(obj, tokenized)
     return tokenized
 
 
-async def _around_tokenize_batch(original: Any, self: Any, batch_size: int, obj: Any) -> Any:
-    tokenized = await original(self, batch_size, obj)
+async def _around_tokenize_batch(
+    original: Awaited, self: TokenizerManager, batch_size: int, obj: Request
+) -> list[TokenizedRequest]:
+    tokenized: list[TokenizedRequest] = await original(self, batch_size, obj)
     for i in range(batch_size):
         await _attach(obj[i], tokenized[i])
     return tokenized
 
 
-def _start_prediction(manager: Any, obj: Any) -> None:
+def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
     """Strip what only we may write, and ask for the prediction, once per request."""
     client = _client(manager)
-    if client is None or not isinstance(obj, GenerateReqInput) or hasattr(obj, "_sage_prediction"):
+    if client is None or not isinstance(obj, GenerateReqInput) or _state(obj).is_started:
         return
-    obj._sage_hints = {}
+    state = _state(obj)
+    state.is_started = True
     if isinstance(obj.sampling_params, dict) and "custom_params" in obj.sampling_params:
         # A copy: the samples of a batch may share one dict with what the client sent.
         stripped = strip(obj.sampling_params["custom_params"])
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
         if manager.server_args._sage_config.hints.trust == "body" and isinstance(stripped, dict):
-            obj._sage_hints = encode_hints(hints_of(stripped))
-    obj._sage_prediction = None
+            state.hints = encode_hints(hints_of(stripped))
     if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
-        obj._sage_prediction = asyncio.ensure_future(client.predict(text, _scope(obj)))
+        state.prediction = asyncio.ensure_future(client.predict(text, _scope(obj)))
 
 
-async def _attach(obj: Any, tokenized: Any) -> None:
-    sampling = tokenized.sampling_params
-    carried = getattr(obj, "_sage_hints", {})
-    task = getattr(obj, "_sage_prediction", None)
-    if task is not None:
-        prediction: Prediction = await task
-        obj._sage_handle = prediction.handle
+async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:
+    sampling, state = tokenized.sampling_params, _state(obj)
+    carried = state.hints
+    if state.prediction is not None:
+        prediction = await state.prediction
+        state.handle = prediction.handle
         if (lengths := prediction.distribution) is not None:
             cap_tokens = sampling.max_new_tokens
             lengths = lengths if cap_tokens is None else lengths.capped(cap_tokens)
@@ -106,77 +145,79 @@ async def _attach(obj: Any, tokenized: Any) -> None:
         sampling.custom_params = {**(sampling.custom_params or {}), **carried}
 
 
-def _before_abort(self: Any, rid: str = "", abort_all: bool = False) -> None:
+def _before_abort(self: TokenizerManager, rid: str = "", abort_all: bool = False) -> None:
     """Note an abort that comes while the prediction is awaited: it would reach the schedulers
     before its request, match nothing, and be lost, as SGLang sends one abort a request."""
     states = self.rid_to_state.values() if abort_all else [self.rid_to_state.get(rid)]
     for state in states:
-        if state is not None and not state.dispatched and hasattr(state.obj, "_sage_prediction"):
-            # On the request, as its samples (n above 1) get other ids and states, but copies of it.
-            state.obj._sage_aborted = True
+        if state is not None and not state.dispatched and _state(state.obj).is_started:
+            _state(state.obj).was_aborted = True
 
 
-async def _around_send_one(original: Any, self: Any, tokenized_obj: Any) -> None:
+async def _around_send_one(
+    original: Awaited, self: TokenizerManager, tokenized_obj: TokenizedRequest
+) -> None:
     await original(self, tokenized_obj)
     _abort_again(self, tokenized_obj.rid)
 
 
-async def _around_send_batch(original: Any, self: Any, tokenized_objs: Any) -> None:
+async def _around_send_batch(
+    original: Awaited, self: TokenizerManager, tokenized_objs: Sequence[TokenizedRequest]
+) -> None:
     await original(self, tokenized_objs)
     for tokenized_obj in tokenized_objs:
         _abort_again(self, tokenized_obj.rid)
 
 
-def _abort_again(manager: Any, rid: str) -> None:
+def _abort_again(manager: TokenizerManager, rid: str) -> None:
     """Send an abort behind the request that it overtook."""
     state = manager.rid_to_state.get(rid)
-    if state is not None and getattr(state.obj, "_sage_aborted", False):
+    if state is not None and _state(state.obj).was_aborted:
         state.abort_sent = False
         manager.abort_request(rid)
 
 
-def _before_output(self: Any, recv_obj: Any) -> None:
+def _before_output(self: TokenizerManager, recv_obj: BatchOutput) -> None:
     client = _client(self)
     if client is None:
         return
-    for i, rid in enumerate(recv_obj.rids):
-        reason = recv_obj.finished_reasons[i]
-        state = self.rid_to_state.get(rid) if reason is not None else None
-        handle = getattr(state.obj, "_sage_handle", None) if state is not None else None
-        if handle is None or reason["type"] not in ("stop", "length", "abort"):
+    for i, (rid, reason) in enumerate(zip(recv_obj.rids, recv_obj.finished_reasons, strict=True)):
+        state = self.rid_to_state.get(rid)
+        if reason is None or state is None or reason["type"] not in ("stop", "length", "abort"):
             continue
+        handle = _state(state.obj).handle
         input_tokens, output_tokens = recv_obj.prompt_tokens[i], recv_obj.completion_tokens[i]
-        if output_tokens > 0:  # else it only filled the prefix cache, for n > 1
+        # Without tokens it only filled the prefix cache, for n > 1.
+        if handle is not None and output_tokens > 0:
             cut = reason["type"] != "stop"
             client.finished(handle, input_tokens, output_tokens, cut)
 
 
-async def _around_internal_state(original: Any, self: Any) -> Any:
-    states = await original(self)
+async def _around_internal_state(original: Awaited, self: TokenizerManager) -> list[dict[str, Any]]:
+    states: list[dict[str, Any]] = await original(self)
     if (client := _client(self)) is not None:
         for state in states:
             state["sage"]["predictor"] = client.stats()
     return states
 
 
-def _after_getitem(sub: Any, self: Any, i: int) -> None:
-    if hasattr(self, "_sage_text"):
-        sub._sage_text = self._sage_text
+def _after_getitem(sub: Request, self: Request, i: int) -> None:
+    _state(sub).text = _state(self).text
 
 
-def _after_chat(result: Any, self: Any, request: Any, *args: Any, **kw: Any) -> None:
-    text = _last_user_text(request.messages)
-    if text is not None:
-        result[0]._sage_text = text
+def _after_chat(
+    result: tuple[Request, object], self: object, request: Any, *args: Any, **kw: Any
+) -> None:
+    _state(result[0]).text = _last_user_text(request.messages)
 
 
-def _scope(obj: Any) -> str:
+def _scope(obj: Request) -> str:
     """Whose answers these are: the LoRA adapter's."""
     lora = obj.lora_path
     return lora if isinstance(lora, str) else ""
 
 
-def _is_internal(manager: Any, obj: Any) -> bool:
+def _is_internal(manager: TokenizerManager, obj: Request) -> bool:
     """Health checks, and what the HTTP server sends itself before it reports ready."""
     if isinstance(obj.rid, str) and obj.rid.startswith(HEALTH_CHECK_RID_PREFIX):
         return True
@@ -185,9 +226,9 @@ def _is_internal(manager: Any, obj: Any) -> bool:
     return serves_http and manager.server_status == ServerStatus.Starting
 
 
-def _prompt_text(manager: Any, obj: Any) -> str | None:
+def _prompt_text(manager: TokenizerManager, obj: Request) -> str | None:
     """What the user asked, as text; None where there is none (input_embeds, invalid token ids)."""
-    text = getattr(obj, "_sage_text", None) or obj.text
+    text = _state(obj).text or obj.text
     if text is None and obj.input_ids is not None and manager.tokenizer is not None:
         try:
             text = manager.tokenizer.decode(obj.input_ids[:_MAX_DECODED_TOKENS])

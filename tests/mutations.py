@@ -157,7 +157,7 @@ MUTATIONS = (
     Mutation(
         "an abort that overtakes its request is lost",
         "patches/predict.py",
-        "            state.obj._sage_aborted = True\n",
+        "            _state(state.obj).was_aborted = True\n",
         "            pass\n",
         "tests/engine/test_prediction.py::"
         "test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost",

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from bench.servers.model import write_model
-from patches.predict import _last_user_text, _prompt_text
+from patches.predict import RequestPrediction, _last_user_text, _prompt_text
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,9 @@ def test_no_token_ids_raise(manager: Any, ids: list[Any]) -> None:
 
 
 def test_the_users_own_words_come_before_the_prompt_made_of_them(manager: Any) -> None:
-    obj = SimpleNamespace(text="<|user|> Why? <|assistant|>", input_ids=None, _sage_text="Why?")
+    obj = SimpleNamespace(
+        text="<|user|> Why? <|assistant|>", input_ids=None, sage=RequestPrediction("Why?")
+    )
     assert _prompt_text(manager, obj) == "Why?"
 
 

@@ -1,0 +1,87 @@
+"""What we read of SGLang's objects in the HTTP process (SGLang 0.5.23)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from patches.engine_types import SamplingParams
+from predictor_store.client import PredictorClient
+from sage_sched.config import SageConfig
+
+if TYPE_CHECKING:
+    from patches.predict import RequestPrediction
+
+
+class ServerArgs(Protocol):
+    """srt/server_args.py"""
+
+    _sage_config: SageConfig
+
+
+class Tokenizer(Protocol):
+    """Of the model."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class Request(Protocol):
+    """GenerateReqInput, managers/io_struct.py. What a client has not been checked for is object."""
+
+    sage: RequestPrediction
+    rid: object
+    text: object
+    input_ids: Any
+    lora_path: object
+    sampling_params: object
+    batch_size: int
+
+    def __getitem__(self, i: int) -> Request: ...
+
+
+class TokenizedRequest(Protocol):
+    """TokenizedGenerateReqInput, managers/io_struct.py"""
+
+    rid: str
+    sampling_params: TokenizedSampling
+
+
+class TokenizedSampling(SamplingParams, Protocol):
+    """Of a request that has not reached its scheduler: the cap may be left to it."""
+
+    max_new_tokens: Any
+    custom_params: Mapping[str, Any] | None
+
+
+class ReqState(Protocol):
+    """managers/tokenizer_manager.py"""
+
+    obj: Request
+    dispatched: bool
+    abort_sent: bool
+
+
+class BatchOutput(Protocol):
+    """BatchStrOutput and its like, managers/io_struct.py: of each request the same place."""
+
+    rids: Sequence[str]
+    finished_reasons: Sequence[Mapping[str, Any] | None]
+    prompt_tokens: Sequence[int]
+    completion_tokens: Sequence[int]
+
+
+class TokenizerManager(Protocol):
+    """managers/tokenizer_manager.py"""
+
+    sage_client: PredictorClient
+    server_args: ServerArgs
+    server_status: object
+    rid_to_state: MutableMapping[str, ReqState]
+    tokenizer: Tokenizer | None
+    _server_stop_hook: object | None
+
+    def abort_request(self, rid: str) -> None: ...
+
+
+# A method of theirs that is awaited; it takes what they please.
+Awaited = Callable[..., Awaitable[Any]]
