@@ -147,6 +147,13 @@ def _configurations() -> list[Configuration]:
             mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES),
         ),
         Configuration(
+            name="fickle-mixed",
+            policy="fickle",
+            flags=("--chunked-prefill-size", "64", "--enable-mixed-chunk", "--page-size", "16"),
+            pool_tokens=1280,
+            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES),
+        ),
+        Configuration(
             name="two-ranks",
             policy="picky",
             flags=("--tp-size", "2"),
