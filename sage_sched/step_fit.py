@@ -1,0 +1,94 @@
+"""From what steps had to do and how long they took to a StepTime."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sage_sched.step_time import StepTime
+
+Array = NDArray[np.float64]
+
+# What a step may have to do. The coefficients of StepTime, in their order, are what one of each
+# takes.
+COLUMNS = (
+    "prefill_steps", "prefill_requests", "prefill_tokens", "prefill_pairs",
+    "decode_steps", "decode_requests", "decode_kv_tokens",
+)  # fmt: skip
+# Of a typical prefill and a typical decode step: what makes coefficients of different units
+# comparable.
+_TYPICAL = np.array(
+    [[1, 4, 2048, 4 * 512 * 512 / 2, 0, 0, 0], [0, 0, 0, 0, 1, 32, 32_768]], dtype=np.float64
+)
+# How many typical steps the prior is worth.
+_PRIOR_STEPS = 1.0
+# Of relative errors: those of more than so many standard deviations count as outliers; and the
+# least that a standard deviation is taken for.
+_OUTLIER, _LEAST_SPREAD = 1.5, 0.01
+_MAX_ROUNDS, _TOLERANCE = 30, 1e-4
+_SUPPORTS = np.array(list(product((False, True), repeat=len(COLUMNS))))
+
+
+def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
+    """The coefficients that explain the steps, each at least 0.
+
+    work: shape (n, 7), n at least 1, see COLUMNS. seconds: shape (n,), above 0.
+    What the steps do not tell is as in the prior, all of it times one factor: the one by which
+    most steps differ from it. Errors count relative to a step's own length, so that a short step
+    counts as much as a long one, and outliers count little (Huber's loss, by reweighting).
+    """
+    known = factor(work, seconds, prior) * np.array(astuple(prior))
+    # The least that a step is taken to last, so that a few that were measured as nothing, behind
+    # others that were measured as too long, do not outweigh all.
+    shortest = 0.1 * float(np.median(seconds))
+    expected = np.maximum(seconds, shortest)
+    counts = np.ones_like(seconds)
+    found = known
+    for _ in range(_MAX_ROUNDS):
+        last, found = found, _solved(work / expected[:, None], seconds / expected, counts, known)
+        expected = np.maximum(work @ found, shortest)
+        errors = np.abs(seconds / expected - 1)
+        limit = _OUTLIER * max(1.4826 * float(np.median(errors)), _LEAST_SPREAD)
+        counts = limit / np.maximum(errors, limit)
+        if np.allclose(found, last, rtol=_TOLERANCE, atol=0):
+            break
+    return StepTime(*found.tolist())
+
+
+def factor(work: Array, seconds: Array, step_time: StepTime) -> float:
+    """By how much most steps take longer than step_time says; 1 where it says nothing of them."""
+    expected = work @ np.array(astuple(step_time))
+    told = expected > 0
+    return float(np.median(seconds[told] / expected[told])) if told.any() else 1.0
+
+
+def _solved(work: Array, seconds: Array, counts: Array, known: Array) -> Array:
+    """Least squares of weighted rows, none of the solution negative, drawn to what is known."""
+    # In shares of a typical step.
+    typical_s = np.maximum(_TYPICAL @ known, 1e-12)
+    shares = (_TYPICAL / typical_s[:, None]).sum(axis=0)
+    columns = work / shares
+    gram = columns.T @ (columns * counts[:, None]) + _PRIOR_STEPS * np.eye(len(COLUMNS))
+    target = columns.T @ (counts * seconds) + _PRIOR_STEPS * known * shares
+    return _nonnegative_minimum(gram, target) / shares
+
+
+def _nonnegative_minimum(gram: Array, target: Array) -> Array:
+    """The x of no negative part that minimizes x'Gx / 2 - t'x; G is positive definite.
+
+    It is the free minimum on its own support, so the best of those that are nowhere negative. Of
+    seven numbers there are 128 supports, which are solved at once.
+    """
+    free = np.linalg.solve(gram, target)
+    if (free >= 0).all():
+        return free
+    both = _SUPPORTS[:, :, None] & _SUPPORTS[:, None, :]
+    grams = np.where(both, gram, np.eye(len(target)))
+    minima = np.linalg.solve(grams, (_SUPPORTS * target)[:, :, None])[:, :, 0]
+    values = -(minima @ target) / 2
+    values[(minima < 0).any(axis=1)] = np.inf
+    best: Array = minima[int(values.argmin())]
+    return best
