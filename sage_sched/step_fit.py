@@ -73,7 +73,8 @@ def _solved(work: Array, seconds: Array, counts: Array, known: Array) -> Array:
     columns = work / shares
     gram = columns.T @ (columns * counts[:, None]) + _PRIOR_STEPS * np.eye(len(COLUMNS))
     target = columns.T @ (counts * seconds) + _PRIOR_STEPS * known * shares
-    return _nonnegative_minimum(gram, target) / shares
+    solution = _nonnegative_minimum(gram, target) / shares
+    return np.asarray(solution, dtype=np.float64)
 
 
 def _nonnegative_minimum(gram: Array, target: Array) -> Array:
@@ -84,7 +85,7 @@ def _nonnegative_minimum(gram: Array, target: Array) -> Array:
     """
     free = np.linalg.solve(gram, target)
     if (free >= 0).all():
-        return free
+        return np.asarray(free, dtype=np.float64)
     both = _SUPPORTS[:, :, None] & _SUPPORTS[:, None, :]
     grams = np.where(both, gram, np.eye(len(target)))
     minima = np.linalg.solve(grams, (_SUPPORTS * target)[:, :, None])[:, :, 0]

@@ -12,7 +12,7 @@ from sage_sched.step_fit import COLUMNS, factor, fit
 from sage_sched.step_time import ServerFacts, StepTime
 
 # Of so many steps, the latest, step times are learned, anew after so many more.
-MEMORY_STEPS, INTERVAL_STEPS = 1024, 128
+MEMORY_STEPS, INTERVAL_STEPS = 2048, 256
 # Prompts and answers of such lengths stand for all.
 _TYPICAL_TOKENS = (32, 512, 8192)
 # Costs that change by a smaller share have not changed.

@@ -179,7 +179,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from bench.servers import light_model
-    from patches import swap_meter
+    from patches import step_meter, swap_meter
 
     light_model.register()
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
@@ -212,6 +212,7 @@ def register() -> None:
     def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
         result.internal_state[STATE] = asdict(clock.stats) | {"cpu_s": time.process_time()}
 
+    step_meter.ends_with_launch = lambda device: False
     # What a copy takes here is not what it takes there.
     swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
     scheduler = f"{_MANAGERS}.scheduler.Scheduler"
