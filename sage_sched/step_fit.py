@@ -18,13 +18,14 @@ COLUMNS = (
     "prefill_steps", "prefill_requests", "prefill_tokens", "prefill_pairs",
     "decode_steps", "decode_requests", "decode_kv_tokens",
 )  # fmt: skip
-# Of a typical prefill and a typical decode step: what makes coefficients of different units
-# comparable.
+# Of a typical prefill and a typical decode step, as long as none was seen: what makes coefficients
+# of different units comparable.
 _TYPICAL = np.array(
     [[1, 4, 2048, 4 * 512 * 512 / 2, 0, 0, 0], [0, 0, 0, 0, 1, 32, 32_768]], dtype=np.float64
 )
-# How many typical steps the prior is worth.
-_PRIOR_STEPS = 1.0
+# The prior is taken to be off by so much, as a share of a typical step: the noisier the steps, the
+# more of them it takes to outweigh it.
+_PRIOR_ERROR = 0.5
 # Of relative errors: those of more than so many standard deviations count as outliers; and the
 # least that a standard deviation is taken for.
 _OUTLIER, _LEAST_SPREAD = 1.5, 0.01
@@ -41,18 +42,20 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
     counts as much as a long one, and outliers count little (Huber's loss, by reweighting).
     """
     known = factor(work, seconds, prior) * np.array(astuple(prior))
+    typical = _typical(work)
     # The least that a step is taken to last, so that a few that were measured as nothing, behind
     # others that were measured as too long, do not outweigh all.
     shortest = 0.1 * float(np.median(seconds))
     expected = np.maximum(seconds, shortest)
-    counts = np.ones_like(seconds)
+    counts, spread = np.ones_like(seconds), _PRIOR_ERROR
     found = known
     for _ in range(_MAX_ROUNDS):
-        last, found = found, _solved(work / expected[:, None], seconds / expected, counts, known)
+        rows = (work / expected[:, None], seconds / expected, counts)
+        last, found = found, _solved(*rows, known, typical, (spread / _PRIOR_ERROR) ** 2)
         expected = np.maximum(work @ found, shortest)
         errors = np.abs(seconds / expected - 1)
-        limit = _OUTLIER * max(1.4826 * float(np.median(errors)), _LEAST_SPREAD)
-        counts = limit / np.maximum(errors, limit)
+        spread = max(1.4826 * float(np.median(errors)), _LEAST_SPREAD)
+        counts = np.minimum(1.0, _OUTLIER * spread / np.maximum(errors, 1e-12))
         if np.allclose(found, last, rtol=_TOLERANCE, atol=0):
             break
     return StepTime(*found.tolist())
@@ -65,14 +68,28 @@ def factor(work: Array, seconds: Array, step_time: StepTime) -> float:
     return float(np.median(seconds[told] / expected[told])) if told.any() else 1.0
 
 
-def _solved(work: Array, seconds: Array, counts: Array, known: Array) -> Array:
-    """Least squares of weighted rows, none of the solution negative, drawn to what is known."""
+def _typical(work: Array) -> Array:
+    """What a prefill and a decode step have to do, shape (2, 7)."""
+    typical = _TYPICAL.copy()
+    for kind, columns in enumerate((slice(0, 4), slice(4, 7))):
+        seen = work[work[:, columns.start] > 0, columns]
+        if len(seen):
+            amounts = seen.mean(axis=0)
+            typical[kind, columns] = np.where(amounts > 0, amounts, typical[kind, columns])
+    return typical
+
+
+def _solved(
+    work: Array, seconds: Array, counts: Array, known: Array, typical: Array, pull: float
+) -> Array:
+    """Least squares of weighted rows, none of the solution negative, drawn to what is known as by
+    `pull` typical steps that only one column each makes long."""
     # In shares of a typical step.
-    typical_s = np.maximum(_TYPICAL @ known, 1e-12)
-    shares = (_TYPICAL / typical_s[:, None]).sum(axis=0)
+    typical_s = np.maximum(typical @ known, 1e-12)
+    shares = (typical / typical_s[:, None]).sum(axis=0)
     columns = work / shares
-    gram = columns.T @ (columns * counts[:, None]) + _PRIOR_STEPS * np.eye(len(COLUMNS))
-    target = columns.T @ (counts * seconds) + _PRIOR_STEPS * known * shares
+    gram = columns.T @ (columns * counts[:, None]) + pull * np.eye(len(COLUMNS))
+    target = columns.T @ (counts * seconds) + pull * known * shares
     solution = _nonnegative_minimum(gram, target) / shares
     return np.asarray(solution, dtype=np.float64)
 

@@ -59,6 +59,18 @@ def test_what_no_step_had_to_do_is_as_in_the_prior_times_the_one_factor() -> Non
     assert found == pytest.approx(3 * np.array(astuple(SHIPPED)))
 
 
+def test_a_server_far_smaller_than_the_shipped_one_is_told_exactly() -> None:
+    truth = StepTime(0.005, 0.002, 1e-4, 1e-7, 0.004, 1e-3, 4e-6)
+    taken = [
+        ([0.0, 0, 0, 0, 1, n, kv], truth.decode_s(n, kv))
+        for n in (1, 2, 4)
+        for kv in range(10 * n, 150 * n)
+    ]
+    found = fit(*table(taken), SHIPPED)
+    assert found.decode_s(1, 100) == pytest.approx(truth.decode_s(1, 100), rel=0.01)
+    assert found.decode_s(8, 1000) == pytest.approx(truth.decode_s(8, 1000), rel=0.01)
+
+
 def test_one_step_is_enough_to_scale_all() -> None:
     found = fit(*table([([1.0, 1, 1000, 5e5, 0, 0, 0], 2.0)]), SHIPPED)
     assert found.prefill_s(1, 1000, 5e5) == pytest.approx(2.0)
