@@ -84,6 +84,7 @@ class Calibration:
         self.source = news.source
         self._news = None
         self._num_steps_told = self._learner.num_steps
+        logger.info("step times are %s now: %s", self.source, self.step_time)
 
     def pace(self) -> float:
         """How many of the step times' seconds go by in one. What is learned is in real ones."""
