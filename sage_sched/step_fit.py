@@ -18,8 +18,8 @@ COLUMNS = (
     "prefill_steps", "prefill_requests", "prefill_tokens", "prefill_pairs",
     "decode_steps", "decode_requests", "decode_kv_tokens",
 )  # fmt: skip
-# Of a typical prefill and a typical decode step, as long as none was seen: what makes coefficients
-# of different units comparable.
+# Of a prefill and a decode step that are not small: what makes coefficients of different units
+# comparable. What small steps alone were seen to take must not be foretold of larger ones.
 _TYPICAL = np.array(
     [[1, 4, 2048, 4 * 512 * 512 / 2, 0, 0, 0], [0, 0, 0, 0, 1, 32, 32_768]], dtype=np.float64
 )
@@ -69,13 +69,12 @@ def factor(work: Array, seconds: Array, step_time: StepTime) -> float:
 
 
 def _typical(work: Array) -> Array:
-    """What a prefill and a decode step have to do, shape (2, 7)."""
+    """What a prefill and a decode step may have to do, shape (2, 7)."""
     typical = _TYPICAL.copy()
     for kind, columns in enumerate((slice(0, 4), slice(4, 7))):
         seen = work[work[:, columns.start] > 0, columns]
         if len(seen):
-            amounts = seen.mean(axis=0)
-            typical[kind, columns] = np.where(amounts > 0, amounts, typical[kind, columns])
+            typical[kind, columns] = np.maximum(typical[kind, columns], seen.mean(axis=0))
     return typical
 
 

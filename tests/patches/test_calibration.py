@@ -69,7 +69,7 @@ def test_it_is_said_again_until_it_has_come_back() -> None:
         news = calibration.news(SERVER)
     assert news is not None
     assert calibration.news(SERVER) is news
-    assert calibration.source == "shipped"
+    assert (calibration.step_time, calibration.source) == (SHIPPED, "shipped")
     calibration.told(news)
     assert calibration.news(SERVER) is None
 

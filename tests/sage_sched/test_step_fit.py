@@ -71,6 +71,24 @@ def test_a_server_far_smaller_than_the_shipped_one_is_told_exactly() -> None:
     assert found.decode_s(8, 1000) == pytest.approx(truth.decode_s(8, 1000), rel=0.01)
 
 
+def test_what_short_prompts_take_is_not_made_up_for_long_ones() -> None:
+    rng = np.random.default_rng(0)
+    taken: list[Step] = []
+    for i in range(400):
+        if i % 20:
+            n, kv = int(rng.integers(1, 5)), int(rng.integers(10, 400))
+            work, seconds = [0.0, 0, 0, 0, 1, n, kv], SHIPPED.decode_s(n, kv)
+        else:
+            tokens = int(rng.integers(2, 9))
+            work = [1.0, 1, tokens, tokens**2 / 2, 0, 0, 0]
+            seconds = SHIPPED.prefill_s(1, tokens, tokens**2 / 2)
+        taken.append((work, seconds * rng.lognormal(0, 0.3)))
+    found = fit(*table(taken), SHIPPED)
+    long_prompt = (1, 4000, 4000**2 / 2)
+    assert found.prefill_s(*long_prompt) == pytest.approx(SHIPPED.prefill_s(*long_prompt), rel=0.5)
+    assert found.decode_s(64, 60_000) == pytest.approx(SHIPPED.decode_s(64, 60_000), rel=0.5)
+
+
 def test_one_step_is_enough_to_scale_all() -> None:
     found = fit(*table([([1.0, 1, 1000, 5e5, 0, 0, 0], 2.0)]), SHIPPED)
     assert found.prefill_s(1, 1000, 5e5) == pytest.approx(2.0)
