@@ -36,7 +36,8 @@ def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
     """
     if view.chunked is None and view.batch_is_full and not _has_news(view, policy):
         return Plan(order=None)
-    rank_anew([*view.waiting, *view.running], policy)
+    rank_anew(view.waiting, policy)
+    rank_anew(view.running, policy)
     order = serving_order(policy, view)
     order, num_open = _held_back_last(order, policy, view)
     budget = policy.budget(view) or UNLIMITED
