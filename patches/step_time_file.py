@@ -50,12 +50,15 @@ class StepTimeFile:
             parsed: StepTimeConfig = parse_section(
                 StepTimeConfig, "step_time", written["step_time"]
             )
+            step_time = parsed.step_time()
+            if not (step_time.prefill_s(1, 1, 0.5) > 0 and step_time.decode_s(1, 1) > 0):
+                raise ValueError("its steps take no time")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             logger.warning("step times are learned anew, as %s is no use: %r", self.path, error)
             return None
-        return parsed.step_time()
+        return step_time
 
     def write(self, step_time: StepTime) -> None:
         """For the next server. Never raises."""

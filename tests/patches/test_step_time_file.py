@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def test_one_of_another_kind_does_not(caplog: pytest.LogCaptureFixture) -> None:
         lambda text: text.replace("decode_base_ms", "decode_bass_ms"),
         lambda text: text.replace("13.0", "-13.0"),
         lambda text: text.replace("13.0", "NaN"),
+        lambda text: re.sub(r'(decode_\w+": )[\d.e-]+', r"\g<1>0.0", text),
         lambda text: text.replace("13.0", '"13"'),
         lambda text: "[" * 60_000,
         lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
