@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.checks.exactness import TWO_RANKS
 from tests.engine.conftest import CHECKED
-from tests.engine.serving import SageServer, generate, warmed_store
+from tests.engine.serving import SageServer, generate, wait_until, warmed_store
 
 # As many as are learned from at once, and more.
 NUM_ANSWERS, NUM_TOKENS = 8, 60
@@ -32,25 +32,21 @@ def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(
         learned = first.stats()["step_time"]
         assert learned["source"] == "learned"
         assert learned["num_steps"] > NUM_ANSWERS * NUM_TOKENS / 2
-        told = told_to(first, "learned")
-        # All ranks the same.
-        assert set(told) == {"TP0", "TP1"}
-        assert told["TP0"] == told["TP1"]
+        wait_until(lambda: all_told(first, "learned"))
     with server("second") as second:
         kept = second.stats()["step_time"]
         assert kept["source"] == "kept"
         assert coefficients(kept) == coefficients(learned)
-        assert set(told_to(second, "kept")) == {"TP0", "TP1"}
+        wait_until(lambda: all_told(second, "kept"))
         assert generate(second, "Say it.", 2)["meta_info"]["completion_tokens"] == 2
 
 
-def told_to(server: SageServer, source: str) -> dict[str, list[str]]:
-    """What each rank's log says that it was told."""
-    found: dict[str, list[str]] = {}
+def all_told(server: SageServer, source: str) -> bool:
+    """Whether both ranks' logs say that they were told, and the same."""
     pattern = rf"(TP\d)\].* step times are {source} now: (.*)"
-    for rank, step_time in re.findall(pattern, server.log.read_text()):
-        found.setdefault(rank, []).append(step_time)
-    return found
+    lines = re.findall(pattern, server.log.read_text())
+    first, second = ([told for rank, told in lines if rank == name] for name in ("TP0", "TP1"))
+    return len(first) > 0 and first == second
 
 
 def coefficients(step_time: dict[str, Any]) -> dict[str, float]:
