@@ -72,6 +72,7 @@ class Batch(Protocol):
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]
     forward_mode: Any
+    decoding_reqs: Sequence[Req]
 
     def is_empty(self) -> bool: ...
 

@@ -53,6 +53,7 @@ class Jobs:
             hints=self._carried(decode_hints, req, NO_HINTS),
             has_fixed_length=req.sampling_params.ignore_eos,
             keeps_memory=req.session is not None,
+            ranked_at=self._policy.revision,
         )
         self.num_arrivals += 1
         if self._policy.uses_clock:

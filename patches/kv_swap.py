@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from patches.calibration import Calibration
 from patches.engine_types import Batch, Req, Scheduler
 from patches.kv_copy import (
     Return,
@@ -15,22 +16,21 @@ from patches.kv_copy import (
     swapped,
     token_bytes,
 )
-from patches.step_meter import StepMeter
 from patches.swap_meter import SwapMeter
 from sage_sched.plan import Way
-from sage_sched.step_time import ServerFacts, StepTime
+from sage_sched.step_time import ServerFacts
 
 
 class KvSwap:
     """One scheduler's."""
 
     def __init__(
-        self, scheduler: Scheduler, host_pool_gib: float, steps: StepMeter, step_time: StepTime
+        self, scheduler: Scheduler, host_pool_gib: float, calibration: Calibration
     ) -> None:
         self._scheduler = scheduler
         self._token_bytes = token_bytes(scheduler)
         self._host_pool_tokens = int(host_pool_gib * 2**30) // self._token_bytes
-        self._meter = SwapMeter(scheduler, steps, step_time)
+        self._meter = SwapMeter(scheduler, calibration)
         self._num_gone = 0
         self._num_resumed = 0
         self._num_recomputed = 0

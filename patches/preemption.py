@@ -10,16 +10,15 @@ from typing import Any
 
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
+from patches.calibration import Calibration
 from patches.engine_types import Batch, Req, Scheduler
 from patches.kv_copy import can_leave_now, counts_tokens, freed_tokens, is_swapped, swapped
 from patches.kv_swap import KvSwap
-from patches.step_meter import StepMeter
 from patches.survival import why_it_stays, why_none_yields
 from sage_sched.config import PreemptionConfig
 from sage_sched.job import Job
 from sage_sched.plan import Action, Plan, Yield
 from sage_sched.policy import Policy
-from sage_sched.step_time import StepTime
 from sage_sched.view import Holding
 
 logger = logging.getLogger(__name__)
@@ -47,8 +46,7 @@ def preemption_of(
     scheduler: Scheduler,
     policy: Policy,
     config: PreemptionConfig,
-    steps: StepMeter,
-    step_time: StepTime,
+    calibration: Calibration,
 ) -> Preemption | None:
     """None if the policy never preempts, or is not to, or this server cannot swap."""
     if not config.enabled or not policy.preempts:
@@ -56,7 +54,7 @@ def preemption_of(
     if reason := why_none_yields(scheduler):
         logger.warning("running requests do not yield on this server: it has %s", reason)
         return None
-    return Preemption(scheduler, config, steps, step_time)
+    return Preemption(scheduler, config, calibration)
 
 
 class Preemption:
@@ -68,11 +66,11 @@ class Preemption:
     """
 
     def __init__(
-        self, scheduler: Scheduler, config: PreemptionConfig, steps: StepMeter, step_time: StepTime
+        self, scheduler: Scheduler, config: PreemptionConfig, calibration: Calibration
     ) -> None:
         self._scheduler = scheduler
         self.config = config
-        self.swap = KvSwap(scheduler, config.host_pool_gib, steps, step_time)
+        self.swap = KvSwap(scheduler, config.host_pool_gib, calibration)
         self.num_arrivals_planned = -1
         self._num_staying: Counter[str] = Counter()
         self._num_without_host_room = 0

@@ -12,7 +12,9 @@ from sglang.srt.managers.io_struct import BaseReq
 from sglang.srt.managers.schedule_policy import AddReqResult, CacheAgnosticPolicy
 from sglang.utils import TypeBasedDispatcher
 
+from patches import step_meter
 from patches.admission import add_one, correct
+from patches.calibration import StepTimes
 from patches.engine_types import Batch, Req, Scheduler
 from patches.executor import run_pass, without_swapped
 from patches.hook import AFTER, AROUND, BEFORE, Hook
@@ -53,8 +55,8 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         state = self.sage = SchedulerState(self, config)
 
     def after_init_dispatcher(result: None, self: Scheduler) -> None:
-        told = partial(_ticked, self)
-        self._request_dispatcher += TypeBasedDispatcher([(Tick, told)])
+        told = [(Tick, partial(_ticked, self)), (StepTimes, partial(_told, self))]
+        self._request_dispatcher += TypeBasedDispatcher(told)
 
     def after_init_max_new_tokens(result: None, self: Scheduler, req: Req) -> None:
         # The last thing that every new request goes through, in order of arrival, and the first
@@ -76,8 +78,10 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
     def around_timeouts(original: Any, self: Scheduler) -> Any:
         # On the entry rank only.
-        aborts = without_swapped(self, partial(original, self))
-        return [*aborts, Tick(now_s=time.monotonic())] if self.sage.policy.uses_clock else aborts
+        told = without_swapped(self, partial(original, self))
+        if (news := self.sage.news()) is not None:
+            told = [*told, news]
+        return [*told, Tick(now_s=time.monotonic())] if self.sage.policy.uses_clock else told
 
     def around_queue_limit(original: Any, self: Scheduler, recv_req: object) -> Any:
         return without_swapped(self, partial(original, self, recv_req))
@@ -112,9 +116,24 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
             return AddReqResult.OTHER
         return found
 
-    def before_run_batch(self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> None:
+    def around_run_batch(
+        original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any
+    ) -> Any:
         self.sage.jobs.about_to_run(batch)
-        self.sage.steps.launched(batch, after_idle=self._sched_idled)
+        steps = self.sage.calibration.steps
+        work = steps.launched(batch, after_idle=self._sched_idled)
+        result = original(self, batch, *args, **kw)
+        if step_meter.ends_with_launch(self.device):
+            steps.ended(work)
+        else:
+            result.sage_work = work
+        return result
+
+    def after_batch_result(
+        done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
+    ) -> None:
+        if not step_meter.ends_with_launch(self.device):
+            self.sage.calibration.steps.ended(getattr(result, "sage_work", None))
 
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
         result.internal_state["sage"] = self.sage.stats()
@@ -138,7 +157,8 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         of_scheduler("_poll_timeout_aborts", AROUND, around_timeouts),
         of_scheduler("_abort_on_queued_limit", AROUND, around_queue_limit, "recv_req"),
         of_scheduler("flush_cache", AFTER, after_flush_cache),
-        of_scheduler("run_batch", BEFORE, before_run_batch, "batch"),
+        of_scheduler("run_batch", AROUND, around_run_batch, "batch"),
+        of_scheduler("process_batch_result", AFTER, after_batch_result, "batch", "result"),
         of_scheduler("get_internal_state", AFTER, after_internal_state, "recv_req"),
         Hook(f"{_POLICY}.shortest_prefill_chunk_limit", AROUND, around_chunk_limit, ()),
         Hook(f"{_BATCH}._get_decode_retraction_order", AROUND, around_retraction_order, ("reqs",)),
@@ -155,3 +175,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
 def _ticked(scheduler: Scheduler, tick: Tick) -> None:
     scheduler.sage.jobs.ticked(tick.now_s)
+
+
+def _told(scheduler: Scheduler, news: StepTimes) -> None:
+    scheduler.sage.told(news)

@@ -9,12 +9,13 @@ from typing import Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
+from patches.calibration import Calibration, StepTimes
 from patches.engine_types import Batch, Req, Scheduler
 from patches.failures import Failures
 from patches.jobs import Jobs
 from patches.kv_copy import swapped
 from patches.preemption import Preemption, preemption_of
-from patches.step_meter import StepMeter
+from patches.step_time_file import StepTimeFile, kind_of
 from sage_sched.admission import Admission
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
@@ -34,10 +35,12 @@ class SchedulerState:
     """
 
     def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:
+        file = StepTimeFile(kind_of(scheduler)) if config.store.on_disk else None
+        self.calibration = Calibration(config.step_time, file)
         server = ServerFacts(
             scheduler.max_total_num_tokens,
             scheduler.max_running_requests,
-            config.step_time.step_time(),
+            self.calibration.step_time,
             swap_token_s=0.0,  # as long as nothing is swapped
         )
         self._scheduler = scheduler
@@ -47,9 +50,8 @@ class SchedulerState:
         self.admission = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures)
-        self.steps = StepMeter()
         self.preemption: Preemption | None = preemption_of(
-            scheduler, self.policy, config.preemption, self.steps, server.step_time
+            scheduler, self.policy, config.preemption, self.calibration
         )
         # Of the pass that is going on.
         self.chunk_limit_tokens: int | None = None
@@ -58,6 +60,19 @@ class SchedulerState:
         self._num_passes = 0
         self._pass_s = 0.0
         self._longest_pass_s = 0.0
+
+    def news(self) -> StepTimes | None:
+        """On rank 0: step times to be told to all."""
+        return self.calibration.news(self._server)
+
+    def told(self, news: StepTimes) -> None:
+        """On all ranks: what rank 0 has learned of the server."""
+        self.calibration.told(news)
+        self._server = replace(self._server, step_time=self.calibration.step_time)
+        try:
+            self.policy.on_server(self._server)
+        except Exception:
+            self.failures.count("take in step times")
 
     def plan(self, running_batch: Batch) -> Plan:
         """What the coming pass is to do; first come, first served if the policy fails."""
@@ -149,7 +164,7 @@ class SchedulerState:
             "mean_pass_ms": 1e3 * self._pass_s / max(1, self._num_passes),
             "longest_pass_ms": 1e3 * self._longest_pass_s,
             "preemption": None if self.preemption is None else self.preemption.stats(),
-            "steps": self.steps.windows(),
+            "step_time": self.calibration.stats(),
         }
 
 

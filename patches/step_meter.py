@@ -1,74 +1,61 @@
-"""What a scheduler's steps had to do, and how long they took."""
+"""What a scheduler's steps have to do, and how long they take."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import astuple
 
 from patches.engine_types import Batch
-from sage_sched.step_time import StepTime
+from sage_sched.step_learner import StepLearner
 
-# Consecutive steps are added up: under overlap a launch waits for the step before, so that the
-# time of one step shows up in its neighbour's.
-STEPS_PER_WINDOW = 8
-_MAX_WINDOWS = 256
 
-# The columns of a window, sums over its steps; the coefficients of StepTime, in their order, are
-# what one of each takes.
-COLUMNS = (
-    "prefill_steps", "prefill_requests", "prefill_tokens", "prefill_pairs",
-    "decode_steps", "decode_requests", "decode_kv_tokens", "seconds",
-)  # fmt: skip
+def ends_with_launch(device: str) -> bool:
+    """Whether a step is over when its launch returns. An accelerator is still at it then; that it
+    is done is known when its result has been processed."""
+    return device == "cpu"
 
 
 class StepMeter:
-    """Keeps the latest windows. For measurements on rank 0: no decision may rest on a clock."""
+    """Tells a learner of each step.
 
-    def __init__(self) -> None:
-        self._windows: deque[list[float]] = deque(maxlen=_MAX_WINDOWS)
-        self._sums = [0.0] * len(COLUMNS)
-        self._num_steps = 0
-        self._last: tuple[list[float], float] | None = None
+    A step takes from the end of the one before to its own, so that whatever a busy server does
+    between two steps counts, and under overlap none counts twice. Not so after an idle time, when
+    it takes from its launch, nor if something else came between: then it is not told of.
+    """
 
-    def launched(self, batch: Batch, after_idle: bool) -> None:
-        """A batch (sglang/srt/managers/schedule_batch.py, ScheduleBatch) is about to run."""
-        now = time.perf_counter()
-        if self._last is not None and not after_idle:
-            work, started = self._last
-            self._add([*work, now - started])
-        elif after_idle:
-            self._sums, self._num_steps = [0.0] * len(COLUMNS), 0
-        self._last = (_work(batch), now)
+    def __init__(self, learner: StepLearner) -> None:
+        self._learner = learner
+        self._since_s: float | None = None
 
-    def _add(self, row: list[float]) -> None:
-        self._sums = [total + value for total, value in zip(self._sums, row, strict=True)]
-        self._num_steps += 1
-        if self._num_steps == STEPS_PER_WINDOW:
-            self._windows.append(self._sums)
-            self._sums, self._num_steps = [0.0] * len(COLUMNS), 0
+    def launched(self, batch: Batch, after_idle: bool) -> list[float] | None:
+        """A batch is about to run: what it has to do, for ended(); None if it is no step."""
+        if after_idle:
+            self._since_s = time.perf_counter()
+        return _work(batch)
 
-    def pace(self, step_time: StepTime) -> float:
-        """The seconds that the model gives the steps of all windows, to those that they took; 1
-        before there are any."""
-        if not self._windows:
-            return 1.0
-        *work, seconds = (sum(column) for column in zip(*self._windows, strict=True))
-        model_s = sum(w * c for w, c in zip(work, astuple(step_time), strict=True))
-        return float(model_s / seconds)
+    def ended(self, work: list[float] | None) -> None:
+        """A step is over."""
+        now_s = time.perf_counter()
+        if work is not None and self._since_s is not None:
+            self._learner.add(work, now_s - self._since_s)
+        self._since_s = now_s
 
-    def windows(self) -> list[list[float]]:
-        """Oldest first, each with COLUMNS."""
-        return list(self._windows)
+    def interrupted(self) -> None:
+        """Something that is no part of a step takes time."""
+        self._since_s = None
 
 
-def _work(batch: Batch) -> list[float]:
-    """COLUMNS of one step, less the last."""
-    if batch.forward_mode.is_extend_without_speculative():
-        pairs = sum(
-            new * (cached + new / 2)
-            for cached, new in zip(batch.prefix_lens, batch.extend_lens, strict=True)
-        )
-        return [1, len(batch.reqs), batch.extend_num_tokens, pairs, 0, 0, 0]
-    kv_tokens = sum(req.kv.kv_committed_len for req in batch.reqs)
-    return [0, 0, 0, 0, 1, len(batch.reqs), kv_tokens]
+def _work(batch: Batch) -> list[float] | None:
+    """sage_sched.step_fit.COLUMNS of a batch (sglang/srt/managers/schedule_batch.py,
+    ScheduleBatch). A mixed one reads the weights once, so it is no decode step beside."""
+    mode = batch.forward_mode
+    if mode.is_idle() or mode.is_prebuilt():
+        return None
+    if not mode.is_extend_without_speculative():
+        kv_tokens = sum(req.kv.kv_committed_len for req in batch.reqs)
+        return [0, 0, 0, 0, 1, len(batch.reqs), kv_tokens]
+    num_decoding = len(batch.decoding_reqs) if mode.is_mixed() else 0
+    num_prefills = len(batch.reqs) - num_decoding
+    cached, new = batch.prefix_lens[:num_prefills], batch.extend_lens[:num_prefills]
+    pairs = sum(n * (c + n / 2) for c, n in zip(cached, new, strict=True))
+    decoding_kv_tokens = sum(batch.prefix_lens[num_prefills:])
+    return [1, num_prefills, sum(new), pairs, 0, num_decoding, decoding_kv_tokens]

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from patches.calibration import Calibration
 from patches.engine_types import Scheduler
-from patches.step_meter import StepMeter
-from sage_sched.step_time import StepTime
 
 # At start-up so many tokens are moved there and back, and the fastest of some rounds counts.
 _TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3
@@ -29,14 +28,13 @@ class Move:
 class SwapMeter:
     """Seconds a token, one way. Rank 0 measures; all ranks have its figure, from the same move on.
 
-    Seconds are those of the step-time model, as all costs are: where the server takes half as long
-    for its steps as the model says, a move is worth twice its time.
+    Seconds are those of the step times, as all costs are: where the server takes half as long for
+    its steps as was configured, a move is worth twice its time.
     """
 
-    def __init__(self, scheduler: Scheduler, steps: StepMeter, step_time: StepTime) -> None:
+    def __init__(self, scheduler: Scheduler, calibration: Calibration) -> None:
         self._scheduler = scheduler
-        self._steps = steps
-        self._step_time = step_time
+        self._calibration = calibration
         self._num_moves = 0
         self._num_tokens = 0
         self._seconds = 0.0
@@ -46,6 +44,7 @@ class SwapMeter:
     def timing(self) -> Iterator[Move]:
         """Around moves of KV, either way, on all ranks. Whoever moves says how much it was."""
         _wait_for_device(self._scheduler)  # a pass in flight is no part of the move
+        self._calibration.steps.interrupted()
         move = Move()
         started = time.perf_counter()
         yield move
@@ -57,8 +56,8 @@ class SwapMeter:
                 self._refine()
 
     def _refine(self) -> None:
-        pace = self._steps.pace(self._step_time)
-        self.token_s = self._agreed(self._seconds / self._num_tokens * pace)
+        seconds = self._seconds * self._calibration.pace()
+        self.token_s = self._agreed(seconds / self._num_tokens)
         # Half of it counts on, so that the figure follows the server without jumping.
         self._seconds /= 2
         self._num_tokens = max(1, self._num_tokens // 2)

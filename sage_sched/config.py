@@ -117,12 +117,11 @@ class PreemptionConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeConfig:
-    """How long this server's steps take, for the measured cost; see sage_sched.step_time.
+    """How long this server's steps take; see sage_sched.step_time.
 
-    `sage-sched bench fit` measures and writes them. The defaults are derived for Qwen3-32B in
-    bfloat16 on one H800 PCIe from published figures (65.6 GB of weights, 262,144 bytes of KV a
-    token, 2.0 TB/s at 80 %, 756 TFLOPS at 50 %); an order needs their proportions only, and those
-    are alike on most GPUs.
+    A server that has no such section learns them while it runs, and begins with the defaults. These
+    are derived for Qwen3-32B in bfloat16 on one H800 PCIe from published figures (65.6 GB of
+    weights, 262,144 bytes of KV a token, 2.0 TB/s at 80 %, 756 TFLOPS at 50 %).
     """
 
     prefill_base_ms: float = 41.0
@@ -137,6 +136,16 @@ class StepTimeConfig:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             require(0 <= value < 1e6, f"step_time.{f.name}", value, "0 to 1000000 (ms)")
+
+    @classmethod
+    def of(cls, step_time: StepTime) -> Self:
+        """The same in milliseconds, to six digits."""
+        return cls(
+            **{
+                name.removesuffix("_s") + "_ms": float(f"{seconds * 1e3:.6g}")
+                for name, seconds in dataclasses.asdict(step_time).items()
+            }
+        )
 
     def step_time(self) -> StepTime:
         """The same in seconds."""
@@ -153,6 +162,7 @@ class SageConfig:
     """Everything that --sage-config can set, section by section.
 
     policy: the parameters of policies, those of each `[policy.NAME]` that was given, by NAME.
+    step_time: None where the server is to learn them.
     """
 
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -161,7 +171,7 @@ class SageConfig:
     policy: Mapping[str, Any] = field(default_factory=dict, hash=False)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
-    step_time: StepTimeConfig = field(default_factory=StepTimeConfig)
+    step_time: StepTimeConfig | None = None
 
     @classmethod
     def parse(cls, sections: Mapping[str, Any]) -> Self:
@@ -177,7 +187,11 @@ class SageConfig:
     def sections(self) -> dict[str, Any]:
         """The mapping that parse takes."""
         return {
-            **{name: dataclasses.asdict(getattr(self, name)) for name in _SECTIONS},
+            **{
+                name: dataclasses.asdict(section)
+                for name in _SECTIONS
+                if (section := getattr(self, name)) is not None
+            },
             "policy": {name: dataclasses.asdict(given) for name, given in self.policy.items()},
         }
 

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from sage_sched.admission import Admission
 from sage_sched.job import Job
-from sage_sched.order import serving_order
+from sage_sched.order import rank_anew, serving_order
 from sage_sched.plan import UNLIMITED, Action, Enter, Plan, Resume, Yield
 from sage_sched.policy import Policy
 from sage_sched.preemption import (
@@ -36,6 +36,8 @@ def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
     """
     if view.chunked is None and view.batch_is_full and not _has_news(view, policy):
         return Plan(order=None)
+    rank_anew(view.waiting, policy)
+    rank_anew(view.running, policy)
     order = serving_order(policy, view)
     order, num_open = _held_back_last(order, policy, view)
     budget = policy.budget(view) or UNLIMITED

@@ -65,6 +65,7 @@ class Job:
     is_ranked: whether its policy can rank it.
     revision: how often its distribution was revised. What is cached about a job is keyed on it
         and on the age.
+    ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
     place: (key, arrival) of its policy at this revision and age, or None; sage_sched.order's.
     foreseen: what sage_sched.admission computed of it; no one else reads it.
     memo: what the policy computed of it; no one else reads it.
@@ -86,6 +87,7 @@ class Job:
     num_yields: int = 0
     is_ranked: bool = True
     revision: int = 0
+    ranked_at: int = 0
     place: tuple[float, int] | None = field(default=None, repr=False)
     foreseen: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sage_sched.job import Job
 from sage_sched.policy import Policy
@@ -45,9 +45,21 @@ def retention_order(
 
     default: SGLang's own order of them. What the policy cannot rank has its place in that one.
     """
+    rank_anew(jobs, policy)
     places = _places(jobs, policy, view)
     ranked = iter(sorted((p for p in default if jobs[p].is_ranked), key=places.__getitem__))
     return [next(ranked) if jobs[position].is_ranked else position for position in default]
+
+
+def rank_anew(jobs: Iterable[Job], policy: Policy) -> None:
+    """Those of the jobs that were ranked before the policy knew the server as it does now."""
+    revision = policy.revision
+    for job in [job for job in jobs if job.ranked_at != revision]:
+        # First of all: a policy that raises costs one pass.
+        job.ranked_at = revision
+        job.place = None
+        if job.is_ranked:
+            policy.on_forecast(job)
 
 
 def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[tuple[float, int]]:

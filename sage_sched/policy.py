@@ -45,6 +45,7 @@ class Policy(ABC):
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     refresh_interval_tokens: while the batch is full, who yields is looked at again when a running
         job's age reaches a multiple of it.
+    revision: how often its server's step times were found to be others.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
@@ -53,9 +54,10 @@ class Policy(ABC):
     is_clairvoyant: ClassVar[bool] = False
     uses_clock: ClassVar[bool] = False
     refresh_interval_tokens: int = 200
+    revision: int = 0
 
     def __init__(self, parameters: Any, server: ServerFacts) -> None:
-        """server: sizes and step times as known at the start; a view has them as known now."""
+        """server: sizes and step times as known at the start, see on_server."""
         self.parameters = parameters
         self.server = server
 
@@ -65,8 +67,15 @@ class Policy(ABC):
         return True
 
     def on_forecast(self, job: Job) -> None:
-        """The distribution of a ranked job was revised, while it waits or runs."""
+        """What a ranked job rests on has changed while it waits or runs: its distribution was
+        revised, or the server is known better."""
         self.on_arrival(job)
+
+    def on_server(self, server: ServerFacts) -> None:
+        """The server's step times are known better now. on_forecast follows for each ranked job,
+        before it is compared with others again, so that all are ranked by the same times."""
+        self.server = server
+        self.revision += 1
 
     @abstractmethod
     def key(self, job: Job, view: SchedulerView) -> float:

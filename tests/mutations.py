@@ -127,6 +127,50 @@ MUTATIONS = (
         f"{_STATE}::test_two_ranks_that_see_the_same_decide_alike",
     ),
     Mutation(
+        "jobs ranked by old step times are compared with those ranked by new ones",
+        "sage_sched/order.py",
+        "        if job.is_ranked:\n            policy.on_forecast(job)\n",
+        "",
+        "tests/sage_sched/test_ranked_anew.py",
+    ),
+    Mutation(
+        "one stall counts as much as a hundred steps",
+        "sage_sched/step_fit.py",
+        "counts = np.minimum(1.0, _OUTLIER * spread / np.maximum(errors, 1e-12))",
+        "counts = np.ones_like(errors)",
+        "tests/sage_sched/test_step_fit.py::test_stalls_hardly_count",
+    ),
+    Mutation(
+        "rank 0 goes by what it has learned before the others do",
+        "patches/calibration.py",
+        "        self._news = StepTimes(",
+        "        self.step_time = step_time\n        self._news = StepTimes(",
+        "tests/patches/test_calibration.py::test_it_is_said_again_until_it_has_come_back",
+    ),
+    Mutation(
+        "step times are said once, and lost where a rank skips the broadcast",
+        "patches/calibration.py",
+        "        return self._news\n",
+        "        news, self._news = self._news, None\n        return news\n",
+        "tests/patches/test_calibration.py::test_it_is_said_again_until_it_has_come_back",
+    ),
+    Mutation(
+        "a file of step times is reached through a link",
+        "patches/step_time_file.py",
+        "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
+        "os.O_RDONLY | os.O_NONBLOCK",
+        "tests/patches/test_step_time_file.py::test_a_link_is_followed_neither_way",
+    ),
+    Mutation(
+        "a copy of KV counts as a step's time",
+        "patches/step_meter.py",
+        "    def interrupted(self) -> None:\n"
+        '        """Something that is no part of a step takes time."""\n'
+        "        self._since_s = None\n",
+        "    def interrupted(self) -> None:\n        pass\n",
+        "tests/patches/test_step_meter.py::test_a_step_that_something_came_into_is_not_told_of",
+    ),
+    Mutation(
         "a hook that is gone is not missed",
         "patches/hook.py",
         '            raise self._misfit(f"is not there ({error})") from error',

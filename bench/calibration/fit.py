@@ -1,10 +1,10 @@
-"""sage-sched bench fit: measure a server's step times, for the measured cost and the simulator."""
+"""sage-sched bench fit: what a server learns of its step times, for the simulator."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
-from bench.calibration.step_fit import StepFit, fit
 from bench.servers.client import drive
 from bench.servers.options import configure_servers, servers_of
 from bench.servers.policy_server import PolicyServers, load_tokenizer, scheduler_state
 from bench.servers.server import ServerError
 from bench.workload.prompts import Workload, WorkloadError, WorkloadRequest, sample
 from bench.workload.source import load_workload
+from sage_sched.config import StepTimeConfig
 from sage_sched.fields import ConfigError
 
 # Requests in flight together, and tokens of their answers: from one alone to full slots or a full
@@ -31,35 +31,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 2, with a line on stderr, where nothing could be fitted."""
+    """0; 2, with a line on stderr, where nothing could be learned."""
     try:
-        windows = measure(servers_of(args, {}), load_workload(args.data, args.heavy_tailed))
-        found = fit(windows)
+        learned = measure(servers_of(args, {}), load_workload(args.data, args.heavy_tailed))
     except (ConfigError, ServerError, WorkloadError, ValueError) as error:
         print(f"sage-sched bench fit: {error}", file=sys.stderr)
         return 2
     file = args.output / "step_time.yaml"
-    file.write_text(as_yaml(found), encoding="utf-8")
+    file.write_text(as_yaml(learned), encoding="utf-8")
     print(f"{file.read_text(encoding='utf-8')}\nfor --sage-config: {file}")
     return 0
 
 
-def as_yaml(found: StepFit) -> str:
-    """The section of a --sage-config file."""
+def as_yaml(learned: dict[str, Any]) -> str:
+    """The section of a --sage-config file. learned: what the server reports, see
+    patches.calibration."""
+    if learned["error"] is None:
+        raise ValueError(f"{learned['num_steps']} steps are too few to learn from")
     head = (
-        f"# fitted to {found.num_windows} windows of steps; mean absolute error on windows held "
-        f"out: {found.mape:.1%}\n"
+        f"# learned from {learned['num_steps']} steps; half of the steps took at most "
+        f"{learned['error']:.1%} more or less than was foreseen\n"
     )
-    return head + yaml.safe_dump({"step_time": asdict(found.step_time)}, sort_keys=False)
+    section = {f.name: learned["latest"][f.name] for f in fields(StepTimeConfig)}
+    return head + yaml.safe_dump({"step_time": section}, sort_keys=False)
 
 
-def measure(servers: PolicyServers, workload: Workload) -> list[list[float]]:
-    """Windows of steps (patches.step_meter.COLUMNS) at every load of PHASES, on one server.
+def measure(servers: PolicyServers, workload: Workload) -> dict[str, Any]:
+    """What one server has learned of its step times after every load of PHASES.
 
     With requests of the history, as what is compared later must not have been seen before.
     """
     tokenizer = load_tokenizer(servers.model)
-    windows: list[list[float]] = []
+    servers = replace(servers, sage=replace(servers.sage, step_time=None))
     with servers.server("sage", "fit") as server:
         for phase, (num_requests, output_tokens) in enumerate(tqdm(PHASES, desc="loads")):
             drawn = sample(workload.history, num_requests, seed=phase, at_most=True)
@@ -81,11 +84,5 @@ def measure(servers: PolicyServers, workload: Workload) -> list[list[float]]:
             )
             if problem := result.problem():
                 raise ServerError(problem)
-            windows = _joined(windows, scheduler_state(server)["steps"])
-    return windows
-
-
-def _joined(known: list[list[float]], latest: list[Any]) -> list[list[float]]:
-    """All that was seen: the server keeps only the latest windows."""
-    seen = {tuple(window) for window in known}
-    return known + [window for window in latest if tuple(window) not in seen]
+        learned: dict[str, Any] = scheduler_state(server)["step_time"]
+    return learned

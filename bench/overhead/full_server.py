@@ -77,6 +77,10 @@ def stand_in_scheduler(free_tokens: Callable[[], int]) -> Any:
     allocator.available_size = free_tokens
     return SimpleNamespace(
         schedule_policy="sage",
+        server_args=SimpleNamespace(
+            model_path="", quantization=None, kv_cache_dtype="auto", tp_size=1
+        ),
+        model_config=SimpleNamespace(dtype=torch.float32),
         max_total_num_tokens=_KV_POOL_TOKENS,
         max_running_requests=NUM_RUNNING,
         waiting_queue=[],
@@ -115,9 +119,7 @@ class FullServer:
         self.scheduler = stand_in_scheduler(lambda: self._free_tokens)
         self.state = state = SchedulerState(self.scheduler, SageConfig(preemption=_OFF))
         self.scheduler.sage = state
-        state.preemption = Preemption(
-            self.scheduler, _NO_HOST_MEMORY, state.steps, SageConfig().step_time.step_time()
-        )
+        state.preemption = Preemption(self.scheduler, _NO_HOST_MEMORY, state.calibration)
         for request in requests:
             state.jobs.arrived(request)
             request.sage.was_asked_to_yield = True  # it uses nothing that would not survive a swap

@@ -56,14 +56,15 @@ class Device:
         return replace(sage, step_time=_config_of(self.engine, 1.0))
 
     def in_its_time(self, sage: SageConfig) -> SageConfig:
-        """What a server is told: settings(sage) with every time divided by the speed."""
+        """What a server is told: settings(sage) with every time divided by the speed; if it is to
+        learn step times, none."""
         return replace(
             sage,
             predictor=replace(sage.predictor, deadline_ms=sage.predictor.deadline_ms / self.speed),
             policy={
                 name: _faster(given, self.speed) for name, given in _all_parameters(sage).items()
             },
-            step_time=_config_of(self.engine, 1 / self.speed),
+            step_time=sage.step_time and _config_of(self.engine, 1 / self.speed),
         )
 
 

@@ -179,12 +179,13 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from bench.servers import light_model
-    from patches import swap_meter
+    from patches import step_meter, swap_meter
 
     light_model.register()
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
     model = DeviceModel(StepTime(**written["step_time"]), written["swap_token_s"])
     clock = DeviceClock(model)
+    seen = SimpleNamespace(device_s=0.0)  # of device_s, when the last result was
 
     def around_run_batch(original: Any, self: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         if batch.forward_mode.is_prebuilt() or batch.forward_mode.is_idle():
@@ -195,11 +196,12 @@ def register() -> None:
             after_idle=self._sched_idled,
             overlaps=self.enable_overlap,
         )
-        result.device_done_s = done_s
+        result.device_done_s, result.device_s = done_s, clock.stats.device_s
         return result
 
     def before_process(self: Any, batch: Any, result: Any, *args: Any, **kw: Any) -> None:
         clock.wait_until(getattr(result, "device_done_s", 0.0))
+        seen.device_s = getattr(result, "device_s", seen.device_s)
 
     def around_copy_out(original: Any, self: Any, indices: Any, *args: Any, **kw: Any) -> Any:
         return clock.move(len(indices), lambda: original(self, indices, *args, **kw))
@@ -212,7 +214,10 @@ def register() -> None:
     def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
         result.internal_state[STATE] = asdict(clock.stats) | {"cpu_s": time.process_time()}
 
-    # What a copy takes here is not what it takes there.
+    # Steps end when their results are seen, and take what the device was at them, however late the
+    # host was; and what a copy takes here is not what it takes there.
+    step_meter.ends_with_launch = lambda device: False
+    step_meter.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
     swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
     scheduler = f"{_MANAGERS}.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", around_run_batch, HookType.AROUND)

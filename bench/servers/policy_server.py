@@ -152,9 +152,8 @@ def counters_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str,
         is_counter = isinstance(last, int) and name not in _GAUGES
         return last - (first or 0) if is_counter else last
 
-    counters: dict[str, Any] = spent("", before.get("sage", {}), after.get("sage", {}))
-    counters.pop("steps", None)
-    return counters
+    counted: dict[str, Any] = spent("", before.get("sage", {}), after.get("sage", {}))
+    return counted
 
 
 def load_tokenizer(model: Path) -> Any:

@@ -56,9 +56,13 @@ class SageParameters:
 
 @dataclass(slots=True)
 class _Memo:
-    """A job's index at all ages, and its key in the interval of ages last asked for."""
+    """A job's index at all ages, and its key in the interval of ages last asked for.
+
+    revision: the job's, of the distribution that the table rests on.
+    """
 
     table: GittinsTable | MeanCost
+    revision: int
     log_at_arrival: float
     interval: int = -1
     key: float = 0.0
@@ -113,8 +117,24 @@ class Sage(Policy):
             max_tokens=job.max_new_tokens,
             interval_tokens=self.refresh_interval_tokens,
         )
-        job.memo = _Memo(table, math.log(table.index(0)))
+        job.memo = _Memo(table, job.revision, math.log(table.index(0)))
         return True
+
+    def on_server(self, server: ServerFacts) -> None:
+        """All costs are others."""
+        super().on_server(server)
+        self._cost = cost_named(self.parameters.cost, server)
+
+    def on_forecast(self, job: Job) -> None:
+        """Its index anew."""
+        memo = job.memo
+        assert isinstance(memo, _Memo)
+        if memo.revision != job.revision:
+            self.on_arrival(job)
+            return
+        memo.table.set_cost(self._cost)
+        memo.log_at_arrival = math.log(memo.table.index(0))
+        memo.interval = -1
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """`ln G + a / w`, see the class."""

@@ -44,6 +44,11 @@ class SrptOracle(Policy):
         job.memo = self._cost(job.input_tokens, int(job.distribution.lengths[0]))
         return True
 
+    def on_server(self, server: ServerFacts) -> None:
+        """All costs are others."""
+        super().on_server(server)
+        self._cost = cost_named("measured", server)
+
     def key(self, job: Job, view: SchedulerView) -> float:
         """The remaining cost."""
         assert isinstance(job.memo, float)

@@ -45,8 +45,9 @@ CHECKED = CPU_ENV | STRICT
 
 @pytest.fixture(scope="package", autouse=True)
 def _staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every server here has the stage."""
+    """Every server here has the stage, and learns its step times anew."""
     env = plugins.install(tmp_path_factory.mktemp("stage"), stage.__name__)
+    env |= {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)

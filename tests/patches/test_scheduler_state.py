@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.overhead.full_server import stand_in_scheduler
+from patches.calibration import StepTimes
 from patches.carrier import encode, encode_hints
 from patches.scheduler_state import SchedulerState
-from sage_sched.config import PreemptionConfig, SageConfig
+from sage_sched.config import PreemptionConfig, SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from sage_sched.policies.sage import Sage
@@ -154,6 +156,25 @@ def test_a_failing_policy_leaves_retraction_to_sglang(
     monkeypatch.setattr(Sage, "key", fail)
     assert state.retention_order(running, [0, 1]) == [0, 1]
     assert state.stats()["num_policy_errors"] == 1
+
+
+def test_step_times_that_are_told_rank_all_anew(
+    state: SchedulerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_prefill = replace(StepTimeConfig().step_time(), prefill_token_s=1.0)
+    long_prompt, long_answer = request([10] * 9), request([900] * 9)
+    long_prompt.origin_input_ids = [1] * 200
+    queue = arrive(state, long_prompt, long_answer)
+    assert ordered(state, queue) == [long_prompt, long_answer]
+    state.told(StepTimes(seconds=[*astuple(slow_prefill)], source="learned"))
+    assert state.view(state._scheduler.running_batch).server.step_time == slow_prefill
+    assert state.stats()["step_time"]["prefill_token_ms"] == 1000.0
+    assert ordered(state, queue) == [long_answer, long_prompt]
+
+    monkeypatch.setattr(Sage, "on_server", fail)
+    state.told(StepTimes(seconds=[*astuple(slow_prefill)], source="learned"))
+    assert state.stats()["num_policy_errors"] == 1
+    assert ordered(state, queue) == [long_answer, long_prompt]
 
 
 def test_a_tick_dates_those_that_came_with_it(state: SchedulerState) -> None:

@@ -5,53 +5,113 @@ from typing import Any
 
 import pytest
 
-from patches.step_meter import COLUMNS, STEPS_PER_WINDOW, StepMeter
-from sage_sched.step_time import StepTime
+from patches.step_meter import StepMeter
+from sage_sched.step_fit import COLUMNS
 
 
-def batch(*, kv: list[int], new: list[int] | None = None) -> Any:
-    """What the meter reads of a ScheduleBatch; new: a prefill's tokens after kv cached ones."""
+def batch(
+    mode: str = "decode", *, kv: list[int], new: list[int] | None = None, mixed: int = 0
+) -> Any:
+    """What the meter reads of a ScheduleBatch; new: a prefill's tokens after kv cached ones, the
+    last `mixed` of which are requests that decode."""
     return SimpleNamespace(
-        forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: new is not None),
+        forward_mode=SimpleNamespace(
+            is_extend_without_speculative=lambda: new is not None,
+            is_mixed=lambda: mixed > 0,
+            is_idle=lambda: mode == "idle",
+            is_prebuilt=lambda: mode == "prebuilt",
+        ),
         reqs=[SimpleNamespace(kv=SimpleNamespace(kv_committed_len=n)) for n in kv],
         prefix_lens=kv,
         extend_lens=new,
+        decoding_reqs=[object()] * mixed,
         extend_num_tokens=sum(new or [7]),  # a decoding batch keeps its prefill's
     )
 
 
-def test_a_window_adds_up_the_work_of_its_steps() -> None:
-    meter = StepMeter()
-    steps = [batch(kv=[0, 10], new=[4, 6]), *[batch(kv=[5, 17])] * STEPS_PER_WINDOW]
-    for i, step in enumerate(steps):
-        meter.launched(step, after_idle=i == 0)
-    (window,) = meter.windows()
-    found = dict(zip(COLUMNS, window, strict=True))
-    assert found.pop("seconds") > 0
-    decodes = STEPS_PER_WINDOW - 1
-    assert found == {
-        "prefill_steps": 1,
-        "prefill_requests": 2,
-        "prefill_tokens": 10,
-        "prefill_pairs": 4 * 2 + 6 * 13,
-        "decode_steps": decodes,
-        "decode_requests": 2 * decodes,
-        "decode_kv_tokens": 22 * decodes,
-    }
+class Told:
+    """A meter by a clock of ours, and what it tells its learner."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.steps: list[tuple[list[float], float]] = []
+        monkeypatch.setattr(
+            "patches.step_meter.time", SimpleNamespace(perf_counter=lambda: self.now_s)
+        )
+        learner: Any = SimpleNamespace(add=lambda work, seconds: self.steps.append((work, seconds)))
+        self.meter = StepMeter(learner)
+
+    @property
+    def seconds(self) -> list[float]:
+        return [seconds for _, seconds in self.steps]
+
+    def launch(self, one: Any, after_idle: bool = False) -> Any:
+        return self.meter.launched(one, after_idle=after_idle)
+
+    def end(self, work: Any, after_s: float) -> None:
+        self.now_s += after_s
+        self.meter.ended(work)
 
 
-def test_the_pace_is_how_many_of_the_models_seconds_go_by_in_one() -> None:
-    meter = StepMeter()
-    decode_s = StepTime(0, 0, 0, 0, decode_base_s=1.0, decode_request_s=0, decode_kv_token_s=0.5)
-    assert meter.pace(decode_s) == 1  # nothing is known yet
-    for _ in range(2 * STEPS_PER_WINDOW + 1):
-        meter.launched(batch(kv=[1, 3]), after_idle=False)
-    took_s = sum(window[-1] for window in meter.windows())
-    assert meter.pace(decode_s) == pytest.approx(2 * STEPS_PER_WINDOW * 3 / took_s)
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    return Told(monkeypatch)
 
 
-def test_what_was_idle_is_no_steps_time() -> None:
-    meter = StepMeter()
-    for i in range(5 * STEPS_PER_WINDOW):
-        meter.launched(batch(kv=[5]), after_idle=i % STEPS_PER_WINDOW == 0)
-    assert meter.windows() == []
+def test_what_a_step_has_to_do(told: Told) -> None:
+    works = [
+        told.launch(batch(kv=[5, 17])),
+        told.launch(batch(kv=[0, 10], new=[4, 6])),
+        told.launch(batch(kv=[0, 20, 30], new=[4, 1, 1], mixed=2)),
+    ]
+    assert [{name: n for name, n in zip(COLUMNS, work, strict=True) if n} for work in works] == [
+        {"decode_steps": 1, "decode_requests": 2, "decode_kv_tokens": 22},
+        {
+            "prefill_steps": 1,
+            "prefill_requests": 2,
+            "prefill_tokens": 10,
+            "prefill_pairs": 4 * 2 + 6 * 13,
+        },
+        {
+            "prefill_steps": 1,
+            "prefill_requests": 1,
+            "prefill_tokens": 4,
+            "prefill_pairs": 8,
+            "decode_requests": 2,
+            "decode_kv_tokens": 50,
+        },
+    ]
+
+
+def test_a_step_takes_from_the_end_of_the_one_before_to_its_own(told: Told) -> None:
+    first = told.launch(batch(kv=[1]), after_idle=True)
+    told.now_s += 1.0
+    second = told.launch(batch(kv=[2]))  # under overlap, before the first is over
+    told.end(first, 2.0)
+    third = told.launch(batch(kv=[3]))
+    told.end(second, 4.0)
+    told.end(third, 8.0)
+    assert told.steps == [(first, 3.0), (second, 4.0), (third, 8.0)]
+
+
+def test_what_was_idle_is_no_steps_time(told: Told) -> None:
+    told.end(told.launch(batch(kv=[1]), after_idle=True), 1.0)
+    told.now_s += 1000.0
+    told.end(told.launch(batch(kv=[1]), after_idle=True), 2.0)
+    assert told.seconds == [1.0, 2.0]
+
+
+def test_a_step_that_something_came_into_is_not_told_of(told: Told) -> None:
+    told.end(told.launch(batch(kv=[1]), after_idle=True), 1.0)
+    told.meter.interrupted()
+    told.end(told.launch(batch(kv=[1])), 1000.0)
+    told.end(told.launch(batch(kv=[1])), 2.0)
+    assert told.seconds == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("mode", ["idle", "prebuilt"])
+def test_what_is_no_step_is_not_told_of(told: Told, mode: str) -> None:
+    told.end(told.launch(batch(kv=[1]), after_idle=True), 1.0)
+    told.end(told.launch(batch(mode, kv=[])), 5.0)
+    told.end(told.launch(batch(kv=[1])), 2.0)
+    assert told.seconds == [1.0, 2.0]

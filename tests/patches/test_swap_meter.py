@@ -13,11 +13,26 @@ from sglang.srt.runtime_context import get_parallel
 
 from patches.kv_copy import token_bytes
 from patches.swap_meter import SwapMeter
-from sage_sched.config import StepTimeConfig
 
 NUM_TOKENS, NUM_LAYERS = 128, 3
-STEP_TIME = StepTimeConfig().step_time()
-STEPS: Any = SimpleNamespace(pace=lambda step_time: 1000.0)
+
+
+class Calibration:
+    """What the meter reads of one, and whether it was told that something came between steps."""
+
+    def __init__(self) -> None:
+        self.steps = self
+        self.num_interruptions = 0
+
+    def interrupted(self) -> None:
+        self.num_interruptions += 1
+
+    def pace(self) -> float:
+        return 1000.0
+
+
+def calibration() -> Any:
+    return Calibration()
 
 
 def mha() -> MHATokenToKVPool:
@@ -64,7 +79,7 @@ class TestPools:
         for buffer in buffers(pool):
             buffer.copy_(torch.randn_like(buffer))
         before = [buffer.clone() for buffer in buffers(pool)]
-        assert SwapMeter(scheduler(pool), STEPS, STEP_TIME).token_s > 0
+        assert SwapMeter(scheduler(pool), calibration()).token_s > 0
         assert all(map(torch.equal, before, buffers(pool)))
 
     def test_a_copy_is_all_of_a_tokens_kv(self, make: Any) -> None:
@@ -85,7 +100,7 @@ class TestPools:
 
 
 def test_all_ranks_count_with_what_the_first_has_measured() -> None:
-    meter = SwapMeter(scheduler(mha(), told=0.25), STEPS, STEP_TIME)
+    meter = SwapMeter(scheduler(mha(), told=0.25), calibration())
     assert meter.token_s == 0.25
     meter._scheduler.tp_group.broadcast_object = lambda measured: 0.5
     for _ in range(16):
@@ -96,7 +111,7 @@ def test_all_ranks_count_with_what_the_first_has_measured() -> None:
 
 
 def test_it_learns_from_the_moves_in_seconds_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = SwapMeter(scheduler(mha()), STEPS, STEP_TIME)
+    meter = SwapMeter(scheduler(mha()), calibration())
     clock = SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr("patches.swap_meter.time", clock)
     for _ in range(16):
@@ -108,9 +123,17 @@ def test_it_learns_from_the_moves_in_seconds_of_the_model(monkeypatch: pytest.Mo
 
 def test_a_move_that_did_not_come_off_says_nothing() -> None:
     # A request that finds no room tries again in every pass, and would be a very fast move.
-    meter = SwapMeter(scheduler(mha()), STEPS, STEP_TIME)
+    meter = SwapMeter(scheduler(mha()), calibration())
     trial = meter.token_s
     for _ in range(32):
         with meter.timing():
             pass
     assert meter.token_s == trial
+
+
+def test_a_move_is_no_part_of_a_step() -> None:
+    told = calibration()
+    meter = SwapMeter(scheduler(mha()), told)
+    assert told.num_interruptions == 0
+    with meter.timing():
+        assert told.num_interruptions == 1

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import requests
 
 from bench.comparison.side_by_side import Settings, compare_policies
 from bench.servers.device import Device
-from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, CPU_SAGE, PolicyServers
-from bench.servers.server import ServerError
+from bench.servers.policy_server import (
+    CPU_ENGINE_FLAGS,
+    CPU_ENV,
+    CPU_SAGE,
+    PolicyServers,
+    scheduler_state,
+)
+from bench.servers.server import Server, ServerError
 from bench.simulator.presets import Engine
 from bench.simulator.result import alone_s
 from bench.workload import synthetic
+from bench.workload.prompts import WorkloadRequest
+from sage_sched.config import StepTimeConfig
 from sage_sched.step_time import StepTime
 
 pytestmark = pytest.mark.server
@@ -60,11 +71,11 @@ def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> 
         ("fcfs", 0), ("fcfs", 1), ("sage", 0), ("sage", 1),
     ]  # fmt: skip
     for run in runs:
-        requests = run["requests"]
-        assert set(requests["error"]) == {""}
+        columns = run["requests"]
+        assert set(columns["error"]) == {""}
         # Whatever the host does meanwhile, nobody is sooner than the device alone would be.
-        for i, ttlt_ms in enumerate(requests["e2e_latency_ms"]):
-            fastest_s = alone_s(SLOW, requests["input_tokens"][i], requests["output_tokens"][i])
+        for i, ttlt_ms in enumerate(columns["e2e_latency_ms"]):
+            fastest_s = alone_s(SLOW, columns["input_tokens"][i], columns["output_tokens"][i])
             assert ttlt_ms / 1e3 >= fastest_s - 1e-3
         steps = run["device"]["num_steps"]
         # The last step is launched before it is known that the one before was the last.
@@ -81,6 +92,38 @@ def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> 
     for counters in sage:
         assert num_warmed <= counters["predictor"]["num_records"] <= num_warmed + NUM_SERVED
     assert sum(sage[1]["num_ranked"].values()) == NUM_REQUESTS
+
+
+def test_a_server_learns_its_devices_times(tmp_path: Path, model: Path) -> None:
+    """From proportions that are quite others. What is learned are the device's own seconds, however
+    late the host is."""
+    truth = StepTime(0.005, 0.002, 1e-4, 1e-7, 0.004, 1e-3, 4e-6)
+    servers = settings(tmp_path, model, replace(SLOW, step_time=truth), ["sage"]).servers
+    device = replace(servers.device, speed=1.0)  # type: ignore[type-var]
+    learning = replace(servers, device=device, sage=replace(servers.sage, step_time=None))
+    prompts = [f"Item {i}. " * (1 + i % 50) for i in range(90)]
+    learning.foresee([WorkloadRequest(prompt, 1, "any") for prompt in prompts])
+    with learning.server("sage", "learning") as server:
+        before = scheduler_state(server)["step_time"]
+        for num_clients, share in ((1, prompts[:10]), (3, prompts[10:40]), (8, prompts[40:])):
+            lengths = [10 + i % 50 for i in range(len(share))]
+            with ThreadPoolExecutor(num_clients) as clients:
+                list(clients.map(partial(_answer, server), share, lengths))
+        after = scheduler_state(server)["step_time"]
+    assert (before["source"], after["source"]) == ("shipped", "learned")
+    latest = StepTimeConfig(**after["latest"]).step_time()
+    for num_requests, kv_tokens in ((1, 150), (8, 1200)):
+        decode_s = truth.decode_s(num_requests, kv_tokens)
+        assert latest.decode_s(num_requests, kv_tokens) == pytest.approx(decode_s, rel=0.05)
+    prefill_s = truth.prefill_s(1, 150, 150**2 / 2)
+    assert latest.prefill_s(1, 150, 150**2 / 2) == pytest.approx(prefill_s, rel=0.05)
+    assert after["error"] < 0.05
+
+
+def _answer(server: Server, prompt: str, num_tokens: int) -> None:
+    sampling = {"max_new_tokens": num_tokens, "ignore_eos": True}
+    body = {"text": prompt, "sampling_params": sampling}
+    requests.post(f"{server.url}/generate", json=body, timeout=600).raise_for_status()
 
 
 def test_a_host_that_is_too_slow_is_refused(tmp_path: Path, model: Path) -> None:

@@ -1,0 +1,98 @@
+"""What is decided once a server's step times are known better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.simulator.presets import A100_QWEN15_7B, H800_QWEN3_32B
+from sage_sched.admission import Admission
+from sage_sched.decide import decide
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.order import retention_order
+from sage_sched.policies.sage import Sage
+from sage_sched.policy import Policy, policy_named, policy_names
+from sage_sched.view import SchedulerView
+from tests.sage_sched.strategies import waiting
+
+BEFORE = H800_QWEN3_32B.server_facts()
+AFTER = replace(BEFORE, step_time=A100_QWEN15_7B.step_time)
+ADMISSION = Admission(0.5, 4096)
+
+
+def jobs(policy: Policy) -> list[Job]:
+    """Ranked by the policy; every third has begun to answer."""
+    rng = np.random.default_rng(0)
+    found = []
+    for arrival in range(90):
+        lengths = (rng.lognormal(4.5, 1.0) * rng.lognormal(0, 0.7, 32) + 1).astype(int)
+        if policy.is_clairvoyant:
+            known = LengthDistribution(np.array([lengths[0]]), np.ones(1), 1.0, "truth")
+        else:
+            known = LengthDistribution.from_samples(lengths, "history")
+        input_tokens = int(rng.lognormal(6.0, 1.2)) + 1
+        job = Job(arrival, input_tokens, 4096, known, 0, ranked_at=policy.revision)
+        job.is_ranked = policy.on_arrival(job)
+        job.grow(250 if arrival % 3 == 0 else 0)
+        found.append(job)
+    return found
+
+
+def decided(policy: Policy, among: list[Job]) -> Any:
+    """All that comparisons of a policy decide."""
+    view: SchedulerView = replace(
+        waiting(*among[:60]), running=among[60:], server=policy.server, num_arrivals=90
+    )
+    order = decide(view, policy, ADMISSION).order
+    kept = retention_order(among[60:], range(30), policy, view)
+    yields = [
+        policy.key(job, view) > policy.key(among[0], view)
+        and policy.should_preempt(job, among[0], 0.01, view)
+        for job in among[60:]
+    ]
+    return order, kept, yields
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_all_are_ranked_as_if_it_had_been_known_from_the_start(name: str) -> None:
+    policy = policy_named(name, {}, BEFORE)
+    among = jobs(policy)
+    decided(policy, among)
+    policy.on_server(AFTER)
+    from_the_start = policy_named(name, {}, AFTER)
+    assert decided(policy, among) == decided(from_the_start, jobs(from_the_start))
+
+
+def test_it_makes_a_difference() -> None:
+    policies = [policy_named("sage", {}, server) for server in (BEFORE, AFTER)]
+    first, second = (decided(policy, jobs(policy)) for policy in policies)
+    assert first[0] != second[0]
+
+
+def test_a_job_is_ranked_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_named("sage", {}, BEFORE)
+    among = jobs(policy)
+    policy.on_server(AFTER)
+    ranked: list[Job] = []
+    monkeypatch.setattr(Sage, "on_forecast", lambda self, job: ranked.append(job))
+    decided(policy, among)
+    decided(policy, among)
+    assert ranked == among
+
+
+def test_a_policy_that_cannot_rank_anew_costs_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_named("sage", {}, BEFORE)
+    (job, *_) = jobs(policy)
+    policy.on_server(AFTER)
+
+    def fail(self: Sage, job: Job) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Sage, "on_forecast", fail)
+    with pytest.raises(ZeroDivisionError):
+        decide(waiting(job), policy, ADMISSION)
+    assert decide(waiting(job), policy, ADMISSION).order == [0]
