@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from patches.engine_types import Scheduler
-from predictor_store.store import default_path
+from predictor_store.cached_file import cache_folder, read_own, replace_own
 from sage_sched.config import StepTimeConfig
 from sage_sched.fields import parse_section
 from sage_sched.step_time import StepTime
 
 logger = logging.getLogger(__name__)
-
-_MAX_BYTES = 65_536
 
 
 class StepTimeFile:
@@ -39,12 +33,12 @@ class StepTimeFile:
         self._server = dict(server)
         self._is_written = True
         name = hashlib.sha256(json.dumps(self._server, sort_keys=True).encode()).hexdigest()[:16]
-        self.path = default_path().parent / f"step-times-{name}.json"
+        self.path = cache_folder() / f"step-times-{name}.json"
 
     def read(self) -> StepTime | None:
         """What an earlier server has learned; None if there is nothing that can be used."""
         try:
-            written = json.loads(_read(self.path))
+            written = json.loads(read_own(self.path))
             if written["server"] != self._server:
                 raise ValueError("it is of another server")
             parsed: StepTimeConfig = parse_section(
@@ -66,7 +60,7 @@ class StepTimeFile:
             return
         written = {"server": self._server, "step_time": asdict(StepTimeConfig.of(step_time))}
         try:
-            _replace(self.path, json.dumps(written, indent=2) + "\n")
+            replace_own(self.path, (json.dumps(written, indent=2) + "\n").encode())
         except OSError as error:
             self._is_written = False
             logger.warning("step times are not kept, as %s cannot be written: %s", self.path, error)
@@ -89,24 +83,3 @@ def kind_of(scheduler: Scheduler) -> dict[str, str]:
         "tp_size": str(args.tp_size),
         "hardware": hardware,
     }
-
-
-def _read(path: Path) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("it is no file")
-        return file.read(_MAX_BYTES)
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")  # mode 0600
-    try:
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(unfinished, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise

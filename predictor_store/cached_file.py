@@ -21,35 +21,49 @@ def cache_folder() -> Path:
 def read_cached(path: Path) -> bytes | None:
     """What write_cached wrote there; None if it is not there, damaged, or not this user's own."""
     try:
-        # Whoever else could write it could have us run a model of theirs.
-        with open(path, "rb", opener=_open_own) as file:
-            digest, content = file.read(_DIGEST_BYTES), file.read()
+        content = read_own(path)
     except OSError:
         return None
+    digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     return content if digest == _digest(content) else None
 
 
+def write_cached(path: Path, content: bytes) -> None:
+    """Replace the file as a whole. Raises OSError."""
+    replace_own(path, _digest(content) + content)
+
+
+def read_own(path: Path) -> bytes:
+    """Raises OSError unless it is a file of this user's own, and no link to one: whoever else could
+    write it could have us believe anything."""
+    with open(path, "rb", opener=_open_own) as file:
+        return file.read()
+
+
+def replace_own(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, readable for its user alone; a link is replaced too. Raises
+    OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")  # mode 0600
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
+
+
 def _open_own(path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = os.open(
+        path, flags | os.O_NOFOLLOW | os.O_NONBLOCK
+    )  # to wait for a pipe would be for ever
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
         os.close(fd)
         raise OSError(f"{path} is no file of this user's own")
     return fd
-
-
-def write_cached(path: Path, content: bytes) -> None:
-    """Replace the file as a whole, readable for its user alone. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with open(fd, "wb") as file:
-            file.write(_digest(content) + content)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _digest(content: bytes) -> bytes:
