@@ -52,7 +52,7 @@ def main() -> int:
             folder=OUTPUT,
             flags=CPU_ENGINE_FLAGS,
             env=CPU_ENV,
-            sage=DEVICE.settings(CPU_SAGE),
+            sage=CPU_SAGE,
             device=DEVICE,
         ),
         policies=POLICIES,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from bench.servers.device_clock import STATE, DeviceModel, install
 from bench.simulator.presets import PRESETS, Engine
-from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names, policy_type, section_of
 
 # Of the device's time; a run that the host held up for longer says nothing of the device.
@@ -51,20 +51,15 @@ class Device:
         model = DeviceModel(facts.step_time, facts.swap_token_s)
         return install(folder, model.times(1 / self.speed), vectors)
 
-    def settings(self, sage: SageConfig) -> SageConfig:
-        """With the engine's step times, life-size."""
-        return replace(sage, step_time=_config_of(self.engine, 1.0))
-
     def in_its_time(self, sage: SageConfig) -> SageConfig:
-        """What a server is told: settings(sage) with every time divided by the speed; if it is to
-        learn step times, none."""
+        """What a server is told: every time divided by the speed."""
         return replace(
             sage,
             predictor=replace(sage.predictor, deadline_ms=sage.predictor.deadline_ms / self.speed),
             policy={
                 name: _faster(given, self.speed) for name, given in _all_parameters(sage).items()
             },
-            step_time=sage.step_time and _config_of(self.engine, 1 / self.speed),
+            step_time=sage.step_time and _faster(sage.step_time, self.speed),
         )
 
 
@@ -88,15 +83,6 @@ def device_note(settings: Mapping[str, Any]) -> str:
     return (
         f"device clock: {settings['device clock']}{pace} (real servers with a small model, whose "
         "steps take as long as a model of that GPU says; no GPU was measured)"
-    )
-
-
-def _config_of(engine: Engine, factor: float) -> StepTimeConfig:
-    return StepTimeConfig(
-        **{
-            f"{name.removesuffix('_s')}_ms": seconds * factor * 1e3
-            for name, seconds in asdict(engine.step_time).items()
-        }
     )
 
 

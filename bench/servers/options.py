@@ -83,7 +83,7 @@ def device_servers(args: argparse.Namespace) -> PolicyServers:
         folder=args.output,
         flags=(*CPU_ENGINE_FLAGS, *(args.server_flags or ())),
         env=CPU_ENV,
-        sage=device.settings(given),
+        sage=given,
         device=device,
     )
 

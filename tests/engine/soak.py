@@ -177,7 +177,7 @@ def main() -> int:
         folder=_OUTPUT,
         flags=CPU_ENGINE_FLAGS,
         env=CPU_ENV | STRICT,
-        sage=device.settings(SageConfig(StoreConfig(capacity=len(workload.observations())))),
+        sage=SageConfig(StoreConfig(capacity=len(workload.observations()))),
         device=device,
     )
     servers.warm(workload.observations())

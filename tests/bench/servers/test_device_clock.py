@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from bench.servers.device import Device, DeviceUse, device_note
 from bench.servers.device_clock import STATE, DeviceClock, DeviceModel, install
 from bench.servers.policy_server import CPU_SAGE
 from bench.simulator.presets import PRESETS
+from sage_sched.config import StepTimeConfig
 from sage_sched.policies.fastserve import FastServeParameters
 from sage_sched.policies.sage import SageParameters
 from sage_sched.step_time import StepTime
@@ -175,10 +176,10 @@ def test_a_run_that_the_host_held_up_is_invalid() -> None:
 
 def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
     device = Device.named("h800-qwen3-32b", speed=4.0)
-    life = device.settings(CPU_SAGE)
-    assert life.step_time.step_time().decode_base_s == pytest.approx(0.041)
+    assert device.in_its_time(CPU_SAGE).step_time is None  # it learns them
+    life = replace(CPU_SAGE, step_time=(step_time := StepTimeConfig()))
     told = device.in_its_time(life)
-    for name, coefficient_ms in asdict(life.step_time).items():
+    for name, coefficient_ms in asdict(step_time).items():
         assert getattr(told.step_time, name) == pytest.approx(coefficient_ms / 4)
     assert told.predictor.deadline_ms == life.predictor.deadline_ms / 4
     assert told.policy["fastserve"] == FastServeParameters(quantum_ms=25.0)

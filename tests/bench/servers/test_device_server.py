@@ -53,7 +53,7 @@ def settings(folder: Path, model: Path, engine: Engine, policies: Sequence[str])
             folder=folder,
             flags=CPU_ENGINE_FLAGS,
             env=CPU_ENV,
-            sage=device.settings(CPU_SAGE),
+            sage=CPU_SAGE,
             device=device,
         ),
         policies=tuple(policies),
@@ -81,7 +81,6 @@ def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> 
         # The last step is launched before it is known that the one before was the last.
         assert 0.1 * steps <= run["device"]["device_s"] <= run["duration"] + LONGEST_STEP_S
         assert run["settings"]["device clock"] == "test"
-        assert run["settings"]["sage"]["step_time"]["decode_base_ms"] == pytest.approx(100.0)
     # What a move takes is the device's too, in the server's own time.
     sage = [run["counters"] for run in runs if run["policy"] == "sage"]
     seen_us = 1e6 * SLOW.swap_token_s * (1 - SLOW.swap_overlap)
@@ -100,7 +99,7 @@ def test_a_server_learns_its_devices_times(tmp_path: Path, model: Path) -> None:
     truth = StepTime(0.005, 0.002, 1e-4, 1e-7, 0.004, 1e-3, 4e-6)
     servers = settings(tmp_path, model, replace(SLOW, step_time=truth), ["sage"]).servers
     device = replace(servers.device, speed=1.0)  # type: ignore[type-var]
-    learning = replace(servers, device=device, sage=replace(servers.sage, step_time=None))
+    learning = replace(servers, device=device)
     prompts = [f"Item {i}. " * (1 + i % 50) for i in range(90)]
     learning.foresee([WorkloadRequest(prompt, 1, "any") for prompt in prompts])
     with learning.server("sage", "learning") as server:
