@@ -155,10 +155,10 @@ MUTATIONS = (
         "tests/patches/test_calibration.py::test_it_is_said_again_until_it_has_come_back",
     ),
     Mutation(
-        "a file of step times is reached through a link",
-        "patches/step_time_file.py",
-        "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
-        "os.O_RDONLY | os.O_NONBLOCK",
+        "a file of step times, or an encoder, is reached through a link",
+        "predictor_store/cached_file.py",
+        "flags | os.O_NOFOLLOW | os.O_NONBLOCK",
+        "flags | os.O_NONBLOCK",
         "tests/patches/test_step_time_file.py::test_a_link_is_followed_neither_way",
     ),
     Mutation(

@@ -49,6 +49,14 @@ def judge(played: Played, oracle: Oracle) -> Verdict:
 
 
 def _may_abort(outcome: Outcome, played: Played) -> bool:
+    if outcome.talk.kind is Kind.BATCH and any(
+        mate.asked_to_abort and not GRAMMARS.isdisjoint(mate.turn.sampling)
+        for mate in played.outcomes
+        if mate.talk is outcome.talk
+    ):
+        # An abort that meets a grammar in the making is a bad request to SGLang, and one bad
+        # request fails its whole batch (managers/tokenizer_manager.py).
+        return True
     return outcome.asked_to_abort or any(
         outcome.sent_s <= end and start <= outcome.ended_s for start, end in played.abort_windows
     )
