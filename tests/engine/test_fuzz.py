@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.engine.fuzz.actor import Answer, Outcome, Played, Question
 from tests.engine.fuzz.configurations import CONFIGURATIONS
 from tests.engine.fuzz.evidence import Evidence
+from tests.engine.fuzz.judge import judge
 from tests.engine.fuzz.model import write_spelling_model
 from tests.engine.fuzz.oracle import Oracle
-from tests.engine.fuzz.scenario import draw
+from tests.engine.fuzz.scenario import Kind, Talk, Turn, draw
 from tests.engine.fuzz.trial import Trial, calm_server
 
 # Those of one slice share an undisturbed server.
@@ -110,6 +113,46 @@ def test_those_that_come_later_are_not_meant_by_an_abort_of_all(
     write(tmp_path, "scheduler-dp0-tp0", *events)
     findings = Evidence(tmp_path).findings()
     assert (lost is None and findings == []) or (lost is not None and lost in findings[0])
+
+
+class Undisturbed:
+    """An oracle that says the same each time."""
+
+    def __init__(self, ids: list[int], margins: list[float]) -> None:
+        self._answer = Answer(ids=ids, finish="length")
+        self._margins = margins
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer]:
+        return [self._answer for _ in questions]
+
+    def alone(self, question: Question) -> Answer:
+        return self._answer
+
+    def margins(self, question: Question) -> list[float]:
+        return self._margins
+
+
+@pytest.mark.parametrize(
+    ("said", "margins", "is_wrong"),
+    [
+        ([7, 8, 1, 1], [1.0, 1.0, 1e-5, 1.0], False),
+        ([7, 8, 1, 1], [1e-5, 1.0, 0.1, 1e-5], True),
+        ([7, 8, 1, 1], [1.0], True),
+        ([7, 8], [1e-5, 1e-5, 1e-5, 1e-5], True),  # too short
+    ],
+)
+def test_a_near_tie_may_fall_either_way_and_nothing_else(
+    said: list[int], margins: list[float], is_wrong: bool
+) -> None:
+    turn = Turn(words=(), sampling={"temperature": 0, "max_new_tokens": 4})
+    talk = Talk("t", 0.0, Kind.CHAT, (), (turn,))
+    outcome = Outcome(talk, turn, "a", Question("/generate", {}), 0.0)
+    outcome.answers = [Answer(ids=said, finish="length")]
+    played = Played([outcome], [], [])
+    undisturbed: Any = Undisturbed([7, 8, 9, 9], margins)
+    verdict = judge(played, undisturbed)
+    assert bool(verdict.findings) == is_wrong
+    assert verdict.num_uncertain == (not is_wrong)
 
 
 def test_an_answer_that_comes_twice_is_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -47,7 +48,8 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """What came back of one sample. problems: what is wrong with the stream in itself."""
+    """What came back of one sample. margins: by how much the first of a token's top log
+    probabilities is above the second. problems: what is wrong with the stream in itself."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -55,6 +57,7 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     input_logprobs: list[float] = field(default_factory=list)
     top_ids: list[int] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
     num_retractions: int = 0
     error: str = ""
     problems: list[str] = field(default_factory=list)
@@ -365,6 +368,10 @@ def _heard(found: Mapping[str, Any]) -> Answer:
         logprobs=[one[0] for one in meta.get("output_token_logprobs") or []],
         input_logprobs=[one[0] or 0.0 for one in meta.get("input_token_logprobs") or []],
         top_ids=[one[0][1] if one else -1 for one in meta.get("output_top_logprobs") or []],
+        margins=[
+            one[0][0] - one[1][0] if len(one or ()) > 1 else math.inf
+            for one in meta.get("output_top_logprobs") or []
+        ],
         num_retractions=meta.get("num_retractions", 0),
     )
 

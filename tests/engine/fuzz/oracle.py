@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import aiohttp
 from tqdm import tqdm
@@ -38,6 +39,11 @@ class Oracle:
     def alone(self, question: Question) -> Answer:
         """Asked again, with nobody else there and nothing cached: a near tie may fall otherwise."""
         return self._ask([question], 1, flush=True)[0]
+
+    def margins(self, question: Question) -> list[float]:
+        """By how much each token of the answer was likelier than any other, in log probability."""
+        body = {**question.body, "return_logprob": True, "top_logprobs_num": 2}
+        return self._ask([replace(question, body=body)], 1, flush=True)[0].margins
 
     def _ask(self, questions: Sequence[Question], num: int, flush: bool = False) -> list[Answer]:
         if self._server.running():
