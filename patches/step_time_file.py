@@ -20,6 +20,8 @@ from sage_sched.step_time import StepTime
 
 logger = logging.getLogger(__name__)
 
+_MAX_BYTES = 65_536
+
 
 class StepTimeFile:
     """A file for each kind of server, beside the folder that a store has by default.
@@ -31,14 +33,14 @@ class StepTimeFile:
     def __init__(self, server: Mapping[str, str]) -> None:
         """server: what step times depend on, see kind_of."""
         self._server = dict(server)
-        self._is_written = True
+        self._can_be_written = True
         name = hashlib.sha256(json.dumps(self._server, sort_keys=True).encode()).hexdigest()[:16]
         self.path = cache_folder() / f"step-times-{name}.json"
 
     def read(self) -> StepTime | None:
         """What an earlier server has learned; None if there is nothing that can be used."""
         try:
-            written = json.loads(read_own(self.path))
+            written = json.loads(read_own(self.path, _MAX_BYTES))
             if written["server"] != self._server:
                 raise ValueError("it is of another server")
             parsed: StepTimeConfig = parse_section(
@@ -56,13 +58,13 @@ class StepTimeFile:
 
     def write(self, step_time: StepTime) -> None:
         """For the next server. Never raises."""
-        if not self._is_written:
+        if not self._can_be_written:
             return
         written = {"server": self._server, "step_time": asdict(StepTimeConfig.of(step_time))}
         try:
             replace_own(self.path, (json.dumps(written, indent=2) + "\n").encode())
         except OSError as error:
-            self._is_written = False
+            self._can_be_written = False
             logger.warning("step times are not kept, as %s cannot be written: %s", self.path, error)
 
 

@@ -33,11 +33,11 @@ def write_cached(path: Path, content: bytes) -> None:
     replace_own(path, _digest(content) + content)
 
 
-def read_own(path: Path) -> bytes:
-    """Raises OSError unless it is a file of this user's own, and no link to one: whoever else could
-    write it could have us believe anything."""
+def read_own(path: Path, max_bytes: int | None = None) -> bytes:
+    """What the file holds, or its first max_bytes. Raises OSError unless it is a file of this
+    user's own, and no link to one: whoever else could write it could have us believe anything."""
     with open(path, "rb", opener=_open_own) as file:
-        return file.read()
+        return file.read(max_bytes)
 
 
 def replace_own(path: Path, content: bytes) -> None:

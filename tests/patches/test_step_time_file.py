@@ -63,6 +63,7 @@ def test_one_of_another_kind_does_not(caplog: pytest.LogCaptureFixture) -> None:
         lambda text: re.sub(r'(decode_\w+": )[\d.e-]+', r"\g<1>0.0", text),
         lambda text: text.replace("13.0", '"13"'),
         lambda text: "[" * 60_000,
+        lambda text: " " * 70_000 + text,
         lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
     ],
 )
