@@ -11,7 +11,7 @@ import pytest
 from tests.engine.fuzz.actor import Answer, Outcome, Played, Question
 from tests.engine.fuzz.configurations import CONFIGURATIONS
 from tests.engine.fuzz.evidence import Evidence
-from tests.engine.fuzz.judge import judge
+from tests.engine.fuzz.judge import Verdict, judge
 from tests.engine.fuzz.model import write_spelling_model
 from tests.engine.fuzz.oracle import Oracle
 from tests.engine.fuzz.scenario import Kind, Talk, Turn, draw
@@ -63,11 +63,20 @@ def test_ranks_that_part_are_told(tmp_path: Path) -> None:
     assert "part at their 1th batch" in Evidence(tmp_path).findings()[0]
 
 
+# In the HTTP process, and in a scheduler.
+LET_IN = '{"event": "let in", "rids": ["a"]}'
+ASKED = '{"event": "abort", "rid": "a", "all": false, "known": ["a"]}'
 ARRIVE = '{"event": "arrive", "rid": "a"}'
 ABORT = '{"event": "abort", "rid": "a", "all": false, "met": {}}'
 MET = '{"event": "abort", "rid": "a", "all": false, "met": {"a": ["swapped", 5]}}'
 LONG = '{"event": "finish", "rid": "a", "reason": "length", "tokens": 50}'
 SHORT = '{"event": "finish", "rid": "a", "reason": "length", "tokens": 7}'
+
+
+def findings_of(folder: Path, http: Sequence[str], scheduler: Sequence[str]) -> list[str]:
+    write(folder, "http", *http)
+    write(folder, "scheduler-dp0-tp0", *scheduler)
+    return Evidence(folder).findings()
 
 
 @pytest.mark.parametrize(
@@ -84,11 +93,7 @@ SHORT = '{"event": "finish", "rid": "a", "reason": "length", "tokens": 7}'
 def test_an_abort_that_is_lost_is_told(
     events: tuple[str, ...], lost: str | None, tmp_path: Path
 ) -> None:
-    let_in = '{"event": "let in", "rids": ["a"]}'
-    asked = '{"event": "abort", "rid": "a", "all": false, "known": ["a"]}'
-    write(tmp_path, "http", let_in, asked)
-    write(tmp_path, "scheduler-dp0-tp0", *events)
-    findings = Evidence(tmp_path).findings()
+    findings = findings_of(tmp_path, (LET_IN, ASKED), events)
     assert (lost is None and findings == []) or (lost is not None and lost in findings[0])
 
 
@@ -107,11 +112,7 @@ def test_those_that_come_later_are_not_meant_by_an_abort_of_all(
     events: tuple[str, ...], lost: str | None, tmp_path: Path
 ) -> None:
     all_before = '{"event": "abort", "rid": "", "all": true, "known": []}'
-    let_in = '{"event": "let in", "rids": ["a"]}'
-    asked = '{"event": "abort", "rid": "a", "all": false, "known": ["a"]}'
-    write(tmp_path, "http", all_before, let_in, asked)
-    write(tmp_path, "scheduler-dp0-tp0", *events)
-    findings = Evidence(tmp_path).findings()
+    findings = findings_of(tmp_path, (all_before, LET_IN, ASKED), events)
     assert (lost is None and findings == []) or (lost is not None and lost in findings[0])
 
 
@@ -132,6 +133,20 @@ class Undisturbed:
         return self._margins
 
 
+def outcome(answer: Answer, talk: Talk | None = None, **sampling: Any) -> Outcome:
+    """Of the only turn of a talk, or of one more of this one."""
+    turn = Turn(words=(), sampling={"temperature": 0, "max_new_tokens": 4, **sampling})
+    talk = talk or Talk("t", 0.0, Kind.CHAT, (), (turn,))
+    found = Outcome(talk, turn, "a", Question("/generate", {}), 0.0)
+    found.answers = [answer]
+    return found
+
+
+def judged(calm_ids: list[int], margins: list[float], *outcomes: Outcome) -> Verdict:
+    undisturbed: Any = Undisturbed(calm_ids, margins)
+    return judge(Played([*outcomes], [], []), undisturbed)
+
+
 @pytest.mark.parametrize(
     ("said", "margins", "is_wrong"),
     [
@@ -144,15 +159,44 @@ class Undisturbed:
 def test_a_near_tie_may_fall_either_way_and_nothing_else(
     said: list[int], margins: list[float], is_wrong: bool
 ) -> None:
-    turn = Turn(words=(), sampling={"temperature": 0, "max_new_tokens": 4})
-    talk = Talk("t", 0.0, Kind.CHAT, (), (turn,))
-    outcome = Outcome(talk, turn, "a", Question("/generate", {}), 0.0)
-    outcome.answers = [Answer(ids=said, finish="length")]
-    played = Played([outcome], [], [])
-    undisturbed: Any = Undisturbed([7, 8, 9, 9], margins)
-    verdict = judge(played, undisturbed)
+    verdict = judged([7, 8, 9, 9], margins, outcome(Answer(ids=said, finish="length")))
     assert bool(verdict.findings) == is_wrong
     assert verdict.num_uncertain == (not is_wrong)
+
+
+@pytest.mark.parametrize(
+    ("said", "sampling", "is_wrong"),
+    [
+        ([2], {"regex": "[a-z]"}, False),  # a stub's
+        ([2, 2], {"regex": "[a-z]"}, True),
+        ([2], {}, True),
+        ([7, 8], {}, False),
+    ],
+)
+def test_what_is_said_up_to_an_abort_is_a_beginning_but_of_a_stub(
+    said: list[int], sampling: dict[str, str], is_wrong: bool
+) -> None:
+    aborted = outcome(Answer(ids=said, finish="abort"), **sampling)
+    aborted.asked_to_abort = True
+    assert bool(judged([7, 8, 9, 9], [1.0] * 4, aborted).findings) == is_wrong
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar", "is_wrong"),
+    [
+        (Kind.BATCH, {"regex": "[a-z]"}, False),
+        (Kind.BATCH, {}, True),
+        (Kind.PLAIN, {"regex": "[a-z]"}, True),
+    ],
+)
+def test_a_batch_may_fail_for_one_whose_grammar_was_aborted(
+    kind: Kind, grammar: dict[str, str], is_wrong: bool
+) -> None:
+    talk = Talk("t", 0.0, kind, (), ())
+    one = outcome(Answer(error="400"), talk)
+    mate = outcome(Answer(error="400"), talk, **grammar)
+    mate.asked_to_abort = True
+    assert bool(judged([7], [1.0], one, mate).findings) == is_wrong
 
 
 def test_an_answer_that_comes_twice_is_told(tmp_path: Path) -> None:

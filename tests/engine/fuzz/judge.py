@@ -59,9 +59,7 @@ def _near_tie(outcome: Outcome, calm: Answer, oracle: Oracle) -> bool:
         return False
     margins = None
     for answer in outcome.answers:
-        pairs = enumerate(zip(answer.ids, calm.ids, strict=False))
-        at = next((i for i, (said, wanted) in pairs if said != wanted), None)
-        if at is None:
+        if (at := _first_difference(answer, calm)) is None:
             continue
         margins = oracle.margins(outcome.question) if margins is None else margins
         if at >= len(margins) or margins[at] > _TOLERANCE:
@@ -145,9 +143,9 @@ def _not_a_start(answer: Answer, calm: Answer | None) -> list[str]:
 
 def _differences(answer: Answer, calm: Answer) -> list[str]:
     if answer.ids != calm.ids:
-        pairs = enumerate(zip(answer.ids, calm.ids, strict=False))
-        at = next((i for i, (said, wanted) in pairs if said != wanted), "the end of one")
-        return [f"other tokens from {at} on: {answer.ids}, undisturbed {calm.ids}"]
+        at = _first_difference(answer, calm)
+        where = "the end of one" if at is None else at
+        return [f"other tokens from {where} on: {answer.ids}, undisturbed {calm.ids}"]
     problems = []
     if answer.text != calm.text:
         problems.append(f"other text: {answer.text!r}, undisturbed {calm.text!r}")
@@ -158,6 +156,12 @@ def _differences(answer: Answer, calm: Answer) -> list[str]:
     for what in ("logprobs", "input_logprobs"):
         problems += _far(what, getattr(answer, what), getattr(calm, what))
     return problems
+
+
+def _first_difference(answer: Answer, calm: Answer) -> int | None:
+    """Of their tokens; None if one is the beginning of the other."""
+    pairs = enumerate(zip(answer.ids, calm.ids, strict=False))
+    return next((i for i, (said, wanted) in pairs if said != wanted), None)
 
 
 def _far(what: str, found: Sequence[float], calm: Sequence[float]) -> list[str]:
