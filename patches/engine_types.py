@@ -51,6 +51,7 @@ class Req(Protocol):
     multimodal_inputs: object | None
     time_stats: Any
     to_finish: object | None
+    finished_reason: object | None
     lock: Any
 
     @property

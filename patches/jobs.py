@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from patches.carrier import decode, decode_hints
 from patches.engine_types import Batch, Req
@@ -16,9 +18,11 @@ from sage_sched.policy import Policy
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`: its Job; whether it was asked to yield, and what keeps it from that."""
+    """`Req.sage`: its Job; whether its answer has ended; whether it was asked to yield, and what
+    keeps it from that."""
 
     job: Job
+    has_ended: bool = False
     was_asked_to_yield: bool = False
     why_it_stays: str | None = None
 
@@ -101,6 +105,16 @@ class Jobs:
             job.held_tokens = max(0, req.kv.kv_allocated_len - req.cached_tokens)
             jobs.append(job)
         return jobs
+
+    def ended(self, batch: Batch) -> Iterator[Job]:
+        """Those whose answers a batch has completed, at their last age. Each once, though under
+        overlap it is in two batches; an aborted one never."""
+        for req in batch.reqs:
+            if req.finished() and not req.sage.has_ended:
+                req.sage.has_ended = True
+                if not isinstance(req.finished_reason, FINISH_ABORT):
+                    req.sage.job.grow(len(req.output_ids))
+                    yield req.sage.job
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info."""

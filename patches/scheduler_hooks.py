@@ -134,6 +134,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     ) -> None:
         if not step_meter.ends_with_launch(self.device):
             self.sage.calibration.steps.ended(getattr(result, "sage_work", None))
+        self.sage.ended(batch)
 
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
         result.internal_state["sage"] = self.sage.stats()

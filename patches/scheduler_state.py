@@ -89,6 +89,12 @@ class SchedulerState:
         self._longest_pass_s = max(self._longest_pass_s, spent_s)
         return plan
 
+    def ended(self, batch: Batch) -> None:
+        """A batch's results are in: admission learns from the answers that are complete. All ranks
+        see the same ones between the same two passes."""
+        for job in self.jobs.ended(batch):
+            self.admission.ended(job)
+
     def view(self, running_batch: Batch) -> SchedulerView:
         """The facts of a pass."""
         scheduler, preemption = self._scheduler, self.preemption
@@ -163,6 +169,7 @@ class SchedulerState:
             "num_passes": self._num_passes,
             "mean_pass_ms": 1e3 * self._pass_s / max(1, self._num_passes),
             "longest_pass_ms": 1e3 * self._longest_pass_s,
+            "admission": self.admission.correction.stats(),
             "preemption": None if self.preemption is None else self.preemption.stats(),
             "step_time": self.calibration.stats(),
         }

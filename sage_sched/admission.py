@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sage_sched.correction import Correction
 from sage_sched.job import Job
 
 # A forecast holds for so many tokens of age; there is always as much to come.
@@ -24,14 +26,46 @@ class Admission:
         runs.
     clip_tokens: the most that is expected of any answer
         (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION).
+    correction: what answers that have ended say of the forecasts.
     """
 
     quantile: float
     clip_tokens: int
+    correction: Correction = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "correction", Correction(self.quantile))
+
+    def ended(self, job: Job) -> None:
+        """Its answer is complete, at its present age. Not for an aborted one: its length says
+        nothing."""
+        foreseen = self._foreseen(job)
+        # A revised forecast is not what was said at its arrival.
+        if foreseen is not None and not job.revision:
+            said_tokens = foreseen.quantile_tokens(0, self.quantile)
+            assert said_tokens is not None
+            self.correction.ended(said_tokens, job.generated_tokens, job.max_new_tokens)
 
     def foreseen_tokens(self, job: Job) -> int | None:
         """How many tokens of its answer are still to come, at most what the cap leaves; None if
         nothing is known of them."""
+        foreseen = self._foreseen(job)
+        if foreseen is None:
+            return None
+        age_tokens, factor = job.generated_tokens, self.correction.factor
+        if (
+            factor != foreseen.factor
+            or not 0 <= age_tokens - foreseen.age_tokens < _INTERVAL_TOKENS
+        ):
+            # Of the interval, not of the age: it must not matter at which ages one has asked.
+            start = age_tokens // _INTERVAL_TOKENS * _INTERVAL_TOKENS
+            foreseen.look(start, self.quantile, factor, job.max_new_tokens)
+        left = foreseen.length_tokens - age_tokens
+        if left >= _INTERVAL_TOKENS:
+            return left
+        return max(1, min(_INTERVAL_TOKENS, job.max_new_tokens - age_tokens))
+
+    def _foreseen(self, job: Job) -> _Foreseen | None:
         if self.quantile <= 0 or job.has_fixed_length or not job.is_ranked:
             return None
         if job.distribution is None:
@@ -41,15 +75,7 @@ class Admission:
             known = job.distribution.with_tail(job.max_new_tokens)
             lengths, cumulative = known.lengths.tolist(), np.cumsum(known.weights).tolist()
             job.foreseen = foreseen = _Foreseen(job.revision, lengths, cumulative)
-        age_tokens = job.generated_tokens
-        if not 0 <= age_tokens - foreseen.age_tokens < _INTERVAL_TOKENS:
-            # Of the interval, not of the age: it must not matter at which ages one has asked.
-            start = age_tokens // _INTERVAL_TOKENS * _INTERVAL_TOKENS
-            foreseen.look(start, self.quantile, job.max_new_tokens)
-        left = foreseen.length_tokens - age_tokens
-        if left >= _INTERVAL_TOKENS:
-            return left
-        return max(1, min(_INTERVAL_TOKENS, job.max_new_tokens - age_tokens))
+        return foreseen
 
     def asked_tokens(self, job: Job) -> int:
         """How many tokens admission asks for a waiting job, from its first one."""
@@ -93,20 +119,29 @@ class _Foreseen:
     lengths: list[int]
     cumulative: list[float]
     age_tokens: int = -_INTERVAL_TOKENS
+    factor: float = 1.0
     length_tokens: int = 0
 
-    def look(self, age_tokens: int, quantile: float, cap_tokens: int) -> None:
-        self.age_tokens = age_tokens
-        first = bisect_right(self.lengths, age_tokens)
-        if first == len(self.lengths):
+    def look(self, age_tokens: int, quantile: float, factor: float, cap_tokens: int) -> None:
+        """factor: how much longer than the distribution says all lengths are taken to be."""
+        self.age_tokens, self.factor = age_tokens, factor
+        length_tokens = self.quantile_tokens(age_tokens / factor, quantile)
+        if length_tokens is None:
             # Longer than anything foreseen. To fear the cap would let a few bad forecasts close the
             # door to all.
             self.length_tokens = min(2 * age_tokens, cap_tokens)
-            return
+        else:
+            self.length_tokens = min(math.ceil(length_tokens * factor), cap_tokens)
+
+    def quantile_tokens(self, age_tokens: float, quantile: float) -> int | None:
+        """Of the lengths above an age; None if there are none."""
+        first = bisect_right(self.lengths, age_tokens)
+        if first == len(self.lengths):
+            return None
         gone = self.cumulative[first - 1] if first else 0.0
         reached = gone + (self.cumulative[-1] - gone) * quantile
         place = bisect_left(self.cumulative, reached - 1e-9, lo=first)
-        self.length_tokens = self.lengths[min(place, len(self.lengths) - 1)]
+        return self.lengths[min(place, len(self.lengths) - 1)]
 
 
 def shared_peak_tokens(

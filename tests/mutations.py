@@ -40,6 +40,7 @@ _CLIENT, _STORE = "tests/predictor_store/test_client.py", "tests/predictor_store
 _STATE, _CARRIER = "tests/patches/test_scheduler_state.py", "tests/patches/test_carrier.py"
 _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
+_CORRECTION = "tests/bench/simulator/test_correction.py"
 
 MUTATIONS = (
     Mutation(
@@ -55,6 +56,49 @@ MUTATIONS = (
         'self._counts["num_deadline_misses"] += 1',
         "pass",
         f"{_CLIENT}::test_a_hung_worker_costs_the_prediction_alone",
+    ),
+    Mutation(
+        "admission learns nothing of how long answers become",
+        "patches/scheduler_state.py",
+        "self.admission.ended(job)",
+        "pass",
+        f"{_STATE}::test_all_ranks_count_on_the_same_lengths",
+    ),
+    Mutation(
+        "an answer that has ended counts once for each batch that it is still in",
+        "patches/jobs.py",
+        " and not req.sage.has_ended",
+        "",
+        f"{_STATE}::test_admission_learns_from_answers_that_end_once_each_and_none_that_was_aborted",
+    ),
+    Mutation(
+        "an aborted answer is taken for a short one",
+        "patches/jobs.py",
+        "if not isinstance(req.finished_reason, FINISH_ABORT):",
+        "if True:",
+        f"{_STATE}::test_admission_learns_from_answers_that_end_once_each_and_none_that_was_aborted",
+    ),
+    Mutation(
+        "forecasts that are too long stay too long",
+        "sage_sched/correction.py",
+        "_STEP * weight * (was_longer - (1 - self._quantile))",
+        "_STEP * weight * was_longer",
+        f"{_CORRECTION}::test_wrong_forecasts_cost_admission_little",
+    ),
+    Mutation(
+        "the many short answers outvote the long ones that fill the memory",
+        "sage_sched/correction.py",
+        "min(foreseen_tokens / self._mean_tokens, _MOST_WEIGHT)",
+        "1.0",
+        "tests/sage_sched/test_correction.py"
+        "::test_the_many_short_ones_do_not_outvote_the_long_ones_that_fill_the_memory",
+    ),
+    Mutation(
+        "what a running request was foreseen to need outlives a correction",
+        "sage_sched/admission.py",
+        "factor != foreseen.factor",
+        "False",
+        "tests/sage_sched/test_correction.py::test_what_was_asked_before_a_correction_is_asked_anew",
     ),
     Mutation(
         "requests wait for a worker that has died",

@@ -178,6 +178,7 @@ class Node:
         state = self.state
         progress.last_token_s = self.now_s
         state.pool.release(state.pool.pages(progress.kv_tokens), progress.kv_tokens, None)
+        state.admission.ended(progress.job)
         state.batch_is_full = False
         self.num_outstanding -= 1
         self._on_finish(progress)

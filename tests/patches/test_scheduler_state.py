@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
 
 from bench.overhead.full_server import stand_in_scheduler
 from patches.calibration import StepTimes
@@ -185,3 +186,42 @@ def test_a_tick_dates_those_that_came_with_it(state: SchedulerState) -> None:
     state.jobs.ticked(7.5)
     assert (early.sage.job.arrival_s, late.sage.job.arrival_s) == (5.0, 7.5)
     assert state.view(state._scheduler.running_batch).now_s == 7.5
+
+
+def ended(reqs: Sequence[Any], reason: object) -> Any:
+    """A batch whose results are in."""
+    for req in reqs:
+        req.finished_reason = reason
+        req.finished = lambda: True
+    return SimpleNamespace(reqs=list(reqs))
+
+
+def test_admission_learns_from_answers_that_end_once_each_and_none_that_was_aborted(
+    state: SchedulerState,
+) -> None:
+    done, aborted, runs = arrive(state, *(request([100] * 9) for _ in range(3)))
+    for req in (done, aborted, runs):
+        req.output_ids = [1] * 700
+    runs.finished = lambda: False
+    stopped = ended([done], FINISH_LENGTH(1000))
+    for batch in (
+        SimpleNamespace(reqs=[runs]),
+        ended([aborted], FINISH_ABORT()),
+        stopped,
+        stopped,  # SGLang's overlap: what has ended is in the next batch too
+    ):
+        state.ended(batch)
+    assert state.stats()["admission"]["num_answers"] == 1
+
+
+def test_all_ranks_count_on_the_same_lengths() -> None:
+    asked = []
+    for rank in (made(), made()):
+        for _ in range(60):
+            (done,) = arrive(rank, request([100] * 9))
+            done.output_ids = [1] * 700
+            rank.ended(ended([done], FINISH_LENGTH(1000)))
+        (waiting,) = arrive(rank, request([100] * 9))
+        asked.append(rank.admission.asked_tokens(waiting.sage.job))
+    assert asked[0] == asked[1]
+    assert asked[0] > 300
