@@ -18,6 +18,7 @@ from bench.prediction.foresight import Foresight, Predict
 from bench.rival import Rival
 from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.workload.prompts import Workload, WorkloadRequest, sample
@@ -83,18 +84,7 @@ def _simulated(
     predict: Predict | None,
     step_time: StepTime | None,
 ) -> Point:
-    config = _settings(run)
-    result = simulate(
-        engine_of(run["settings"], step_time),
-        run["policy"],
-        config,
-        _requests(run, chosen, predict),
-        Options(
-            preempt=config.preemption.enabled,
-            max_yields=config.preemption.max_yields,
-            prediction_delay_s=_prediction_delay_s(run),
-        ),
-    )
+    result = _result(run["policy"], run, chosen, predict, step_time)
     metrics = result.metrics()
     return Point(
         run["policy"],
@@ -102,6 +92,34 @@ def _simulated(
         run["seed"],
         (run["mean_e2e_latency_ms"] / 1e3, run["p99_e2e_latency_ms"] / 1e3),
         (metrics["mean_ttlt_s"], metrics["p99_ttlt_s"]),
+    )
+
+
+def simulate_as(policy: str, run: dict[str, Any], workload: Workload) -> Result:
+    """A run's requests and arrivals under another policy, one that needs no predictions. Raises
+    ValueError as simulate_runs."""
+    chosen = sample(workload.evaluation, len(run["requests"]["class"]), run["seed"])
+    return _result(policy, run, chosen, None, None)
+
+
+def _result(
+    policy: str,
+    run: dict[str, Any],
+    chosen: Sequence[WorkloadRequest],
+    predict: Predict | None,
+    step_time: StepTime | None,
+) -> Result:
+    config = _settings(run)
+    return simulate(
+        engine_of(run["settings"], step_time),
+        policy,
+        config,
+        _requests(run, chosen, predict),
+        Options(
+            preempt=config.preemption.enabled,
+            max_yields=config.preemption.max_yields,
+            prediction_delay_s=_prediction_delay_s(run),
+        ),
     )
 
 
