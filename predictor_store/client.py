@@ -49,6 +49,7 @@ class PredictorClient:
         self._link: Link | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
+        self._is_silent = False
         self._next_handle = 0
         self._prior: LengthDistribution | None = None
         self._worker_stats: dict[str, int] = {}
@@ -66,7 +67,8 @@ class PredictorClient:
         self._attach(start_worker(self._config))
 
     async def predict(self, text: str, scope: str = "") -> Prediction:
-        """Never raises. Past predictor.deadline_ms the prior; the handle is good even then.
+        """Never raises. Past predictor.deadline_ms the prior; the handle is good even then. Nobody
+        waits for a worker that has been silent since it missed a deadline.
 
         scope: see History.scope.
         """
@@ -83,6 +85,8 @@ class PredictorClient:
         message = {"predict": handle, "text": excerpt(text), "scope": scope}
         try:
             if self._send(message):
+                if self._is_silent:
+                    self._miss_deadline(handle)
                 prediction = await answer
             else:
                 self._counts["num_unsent"] += 1
@@ -145,6 +149,7 @@ class PredictorClient:
 
     def _attach(self, link: Link) -> None:
         self._link = link
+        self._is_silent = False
         self._prior = protocol.decode_distribution(link.first["prior"])
         self._worker_stats = link.first["ready"]
         self._started_at = time.monotonic()
@@ -201,6 +206,7 @@ class PredictorClient:
     def _take(self, message: dict[str, Any]) -> None:
         if "predicted" in message:
             handle = message["predicted"]
+            self._is_silent = False
             answer = self._waiting.get(handle)
             # Past its deadline, nobody waits for it.
             if answer is not None and not answer.done():
@@ -214,6 +220,7 @@ class PredictorClient:
     def _miss_deadline(self, handle: int) -> None:
         answer = self._waiting.get(handle)
         if answer is not None and not answer.done():
+            self._is_silent = True
             self._counts["num_deadline_misses"] += 1
             answer.set_result(Prediction(handle, self._prior))
 

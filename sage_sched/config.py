@@ -44,7 +44,9 @@ class PredictorConfig:
     min_matches: of the threshold rule; with fewer, warm data is searched too.
     isolate: predict a LoRA adapter's answers from its own and from warm data alone.
     max_atoms: distinct lengths that travel with a request.
-    deadline_ms: past it a request goes on with the prior.
+    deadline_ms: past it a request goes on with the prior. A worker that has time takes some 10 ms,
+        so this is for one that is overloaded or hung. Long, as a late prediction mostly costs time
+        that the request would spend in the queue, and none costs its place there.
     """
 
     rule: str = "neighbours"
@@ -53,7 +55,7 @@ class PredictorConfig:
     min_matches: int = 8
     isolate: bool = False
     max_atoms: int = 64
-    deadline_ms: float = 50.0
+    deadline_ms: float = 1000.0
 
     def __post_init__(self) -> None:
         require(self.rule in RULES, "predictor.rule", self.rule, ", ".join(RULES))

@@ -30,9 +30,9 @@ import requests
 from tqdm import tqdm
 
 from bench.servers.model import write_model
-from bench.servers.policy_server import CPU_ENV, CPU_SAGE, PolicyServers, scheduler_state
+from bench.servers.policy_server import CPU_ENV, PolicyServers, scheduler_state
 from bench.servers.server import Server, ServerError
-from sage_sched.config import PreemptionConfig
+from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.policies.fastserve import FastServeParameters
 
 _OUTPUT = Path("results/exactness")
@@ -48,8 +48,7 @@ _PROMPT = (
 _SHORTEST, _LONGEST = 4, 100
 # The policy under which requests yield most often: every time that their age has doubled.
 _POLICY = "fastserve"
-_RESTLESS = replace(
-    CPU_SAGE,
+_RESTLESS = SageConfig(
     policy={"fastserve": FastServeParameters(quantum_ms=6.0, refresh_interval_tokens=4)},
     preemption=PreemptionConfig(enabled=True, max_yields=1000),
 )

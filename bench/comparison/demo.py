@@ -18,12 +18,12 @@ from bench.servers.policy_server import (
     CPU_ENGINE_FLAGS,
     CPU_ENV,
     CPU_MODEL,
-    CPU_SAGE,
     PolicyServers,
 )
 from bench.servers.priority import go_first
 from bench.servers.server import ServerError
 from bench.workload.source import load_workload
+from sage_sched.config import SageConfig
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -52,7 +52,7 @@ def main() -> int:
             folder=OUTPUT,
             flags=CPU_ENGINE_FLAGS,
             env=CPU_ENV,
-            sage=CPU_SAGE,
+            sage=SageConfig(),
             device=DEVICE,
         ),
         policies=POLICIES,

@@ -14,7 +14,6 @@ from bench.servers.policy_server import (
     CPU_ENV,
     CPU_FLAGS,
     CPU_MODEL,
-    CPU_SAGE,
     PolicyServers,
 )
 from bench.servers.priority import go_first
@@ -69,7 +68,7 @@ def servers_of(args: argparse.Namespace, env: Mapping[str, str]) -> PolicyServer
         folder=args.output,
         flags=CPU_FLAGS if on_cpu else tuple(args.server_flags),
         env=CPU_ENV if on_cpu else env,
-        sage=CPU_SAGE if on_cpu and args.sage_config is None else read_config(args.sage_config),
+        sage=read_config(args.sage_config),
     )
 
 
@@ -77,13 +76,12 @@ def device_servers(args: argparse.Namespace) -> PolicyServers:
     """By the same options, on a device clock."""
     go_first()
     device = Device.named(args.device_clock, args.speed)
-    given = CPU_SAGE if args.sage_config is None else read_config(args.sage_config)
     return PolicyServers(
         model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
         folder=args.output,
         flags=(*CPU_ENGINE_FLAGS, *(args.server_flags or ())),
         env=CPU_ENV,
-        sage=given,
+        sage=read_config(args.sage_config),
         device=device,
     )
 

@@ -19,7 +19,7 @@ from bench.workload.prompts import WorkloadRequest, stable_hash
 from predictor_store.embedder import fingerprint
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
-from sage_sched.config import PredictorConfig, SageConfig
+from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
 
 # A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
@@ -33,8 +33,6 @@ CPU_FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "16384", "--max-running-re
 # With more threads a small model's steps are mostly waiting at barriers, and one busy core beside
 # the server makes it 10 times slower.
 CPU_ENV = {"OMP_NUM_THREADS": "1"}
-# Beside the server on two cores, embedding a prompt takes up to 200 ms. All else is the default.
-CPU_SAGE = SageConfig(predictor=PredictorConfig(deadline_ms=1000.0))
 # Of the whole numbers that our policies report, those that do not count.
 _GAUGES = ("num_records", "worker_alive")
 # The cheapest model per token there, so that what takes time is what is scheduled.

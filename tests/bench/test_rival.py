@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.rival import Rival
-from bench.servers.policy_server import CPU_FLAGS, CPU_SAGE, PolicyServers
+from bench.servers.policy_server import CPU_FLAGS, PolicyServers
 from bench.simulator.presets import H800_QWEN3_32B
 from bench.simulator.run import make_node
 from bench.simulator.state import Options
@@ -79,7 +79,7 @@ def test_the_command_refuses_them(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_server_is_started_with_them(tmp_path: Path) -> None:
     servers = PolicyServers(
-        model=tmp_path, folder=tmp_path, flags=CPU_FLAGS, env={"A": "b"}, sage=CPU_SAGE
+        model=tmp_path, folder=tmp_path, flags=CPU_FLAGS, env={"A": "b"}, sage=SageConfig()
     )
     server = servers.server("fcfs@conservativeness=0.1,clip=512", "one")
     command = server._command

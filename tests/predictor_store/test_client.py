@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,14 @@ def test_a_hung_worker_costs_the_prediction_alone(
             assert late.handle is not None
             assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 1
 
+            # Nobody waits for it again until it has said something.
+            patient = replace(client._config.predictor, deadline_ms=600_000.0)
+            monkeypatch.setattr(client, "_config", replace(client._config, predictor=patient))
+            at_once = await asyncio.wait_for(client.predict("At once"), 60)
+            assert at_once == replace(late, handle=late.handle + 1)
+            assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 2
+            monkeypatch.undo()
+
             # More than the socket takes: nothing is kept, nothing waits.
             while client.stats()["num_unrecorded"] == before["num_unrecorded"]:
                 client.finished(known.handle, 5, 100, False)
@@ -200,6 +209,7 @@ def test_a_hung_worker_costs_the_prediction_alone(
         monkeypatch.undo()
         while (await client.predict("Room again?")).handle is None:
             await asyncio.sleep(0.05)
+        await until(lambda: not client._is_silent)
         client.finished(late.handle, 5, 123, False)
         client.finished(late.handle, 5, 123, False)
         found = await client.predict("Too late")

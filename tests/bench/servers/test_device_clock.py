@@ -14,9 +14,8 @@ import pytest
 
 from bench.servers.device import Device, DeviceUse, device_note
 from bench.servers.device_clock import STATE, DeviceClock, DeviceModel, install
-from bench.servers.policy_server import CPU_SAGE
 from bench.simulator.presets import PRESETS
-from sage_sched.config import StepTimeConfig
+from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.policies.fastserve import FastServeParameters
 from sage_sched.policies.sage import SageParameters
 from sage_sched.step_time import StepTime
@@ -176,8 +175,8 @@ def test_a_run_that_the_host_held_up_is_invalid() -> None:
 
 def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
     device = Device.named("h800-qwen3-32b", speed=4.0)
-    assert device.in_its_time(CPU_SAGE).step_time is None  # it learns them
-    life = replace(CPU_SAGE, step_time=(step_time := StepTimeConfig()))
+    assert device.in_its_time(SageConfig()).step_time is None  # it learns them
+    life = replace(SageConfig(), step_time=(step_time := StepTimeConfig()))
     told = device.in_its_time(life)
     for name, coefficient_ms in asdict(step_time).items():
         assert getattr(told.step_time, name) == pytest.approx(coefficient_ms / 4)

@@ -16,7 +16,6 @@ from bench.servers.device import Device
 from bench.servers.policy_server import (
     CPU_ENGINE_FLAGS,
     CPU_ENV,
-    CPU_SAGE,
     PolicyServers,
     scheduler_state,
 )
@@ -25,7 +24,7 @@ from bench.simulator.presets import Engine
 from bench.simulator.result import alone_s
 from bench.workload import synthetic
 from bench.workload.prompts import WorkloadRequest
-from sage_sched.config import StepTimeConfig
+from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.step_time import StepTime
 
 pytestmark = pytest.mark.server
@@ -53,7 +52,7 @@ def settings(folder: Path, model: Path, engine: Engine, policies: Sequence[str])
             folder=folder,
             flags=CPU_ENGINE_FLAGS,
             env=CPU_ENV,
-            sage=CPU_SAGE,
+            sage=SageConfig(),
             device=device,
         ),
         policies=tuple(policies),
