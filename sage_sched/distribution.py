@@ -119,6 +119,11 @@ class LengthDistribution:
             return self
         return self._rebuilt(np.minimum(self.lengths, max(max_tokens, 1)), self.weights)
 
+    def scaled(self, factor: float) -> LengthDistribution:
+        """With all lengths so many times as long, in whole tokens, at least 1."""
+        lengths = np.maximum(np.rint(self.lengths * factor), 1).astype(np.int64)
+        return self._rebuilt(lengths, self.weights)
+
     def surviving(self, age_tokens: int) -> LengthDistribution | None:
         """Given that it is longer than age_tokens; None where no length of this one is."""
         longer = self.lengths > age_tokens

@@ -32,6 +32,7 @@ class Case:
     dataset: a class of the workload, or "mixed". predictor: a name of bench.paper.runs.PREDICTORS.
     engine: a preset. change: fields of the engine that differ from it. rate: requests/s, or how
     many times what fcfs sustains (of_capacity). load: one of bench.workload.arrivals.LOADS.
+    wrong_by: a factor on all predicted lengths.
     """
 
     policy: str
@@ -43,6 +44,7 @@ class Case:
     load: str = "pulse"
     predictor: str = "semantic"
     noise: bool = False
+    wrong_by: float = 1.0
     preempt: bool = True
     config: SageConfig = field(default_factory=SageConfig)
 
@@ -235,6 +237,23 @@ def figures() -> list[Figure]:
                 ("yields", "num_yields"),
             ),
         ),
+        Figure(
+            "H",
+            "Wrong forecasts, under sage, 8 requests/s",
+            "not in the paper: on the first day a predictor may be wrong, all in one direction too",
+            tuple(FORECASTS),
+            tuple(
+                (
+                    "admission by forecasts" if q else "SGLang's admission",
+                    tuple(
+                        replace(case, policy="sage", config=_admission(q))
+                        for case in FORECASTS.values()
+                    ),
+                )
+                for q in (0.0, AdmissionConfig().quantile)
+            ),
+            also=(("output tokens/s", "output_throughput"), ("retractions", "num_retractions")),
+        ),
     ]
 
 
@@ -278,6 +297,13 @@ REGIMES = {
     "light": Case(policy="", rate=1.0),
 }
 
+FORECASTS = {
+    "5 times too short": Case(policy="", wrong_by=0.2),
+    "right": Case(policy=""),
+    "5 times too long": Case(policy="", wrong_by=5.0),
+    "noise": Case(policy="", noise=True),
+}
+
 # What a token's KV costs to move, none of it hidden; the preset's takes 1 us. And four times as
 # much variation between arrivals as Poisson's.
 SWAPS = {
@@ -292,5 +318,5 @@ SWAPS = {
 
 SUSTAINED = {
     f"{share:g}x": Case(policy="", rate=share, of_capacity=True, load="sustained")
-    for share in (1.0, 1.5, 2.0)
+    for share in (1.0, 1.3, 1.5, 2.0)
 } | {"1.5x, in bursts": Case(policy="", rate=1.5, of_capacity=True, load="bursts")}

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from bench.comparison.baseline import Saturation
 from bench.paper.cases import DATASETS, Case
-from bench.prediction.foresight import Foresight, Predict, truth, with_noise
+from bench.prediction.foresight import Foresight, Predict, truth, with_factor, with_noise
 from bench.rival import Rival
 from bench.simulator.presets import PRESETS
 from bench.simulator.request import SimRequest
@@ -127,6 +127,8 @@ class Evaluation:
         if policy_type(policy).is_clairvoyant:
             return truth
         predict = PREDICTORS[case.predictor](self.foresight, case.config.predictor)
+        if case.wrong_by != 1:
+            predict = with_factor(predict, case.wrong_by)
         return with_noise(predict, MAX_NEW_TOKENS) if case.noise else predict
 
     def outcome(self, job: tuple[Case, int]) -> Outcome:

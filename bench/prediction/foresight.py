@@ -109,3 +109,13 @@ def with_noise(predict: Predict, max_tokens: int, share: float = 0.2) -> Predict
         return found if found is None else found.mixed(uniform, share)
 
     return noisy
+
+
+def with_factor(predict: Predict, factor: float) -> Predict:
+    """All lengths so many times as long."""
+
+    def wrong(request: WorkloadRequest) -> LengthDistribution | None:
+        found = predict(request)
+        return found if found is None else found.scaled(factor)
+
+    return wrong

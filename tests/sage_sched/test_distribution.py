@@ -122,3 +122,10 @@ def test_it_cannot_be_changed() -> None:
     lengths = LengthDistribution.from_samples([1, 2], "history")
     with pytest.raises(ValueError, match="read-only"):
         lengths.weights[0] = 1.0
+
+
+@given(distributions(), st.floats(0.01, 20))
+def test_scaled_lengths_have_scaled_means(lengths: LengthDistribution, factor: float) -> None:
+    scaled = lengths.scaled(factor)
+    assert scaled.mean() == pytest.approx(factor * lengths.mean(), abs=1)
+    assert scaled.source == lengths.source

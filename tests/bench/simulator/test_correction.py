@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from bench.simulator.presets import Engine
@@ -13,7 +12,6 @@ from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from sage_sched.config import AdmissionConfig, SageConfig
-from sage_sched.distribution import LengthDistribution
 from tests.bench.simulator.traffic import STEP_TIME, mixed
 
 # The pool binds, and caps are far above what answers take.
@@ -23,14 +21,10 @@ STOCK = SageConfig(admission=AdmissionConfig(0.0))
 
 
 def foreseen(wrong_by: float) -> list[SimRequest]:
-    def scaled(known: LengthDistribution | None) -> LengthDistribution:
-        assert known is not None
-        lengths = np.maximum(1, np.rint(known.lengths * wrong_by)).astype(int)
-        return LengthDistribution.from_samples(lengths, "history", known.weights)
-
     return [
-        replace(request, distribution=scaled(request.distribution), max_new_tokens=CAP)
+        replace(request, distribution=request.distribution.scaled(wrong_by), max_new_tokens=CAP)
         for request in mixed(600, rate=12.0, seed=5)
+        if request.distribution is not None
     ]
 
 
