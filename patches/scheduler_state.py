@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from sage_sched.policies.fcfs_foresight import FcfsForesight
 from sage_sched.policy import NoParameters, policy_named
 from sage_sched.step_time import ServerFacts
 from sage_sched.view import Holding, SchedulerView
+
+logger = logging.getLogger(__name__)
 
 
 class SchedulerState:
@@ -92,8 +95,11 @@ class SchedulerState:
     def ended(self, batch: Batch) -> None:
         """A batch's results are in: admission learns from the answers that are complete. All ranks
         see the same ones between the same two passes."""
+        before = self.admission.correction.factor
         for job in self.jobs.ended(batch):
             self.admission.ended(job)
+        if (factor := self.admission.correction.factor) != before:
+            logger.info("forecasts of lengths are taken by %.3g now", factor)
 
     def view(self, running_batch: Batch) -> SchedulerView:
         """The facts of a pass."""

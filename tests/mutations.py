@@ -101,6 +101,13 @@ MUTATIONS = (
         "tests/sage_sched/test_correction.py::test_what_was_asked_before_a_correction_is_asked_anew",
     ),
     Mutation(
+        "each request waits in vain for a worker that hangs",
+        "predictor_store/client.py",
+        "if self._is_silent:",
+        "if False:",
+        f"{_CLIENT}::test_a_hung_worker_costs_the_prediction_alone",
+    ),
+    Mutation(
         "requests wait for a worker that has died",
         "predictor_store/client.py",
         "            if not answer.done():\n                answer.set_result(Prediction(None",

@@ -1,4 +1,5 @@
-"""Step times on real servers: learned by one, of two ranks, and kept for the next."""
+"""What a real server of two ranks learns: step times, also kept for the next, and how long answers
+become."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from tests.engine.serving import SageServer, generate, wait_until, warmed_store
 
 # As many as are learned from at once, and more.
 NUM_ANSWERS, NUM_TOKENS = 8, 60
+# As many short ones as show that forecasts are too long.
+NUM_SHORT = 12
 
 
 def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(
@@ -32,18 +35,24 @@ def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(
         learned = first.stats()["step_time"]
         assert learned["source"] == "learned"
         assert learned["num_steps"] > NUM_ANSWERS * NUM_TOKENS / 2
-        wait_until(lambda: all_told(first, "learned"))
+        wait_until(lambda: all_say(first, "step times are learned now: "))
+        # At once, so that no prediction knows of the others.
+        prompts = [f"Say {i}." for i in range(NUM_SHORT)]
+        generate(first, prompts, NUM_TOKENS, sampling_params={"stop_regex": "(?s)."})
+        assert first.stats()["admission"]["num_answers"] == NUM_SHORT
+        assert first.stats()["admission"]["factor"] < 1
+        wait_until(lambda: all_say(first, "forecasts of lengths are taken by "))
     with server("second") as second:
         kept = second.stats()["step_time"]
         assert kept["source"] == "kept"
         assert coefficients(kept) == coefficients(learned)
-        wait_until(lambda: all_told(second, "kept"))
+        wait_until(lambda: all_say(second, "step times are kept now: "))
         assert generate(second, "Say it.", 2)["meta_info"]["completion_tokens"] == 2
 
 
-def all_told(server: SageServer, source: str) -> bool:
-    """Whether both ranks' logs say that they were told, and the same."""
-    pattern = rf"(TP\d)\].* step times are {source} now: (.*)"
+def all_say(server: SageServer, what: str) -> bool:
+    """Whether both ranks' logs say it, and of it the same."""
+    pattern = rf"(TP\d)\].* {what}(.*)"
     lines = re.findall(pattern, server.log.read_text())
     first, second = ([told for rank, told in lines if rank == name] for name in ("TP0", "TP1"))
     return len(first) > 0 and first == second
