@@ -12,7 +12,8 @@ import pytest
 from sage_sched.policy import policy_names
 from tests.engine import plugins
 
-POLICIES_MD = (Path(__file__).parents[1] / "docs" / "policies.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+POLICIES_MD = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 
 # In a process of its own, as names are looked up once: the simulator, and a server's command line.
 _SIMULATED = """
@@ -50,3 +51,8 @@ def test_the_example_policy_runs_in_the_simulator(
 def test_every_policy_is_in_the_table() -> None:
     listed = set(re.findall(r"`([a-z-]+)`", "".join(re.findall(r"^\| `.*?\|", POLICIES_MD, re.M))))
     assert listed == set(policy_names())
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 600

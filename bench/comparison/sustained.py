@@ -16,7 +16,7 @@ from typing import Any
 from bench.calibration.validation import read_runs, simulate_as
 from bench.comparison import command
 from bench.comparison.side_by_side import compare_policies
-from bench.comparison.stats import METRICS, Run, Summary, summarize
+from bench.comparison.stats import METRICS, Summary, summarize
 from bench.servers.device import device_note
 from bench.servers.server import ServerError
 from bench.workload.prompts import WorkloadError
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if num_invalid else 0
 
 
-def _clairvoyant(runs: Sequence[Run], args: argparse.Namespace) -> list[dict[str, Any]]:
+def _clairvoyant(runs: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
     """The first policy's runs as they would have been by true lengths."""
     workload = load_workload(args.data, args.heavy_tailed)
     return [
