@@ -90,8 +90,14 @@ class Jobs:
     def about_to_run(self, batch: Batch) -> None:
         """Count the tokens that a batch works off, prefill or decode."""
         # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
-        prefills = batch.forward_mode.is_extend_without_speculative()
-        self.served_tokens += batch.extend_num_tokens if prefills else len(batch.reqs)
+        if batch.forward_mode.is_extend_without_speculative():
+            self.served_tokens += batch.extend_num_tokens
+            for req, num_tokens in zip(batch.reqs, batch.extend_lens, strict=True):
+                req.sage.job.served_tokens += num_tokens
+        else:
+            self.served_tokens += len(batch.reqs)
+            for req in batch.reqs:
+                req.sage.job.served_tokens += 1
 
     def running(self, reqs: Sequence[Req]) -> list[Job]:
         """Of running requests, at their present age."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from sage_sched.admission import Admission
@@ -38,15 +39,18 @@ def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
         return Plan(order=None)
     rank_anew(view.waiting, policy)
     rank_anew(view.running, policy)
+    policy.on_pass(view)
     order = serving_order(policy, view)
     order, num_open = _held_back_last(order, policy, view)
     budget = policy.budget(view) or UNLIMITED
     if budget.prefill_tokens == 0 and view.running:
         return Plan(order, decode_only=True, budget=budget)
     if view.chunked is not None or view.preemption is None or not num_open:
+        num_open = _before_promised_swapped(order, num_open, view)
         return Plan(order, num_open=num_open, swapped_go_first=False, budget=budget)
-    queue = [view.waiting[position] for position in order[: min(num_open, WINDOW)]]
-    turns, num_without_host_room = _turns(queue, policy, admission, view)
+    in_order = replace(view, waiting=[view.waiting[position] for position in order])
+    queue = in_order.waiting[: min(num_open, WINDOW)]
+    turns, num_without_host_room = _turns(queue, policy, admission, in_order)
     return Plan(
         order,
         actions=tuple(action for turn in turns for action in _actions(turn, view)),
@@ -83,6 +87,17 @@ def _held_back_last(order: list[int], policy: Policy, view: SchedulerView) -> tu
         return order, len(order)
     others = [position for position in order if not is_held_back(position)]
     return others + held_back, len(others)
+
+
+def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerView) -> int:
+    """How many may enter where swapped jobs are passed over: not past one that is promised."""
+    for number, position in enumerate(order[:num_open]):
+        job = view.waiting[position]
+        if not job.is_promised:
+            break
+        if job in view.swapped:
+            return number
+    return num_open
 
 
 def _turns(

@@ -61,7 +61,10 @@ class Job:
     prefilled_tokens: of the prompt that is being chunked, what is done.
     cached_tokens: what it found in the radix tree when it entered.
     held_tokens: KV that it will give back at its end, while it runs.
+    served_tokens: what the server has worked off for it, prefill and decode, what it computed again
+        too; of all jobs together as much as SchedulerView.served_tokens.
     num_yields: how often it has made room for another.
+    is_promised: whether nobody may overtake it any more (sage_sched.promises).
     is_ranked: whether its policy can rank it.
     revision: how often its distribution was revised. What is cached about a job is keyed on it
         and on the age.
@@ -84,7 +87,9 @@ class Job:
     prefilled_tokens: int = 0
     cached_tokens: int = 0
     held_tokens: int = 0
+    served_tokens: int = 0
     num_yields: int = 0
+    is_promised: bool = False
     is_ranked: bool = True
     revision: int = 0
     ranked_at: int = 0
@@ -103,3 +108,9 @@ class Job:
         self.distribution = distribution
         self.revision += 1
         self.place = None
+
+    def promise(self) -> None:
+        """Nobody overtakes it any more."""
+        if not self.is_promised:
+            self.is_promised = True
+            self.place = None

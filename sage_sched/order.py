@@ -12,7 +12,8 @@ from sage_sched.view import SchedulerView
 
 
 def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
-    """The positions of the waiting jobs in the order in which to serve them: by key, then arrival.
+    """The positions of the waiting jobs in the order in which to serve them: the promised by
+    arrival, then the others by key, then arrival.
 
     What the policy cannot rank waits for as many others as waited when it came, as under first
     come, first served: its place is the length of the queue less the number of jobs that have come
@@ -24,10 +25,11 @@ def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
     order = sorted(range(len(jobs)), key=places.__getitem__)
     if not [job for job in jobs if not job.is_ranked]:  # a list is quicker than all()
         return order
-    ranked = iter([position for position in order if jobs[position].is_ranked])
-    unranked = deque(position for position in order if not jobs[position].is_ranked)
+    mixed = [position for position in order if jobs[position].is_promised]
+    others = order[len(mixed) :]
+    ranked = iter([position for position in others if jobs[position].is_ranked])
+    unranked = deque(position for position in others if not jobs[position].is_ranked)
     first_arrival = view.num_arrivals - len(jobs)
-    mixed: list[int] = []
     while len(mixed) < len(jobs):
         if unranked and jobs[unranked[0]].arrival - first_arrival <= len(mixed):
             mixed.append(unranked.popleft())
@@ -76,6 +78,8 @@ def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[tu
 
 
 def _place(job: Job, policy: Policy, view: SchedulerView) -> tuple[float, int]:
+    if job.is_promised:
+        return -math.inf, job.arrival
     key = policy.key(job, view) if job.is_ranked else 0.0
     if math.isnan(key):  # it would make the order depend on the queue's
         raise ValueError(f"the key of {job} is not a number")

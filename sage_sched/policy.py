@@ -77,6 +77,10 @@ class Policy(ABC):
         self.server = server
         self.revision += 1
 
+    def on_pass(self, view: SchedulerView) -> None:
+        """A pass is about to order the jobs. What may be promised (Job.promise), is now."""
+        return
+
     @abstractmethod
     def key(self, job: Job, view: SchedulerView) -> float:
         """The place of a ranked job: smaller goes first, ties by arrival.
@@ -95,7 +99,7 @@ class Policy(ABC):
         """Whether a running job is to make room for a waiting one of a smaller key, both ranked.
 
         price_s: seconds of the server that the running one's way out and back takes. What does not
-        hold at 0 must not hold at more.
+        hold at 0 must not hold at more. view: its waiting jobs are in their order here.
         """
         return False
 

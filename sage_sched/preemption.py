@@ -81,7 +81,7 @@ def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
     return any(
         policy.key(job, view) > key and policy.should_preempt(job, first, 0.0, view)
         for job in view.running
-        if job.is_ranked
+        if job.is_ranked and not job.is_promised
     )
 
 
@@ -110,11 +110,13 @@ def plan_turns(
 
     A candidate gets in with a slot free and more tokens free than it needs. Only jobs of a worse
     key for which `policy.should_preempt` holds yield to it, the worst first and no more than
-    needed; not one that has yielded max_yields times, nor one that would free nothing of what is
-    short.
+    needed; not one that is promised its turn or has yielded max_yields times, nor one that would
+    free nothing of what is short.
     """
     left = [
-        (policy.key(job, view), job.arrival, job) for job in running if job.num_yields < max_yields
+        (policy.key(job, view), job.arrival, job)
+        for job in running
+        if job.num_yields < max_yields and not job.is_promised
     ]
     left.sort(reverse=True)
     turns = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from sage_sched.config import AdmissionConfig, PredictorConfig, SageConfig
@@ -254,6 +255,41 @@ def figures() -> list[Figure]:
             ),
             also=(("output tokens/s", "output_throughput"), ("retractions", "num_retractions")),
         ),
+        Figure(
+            "I",
+            "The front: mean against tail and overtaking, and fairness; sustained load",
+            "not in the paper: its order bounds no wait",
+            tuple(FRONT),
+            tuple(
+                (name, tuple(replace(case, policy=p, config=c) for case in FRONT.values()))
+                for name, p, c in _front_rows()
+            ),
+            also=(
+                ("largest overtaking", "largest_overtaking"),
+                ("Jain's index of slowdowns, %", "jain_percent"),
+                ("mean slowdown, shortest third of the answers", "slowdown_short_answers"),
+                ("the same, longest third", "slowdown_long_answers"),
+                ("mean slowdown, shortest third of the prompts", "slowdown_short_prompts"),
+                ("the same, longest third", "slowdown_long_prompts"),
+                ("yields", "num_yields"),
+            ),
+        ),
+    ]
+
+
+def _front_rows() -> list[tuple[str, str, SageConfig]]:
+    """A label, a policy and its configuration: rivals tuned, and sage at each strength."""
+    rivals = (
+        "fcfs", "fcfs@conservativeness=0.1", "fcfs-foresight",
+        "shortest-prefill-first@conservativeness=0.1", "ssjf", "trail", "srpt-oracle",
+    )  # fmt: skip
+    return [
+        *((name, name, SageConfig()) for name in rivals),
+        *((name, name, SageConfig()) for name in ("sage-order", "sage")),
+        *(
+            (f"sage, regret {r:g}, no aging", "sage", _sage(regret=r, aging_pools=1e9))
+            for r in (0.5, 1.0, 2.0, 4.0, math.inf)
+        ),
     ]
 
 
@@ -314,6 +350,19 @@ SWAPS = {
 } | {
     "bursts": Case(policy="", load="bursts"),
     "bursts, light": Case(policy="", rate=2.0, load="bursts"),
+}
+
+# Where more comes than is served, by what binds; and bursts.
+FRONT = {
+    "KV-bound": Case(policy="", rate=1.3, of_capacity=True, load="sustained"),
+    "slot-bound": Case(
+        policy="",
+        change=(("max_running_requests", 48),),
+        rate=1.3,
+        of_capacity=True,
+        load="sustained",
+    ),
+    "bursts": Case(policy="", rate=1.3, of_capacity=True, load="bursts"),
 }
 
 SUSTAINED = {

@@ -44,6 +44,7 @@ class DecodeBatch:
     def join(self, progress: Progress) -> None:
         """A request whose prefill is done, or whose KV is back, with a token or more to come."""
         progress.age_offset = progress.generated_tokens - self.step
+        progress.served_offset = progress.job.served_tokens - self.step
         progress.finish_step = progress.request.output_tokens - progress.age_offset
         self._members[progress] = None
         self._context_tokens += progress.fill_tokens
@@ -60,7 +61,8 @@ class DecodeBatch:
         progress.finish_step = -1
 
     def sync(self, progress: Progress) -> None:
-        """Make a member's age current."""
+        """Make a member's age, and what it was served, current."""
+        progress.job.served_tokens = progress.served_offset + self.step
         progress.job.grow(progress.age_offset + self.step)
 
     def pages_needed(self, num_steps: int) -> int:

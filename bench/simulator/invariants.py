@@ -8,12 +8,15 @@
 4. Exactness: no request has more tokens than its true length, nor, unless finished, all of them; a
    waiting request has a first token where it has been served, and no other has.
 5. Sums: what the batch keeps in closed form equals what its members say one by one.
+6. Promises: nobody gets in past one that waits, came before it and is promised its turn.
 
 Checked always, by the node: work conserving, where a request has come, a step is taken. By
 result_of: each request has finished once, with its true length, and not before it came.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
@@ -45,6 +48,14 @@ def check_state(state: EngineState, num_outstanding: int) -> None:
     _require(5, decode.context_tokens == sum(p.fill_tokens for p in members))
     due = sum(p.kv_tokens % pool.page_size == 0 for p in members)
     _require(5, decode.pages_needed(1) == due)
+
+
+def check_promises(before: Sequence[Progress], after: Sequence[Progress]) -> None:
+    """Raises BrokenInvariantError. before, after: the queue at a pass; nobody, where nothing is
+    checked."""
+    waiting = {*after}
+    last_in = max((p.job.arrival for p in before if p not in waiting), default=-1)
+    _require(6, not any(p.job.is_promised and p.job.arrival < last_in for p in waiting & {*before}))
 
 
 def _check_pool(state: EngineState, members: list[Progress]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.simulator.batch import Part
 from bench.simulator.executor import scheduling_pass
-from bench.simulator.invariants import check_state
+from bench.simulator.invariants import check_promises, check_state
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
@@ -69,7 +69,9 @@ class Node:
                 state.ratio.reset()
             self._receive()
             state.now_s = self.now_s
+            before = [*state.queue] if self._options.check else []
             result = scheduling_pass(state)
+            check_promises(before, state.queue)
             self._move(result.moved_tokens)
             if result.parts:
                 self._prefill(result.parts)
@@ -135,6 +137,7 @@ class Node:
             state.batch_is_full = False
         for part in parts:
             progress = part.progress
+            progress.job.served_tokens += part.new_tokens
             progress.prefilled_tokens = part.cached_tokens + part.new_tokens
             progress.tree_tokens = progress.prefilled_tokens // engine.page_size * engine.page_size
             if part.completes:

@@ -29,7 +29,8 @@ class Progress:
     """A request in the engine. Its Job is all that a policy sees of it.
 
     index: its place in the run's requests.
-    age_offset: while decoding, generated tokens less the batch's step counter; else unused.
+    age_offset, served_offset: while decoding, generated and served tokens less the batch's step
+        counter; else unused.
     prefilled_tokens: of the chunked request, what is done.
     tree_tokens: of its sequence, what the radix tree holds, locked while it is on the device.
     swapped: whether its KV is in host memory.
@@ -39,6 +40,7 @@ class Progress:
     index: int
     job: Job
     age_offset: int = 0
+    served_offset: int = 0
     finish_step: int = -1
     prefilled_tokens: int = 0
     tree_tokens: int = 0

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.run_metrics import run_metrics
+from bench.simulator.fairness import fairness_metrics
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from sage_sched.step_time import attended_pairs
@@ -21,8 +22,8 @@ class Result:
     """Per request, in the order of the run's requests; arrays of shape (requests,).
 
     ttft_s, ttlt_s: from its arrival to its first and last token. alone_s: to its last token on an
-    idle engine. answer_tokens: its true length. num_retractions, num_yields: how often it lost its
-    KV, and made room for another.
+    idle engine. input_tokens, answer_tokens: its true lengths. num_retractions, num_yields: how
+    often it lost its KV, and made room for another.
     duration_s: from the first arrival to the last token. prefill_tokens: computed, those that a
     retraction had computed again included. moved_tokens: swapped, both ways.
     wall_s: what the simulation took; all else is the same for the same input, bit for bit.
@@ -32,6 +33,7 @@ class Result:
     ttft_s: NDArray[np.float64]
     ttlt_s: NDArray[np.float64]
     alone_s: NDArray[np.float64]
+    input_tokens: NDArray[np.int64]
     answer_tokens: NDArray[np.int64]
     num_retractions: NDArray[np.int64]
     num_yields: NDArray[np.int64]
@@ -54,6 +56,9 @@ class Result:
         return {
             **numbers,
             **run_metrics(self.arrival_s, first_s, last_s, self.answer_tokens, self.alone_s),
+            **fairness_metrics(
+                self.arrival_s, last_s, self.alone_s, self.input_tokens, self.answer_tokens
+            ),
             "output_throughput": output_tokens / self.duration_s,
             "largest_slowdown": float((self.ttlt_s / self.alone_s).max()),
             "num_retractions": float(self.num_retractions.sum()),
@@ -90,6 +95,7 @@ def result_of(
         ttft_s=first_s - arrival_s,
         ttlt_s=last_s - arrival_s,
         alone_s=np.array([alone_s(engine, r.input_tokens, r.output_tokens) for r in requests]),
+        input_tokens=np.array([request.input_tokens for request in requests]),
         answer_tokens=np.array([request.output_tokens for request in requests]),
         num_retractions=np.array([p.num_retractions for p in ordered]),
         num_yields=np.array([p.job.num_yields for p in ordered]),

@@ -1,19 +1,36 @@
-"""SageSched: the smallest Gittins index of the predicted cost first, with aging."""
+"""SageSched: the smallest Gittins index of the predicted cost first, with a bound on regret."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from sage_sched.cost import COSTS, cost_named
+from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import require
 from sage_sched.gittins import GittinsTable
 from sage_sched.job import Job
 from sage_sched.mean_cost import MeanCost
+from sage_sched.outlook import Those, gains_steps
 from sage_sched.policy import Policy
+from sage_sched.promises import Promises
 from sage_sched.step_time import ServerFacts
 from sage_sched.view import SchedulerView
+
+# So many of those that wait are looked at, in their order.
+_NUM_FORESEEN = 128
+# See Sage. Counted twice, as a step that is taken in vain delays those to come too.
+_PREFILL_STEPS = 2.0
+
+
+def _steps(input_tokens: int, output_tokens: Any) -> Any:
+    """A decode step a token, as a cost."""
+    return output_tokens * 1.0
+
 
 _TABLES: dict[str, type[GittinsTable | MeanCost]] = {"gittins": GittinsTable, "mean": MeanCost}
 
@@ -30,18 +47,20 @@ class SageParameters:
         all) to 1 (SageSched).
     aging_pools: while the server works through this many KV pools of tokens (prefill and decode),
         a waiting request's index improves e-fold. Smaller: shorter tails, longer mean.
+    regret: nobody overtakes a request any more once the work (tokens) that the server has done
+        since it came exceeds (1 + regret) times that for those before it, and a batch; see
+        sage_sched.promises. 0: first come, first served; inf: the order alone. Smaller: shorter
+        tails, longer mean.
     preempts: whether running requests yield.
-    preempt_margin: how much better, as a share, a waiting request's index must be than that of a
-        running one that is to yield to it.
     """
 
     index: str = "gittins"
     cost: str = "measured"
     refresh_interval_tokens: int = 200
-    refresh: float = 0.3
+    refresh: float = 1.0
     aging_pools: float = 2.0
+    regret: float = 8.0
     preempts: bool = True
-    preempt_margin: float = 0.5
 
     def __post_init__(self) -> None:
         require(self.index in _TABLES, "policy.sage.index", self.index, ", ".join(_TABLES))
@@ -50,22 +69,25 @@ class SageParameters:
         require(interval >= 1, "policy.sage.refresh_interval_tokens", interval, "at least 1")
         require(0 <= self.refresh <= 1, "policy.sage.refresh", self.refresh, "0 to 1")
         require(self.aging_pools > 0, "policy.sage.aging_pools", self.aging_pools, "above 0")
-        margin = self.preempt_margin
-        require(margin >= 0, "policy.sage.preempt_margin", margin, "0 or more")
+        require(self.regret >= 0, "policy.sage.regret", self.regret, "0 or more, inf")
 
 
 @dataclass(slots=True)
 class _Memo:
-    """A job's index at all ages, and its key in the interval of ages last asked for.
+    """A job's index and how many steps it has to go, at all ages; and both, with its key, in the
+    interval of ages last asked for.
 
-    revision: the job's, of the distribution that the table rests on.
+    revision: the job's, of the distribution that all rests on.
     """
 
     table: GittinsTable | MeanCost
+    steps_table: MeanCost
     revision: int
     log_at_arrival: float
     interval: int = -1
     key: float = 0.0
+    index: float = 0.0
+    steps: float = 0.0
 
 
 class Sage(Policy):
@@ -74,13 +96,18 @@ class Sage(Policy):
     With G the index, a and now the tokens that the server had served at the job's arrival and
     has served by now, and w the aging window, the job's index counts as `G * exp(-(now - a) / w)`.
     In logarithms `now` is the same for all, so the key is `ln G + a / w`: constant while a job
-    waits, and the wait is bounded, since no G is more than exp((now - a) / w) times another
-    for ever: a job is overtaken by none that arrives after `w * ln(its G / smallest G)` tokens.
+    waits. How far it is overtaken depends on the indices of others; that there is an end to it is
+    promised beside (sage_sched.promises).
 
     With age an index that improves counts in full, one that worsens to the share refresh of its
     logarithm. At arrival it rests on all samples, later on the few that are longer than the age:
     right on average over jobs, but not over those that a newcomer would push out, as these are the
     ones whose index is worst, by bad luck too.
+
+    One that runs yields if all together wait less for it (sage_sched.outlook), by more than the
+    server stands still: for its way out and back and, where memory binds, for a prefill step. One
+    that ends makes room for several there, who share a step; those for whom others yield have one
+    of their own, shared with as many as yield at that pass. Where slots bind all have their own.
 
     The variants are the ablations of SageSched, Fig. 10 (costs) and Fig. 11 (mean, norefresh: the
     index at arrival, whatever a job has become), and the order of the waiting alone.
@@ -101,24 +128,22 @@ class Sage(Policy):
         super().__init__(parameters, server)
         self.refresh_interval_tokens = parameters.refresh_interval_tokens
         self._cost = cost_named(parameters.cost, server)
-        self._in_seconds = parameters.cost == "measured"
         self._aging_tokens = parameters.aging_pools * server.kv_pool_tokens
+        self._promises = Promises(parameters.regret)
         self._refresh = parameters.refresh
-        self._log_margin = math.log1p(parameters.preempt_margin)
+        self._seen: tuple[SchedulerView, dict[Job, float]] | None = None
 
     def on_arrival(self, job: Job) -> bool:
-        """Compute its index at all ages, once a distribution."""
+        """Compute its index at all ages."""
+        self._promises.arrived(job)
         if job.distribution is None:
             return False
-        table = _TABLES[self.parameters.index](
-            job.distribution,
-            self._cost,
-            input_tokens=job.input_tokens,
-            max_tokens=job.max_new_tokens,
-            interval_tokens=self.refresh_interval_tokens,
-        )
-        job.memo = _Memo(table, job.revision, math.log(table.index(0)))
+        self._rank(job, job.distribution)
         return True
+
+    def on_pass(self, view: SchedulerView) -> None:
+        """Promise their turn to those whose bound is passed."""
+        self._promises.look(view)
 
     def on_server(self, server: ServerFacts) -> None:
         """All costs are others."""
@@ -130,7 +155,8 @@ class Sage(Policy):
         memo = job.memo
         assert isinstance(memo, _Memo)
         if memo.revision != job.revision:
-            self.on_arrival(job)
+            assert job.distribution is not None
+            self._rank(job, job.distribution)
             return
         memo.table.set_cost(self._cost)
         memo.log_at_arrival = math.log(memo.table.index(0))
@@ -138,15 +164,7 @@ class Sage(Policy):
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """`ln G + a / w`, see the class."""
-        memo = job.memo
-        assert isinstance(memo, _Memo)
-        interval = job.generated_tokens // self.refresh_interval_tokens
-        if memo.interval != interval:
-            memo.interval = interval
-            change = math.log(memo.table.index(job.generated_tokens)) - memo.log_at_arrival
-            log_index = memo.log_at_arrival + change * (self._refresh if change > 0 else 1.0)
-            memo.key = log_index + job.served_at_arrival_tokens / self._aging_tokens
-        return memo.key
+        return self._at_its_age(job).key
 
     @property
     def preempts(self) -> bool:
@@ -156,13 +174,78 @@ class Sage(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """If the waiting job's index, the price of the move added to it, is better by
-        preempt_margin, so that two of nearly equal index never take turns."""
-        ahead = self.key(running, view) - self.key(waiting, view) - self._log_margin
-        if ahead <= 0:
-            return False
-        assert isinstance(waiting.memo, _Memo)
-        # In shares of an index in seconds. Other costs are in no unit of time: no price.
-        index = waiting.memo.table.index(waiting.generated_tokens)
-        price = price_s / index if self._in_seconds else 0.0
-        return ahead > math.log1p(price)
+        """If all together wait less for it, by more than the server stands still."""
+        if self._seen is None or self._seen[0] is not view:
+            self._seen = (view, self._worth_s(view))
+        return self._seen[1].get(running, 0.0) > price_s
+
+    def _worth_s(self, view: SchedulerView) -> dict[Job, float]:
+        """For how long the server may stand still that one of these yields; those alone for whom
+        that is more than a move of their KV takes, if nothing of it is cached: who would yield for
+        nothing, but does not for that, need not be asked for more."""
+        running = [job for job in view.running if job.is_ranked]
+        waiting = [job for job in view.waiting[:_NUM_FORESEEN] if job.is_ranked]
+        those_running, those_waiting = self._those(running), self._those(waiting)
+        step_time, num_jobs = view.server.step_time, len(view.running) + len(view.waiting)
+        kv_tokens = sum([job.input_tokens + job.generated_tokens for job in view.running])
+        step_s = step_time.decode_s(len(view.running), kv_tokens)
+        slots = len(view.running) + max(0, view.free_slots)
+        if len(view.running) * view.server.kv_pool_tokens > slots * kv_tokens:
+            gains_s = step_s * gains_steps(those_waiting.of_slots(), those_running.of_slots())
+        else:
+            gains_s = step_s * gains_steps(those_waiting, those_running)
+            num_ahead = np.searchsorted(those_waiting.places, those_running.places)
+            num_willing = np.count_nonzero(gains_s > 0)
+            together = np.maximum(1, np.minimum(num_ahead, num_willing))
+            gains_s -= _PREFILL_STEPS * step_time.prefill_base_s * num_jobs / together
+        worth_s = (gains_s / num_jobs).tolist()
+        return {
+            job: worth
+            for job, worth in zip(running, worth_s, strict=True)
+            if worth > 0 and worth > _move_s(job, view.server)
+        }
+
+    def _those(self, jobs: Sequence[Job]) -> Those:
+        memos = [self._at_its_age(job) for job in jobs]
+        steps = np.array([memo.steps for memo in memos])
+        held = np.array([job.input_tokens + job.generated_tokens for job in jobs])
+        return Those(
+            np.array(
+                [
+                    -math.inf if job.is_promised else memo.key
+                    for job, memo in zip(jobs, memos, strict=True)
+                ]
+            ),
+            steps,
+            held + steps / 2,
+            np.array([memo.index for memo in memos]),
+        )
+
+    def _at_its_age(self, job: Job) -> _Memo:
+        memo = job.memo
+        assert isinstance(memo, _Memo)
+        interval = job.generated_tokens // self.refresh_interval_tokens
+        if memo.interval != interval:
+            memo.interval = interval
+            change = math.log(memo.table.index(job.generated_tokens)) - memo.log_at_arrival
+            log_index = memo.log_at_arrival + change * (self._refresh if change > 0 else 1.0)
+            memo.key = log_index + job.served_at_arrival_tokens / self._aging_tokens
+            memo.index = math.exp(log_index)
+            memo.steps = memo.steps_table.index(job.generated_tokens)
+        return memo
+
+    def _rank(self, job: Job, distribution: LengthDistribution) -> None:
+        kind = _TABLES[self.parameters.index]
+        sizes = {
+            "input_tokens": job.input_tokens,
+            "max_tokens": job.max_new_tokens,
+            "interval_tokens": self.refresh_interval_tokens,
+        }
+        table = kind(distribution, self._cost, **sizes)
+        steps_table = MeanCost(distribution, _steps, **sizes)
+        job.memo = _Memo(table, steps_table, job.revision, math.log(table.index(0)))
+
+
+def _move_s(job: Job, server: ServerFacts) -> float:
+    kv_tokens = job.input_tokens + job.generated_tokens
+    return min(server.swap_s(kv_tokens), server.recompute_s(kv_tokens))

@@ -15,7 +15,8 @@ from sage_sched.view import SchedulerView
 
 @dataclass(frozen=True, slots=True)
 class SrptOracleParameters:
-    """preempt_margin: as of sage."""
+    """preempt_margin: how much more, as a share, must be left of a running request than of the
+    waiting one to which it is to yield."""
 
     preempt_margin: float = 0.5
 

@@ -101,8 +101,8 @@ def test_latent_kv_on_two_ranks_comes_back_as_it_went(tmp_path: Path) -> None:
 deadline_ms = 600000.0
 [policy.sage]
 cost = "output"
-preempt_margin = 0.0
 aging_pools = 1000.0
+regret = inf
 [preemption]
 enabled = true
 swap_only = true

@@ -47,6 +47,7 @@ def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(KvSwap, "host_free_tokens", lambda self, in_host_memory: 10**6)
     monkeypatch.setattr(KvSwap, "leave", fail)
+    monkeypatch.setattr(Sage, "should_preempt", lambda *args: True)
     expected = list(server.scheduler.waiting_queue)
     assert server.take_pass() == expected
     assert len(asked) == 1

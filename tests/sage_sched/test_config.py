@@ -35,6 +35,8 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"policy": {"sage": {"aging_pools": "3"}}}, ["policy.sage.aging_pools", "'3'", "float"]),
         ({"policy": {"sage": {"aging_pools": 0}}}, ["policy.sage.aging_pools", "0", "above 0"]),
         ({"policy": {"sage": {"aging_pools": float("nan")}}}, ["policy.sage.aging_pools", "nan"]),
+        ({"policy": {"sage": {"regret": -0.5}}}, ["policy.sage.regret", "-0.5", "0 or more, inf"]),
+        ({"policy": {"sage": {"regret": float("nan")}}}, ["policy.sage.regret", "nan"]),
         (
             {"policy": {"trail": {"refresh_interval_tokens": True}}},
             ["policy.trail.refresh", "True", "int"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -138,11 +139,54 @@ def test_an_index_counts_in_full_where_it_improves_and_in_part_where_it_worsens(
 
 
 def test_a_policy_that_orders_alone_never_yields() -> None:
-    long, short = job(4000, age=10), job(5, arrival=1)
-    policy = ranking("sage", long, short)
-    assert policy.preempts
-    assert policy.should_preempt(long, short, 0.0, IDLE)
-    assert not ranking("sage-order", long, short).preempts
+    assert ranking("sage").preempts
+    assert not ranking("sage-order").preempts
+
+
+def one_slot(running: Job, *queue: Job, price_s: float = 1e-3) -> bool:
+    """Whether the running one yields to the first of the queue."""
+    policy = ranking("sage-output", running, *queue)
+    view = replace(waiting(*queue), running=[running], free_slots=0)
+    running.held_tokens = running.input_tokens + running.generated_tokens
+    return policy.should_preempt(running, queue[0], price_s, view)
+
+
+def test_on_one_slot_it_yields_as_shortest_remaining_first_does() -> None:
+    assert one_slot(job(1000), job(100, arrival=1))
+    assert not one_slot(job(100), job(1000, arrival=1))
+    # Not for more than is gained.
+    assert not one_slot(job(1000), job(100, arrival=1), price_s=60.0)
+
+
+def test_it_does_not_yield_where_room_frees_by_itself() -> None:
+    others = [job(100, arrival=number, age=50) for number in range(2, 32)]
+    long, short = job(400), job(100, arrival=1)
+    policy = ranking("sage-output", long, short, *others)
+    view = replace(waiting(short), running=[long, *others], free_slots=0)
+    assert not policy.should_preempt(long, short, 1e-3, view)
+
+
+def yields(num_newcomers: int, *, memory_binds: bool, is_promised: bool = False) -> bool:
+    """Whether one of twenty with long answers yields to the first of some with short ones."""
+    running = [job(1000, arrival=number) for number in range(20)]
+    newcomers = [job(20, arrival=20 + number) for number in range(num_newcomers)]
+    policy = ranking("sage", *running, *newcomers)
+    running[0].is_promised = is_promised
+    server = replace(SERVER, kv_pool_tokens=2_040 if memory_binds else 4_000)
+    free_slots = 20 if memory_binds else 0
+    view = replace(waiting(*newcomers), running=running, free_slots=free_slots, server=server)
+    return policy.should_preempt(running[0], newcomers[0], 1e-3, view)
+
+
+def test_where_memory_binds_it_yields_to_several_who_share_a_prefill_step() -> None:
+    assert yields(1, memory_binds=False)
+    assert not yields(1, memory_binds=True)
+    assert yields(8, memory_binds=True)
+
+
+def test_one_that_is_promised_its_turn_never_yields() -> None:
+    assert yields(8, memory_binds=False)
+    assert not yields(8, memory_binds=False, is_promised=True)
 
 
 def test_costs_disagree_about_a_long_prompt() -> None:
@@ -180,22 +224,6 @@ def test_trail_yields_while_young_and_to_a_shorter_one_only() -> None:
 @pytest.mark.parametrize("name", ["ssjf", "ltr", "uniboost"])
 def test_the_others_run_a_request_to_its_end(name: str) -> None:
     assert not ranking(name, job(4000), job(1)).preempts
-
-
-def test_sage_yields_to_a_clearly_better_one_only() -> None:
-    running, little_better, much_better = job(1000), job(950), job(100)
-    policy = ranking("sage-output", running, little_better, much_better, preempt_margin=0.5)
-    assert not policy.should_preempt(running, little_better, 0.0, IDLE)
-    assert policy.should_preempt(running, much_better, 0.0, IDLE)
-    assert not policy.should_preempt(much_better, running, 0.0, IDLE)
-
-
-def test_sage_yields_only_where_it_gains_more_than_the_move_costs() -> None:
-    running, better = job(1000), job(100)
-    policy = ranking("sage-measured", running, better)
-    longest_s = math.exp(policy.key(running, IDLE)) / 1.5 - math.exp(policy.key(better, IDLE))
-    assert policy.should_preempt(running, better, 0.99 * longest_s, IDLE)
-    assert not policy.should_preempt(running, better, 1.01 * longest_s, IDLE)
 
 
 def test_ltr_lifts_a_request_that_has_starved() -> None:

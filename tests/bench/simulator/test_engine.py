@@ -21,7 +21,6 @@ from bench.simulator.stock import STOCK
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.policies.sage import SageParameters
 from sage_sched.policy import policy_names, policy_type
 from sage_sched.step_time import attended_pairs
 from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, STEP_TIME, burst, mixed, request
@@ -288,10 +287,10 @@ def test_a_yielding_request_comes_back_without_a_prefill() -> None:
 
 
 def test_preemption_without_a_reason_changes_nothing() -> None:
-    config = SageConfig(policy={"sage": SageParameters(preempt_margin=1e9)})
+    engine = replace(SMALL, swap_token_s=1e6, swap_overlap=0.0)
     requests = mixed(150, 6.0, 12)
-    plain = simulate(SMALL, "sage", config, requests)
-    ready = simulate(SMALL, "sage", config, requests, PREEMPTIVE)
+    plain = simulate(engine, "sage", CONFIG, requests)
+    ready = simulate(engine, "sage", CONFIG, requests, PREEMPTIVE)
     assert ready.num_yields.sum() == 0
     assert ready.ttlt_s == pytest.approx(plain.ttlt_s)
 

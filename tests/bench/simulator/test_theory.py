@@ -33,7 +33,7 @@ ONE_SLOT = Engine(
     max_running_requests=1,
 )
 PREEMPTIVE = Options(preempt=True, max_yields=1_000_000)
-# No aging, no hysteresis, the index as it is.
+# No aging, nobody is promised a turn, no hysteresis, the index as it is.
 PURE = SageConfig(
     policy={
         "sage": SageParameters(
@@ -41,7 +41,7 @@ PURE = SageConfig(
             refresh_interval_tokens=20,
             refresh=1.0,
             aging_pools=1e9,
-            preempt_margin=0.0,
+            regret=math.inf,
         ),
         "srpt-oracle": SrptOracleParameters(preempt_margin=0.0),
     }

@@ -21,8 +21,8 @@ refresh_interval_tokens = 4
 quantum_ms = 6.0
 [policy.sage]
 refresh_interval_tokens = 4
-preempt_margin = 0.0
 aging_pools = 1000.0
+regret = 2.0
 [preemption]
 enabled = true
 max_yields = 1000

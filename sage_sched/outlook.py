@@ -1,0 +1,85 @@
+"""What it is worth that a running job yields, as far as can be foreseen."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class Those(NamedTuple):
+    """Some that wait, in their order, or that run; arrays of shape (jobs,).
+
+    places: in the queue, or those that each would have there. steps: decode steps that each has to
+    go, on average. held: of the scarce room, meanwhile. indices: what its completion costs, in any
+    unit.
+    """
+
+    places: Floats
+    steps: Floats
+    held: Floats
+    indices: Floats
+
+    def of_slots(self) -> Those:
+        """The same, where slots are what is scarce."""
+        return self._replace(held=np.ones(len(self.places)))
+
+
+def gains_steps(waiting: Those, running: Those) -> Floats:
+    """For each that runs, the steps that all together wait less if it yields; below 0: more.
+
+    If v yields, those that wait before its place get in sooner, and it gets in again after them.
+    Room (slots, or KV tokens) frees by itself, as those that run end. With v's room on top, those
+    before its place, m of them of which each holds h for x steps on average, have all got in after
+    `wait` steps. That is what v loses, and on a large batch it is little: room frees every few
+    steps. What they gain: v's room lets m of them in a departure sooner each, held / h of them at a
+    time, for as long as v would have stayed in it: a share P of the horizon. And where v would have
+    ended, they end too and make room for others: an index is what a completion costs, so what v
+    would have spent on one buys them G_v / G. With G their mean index,
+
+        gain = wait * (P * held / h + (1 - P) * G_v / G - 1)
+
+    So it is worth much if v is likely to stay for longer than the wait and costs more than they;
+    nothing if they will be in soon anyway. The horizon is the wait, or on few slots, of which v has
+    a large share, longer, up to v's own end and beyond: on one slot P is 0, and what is left is the
+    rule of Gittins. Of v's time to go the mean is known; P takes it to be memoryless.
+    """
+    if not len(waiting.places):
+        return np.zeros(len(running.places))
+    num_ahead = np.searchsorted(waiting.places, running.places)
+    num = np.maximum(1, num_ahead)
+    last = num - 1
+    held, index = np.cumsum(waiting.held)[last], np.cumsum(waiting.indices)[last]
+    claimed = np.cumsum(waiting.held * waiting.steps)[last]
+    wait_steps = _wait_steps(running, claimed, claimed / held)
+    own_share = np.minimum(1.0, running.held * wait_steps / claimed)
+    horizon_steps = wait_steps / np.maximum(1e-6, 1.0 - own_share)
+    stays = running.steps / horizon_steps * -np.expm1(-horizon_steps / running.steps)
+    worth = stays * running.held * num / held + (1.0 - stays) * running.indices * num / index
+    gains: Floats = wait_steps * (worth - 1.0) * (num_ahead > 0)
+    return gains
+
+
+def _wait_steps(running: Those, claimed: Floats, mean_steps: Floats) -> Floats:
+    """How many steps it is until those who claim that much have got in, if the room of each, of
+    shape (running,), is free from now on.
+
+    Room of one that runs for as long as they do is theirs half the time, as it is of those that
+    have run for a while and of those that have just begun: it counts in full. That of one that
+    stays for longer counts by as much less, unless the wait is longer still.
+    """
+    soonest_first = np.argsort(running.steps)
+    left, held = running.steps[soonest_first], running.held[soonest_first]
+    soon = np.append(0.0, np.cumsum(held))
+    late = np.append(np.cumsum((held / left)[::-1])[::-1], 0.0)
+    reach = mean_steps
+    for _ in range(3):
+        num_soon = np.searchsorted(left, reach, side="right")
+        own = running.held * np.minimum(1.0, reach / running.steps)
+        room = soon[num_soon] + reach * late[num_soon] - own + running.held
+        wait_steps: Floats = np.maximum(1.0, claimed / room)
+        reach = np.maximum(mean_steps, wait_steps / 2)
+    return wait_steps

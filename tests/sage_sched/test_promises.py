@@ -1,0 +1,175 @@
+"""Nobody overtakes a job whose bound is passed: a scripted engine, run at random."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sage_sched.admission import Admission
+from sage_sched.decide import decide
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.plan import Plan, Yield
+from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.view import Holding, SchedulerView
+from tests.sage_sched.strategies import IDLE, SERVER
+
+NUM_STEPS = 200
+NUM_RUNS = 100
+NUM_SLOTS = 4
+POOL_TOKENS = 3_000
+ADMISSION = Admission(0.5, 4096)
+
+
+@dataclass
+class Engine:
+    """Slots and a pool, requests with true lengths, and an account of its own.
+
+    served_before: of each job, what those before it had been served when it came, job by job.
+    """
+
+    policy: Sage
+    script: random.Random
+    jobs: list[Job] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    served_before: list[list[int]] = field(default_factory=list)
+    queue: list[Job] = field(default_factory=list)
+    running: list[Job] = field(default_factory=list)
+    swapped: list[Job] = field(default_factory=list)
+    passed: set[Job] = field(default_factory=set)
+    is_full: bool = False
+    num_overtaken: int = 0
+    num_yields: int = 0
+
+    @property
+    def served_tokens(self) -> int:
+        return sum(job.served_tokens for job in self.jobs)
+
+    def arrive(self) -> None:
+        script = self.script
+        longest = script.choice((5, 40, 150))
+        known = LengthDistribution.from_samples(
+            [script.randint(1, longest) for _ in range(8)], "history"
+        )
+        job = Job(
+            arrival=len(self.jobs),
+            input_tokens=script.choice((5, 50, 300)),
+            max_new_tokens=400,
+            distribution=known if script.random() < 0.9 else None,
+            served_at_arrival_tokens=self.served_tokens,
+        )
+        self.served_before.append([before.served_tokens for before in self.jobs])
+        self.jobs.append(job)
+        self.lengths.append(script.randint(1, longest) * script.choice((1, 1, 1, 5)))
+        job.is_ranked = self.policy.on_arrival(job)
+        self.queue.append(job)
+
+    def view(self) -> SchedulerView:
+        for job in self.running:
+            job.held_tokens = job.input_tokens + job.generated_tokens
+        free_tokens = POOL_TOKENS - sum(job.held_tokens for job in self.running)
+        return replace(
+            IDLE,
+            served_tokens=self.served_tokens,
+            num_arrivals=len(self.jobs),
+            waiting=[*self.queue],
+            swapped=dict.fromkeys(self.swapped),
+            running=[*self.running],
+            batch_is_full=self.is_full,
+            free_slots=NUM_SLOTS - len(self.running),
+            free_tokens=free_tokens,
+            locked_tokens=POOL_TOKENS - free_tokens,
+            holding=lambda job: Holding(job.held_tokens, 0, job.held_tokens, True),
+        )
+
+    def step(self) -> None:
+        """Perhaps an arrival; a pass; a token for all that run."""
+        if self.script.random() < 0.1:
+            self.arrive()
+        view = self.view()
+        if self.queue:
+            plan = decide(view, self.policy, ADMISSION)
+            if plan.order is not None:
+                self.passed |= {job for job in self.queue + self.running if self.is_passed(job)}
+                self.carry_out(plan, view)
+        for job in [*self.running]:
+            job.grow(job.generated_tokens + 1)
+            job.served_tokens += 1
+            if job.generated_tokens >= self.lengths[job.arrival]:
+                self.running.remove(job)
+                self.is_full = False
+
+    def is_passed(self, job: Job) -> bool:
+        """The bound, as the docstring of Promises says it."""
+        regret = self.policy.parameters.regret
+        if regret == 0:
+            return True
+        then = self.served_before[job.arrival]
+        since = self.served_tokens - job.served_at_arrival_tokens
+        before = sum(one.served_tokens - had for one, had in zip(self.jobs, then, strict=False))
+        batch_tokens = sum(job.held_tokens for job in self.running)
+        return bool(since > (1 + regret) * before + max(1, batch_tokens))
+
+    def carry_out(self, plan: Plan, view: SchedulerView) -> None:
+        assert plan.order is not None
+        queue = [self.queue[position] for position in plan.order]
+        num_in = 0
+        for action in plan.actions:
+            if isinstance(action, Yield):
+                assert action.job not in self.passed
+                self.running.remove(action.job)
+                self.swapped.append(action.job)
+                action.job.num_yields += 1
+                self.num_yields += 1
+                self.queue.append(action.job)
+            else:
+                self.let_in(action.job)
+                num_in += 1
+        for job in queue[num_in : num_in + plan.num_open]:
+            room_tokens = POOL_TOKENS - sum(ADMISSION.needed_tokens(one, 1) for one in self.running)
+            if len(self.running) >= NUM_SLOTS or ADMISSION.needed_tokens(job, 1) >= room_tokens:
+                break
+            self.let_in(job)
+        self.is_full = bool(self.queue)
+
+    def let_in(self, job: Job) -> None:
+        """Whoever is passed is not overtaken."""
+        self.queue.remove(job)
+        earlier = [one for one in self.queue if one.arrival < job.arrival]
+        assert not self.passed.intersection(earlier)
+        self.num_overtaken += len(earlier)
+        self.running.append(job)
+        if job in self.swapped:
+            self.swapped.remove(job)
+        else:
+            job.served_tokens += job.input_tokens
+
+
+@settings(max_examples=NUM_RUNS, deadline=None)
+@given(seed=st.integers(0, 10**9), regret=st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]))
+def test_nobody_overtakes_a_job_whose_bound_is_passed(seed: int, regret: float) -> None:
+    engine = engine_of(regret, seed)
+    for _ in range(NUM_STEPS):
+        engine.step()
+        # Promised to those that are due it, and to no other.
+        alive = {*engine.queue, *engine.running}
+        assert {job for job in alive if job.is_promised} == engine.passed & alive
+    if regret == 0:
+        assert engine.num_overtaken == 0
+
+
+def test_the_engine_that_is_tried_has_jobs_overtaken_promised_and_yielding() -> None:
+    engines = [engine_of(1.0, seed) for seed in range(20)]
+    for engine in engines:
+        for _ in range(NUM_STEPS):
+            engine.step()
+    assert sum(engine.num_overtaken for engine in engines) > 100
+    assert sum(engine.num_yields for engine in engines) > 10
+    assert sum(len(engine.passed) for engine in engines) > 50
+
+
+def engine_of(regret: float, seed: int) -> Engine:
+    return Engine(Sage(SageParameters(regret=regret), SERVER), random.Random(seed))
