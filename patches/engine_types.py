@@ -44,6 +44,7 @@ class Req(Protocol):
     kv: RequestKv
     session: object | None
     cached_tokens: int
+    num_matched_prefix_tokens: int
     prefix_len: int
     extend_end: int
     grammar: object | None

@@ -122,7 +122,7 @@ class Preemption:
         """The plan's actions, up to one that fails. queue: the waiting, in the plan's order."""
         if plan.is_new:
             self.num_arrivals_planned = num_arrivals
-            self._num_without_host_room += plan.num_without_host_room
+        self._num_without_host_room += plan.num_without_host_room
         entering, yielded = self._make_room(plan.actions, queue, running_batch)
         rest = list(queue[len(entering) :])
         back, left = swapped(entering), list[Req]()

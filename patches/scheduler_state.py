@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+from sglang.srt.mem_cache.common import match_kv_cache
 
 from patches.calibration import Calibration, StepTimes
 from patches.engine_types import Batch, Req, Scheduler
@@ -61,6 +63,7 @@ class SchedulerState:
         self.num_visible: int | None = None
         self.unplanned: list[Req] = []
         self._num_passes = 0
+        self._num_too_long = 0
         self._pass_s = 0.0
         self._longest_pass_s = 0.0
 
@@ -86,6 +89,7 @@ class SchedulerState:
         except Exception:
             self.failures.count("plan a pass")
             plan = decide(view, self._first_come, self.admission)
+        self._num_too_long += plan.num_too_long
         spent_s = time.perf_counter() - started_s
         self._num_passes += 1
         self._pass_s += spent_s
@@ -136,11 +140,26 @@ class SchedulerState:
             if preemption is None
             else preemption.swap.host_free_tokens(in_host_memory),
             page_size=scheduler.page_size,
+            pass_tokens=self._pass_tokens(running_batch),
             expected_share=scheduler.new_token_ratio_tracker.current,
             server=self._server if preemption is None else preemption.swap.priced(self._server),
             preemption=None if preemption is None else preemption.config,
+            cached_tokens=partial(self._cached_tokens, waiting),
             holding=_stays if preemption is None else preemption.holdings(running_batch.reqs),
         )
+
+    def _cached_tokens(self, waiting: Sequence[Req], position: int) -> int:
+        """As SGLang's policies that are aware of the radix tree find it out."""
+        req = waiting[position]
+        match_kv_cache(req, self._scheduler.tree_cache)
+        return req.num_matched_prefix_tokens
+
+    def _pass_tokens(self, running_batch: Batch) -> int:
+        """The most that PrefillAdder's budgets (managers/schedule_policy.py) leave for prompts."""
+        scheduler = self._scheduler
+        chunk_tokens = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
+        num_mixed = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
+        return min(chunk_tokens, scheduler.max_prefill_tokens) - num_mixed
 
     def is_full(self, running_batch: Batch) -> bool:
         """Whether SGLang's mark of a full batch will hold: it lifts it before every pass if the
@@ -168,11 +187,13 @@ class SchedulerState:
             return list(default)
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info."""
+        """Counters for /server_info. num_too_long: over all passes, prompts that go before one that
+        is being chunked, and are themselves too long to be prefilled beside a chunk of it."""
         return {
             **self.jobs.stats(),
             "num_policy_errors": self.failures.num_failures,
             "num_passes": self._num_passes,
+            "num_too_long": self._num_too_long,
             "mean_pass_ms": 1e3 * self._pass_s / max(1, self._num_passes),
             "longest_pass_ms": 1e3 * self._longest_pass_s,
             "admission": self.admission.correction.stats(),

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from sage_sched.step_time import ServerFacts, attended_pairs
 
-# (input tokens, output tokens generated so far, at least 1) -> cost; strictly increasing in the
-# output, which may be an array of them.
-Cost = Callable[[int, Any], Any]
+
+class Cost(Protocol):
+    """What a request has cost by its output_tokens-th token; strictly increasing in them."""
+
+    def __call__(self, input_tokens: int, output_tokens: Any, cached_tokens: int = 0) -> Any:
+        """output_tokens: at least 1, or an array of such. cached_tokens: of the input, what needs
+        no prefill."""
 
 
 def _resource_bound(server: ServerFacts) -> Cost:
     """KV tokens held, summed over decode steps; attention work grows alike (SageSched, eq. 2)."""
-    return lambda input_tokens, output_tokens: (
+    return lambda input_tokens, output_tokens, cached_tokens=0: (
         output_tokens * output_tokens / 2 + input_tokens * output_tokens
     )
 
 
 def _output(server: ServerFacts) -> Cost:
     """Decode steps (the cost of SSJF, LTR and TRAIL; SageSched, Fig. 10)."""
-    return lambda input_tokens, output_tokens: output_tokens * 1.0
+    return lambda input_tokens, output_tokens, cached_tokens=0: output_tokens * 1.0
 
 
 def _overall(server: ServerFacts) -> Cost:
     """Tokens, an output token priced as two of input (SageSched, Fig. 10)."""
-    return lambda input_tokens, output_tokens: input_tokens + 2.0 * output_tokens
+    return lambda input_tokens, output_tokens, cached_tokens=0: (
+        input_tokens - cached_tokens + 2.0 * output_tokens
+    )
 
 
 def _measured(server: ServerFacts) -> Cost:
-    """Seconds of this server: its prefill, and its part in every decode step.
+    """Seconds of this server: the prefill of what is not cached, and a part in every decode step.
 
     Of a decode step a request takes the time that it adds, for itself and for each KV token that it
     holds, and a share of the fixed time: its share of the pool and its share of the slots, as
@@ -44,11 +50,12 @@ def _measured(server: ServerFacts) -> Cost:
     per_kv_token_s = step.decode_kv_token_s + step.decode_base_s / server.kv_pool_tokens
     per_request_s = step.prefill_request_s + step.prefill_base_s
 
-    def seconds(input_tokens: int, output_tokens: Any) -> Any:
+    def seconds(input_tokens: int, output_tokens: Any, cached_tokens: int = 0) -> Any:
+        new_tokens = input_tokens - cached_tokens
         prefill_s = (
             per_request_s
-            + input_tokens * step.prefill_token_s
-            + attended_pairs(0, input_tokens) * step.prefill_pair_s
+            + new_tokens * step.prefill_token_s
+            + attended_pairs(cached_tokens, new_tokens) * step.prefill_pair_s
         )
         kv_token_steps = output_tokens * (output_tokens / 2 + input_tokens)
         return prefill_s + output_tokens * per_step_s + kv_token_steps * per_kv_token_s

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
 from sage_sched.admission import Admission
+from sage_sched.chunk import Guests, guests_beside, shortened
 from sage_sched.job import Job
 from sage_sched.order import rank_anew, serving_order
 from sage_sched.plan import UNLIMITED, Action, Enter, Plan, Resume, Yield
@@ -24,41 +25,85 @@ from sage_sched.preemption import (
 )
 from sage_sched.view import SchedulerView
 
+# Of how many of the first to serve it is looked up what is cached, in every plan.
+_NUM_LOOKED_UP = 8
 _WORTH_IT = "its place is behind, by more than its move takes"
 
 
 def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
     """The plan of one pass, to be read from the top. Raises what the policy raises.
 
-    While a prompt is being chunked nobody yields and nobody comes back. A full batch takes in those
-    alone to whom others yield: letting requests trickle in, a prefill step each while all others
-    wait, costs more than it gains (srpt-oracle, H800 preset at 8 requests/s: mean TTLT 10 % above
-    no preemption, against 1 % below this way).
+    While a prompt is being chunked, jobs that go before it get in beside its next chunk, as far as
+    they fit (sage_sched.chunk). A full batch takes in those alone to whom others yield: letting
+    requests trickle in, a prefill step each while all others wait, costs more than it gains
+    (srpt-oracle, H800 preset at 8 requests/s: mean TTLT 10 % above no preemption, against 1 %
+    below this way).
     """
-    if view.chunked is None and view.batch_is_full and not _has_news(view, policy):
+    chunked = view.chunked
+    if chunked is None and view.batch_is_full and not _has_news(view, policy):
         return Plan(order=None)
-    rank_anew(view.waiting, policy)
-    rank_anew(view.running, policy)
+    for jobs in (view.waiting, view.running, [chunked] if chunked else []):
+        rank_anew(jobs, policy)
     policy.on_pass(view)
-    order = serving_order(policy, view)
-    order, num_open = _held_back_last(order, policy, view)
+    order, num_open = _held_back_last(_order_by_cached(policy, view), policy, view)
     budget = policy.budget(view) or UNLIMITED
     if budget.prefill_tokens == 0 and view.running:
         return Plan(order, decode_only=True, budget=budget)
-    if view.chunked is not None or view.preemption is None or not num_open:
-        num_open = _before_promised_swapped(order, num_open, view)
-        return Plan(order, num_open=num_open, swapped_go_first=False, budget=budget)
-    in_order = replace(view, waiting=[view.waiting[position] for position in order])
-    queue = in_order.waiting[: min(num_open, WINDOW)]
+    guests = Guests(order, num_open)
+    if chunked is not None:
+        guests = guests_beside(chunked, order, num_open, budget, policy, view)
+    in_order = replace(view, waiting=[view.waiting[position] for position in guests.order])
+    queue = in_order.waiting[: min(guests.num_guests, WINDOW)]
     turns, num_without_host_room = _turns(queue, policy, admission, in_order)
-    return Plan(
-        order,
+    if chunked is not None:
+        prefilled = (turn.newcomer for turn in turns if turn.newcomer not in view.swapped)
+        budget = shortened(budget, prefilled, view)
+    plan = Plan(
+        guests.order,
+        num_open=_before_promised_swapped(guests.order, num_open, view),
+        swapped_go_first=False,
+        budget=budget,
+        num_too_long=guests.num_too_long,
+    )
+    if view.preemption is None or not queue:
+        return plan
+    return replace(
+        plan,
         actions=tuple(action for turn in turns for action in _actions(turn, view)),
         num_open=0 if view.batch_is_full else num_open - len(turns),
-        budget=budget,
-        is_new=True,
+        swapped_go_first=True,
+        is_new=chunked is None,
         num_without_host_room=num_without_host_room,
     )
+
+
+def _order_by_cached(policy: Policy, view: SchedulerView) -> list[int]:
+    """The order in which to serve the waiting, by what is cached of their prompts now: of new jobs
+    and of the first to serve; of the others by what was when they were looked up last."""
+    jobs = view.waiting
+    _look_up([p for p, job in enumerate(jobs) if not job.was_looked_up], policy, view)
+    order = serving_order(policy, view)
+    if _look_up(order[:_NUM_LOOKED_UP], policy, view):
+        order = serving_order(policy, view)
+    return order
+
+
+def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> bool:
+    """Whether more or less is cached of any of these waiting jobs than was known.
+
+    Not asked of the swapped, which need no prefill, nor of a streaming session's: it lends its KV
+    to whoever asks (SGLang's session/streaming_session.py).
+    """
+    has_news = False
+    for position in positions:
+        job = view.waiting[position]
+        if job in view.swapped or job.keeps_memory:
+            job.was_looked_up = True
+        elif job.find(view.cached_tokens(position)):
+            has_news = True
+            if job.is_ranked:
+                policy.on_forecast(job)
+    return has_news
 
 
 def _has_news(view: SchedulerView, policy: Policy) -> bool:
@@ -104,29 +149,39 @@ def _turns(
     queue: Sequence[Job], policy: Policy, admission: Admission, view: SchedulerView
 ) -> tuple[list[Turn], int]:
     """Who of the first of the queue gets in, and who yields to them; and how many would have
-    yielded, had host memory room for them."""
+    yielded, had host memory room for them.
+
+    If nobody may yield, that matters beside a chunk alone: SGLang lets in as many as there is room
+    for, and finds out itself for how many that is.
+    """
+    chunked, preemption = view.chunked, view.preemption
+    if not queue or (preemption is None and (chunked is None or view.batch_is_full)):
+        return [], 0
     if view.batch_is_full and not anyone_would_yield(queue[0], policy, view):
         return [], 0
     aside_tokens = admission.set_aside_tokens(view.running, view.expected_share, view.page_size)
+    free_slots, free_tokens = view.free_slots, view.room_tokens - int(sum(aside_tokens))
+    if chunked is not None:
+        free_slots -= 1
+        free_tokens -= admission.needed_tokens(chunked, view.page_size) - chunked.prefilled_tokens
     without_host_room: set[Job] = set()
-    assert view.preemption is not None
     turns = plan_turns(
         (job for job in view.running if job.is_ranked),
         [
             Candidate(job, admission.needed_tokens(job, view.page_size))
             for job in takewhile(may_displace, queue)
         ],
-        free_slots=view.free_slots,
-        free_tokens=view.room_tokens - int(sum(aside_tokens)),
+        free_slots=free_slots,
+        free_tokens=free_tokens,
         policy=policy,
         view=view,
-        max_yields=view.preemption.max_yields,
+        max_yields=0 if preemption is None else preemption.max_yields,
         departure=_departure(aside_tokens, without_host_room, view),
     )
     if view.batch_is_full:
         turns = [*takewhile(lambda turn: turn.victims, turns)]
     turns = _within_host_memory(turns, without_host_room, view)
-    if not turns and not view.running and queue[0] in view.swapped:
+    if not turns and not view.running and chunked is None and queue[0] in view.swapped:
         # There is less to fear than admission does: nobody else runs.
         turns = [Turn(queue[0])]
     return turns, len(without_host_room)

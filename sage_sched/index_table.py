@@ -29,6 +29,7 @@ class IndexTable(ABC):
     believes_tail: ClassVar[bool] = False
 
     __slots__ = (
+        "_cached_tokens",
         "_cost",
         "_costs",
         "_input_tokens",
@@ -49,8 +50,10 @@ class IndexTable(ABC):
         input_tokens: int,
         max_tokens: int,
         interval_tokens: int,
+        cached_tokens: int = 0,
     ) -> None:
-        """max_tokens: the cap on the answer. interval_tokens: distance of the boundaries."""
+        """max_tokens: the cap on the answer. interval_tokens: distance of the boundaries.
+        cached_tokens: see set_cost."""
         self._input_tokens = input_tokens
         self._max_tokens = max_tokens
         self._interval_tokens = interval_tokens
@@ -58,12 +61,13 @@ class IndexTable(ABC):
         tailed = capped.with_tail(max_tokens)
         self._known_tokens = int((tailed if self.believes_tail else capped).lengths[-1])
         self._lengths, self._weights = tailed.lengths, tailed.weights
-        self.set_cost(cost)
+        self.set_cost(cost, cached_tokens)
 
-    def set_cost(self, cost: Cost) -> None:
-        """Count by another cost from now on."""
+    def set_cost(self, cost: Cost, cached_tokens: int) -> None:
+        """Count by another cost from now on, or with other cached_tokens of the input."""
         self._cost = cost
-        self._costs: NDArray[np.float64] = cost(self._input_tokens, self._lengths)
+        self._cached_tokens = cached_tokens
+        self._costs: NDArray[np.float64] = cost(self._input_tokens, self._lengths, cached_tokens)
         self._interval = -1
         self._value = 0.0
 
@@ -89,4 +93,6 @@ class IndexTable(ABC):
 
     def _spent(self, output_tokens: int) -> float:
         # Nothing is spent before the start, whatever the model charges for the input.
-        return float(self._cost(self._input_tokens, output_tokens)) if output_tokens else 0.0
+        if not output_tokens:
+            return 0.0
+        return float(self._cost(self._input_tokens, output_tokens, self._cached_tokens))

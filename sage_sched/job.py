@@ -59,7 +59,9 @@ class Job:
     keeps_memory: whether its KV outlives its answer (a streaming session's).
     generated_tokens: its age. Set by grow() alone.
     prefilled_tokens: of the prompt that is being chunked, what is done.
-    cached_tokens: what it found in the radix tree when it entered.
+    cached_tokens: of its sequence, what the radix tree had when it was looked up last. For a
+        running job that was when it entered.
+    was_looked_up: whether it ever was.
     held_tokens: KV that it will give back at its end, while it runs.
     served_tokens: what the server has worked off for it, prefill and decode, what it computed again
         too; of all jobs together as much as SchedulerView.served_tokens.
@@ -86,6 +88,7 @@ class Job:
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     cached_tokens: int = 0
+    was_looked_up: bool = False
     held_tokens: int = 0
     served_tokens: int = 0
     num_yields: int = 0
@@ -102,6 +105,21 @@ class Job:
         if generated_tokens != self.generated_tokens:
             self.generated_tokens = generated_tokens
             self.place = None
+
+    def find(self, cached_tokens: int) -> bool:
+        """The radix tree has so many tokens of its sequence now; whether that is news. If so, tell
+        its policy (Policy.on_forecast)."""
+        self.was_looked_up = True
+        is_news = cached_tokens != self.cached_tokens
+        if is_news:
+            self.cached_tokens = cached_tokens
+            self.place = None
+        return is_news
+
+    @property
+    def cached_input_tokens(self) -> int:
+        """Of its prompt; of a retracted job's sequence more may be cached."""
+        return min(self.cached_tokens, self.input_tokens)
 
     def revise(self, distribution: LengthDistribution) -> None:
         """A better forecast of its length. Tell its policy (Policy.on_forecast) afterwards."""

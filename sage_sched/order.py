@@ -68,16 +68,17 @@ def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[tu
     """(key, arrival) of each; computed once an age and revision unless the policy's keys move, as a
     queue of a thousand is ordered in every pass."""
     if policy.moves:
-        return [_place(job, policy, view) for job in jobs]
+        return [place_of(job, policy, view) for job in jobs]
     places = [job.place for job in jobs]
     if None in places:
         for position, job in enumerate(jobs):
             if job.place is None:
-                job.place = places[position] = _place(job, policy, view)
+                job.place = places[position] = place_of(job, policy, view)
     return places  # type: ignore[return-value]
 
 
-def _place(job: Job, policy: Policy, view: SchedulerView) -> tuple[float, int]:
+def place_of(job: Job, policy: Policy, view: SchedulerView) -> tuple[float, int]:
+    """(key, arrival) of a job that the policy can rank, or that is promised its turn."""
     if job.is_promised:
         return -math.inf, job.arrival
     key = policy.key(job, view) if job.is_ranked else 0.0

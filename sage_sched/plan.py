@@ -84,6 +84,7 @@ class Plan:
     budget: how much to prefill.
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: jobs that would have yielded, had host memory room for their KV.
+    num_too_long: jobs that go before the chunked prompt, and whose own fits beside no chunk of it.
     """
 
     order: Sequence[int] | None
@@ -94,3 +95,4 @@ class Plan:
     budget: Budget = UNLIMITED
     is_new: bool = False
     num_without_host_room: int = 0
+    num_too_long: int = 0

@@ -68,7 +68,7 @@ class Policy(ABC):
 
     def on_forecast(self, job: Job) -> None:
         """What a ranked job rests on has changed while it waits or runs: its distribution was
-        revised, or the server is known better."""
+        revised, more or less of its prompt is cached, or the server is known better."""
         self.on_arrival(job)
 
     def on_server(self, server: ServerFacts) -> None:

@@ -65,6 +65,6 @@ class ServerFacts:
         return 2 * kv_tokens * self.swap_token_s
 
     def recompute_s(self, kv_tokens: int, cached_tokens: int = 0) -> float:
-        """Seconds to compute it again in one prefill, the first cached_tokens being there."""
+        """Seconds to compute it in one prefill, the first cached_tokens being there."""
         num_new = kv_tokens - cached_tokens
         return self.step_time.prefill_s(1, num_new, attended_pairs(cached_tokens, num_new))

@@ -41,9 +41,12 @@ class SchedulerView:
     free_tokens, evictable_tokens, locked_tokens: of the KV pool; together all of it.
     host_free_tokens: KV for which host memory has room.
     page_size: tokens of a page of KV.
+    pass_tokens: the most that a pass prefills, of all prompts together.
     expected_share: of its cap that SGLang expects an answer to use, in [0, 1].
     server: its step times and sizes.
     preemption: None if no request may yield.
+    cached_tokens: of the waiting job at this position, what a prefill would find in the radix tree.
+        Asked of new jobs and of the first to serve, as the answer takes time to find.
     holding: what a running job holds; None if it has to stay. Asked of those alone that a policy
         would let go for nothing, as the answer takes time to find.
     """
@@ -63,9 +66,11 @@ class SchedulerView:
     locked_tokens: int
     host_free_tokens: int
     page_size: int
+    pass_tokens: int
     expected_share: float
     server: ServerFacts
     preemption: PreemptionConfig | None
+    cached_tokens: Callable[[int], int]
     holding: Callable[[Job], Holding | None]
 
     @property

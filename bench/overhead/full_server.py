@@ -5,6 +5,7 @@ Of a scheduler and its requests it has what our hooks read, so no server is need
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from patches.carrier import encode
 from patches.executor import run_pass
@@ -33,14 +35,16 @@ class StandInRequest:
     """What our hooks read of a request (sglang/srt/managers/schedule_batch.py, Req)."""
 
     to_finish = session = lock = None
+    extra_key = cache_salt = None
     prefix_len = 0
     rid = "a request"
     cached_tokens = 0
 
     def __init__(self, generator: np.random.Generator) -> None:
         lengths = generator.lognormal(5.5, 1.0, PredictorConfig().max_atoms).astype(np.int64) + 1
-        self.origin_input_ids = range(int(generator.integers(10, 2000)))
-        self.output_ids: list[int] = []
+        num_tokens = int(generator.integers(10, 2000))
+        self.origin_input_ids = array("q", generator.integers(0, 1 << 17, num_tokens).tolist())
+        self.output_ids = array("q")
         self.sampling_params = SimpleNamespace(
             max_new_tokens=4096,
             custom_params=encode(LengthDistribution.from_samples(lengths, "warm")),
@@ -56,6 +60,9 @@ class StandInRequest:
 
     def finished(self) -> bool:
         return False
+
+    def _compute_max_prefix_len(self, num_tokens: int) -> int:
+        return num_tokens - 1
 
     def next_output_finishes_by_length(self) -> bool:
         cap: int = self.sampling_params.max_new_tokens
@@ -96,7 +103,7 @@ def stand_in_scheduler(free_tokens: Callable[[], int]) -> Any:
         truncation_align_size=None,
         new_token_ratio_tracker=SimpleNamespace(current=0.5),
         token_to_kv_pool_allocator=allocator,
-        tree_cache=SimpleNamespace(evictable_size=lambda: 0),
+        tree_cache=RadixCache.create_simulated(),
         tp_group=SimpleNamespace(broadcast_object=lambda measured: measured),
         get_num_allocatable_reqs=lambda num_running, running_batch: 0,
     )
@@ -132,7 +139,7 @@ class FullServer:
         ]
         self.scheduler.waiting_queue = waiting
         for request in self.batch.reqs:
-            request.output_ids = [0] * int(generator.integers(1, 500))
+            request.output_ids = array("q", [0]) * int(generator.integers(1, 500))
         running = state.jobs.running(self.batch.reqs)
         self._free_tokens = int(sum(state.admission.set_aside_tokens(running, 0.5, 1)))
 

@@ -11,6 +11,7 @@ from typing import Self
 import psutil
 import requests
 
+from bench.servers.device import Device
 from bench.servers.policy_server import PolicyServers, scheduler_state
 from bench.servers.server import Server, ServerError
 
@@ -41,6 +42,13 @@ class KeptServer:
         traceback: TracebackType | None,
     ) -> None:
         self.drop()
+
+    @property
+    def device(self) -> Device:
+        """Whose clock the servers go by. Raises ServerError if by none."""
+        if self._servers.device is None:
+            raise ServerError("these servers have no device clock")
+        return self._servers.device
 
     def keeps(self, policy: str) -> bool:
         """Whether the next run of this policy needs no new server."""

@@ -23,7 +23,7 @@ def simulate_cluster(
     requests: Sequence[SimRequest],
     options: Options | None = None,
 ) -> Result:
-    """As run.simulate, on num_nodes equal engines.
+    """As run.simulate, on num_nodes equal engines. No request follows another.
 
     A request goes at its arrival to the engine with the fewest unfinished requests, the first of
     these. Only engines on which something may have happened since are looked at.

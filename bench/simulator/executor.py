@@ -14,7 +14,10 @@ from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy, stock_order
 from sage_sched.decide import decide
-from sage_sched.plan import UNLIMITED, Plan, Yield
+from sage_sched.plan import UNLIMITED, Budget, Plan, Yield
+
+# SGLang's WAITING_PREFIX_REFRESH_INTERVAL and WAITING_QUEUE_PREFIX_MATCH_MAX.
+_REFRESH_PASSES, _NUM_REFRESHED = 32, 128
 
 
 def scheduling_pass(state: EngineState) -> PassResult:
@@ -40,8 +43,8 @@ def _stock_pass(state: EngineState, policy: StockPolicy) -> PassResult:
     if state.chunked is None and state.free_slots <= 0:
         state.batch_is_full = True
         return PassResult()
-    state.queue = stock_order(state.queue, policy, state.served_tokens)
-    return PrefillAdder(state, UNLIMITED).run(state.queue)
+    state.queue = stock_order(state.queue, policy, state.served_tokens, state.pool)
+    return _admit(state, UNLIMITED, state.queue)
 
 
 def _carry_out(state: EngineState, plan: Plan) -> PassResult:
@@ -65,7 +68,7 @@ def _carry_out(state: EngineState, plan: Plan) -> PassResult:
     if not visible and not len(state.decode) and state.chunked is None:
         visible = [progress for progress in rest if not progress.swapped]
     if (visible or state.chunked is not None) and not _is_closed(state):
-        result = PrefillAdder(state, plan.budget).run(visible)
+        result = _admit(state, plan.budget, visible)
     result.moved_tokens = moved_tokens + sum(progress.kv_tokens for progress in resumed)
     if lifts_mark and state.num_arrivals_planned >= 0:
         waiting = {*state.queue}
@@ -73,6 +76,17 @@ def _carry_out(state: EngineState, plan: Plan) -> PassResult:
     elif plan.is_new and not was_full and num_open > 0 and rest[0].swapped:
         state.batch_is_full |= state.num_arrivals_planned >= 0 and len(state.decode) > 0
     return result
+
+
+def _admit(state: EngineState, budget: Budget, visible: list[Progress]) -> PassResult:
+    """SGLang's own part. Every so often it tells its radix tree first who waits, unless its policy
+    has just done so (SchedulePolicy._touch_waiting_prefixes)."""
+    if not (isinstance(state.policy, StockPolicy) and state.policy.asks_tree):
+        if state.num_passes % _REFRESH_PASSES == 0:
+            for progress in reversed(visible[:_NUM_REFRESHED]):
+                state.pool.found_tokens(progress)
+        state.num_passes += 1
+    return PrefillAdder(state, budget).run(visible)
 
 
 def _is_closed(state: EngineState) -> bool:

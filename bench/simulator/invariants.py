@@ -1,7 +1,8 @@
 """What must hold at every event.
 
-1. Conservation: the pages held are those of the requests in the batch and of the chunked one; the
-   pages evictable are those of the sequences listed; together they fit the pool.
+1. Conservation: the pages held are those of the requests in the batch and of the chunked one,
+   what they share counted once; the others that the radix tree has are evictable; together they
+   fit the pool.
 2. Slots: requests in the batch and the chunked one are at most max_running_requests.
 3. Nothing is lost or doubled: the requests outstanding are those waiting, chunked and in the batch,
    each in one place.
@@ -16,8 +17,10 @@ result_of: each request has finished once, with its true length, and not before 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from bench.simulator.radix_tree import RadixTree
 from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 
@@ -60,10 +63,21 @@ def check_promises(before: Sequence[Progress], after: Sequence[Progress]) -> Non
 
 def _check_pool(state: EngineState, members: list[Progress]) -> None:
     pool = state.pool
-    held = sum(pool.pages(p.kv_tokens) for p in members)
-    if state.chunked is not None:
-        held += pool.pages(state.chunked.prefilled_tokens)
+    on_device = members if state.chunked is None else [*members, state.chunked]
+    lengths = [p.prefilled_tokens if p is state.chunked else p.kv_tokens for p in on_device]
+    alone = sum(
+        pool.pages(length - p.tree_tokens) for length, p in zip(lengths, on_device, strict=True)
+    )
+    _require(1, alone == pool.alone_pages)
+    held = alone + pool.tree.locked_tokens // pool.page_size
     _require(1, held == pool.held_pages)
-    _require(1, pool.evictable_pages == sum(pages for pages, _ in pool.entries()))
     _require(1, pool.held_pages + pool.evictable_pages <= pool.num_pages)
-    _require(1, all(o is None or o.tree_tokens == n * pool.page_size for n, o in pool.entries()))
+    _check_tree(pool.tree, on_device)
+
+
+def _check_tree(tree: RadixTree, on_device: list[Progress]) -> None:
+    holders = Counter(id(node) for p in on_device if p.node for node in p.node.path())
+    nodes = [*tree.nodes()]
+    _require(1, all(node.num_locks == holders[id(node)] for node in nodes))
+    _require(1, tree.locked_tokens == sum(len(node) for node in nodes if node.num_locks))
+    _require(1, tree.evictable_tokens == sum(len(node) for node in nodes if not node.num_locks))

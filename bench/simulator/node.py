@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,7 +17,7 @@ from bench.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
 from bench.simulator.stock import StockPolicy
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import Job
+from sage_sched.job import Hints, Job
 from sage_sched.order import retention_order
 from sage_sched.policy import Policy
 from sage_sched.step_time import attended_pairs
@@ -51,11 +51,11 @@ class Node:
         self._options = options
         self._on_finish = on_finish
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
-        self._coming: deque[tuple[float, int, SimRequest]] = deque()
+        self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
 
     def submit(self, request: SimRequest, index: int) -> None:
-        """A request on its way; in order of arrival."""
-        self._coming.append((request.arrival_s + self._delay_s, index, request))
+        """A request on its way."""
+        heapq.heappush(self._coming, (request.arrival_s + self._delay_s, index, request))
         self.num_outstanding += 1
 
     def advance(self, until_s: float) -> None:
@@ -99,7 +99,7 @@ class Node:
     def _receive(self) -> None:
         state = self.state
         while self._coming and self._coming[0][0] <= self.now_s:
-            _, index, request = self._coming.popleft()
+            _, index, request = heapq.heappop(self._coming)
             job = Job(
                 arrival=state.num_queued,
                 input_tokens=request.input_tokens,
@@ -107,6 +107,7 @@ class Node:
                 distribution=request.distribution,
                 served_at_arrival_tokens=state.served_tokens,
                 arrival_s=self.now_s,
+                hints=Hints(session=request.session),
             )
             if isinstance(self._policy, Policy) and self._policy.is_clairvoyant:
                 truth = np.array([request.output_tokens])
@@ -139,7 +140,7 @@ class Node:
             progress = part.progress
             progress.job.served_tokens += part.new_tokens
             progress.prefilled_tokens = part.cached_tokens + part.new_tokens
-            progress.tree_tokens = progress.prefilled_tokens // engine.page_size * engine.page_size
+            state.pool.publish(progress, progress.prefilled_tokens)
             if part.completes:
                 self._first_token(progress)
 
@@ -172,7 +173,7 @@ class Node:
         self.now_s += decode.seconds(step_time, steps)
         state.served(steps)
         state.ratio.decay(steps - retracts)
-        state.hold(decode.pages_needed(steps))
+        state.pool.hold(decode.pages_needed(steps))
         decode.leap(steps)
         for progress in decode.finished():
             self._finish(progress)
@@ -180,7 +181,8 @@ class Node:
     def _finish(self, progress: Progress) -> None:
         state = self.state
         progress.last_token_s = self.now_s
-        state.pool.release(state.pool.pages(progress.kv_tokens), progress.kv_tokens, None)
+        state.pool.publish(progress, progress.kv_tokens)
+        state.pool.leave(progress)
         state.admission.ended(progress.job)
         state.batch_is_full = False
         self.num_outstanding -= 1
@@ -200,8 +202,8 @@ class Node:
         while not retracted or decode.pages_needed(1) > pool.room_pages:
             progress = order.pop()
             decode.leave(progress)
-            pool.release(pool.pages(progress.kv_tokens), progress.tree_tokens, progress)
-            state.evicted(pool.free_at_least(len(order) * RETRACT_DECODE_STEPS))
+            pool.leave(progress)
+            pool.free_at_least(len(order) * RETRACT_DECODE_STEPS)
             progress.num_retractions += 1
             retracted.append(progress)
         state.ratio.estimate(decode)

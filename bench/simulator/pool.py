@@ -1,27 +1,33 @@
-"""The KV pool with SGLang's radix tree, whose prompts are all distinct here."""
+"""The KV pool: pages that requests hold alone, and the radix tree that they share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from bench.simulator.radix_tree import RadixTree, TreeNode, cut
 from bench.simulator.request import Progress
 
 
 class KvPool:
-    """Pages that requests hold, and pages that stay evictable after them, oldest first.
+    """What is neither held nor evictable is free. To hold more evicts as much as there is no room
+    for.
 
-    What is neither held nor evictable is free. Holding more evicts as much as there is no room
-    for, whole sequences at a time. Of a finished request nobody asks again; of a retracted one the
-    evictable tokens are found again, unless they were evicted.
+    A request holds pages alone as it computes them. What is done of its prompt goes to the tree
+    after each step, as in SGLang; of two that have computed the same, one gives its pages back.
     """
 
     def __init__(self, num_tokens: int, page_size: int) -> None:
         self.page_size = page_size
         self.num_pages = num_tokens // page_size
-        self.held_pages = 0
-        self.evictable_pages = 0
-        self._entries: dict[int, tuple[int, Progress | None]] = {}
-        self._next_entry = 0
+        self.tree = RadixTree(page_size)
+        self.alone_pages = 0
+
+    @property
+    def held_pages(self) -> int:
+        """By requests that are on the device."""
+        return self.alone_pages + self.tree.locked_tokens // self.page_size
+
+    @property
+    def evictable_pages(self) -> int:
+        return self.tree.evictable_tokens // self.page_size
 
     @property
     def room_pages(self) -> int:
@@ -36,53 +42,47 @@ class KvPool:
         """What so many tokens take."""
         return -(-num_tokens // self.page_size)
 
-    def hold(self, num_pages: int) -> list[Progress]:
-        """Take pages; the requests whose tokens this evicts. RuntimeError where there is no room,
-        as in SGLang."""
+    def hold(self, num_pages: int) -> None:
+        """Take pages. RuntimeError where there is no room, as in SGLang."""
         if num_pages > self.room_pages:
             raise RuntimeError(f"out of KV memory: {num_pages} pages of {self.room_pages}")
-        self.held_pages += num_pages
-        return self._evict(self.held_pages + self.evictable_pages - self.num_pages)
+        self.alone_pages += num_pages
+        self.free_at_least(0)
 
-    def free_at_least(self, num_tokens: int) -> list[Progress]:
-        """Evict until so many tokens are free or nothing is left to evict; whose they were."""
-        free = self.room_pages - self.evictable_pages
-        return self._evict(self.pages(num_tokens) - free)
+    def free_at_least(self, num_tokens: int) -> None:
+        """Evict until so many tokens are free or nothing is left to evict."""
+        free_pages = self.room_pages - self.evictable_pages
+        self.tree.evict((self.pages(num_tokens) - free_pages) * self.page_size)
 
-    def _evict(self, num_pages: int) -> list[Progress]:
-        owners = []
-        while num_pages > 0 and self._entries:
-            pages, owner = self._entries.pop(next(iter(self._entries)))
-            self.evictable_pages -= pages
-            num_pages -= pages
-            if owner is not None:
-                owner.tree_tokens = 0
-                owner.cache_entry = -1
-                owners.append(owner)
-        return owners
+    def found_tokens(self, progress: Progress) -> int:
+        """Of a waiting request's sequence, what the tree has, its last token never counted."""
+        return self._match(progress)[1]
 
-    def release(self, num_pages: int, kept_tokens: int, owner: Progress | None) -> None:
-        """Give pages back; of these kept_tokens, in full pages, stay as an evictable sequence.
+    def newly_held_tokens(self, progress: Progress) -> int:
+        """Of what found_tokens tells, what nobody holds yet."""
+        return sum(len(node) for node in self._match(progress)[0].path() if not node.num_locks)
 
-        owner: the request that may ask for it again.
-        """
-        self.held_pages -= num_pages
-        kept_pages = kept_tokens // self.page_size
-        if kept_pages > 0:
-            self._entries[self._next_entry] = (kept_pages, owner)
-            self.evictable_pages += kept_pages
-            if owner is not None:
-                owner.cache_entry = self._next_entry
-            self._next_entry += 1
+    def enter(self, progress: Progress) -> None:
+        """Hold what the tree has of a request that is about to be prefilled."""
+        progress.node, progress.tree_tokens = self._match(progress)
+        self.tree.lock(progress.node)
 
-    def hold_cached(self, owner: Progress) -> None:
-        """Hold again what the tree still has of a request, if anything."""
-        if owner.cache_entry >= 0:
-            pages, _ = self._entries.pop(owner.cache_entry)
-            owner.cache_entry = -1
-            self.evictable_pages -= pages
-            self.held_pages += pages
+    def publish(self, progress: Progress, num_tokens: int) -> None:
+        """The first so many tokens of a sequence are computed: the tree has them now."""
+        whole = num_tokens // self.page_size * self.page_size
+        node = self.tree.insert(cut(progress.sequence(), num_tokens))
+        self.tree.lock(node)
+        if progress.node is not None:
+            self.tree.unlock(progress.node)
+        self.alone_pages -= (whole - progress.tree_tokens) // self.page_size
+        progress.node, progress.tree_tokens = node, whole
 
-    def entries(self) -> Iterator[tuple[int, Progress | None]]:
-        """The evictable sequences, the next to be evicted first."""
-        return iter(self._entries.values())
+    def leave(self, progress: Progress) -> None:
+        """A request goes off the device; what the tree has of it stays until it is evicted."""
+        self.alone_pages -= self.pages(progress.kv_tokens - progress.tree_tokens)
+        if progress.node is not None:
+            self.tree.unlock(progress.node)
+        progress.node, progress.tree_tokens = None, 0
+
+    def _match(self, progress: Progress) -> tuple[TreeNode, int]:
+        return self.tree.match(cut(progress.sequence(), progress.fill_tokens - 1))

@@ -73,8 +73,10 @@ class PrefillAdder:
         return min(num_tokens, self.state.engine.clip_max_new_tokens)
 
     def _fits(self, progress: Progress) -> bool:
+        pool = self.state.pool
         needed_tokens = self.state.admission.needed_tokens(progress.job, self._page)
-        return self._slots > 0 and needed_tokens < self._room
+        shared_tokens = pool.found_tokens(progress) - pool.newly_held_tokens(progress)
+        return self._slots > 0 and needed_tokens - shared_tokens < self._room
 
     def _charge(self, num_tokens: int, answer_tokens: int) -> int:
         """Take from the room; the tokens in full pages."""
@@ -92,7 +94,7 @@ class PrefillAdder:
         if limit is not None:
             limit = self._whole_pages(limit)
         elif isinstance(state.policy, StockPolicy):
-            works = (p.fill_tokens - p.tree_tokens for p in waiting)
+            works = (p.fill_tokens - state.pool.found_tokens(p) for p in waiting)
             limit = state.policy.chunk_limit(left, self._chunk_left, self._page, works)
         if limit is not None:
             budget = min(budget, limit)
@@ -104,15 +106,15 @@ class PrefillAdder:
     def _admit(self, progress: Progress) -> bool:
         """Take a request that fits; False if the pass's compute budget does not allow it."""
         state = self.state
-        cached = progress.tree_tokens
+        cached = state.pool.found_tokens(progress)
         new = progress.fill_tokens - cached
         if -(-new // self._page) * self._page > self._chunk_left:
             new = self._chunk_left // self._page * self._page
             if new <= 0 or state.chunked is not None:
                 return False
         self._slots -= 1
-        self._room -= cached
-        state.pool.hold_cached(progress)
+        self._room -= state.pool.newly_held_tokens(progress)
+        state.pool.enter(progress)
         # SGLang's _update_prefill_budget counts what is generated already once more.
         answer_tokens = self._clipped(state.admission.asked_tokens(progress.job))
         self._prefill(progress, cached, new, answer_tokens)
@@ -127,7 +129,7 @@ class PrefillAdder:
         paged = self._charge(new_tokens, answer_tokens if completes else 0)
         self._input_left -= paged
         self._chunk_left -= paged
-        state.hold(pages(done_tokens + new_tokens) - pages(done_tokens))
+        state.pool.hold(pages(done_tokens + new_tokens) - pages(done_tokens))
         if not completes:
             state.chunked = progress
         elif state.chunked is progress:

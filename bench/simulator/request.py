@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.simulator.radix_tree import Span, TreeNode
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 
@@ -14,6 +16,11 @@ class SimRequest:
 
     output_tokens: the true length, 1 to max_new_tokens. distribution: the prediction, None where
     there is none. class_name: for reports.
+    spans: its prompt's tokens, by what they share with other prompts (radix_tree.Span); () if they
+        share nothing.
+    follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
+        its arrival_s counts for nothing until then. None if it comes at arrival_s.
+    session: what its client says of it (sage_sched.job.Hints).
     """
 
     arrival_s: float
@@ -22,6 +29,10 @@ class SimRequest:
     max_new_tokens: int
     distribution: LengthDistribution | None
     class_name: str
+    spans: tuple[Span, ...] = ()
+    follows: int | None = None
+    pause_s: float = 0.0
+    session: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +43,8 @@ class Progress:
     age_offset, served_offset: while decoding, generated and served tokens less the batch's step
         counter; else unused.
     prefilled_tokens: of the chunked request, what is done.
-    tree_tokens: of its sequence, what the radix tree holds, locked while it is on the device.
+    node, tree_tokens: on the device, where in the radix tree the known part of its sequence ends,
+        and how long that is.
     swapped: whether its KV is in host memory.
     """
 
@@ -43,8 +55,8 @@ class Progress:
     served_offset: int = 0
     finish_step: int = -1
     prefilled_tokens: int = 0
+    node: TreeNode | None = None
     tree_tokens: int = 0
-    cache_entry: int = -1
     swapped: bool = False
     first_token_s: float = -1.0
     last_token_s: float = -1.0
@@ -59,6 +71,13 @@ class Progress:
     def fill_tokens(self) -> int:
         """What a prefill would have to compute without a cache."""
         return self.request.input_tokens + self.generated_tokens
+
+    def sequence(self) -> Sequence[Span]:
+        """Its prompt and what it has said."""
+        own = -1 - self.index
+        if not self.request.spans:
+            return ((own, 0, self.fill_tokens),)
+        return (*self.request.spans, (own, 0, self.generated_tokens))
 
     @property
     def kv_tokens(self) -> int:

@@ -85,7 +85,7 @@ def result_of(
         raise RuntimeError("a request was lost or finished twice")
     if any(p.generated_tokens != p.request.output_tokens for p in ordered):
         raise RuntimeError("a request has not its true length")
-    arrival_s = np.array([request.arrival_s for request in requests])
+    arrival_s = np.array([p.request.arrival_s for p in ordered])
     first_s = np.array([p.first_token_s for p in ordered])
     last_s = np.array([p.last_token_s for p in ordered])
     if not ((arrival_s <= first_s) & (first_s <= last_s)).all():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -34,9 +35,19 @@ def simulate(
     began = time.perf_counter()
     check_requests(engine, requests)
     finished: list[Progress] = []
-    node = make_node(engine, policy_name, config, options or Options(), finished.append)
+    followers = defaultdict[int | None, list[int]](list)
     for index, request in enumerate(requests):
-        node.submit(request, index)
+        followers[request.follows].append(index)
+
+    def on_finish(progress: Progress) -> None:
+        finished.append(progress)
+        for index in followers[progress.index]:
+            comes_s = progress.last_token_s + requests[index].pause_s
+            node.submit(replace(requests[index], arrival_s=comes_s), index)
+
+    node = make_node(engine, policy_name, config, options or Options(), on_finish)
+    for index in followers[None]:
+        node.submit(requests[index], index)
     node.advance(math.inf)
     return result_of(
         engine,
@@ -67,14 +78,22 @@ def make_node(
 
 def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:
     """Raises ValueError, naming the request, where one is not as SimRequest says, comes before its
-    predecessor, or would not fit the engine even alone (SGLang cuts its cap at that)."""
+    predecessor, unless it follows another, or would not fit the engine even alone (SGLang cuts its
+    cap at that)."""
     if not requests:
         raise ValueError("there are no requests to simulate")
     last_s = 0.0
     for i, request in enumerate(requests):
-        if not last_s <= request.arrival_s < math.inf:
+        if request.follows is not None:
+            if not 0 <= request.follows < i or not 0 <= request.pause_s < math.inf:
+                raise ValueError(f"request {i} follows none that comes before it: {request}")
+        elif not last_s <= request.arrival_s < math.inf:
             raise ValueError(f"request {i} comes at {request.arrival_s} s, after one at {last_s} s")
-        last_s = request.arrival_s
+        else:
+            last_s = request.arrival_s
+        shared_tokens = sum(end - first for _, first, end in request.spans)
+        if request.spans and shared_tokens != request.input_tokens:
+            raise ValueError(f"request {i} has spans of {shared_tokens} tokens: {request}")
         if request.input_tokens < 1 or not 1 <= request.output_tokens <= request.max_new_tokens:
             raise ValueError(f"request {i} has no possible lengths: {request}")
         most = request.input_tokens + request.max_new_tokens + engine.page_size

@@ -73,6 +73,7 @@ class EngineState:
     chunked: the one request that is in the middle of its prefill.
     served_tokens: prefilled and decoded. stale_prefill_tokens: see stock.HrrnPolicy.
     num_queued: requests that have come; under stock policies each retraction counts too.
+    num_passes: that have let SGLang admit; see executor.py.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class EngineState:
         self.served_tokens = 0
         self.stale_prefill_tokens = 0
         self.num_queued = 0
+        self.num_passes = 0
 
     @property
     def free_slots(self) -> int:
@@ -137,9 +139,11 @@ class EngineState:
             locked_tokens=self.pool.held_pages * self.pool.page_size,
             host_free_tokens=_UNBOUNDED,
             page_size=self.pool.page_size,
+            pass_tokens=min(self.engine.max_prefill_tokens, self.engine.chunked_prefill_size),
             expected_share=self.ratio.value,
             server=self.server,
             preemption=self.preemption,
+            cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
             holding=self._holding,
         )
 
@@ -151,8 +155,7 @@ class EngineState:
     def swap_out(self, progress: Progress) -> None:
         """A running request's KV goes to host memory."""
         self.decode.leave(progress)
-        self.pool.release(self.pool.pages(progress.kv_tokens), 0, None)
-        progress.tree_tokens = 0
+        self.pool.leave(progress)
         progress.swapped = True
         progress.job.num_yields += 1
 
@@ -161,7 +164,7 @@ class EngineState:
         num_pages = self.pool.pages(progress.kv_tokens)
         if num_pages > self.pool.room_pages or self.free_slots < 1:
             return False
-        self.hold(num_pages)
+        self.pool.hold(num_pages)
         progress.swapped = False
         self.decode.join(progress)
         return True
@@ -176,16 +179,5 @@ class EngineState:
         """Put a retracted request, which has left the batch, back into the queue."""
         if isinstance(self.policy, StockPolicy):
             self.policy.requeued(progress.job, self.num_queued, self.served_tokens)
-            self.policy.cached(progress.job, progress.tree_tokens)
             self.num_queued += 1
         self.queue.append(progress)
-
-    def hold(self, num_pages: int) -> None:
-        """Take pages of the pool."""
-        self.evicted(self.pool.hold(num_pages))
-
-    def evicted(self, owners: list[Progress]) -> None:
-        """Waiting requests have lost their cached tokens."""
-        if isinstance(self.policy, StockPolicy):
-            for progress in owners:
-                self.policy.cached(progress.job, 0)

@@ -46,8 +46,7 @@ class FastServe(Policy):
 
     def on_arrival(self, job: Job) -> bool:
         """Find the level that it joins."""
-        step = self.server.step_time
-        prefill_s = step.prefill_s(1, job.input_tokens, job.input_tokens**2 / 2)
+        prefill_s = self.server.recompute_s(job.input_tokens, job.cached_input_tokens)
         quanta = prefill_s * 1e3 / self.parameters.quantum_ms
         job.memo = max(0, math.ceil(math.log2(quanta))) if quanta > 0 else 0
         return True

@@ -18,6 +18,7 @@ from sage_sched.mean_cost import MeanCost
 from sage_sched.outlook import Those, gains_steps
 from sage_sched.policy import Policy
 from sage_sched.promises import Promises
+from sage_sched.sessions import Sessions
 from sage_sched.step_time import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -27,7 +28,7 @@ _NUM_FORESEEN = 128
 _PREFILL_STEPS = 2.0
 
 
-def _steps(input_tokens: int, output_tokens: Any) -> Any:
+def _steps(input_tokens: int, output_tokens: Any, cached_tokens: int = 0) -> Any:
     """A decode step a token, as a cost."""
     return output_tokens * 1.0
 
@@ -52,6 +53,8 @@ class SageParameters:
         sage_sched.promises. 0: first come, first served; inf: the order alone. Smaller: shorter
         tails, longer mean.
     preempts: whether running requests yield.
+    sessions: whether the requests of a session (Hints.session) count as come when that began; see
+        sage_sched.sessions.
     """
 
     index: str = "gittins"
@@ -61,6 +64,7 @@ class SageParameters:
     aging_pools: float = 2.0
     regret: float = 8.0
     preempts: bool = True
+    sessions: bool = True
 
     def __post_init__(self) -> None:
         require(self.index in _TABLES, "policy.sage.index", self.index, ", ".join(_TABLES))
@@ -77,13 +81,15 @@ class _Memo:
     """A job's index and how many steps it has to go, at all ages; and both, with its key, in the
     interval of ages last asked for.
 
-    revision: the job's, of the distribution that all rests on.
+    revision: the job's, of the distribution that all rests on. came_at: what the server had served
+        when the job counts as come.
     """
 
     table: GittinsTable | MeanCost
     steps_table: MeanCost
     revision: int
     log_at_arrival: float
+    came_at: int
     interval: int = -1
     key: float = 0.0
     index: float = 0.0
@@ -110,7 +116,8 @@ class Sage(Policy):
     of their own, shared with as many as yield at that pass. Where slots bind all have their own.
 
     The variants are the ablations of SageSched, Fig. 10 (costs) and Fig. 11 (mean, norefresh: the
-    index at arrival, whatever a job has become), and the order of the waiting alone.
+    index at arrival, whatever a job has become), the order of the waiting alone, and requests by
+    themselves, whatever session they are of.
     """
 
     Parameters = SageParameters
@@ -118,6 +125,7 @@ class Sage(Policy):
         "sage-order": {"preempts": False},
         "sage-mean": {"index": "mean"},
         "sage-norefresh": {"refresh_interval_tokens": 1 << 30},
+        "sage-nosessions": {"sessions": False},
         "sage-output": {"cost": "output"},
         "sage-overall": {"cost": "overall"},
         "sage-resource-bound": {"cost": "resource-bound"},
@@ -131,6 +139,7 @@ class Sage(Policy):
         self._aging_tokens = parameters.aging_pools * server.kv_pool_tokens
         self._promises = Promises(parameters.regret)
         self._refresh = parameters.refresh
+        self._sessions = Sessions() if parameters.sessions else None
         self._seen: tuple[SchedulerView, dict[Job, float]] | None = None
 
     def on_arrival(self, job: Job) -> bool:
@@ -138,12 +147,20 @@ class Sage(Policy):
         self._promises.arrived(job)
         if job.distribution is None:
             return False
-        self._rank(job, job.distribution)
+        came_at = job.served_at_arrival_tokens
+        self._rank(
+            job, job.distribution, self._sessions.came_at(job) if self._sessions else came_at
+        )
         return True
 
     def on_pass(self, view: SchedulerView) -> None:
         """Promise their turn to those whose bound is passed."""
         self._promises.look(view)
+        if self._sessions is not None:
+            moved, came_at = self._sessions.moved_up(view.waiting)
+            for job in moved:
+                memo = _memo(job)
+                memo.came_at, memo.interval, job.place = min(memo.came_at, came_at), -1, None
 
     def on_server(self, server: ServerFacts) -> None:
         """All costs are others."""
@@ -152,13 +169,12 @@ class Sage(Policy):
 
     def on_forecast(self, job: Job) -> None:
         """Its index anew."""
-        memo = job.memo
-        assert isinstance(memo, _Memo)
+        memo = _memo(job)
         if memo.revision != job.revision:
             assert job.distribution is not None
-            self._rank(job, job.distribution)
+            self._rank(job, job.distribution, memo.came_at)
             return
-        memo.table.set_cost(self._cost)
+        memo.table.set_cost(self._cost, job.cached_input_tokens)
         memo.log_at_arrival = math.log(memo.table.index(0))
         memo.interval = -1
 
@@ -222,28 +238,33 @@ class Sage(Policy):
         )
 
     def _at_its_age(self, job: Job) -> _Memo:
-        memo = job.memo
-        assert isinstance(memo, _Memo)
+        memo = _memo(job)
         interval = job.generated_tokens // self.refresh_interval_tokens
         if memo.interval != interval:
             memo.interval = interval
             change = math.log(memo.table.index(job.generated_tokens)) - memo.log_at_arrival
             log_index = memo.log_at_arrival + change * (self._refresh if change > 0 else 1.0)
-            memo.key = log_index + job.served_at_arrival_tokens / self._aging_tokens
+            memo.key = log_index + memo.came_at / self._aging_tokens
             memo.index = math.exp(log_index)
             memo.steps = memo.steps_table.index(job.generated_tokens)
         return memo
 
-    def _rank(self, job: Job, distribution: LengthDistribution) -> None:
+    def _rank(self, job: Job, distribution: LengthDistribution, came_at: int) -> None:
         kind = _TABLES[self.parameters.index]
         sizes = {
             "input_tokens": job.input_tokens,
             "max_tokens": job.max_new_tokens,
             "interval_tokens": self.refresh_interval_tokens,
         }
-        table = kind(distribution, self._cost, **sizes)
+        table = kind(distribution, self._cost, **sizes, cached_tokens=job.cached_input_tokens)
         steps_table = MeanCost(distribution, _steps, **sizes)
-        job.memo = _Memo(table, steps_table, job.revision, math.log(table.index(0)))
+        log_index = math.log(table.index(0))
+        job.memo = _Memo(table, steps_table, job.revision, log_index, came_at)
+
+
+def _memo(job: Job) -> _Memo:
+    assert isinstance(job.memo, _Memo)
+    return job.memo
 
 
 def _move_s(job: Job, server: ServerFacts) -> float:

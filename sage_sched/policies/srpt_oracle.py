@@ -42,7 +42,7 @@ class SrptOracle(Policy):
         """Raises ValueError unless its distribution is the truth."""
         if job.distribution is None or job.distribution.source != "truth":
             raise ValueError("srpt-oracle needs true lengths, which no server has")
-        job.memo = self._cost(job.input_tokens, int(job.distribution.lengths[0]))
+        job.memo = self._spent(job, int(job.distribution.lengths[0]))
         return True
 
     def on_server(self, server: ServerFacts) -> None:
@@ -53,8 +53,10 @@ class SrptOracle(Policy):
     def key(self, job: Job, view: SchedulerView) -> float:
         """The remaining cost."""
         assert isinstance(job.memo, float)
-        spent = self._cost(job.input_tokens, job.generated_tokens) if job.generated_tokens else 0.0
-        return job.memo - spent
+        return job.memo - (self._spent(job, job.generated_tokens) if job.generated_tokens else 0.0)
+
+    def _spent(self, job: Job, output_tokens: int) -> float:
+        return float(self._cost(job.input_tokens, output_tokens, job.cached_input_tokens))
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView

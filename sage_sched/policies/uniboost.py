@@ -26,7 +26,8 @@ class UniBoost(Policy):
     Yu and Scully 2024, which minimizes the tail's decay in an M/G/1 queue).
 
     arrival is in tokens that the server has served, the clock that all ranks share; w is what is
-    known of the work, the prompt's tokens; 1/g is boost_pools KV pools of tokens.
+    known of the work, the prompt's tokens that are not cached; 1/g is boost_pools KV pools of
+    tokens.
     """
 
     Parameters = UniBoostParameters
@@ -34,7 +35,8 @@ class UniBoost(Policy):
     def on_arrival(self, job: Job) -> bool:
         """Compute its boosted arrival."""
         window = self.parameters.boost_pools * self.server.kv_pool_tokens
-        boost = -window * math.log(-math.expm1(-max(1, job.input_tokens) / window))
+        work_tokens = max(1, job.input_tokens - job.cached_input_tokens)
+        boost = -window * math.log(-math.expm1(-work_tokens / window))
         job.memo = job.served_at_arrival_tokens - boost
         return True
 

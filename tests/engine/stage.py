@@ -35,7 +35,8 @@ def hold(server: Server, **until: int) -> None:
     """The scheduler waits from now on, or as soon as all that `until` says is so:
 
     tokens: some running request has said so many. swapped: so many that have said something are in
-    the queue. Returns at once; counts anew what arrives, is aborted and starts.
+    the queue. prefilled: so many tokens of the prompt that is being chunked are done. Returns at
+    once; counts anew what arrives, is aborted and starts.
     """
     _order(server, hold=1, **until)
 
@@ -74,7 +75,8 @@ def once_aborted(server: Server, num_aborts: int) -> None:
 
 
 def started(server: Server) -> list[str]:
-    """The ids of the requests whose first batch ran since the scheduler was held, in that order."""
+    """The ids of the requests whose first token was computed since the scheduler was held, in that
+    order."""
     found: list[str] = _state(server)["started"]
     return found
 
@@ -134,7 +136,8 @@ class Stage:
     def runs(self, batch: Any) -> None:
         """A batch is about to run."""
         for req in batch.reqs:
-            self._started.setdefault(req.rid)
+            if req is not self._scheduler.chunked_req:
+                self._started.setdefault(req.rid)
 
     def waits(self) -> bool:
         """Whether no batch may start now. Once it waits, it does until the next order."""
@@ -142,9 +145,11 @@ class Stage:
         return self._waits
 
     def _all_so(self) -> bool:
+        chunked = self._scheduler.chunked_req
         facts = {
             "tokens": max((len(req.output_ids) for req in self._running()), default=0),
             "swapped": len(self._swapped()),
+            "prefilled": 0 if chunked is None else chunked.extend_end,
         }
         return all(facts[name] >= wanted for name, wanted in self._until.items())
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ def test_a_policy_that_fails_at_the_plan_costs_the_plan_and_no_request(
 
     monkeypatch.setattr(Sage, "should_preempt", fail)
     for request in server.batch.reqs:
-        request.output_ids += [0] * 1500  # longer than foreseen, so the worst of all
+        request.output_ids.extend([0] * 1500)  # longer than foreseen, so the worst of all
     server.state.jobs.num_arrivals += 1
     by_arrival = sorted(expected, key=lambda request: request.sage.job.arrival)
     assert server.take_pass() == by_arrival
@@ -35,7 +36,7 @@ def test_a_policy_that_fails_at_the_plan_costs_the_plan_and_no_request(
 def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     server = FullServer(num_waiting=5, num_newcomers=0)
     best = server.batch.reqs.pop(0)
-    best.output_ids = []
+    best.output_ids = array("q")
     best.sage.job.grow(0)
     server.scheduler.waiting_queue.insert(0, best)
     server.scheduler.token_to_kv_pool_allocator.available_size = lambda: 10**6
@@ -150,7 +151,7 @@ def test_if_the_swapped_one_finds_no_room_and_nobody_runs_all_others_may_enter(
     server.batch.reqs = []
     server.batch.batch_is_full = False
     first = scheduler.waiting_queue[0]
-    first.output_ids, first.kv.retraction_backup = [1], object()
+    first.output_ids, first.kv.retraction_backup = array("q", [1]), object()
 
     def no_room(self: KvSwap, running_batch: Any, reqs: Any) -> Any:
         return running_batch, list(reqs)

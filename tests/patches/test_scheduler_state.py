@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from types import SimpleNamespace
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from bench.overhead.full_server import stand_in_scheduler
 from patches.calibration import StepTimes
@@ -18,15 +21,22 @@ from sage_sched.job import Hints
 from sage_sched.policies.sage import Sage
 
 
-def request(lengths: list[int] | None, custom_params: dict[str, Any] | None = None) -> Any:
+def request(
+    lengths: list[int] | None,
+    custom_params: dict[str, Any] | None = None,
+    prompt: Sequence[int] = (1,) * 20,
+) -> Any:
     """What we read of sglang.srt.managers.schedule_batch.Req."""
     carried = encode(LengthDistribution.from_samples(lengths, "history")) if lengths else {}
     return SimpleNamespace(
-        origin_input_ids=[1] * 20,
-        output_ids=[],
+        origin_input_ids=array("q", prompt),
+        output_ids=array("q"),
+        extra_key=None,
+        cache_salt=None,
+        _compute_max_prefix_len=lambda num_tokens: num_tokens - 1,
         session=None,
         cached_tokens=0,
-        kv=SimpleNamespace(retraction_backup=None, kv_allocated_len=20),
+        kv=SimpleNamespace(retraction_backup=None, kv_allocated_len=len(prompt)),
         sampling_params=SimpleNamespace(
             max_new_tokens=1000,
             ignore_eos=False,
@@ -110,7 +120,7 @@ def test_a_failing_policy_means_order_of_arrival_and_one_log_line(
     assert ordered(state, queue) == [short_one, long_one]
 
     monkeypatch.setattr(Sage, "key", fail)
-    long_one.output_ids, short_one.output_ids = [1], [1]  # retracted, so ranked anew
+    long_one.output_ids = short_one.output_ids = array("q", [1])  # retracted, so ranked anew
     for _ in range(3):
         assert ordered(state, queue[::-1]) == [long_one, short_one]
     assert state.stats()["num_policy_errors"] == 3
@@ -142,7 +152,7 @@ def test_two_ranks_that_see_the_same_decide_alike() -> None:
 def test_a_retracted_request_counts_with_its_age(state: SchedulerState) -> None:
     retracted, fresh = arrive(state, request([400, 2000] * 20), request([500] * 40))
     assert ordered(state, [retracted, fresh]) == [fresh, retracted]
-    retracted.output_ids = [1] * 450
+    retracted.output_ids = array("q", [1] * 450)
     assert ordered(state, [retracted, fresh]) == [fresh, retracted]
     assert retracted.sage.job.generated_tokens == 450
 
@@ -153,7 +163,7 @@ def test_a_failing_policy_leaves_retraction_to_sglang(
     running = arrive(state, request([900] * 9), request([10] * 9))
     assert state.retention_order(running, [0, 1]) == [1, 0]
     for req in running:
-        req.output_ids = [1]
+        req.output_ids = array("q", [1])
     monkeypatch.setattr(Sage, "key", fail)
     assert state.retention_order(running, [0, 1]) == [0, 1]
     assert state.stats()["num_policy_errors"] == 1
@@ -164,7 +174,7 @@ def test_step_times_that_are_told_rank_all_anew(
 ) -> None:
     slow_prefill = replace(StepTimeConfig().step_time(), prefill_token_s=1.0)
     long_prompt, long_answer = request([10] * 9), request([900] * 9)
-    long_prompt.origin_input_ids = [1] * 200
+    long_prompt.origin_input_ids = array("q", [1] * 200)
     queue = arrive(state, long_prompt, long_answer)
     assert ordered(state, queue) == [long_prompt, long_answer]
     state.told(StepTimes(seconds=[*astuple(slow_prefill)], source="learned"))
@@ -188,6 +198,19 @@ def test_a_tick_dates_those_that_came_with_it(state: SchedulerState) -> None:
     assert state.view(state._scheduler.running_batch).now_s == 7.5
 
 
+def test_what_the_radix_tree_has_of_a_prompt_costs_nothing(state: SchedulerState) -> None:
+    document = range(10, 5000)
+    cached = request([30], prompt=[*document, 1, 2, 3])
+    shorter = request([30], prompt=range(6000, 8000))
+    queue = arrive(state, shorter, cached)
+    assert ordered(state, queue) == [shorter, cached]
+    state._scheduler.tree_cache.insert(InsertParams(key=RadixKey(array("q", document))))
+    assert ordered(state, queue) == [cached, shorter]
+    assert cached.sage.job.cached_tokens == len(document)
+    state._scheduler.tree_cache.reset()
+    assert ordered(state, queue) == [shorter, cached]
+
+
 def ended(reqs: Sequence[Any], reason: object) -> Any:
     """A batch whose results are in."""
     for req in reqs:
@@ -201,7 +224,7 @@ def test_admission_learns_from_answers_that_end_once_each_and_none_that_was_abor
 ) -> None:
     done, aborted, runs = arrive(state, *(request([100] * 9) for _ in range(3)))
     for req in (done, aborted, runs):
-        req.output_ids = [1] * 700
+        req.output_ids = array("q", [1] * 700)
     runs.finished = lambda: False
     stopped = ended([done], FINISH_LENGTH(1000))
     for batch in (
@@ -219,7 +242,7 @@ def test_all_ranks_count_on_the_same_lengths() -> None:
     for rank in (made(), made()):
         for _ in range(60):
             (done,) = arrive(rank, request([100] * 9))
-            done.output_ids = [1] * 700
+            done.output_ids = array("q", [1] * 700)
             rank.ended(ended([done], FINISH_LENGTH(1000)))
         (waiting,) = arrive(rank, request([100] * 9))
         asked.append(rank.admission.asked_tokens(waiting.sage.job))

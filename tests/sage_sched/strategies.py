@@ -39,9 +39,11 @@ IDLE = SchedulerView(
     locked_tokens=0,
     host_free_tokens=1 << 40,
     page_size=1,
+    pass_tokens=512,
     expected_share=0.5,
     server=SERVER,
     preemption=PreemptionConfig(),
+    cached_tokens=lambda position: 0,
     holding=lambda job: None,
 )
 

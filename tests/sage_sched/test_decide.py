@@ -134,14 +134,6 @@ def test_nobody_yields_to_a_session_which_keeps_its_memory() -> None:
     assert decided(full(waiting(newcomer), running)).actions == ()
 
 
-def test_beside_a_chunked_prompt_nobody_yields_or_comes_back() -> None:
-    running, newcomer, back = job(0, 500, 50), job(1, 20), job(2, 5, generated_tokens=5)
-    view = replace(full(waiting(newcomer, back), running), swapped={back}, chunked=job(3, 900))
-    plan = decided(view)
-    assert (plan.order, plan.actions, plan.num_open) == ([1, 0], (), 2)
-    assert not plan.swapped_go_first
-
-
 class HoldsUrgencyFive(ByInput):
     """Jobs of urgency 5 wait until nobody else does or runs."""
 

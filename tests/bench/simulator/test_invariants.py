@@ -28,11 +28,15 @@ def busy() -> Node:
 
 
 def leak_page(state: EngineState) -> None:
-    state.pool.held_pages += 1
+    state.pool.alone_pages += 1
 
 
 def lose_cache(state: EngineState) -> None:
-    state.pool.evictable_pages -= 1
+    state.pool.tree.evictable_tokens -= state.pool.page_size
+
+
+def lose_lock(state: EngineState) -> None:
+    next(node for node in state.pool.tree.nodes() if node.num_locks).num_locks += 1
 
 
 def lose_waiting(state: EngineState) -> None:
@@ -53,7 +57,14 @@ def miscount(state: EngineState) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "number"),
-    [(leak_page, 1), (lose_cache, 1), (lose_waiting, 3), (double, 3), (miscount, 5)],
+    [
+        (leak_page, 1),
+        (lose_cache, 1),
+        (lose_lock, 1),
+        (lose_waiting, 3),
+        (double, 3),
+        (miscount, 5),
+    ],
 )
 def test_damage_is_noticed(damage: Callable[[EngineState], None], number: int) -> None:
     node = busy()

@@ -1,0 +1,227 @@
+"""sage-sched bench agents: sessions of coding agents, in the simulator or on a device clock.
+
+Sessions come at random; within one, a step waits for the answer to the one before. Their answers
+have lengths that no text foretells here: all are foreseen alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from bench.servers.device import Device, DeviceUse
+from bench.servers.kept_server import KeptServer
+from bench.servers.model import write_model
+from bench.servers.policy_server import (
+    CPU_ENGINE_FLAGS,
+    CPU_ENV,
+    CPU_MODEL,
+    PolicyServers,
+    internal_state,
+)
+from bench.servers.server import ServerError
+from bench.servers.session_client import Times, serve_sessions
+from bench.simulator.presets import PRESETS, Engine
+from bench.simulator.request import SimRequest
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
+from bench.workload.agents import (
+    TRACE,
+    Session,
+    factor_for,
+    held_out,
+    known_lengths,
+    read_sessions,
+    requests_of,
+)
+from bench.workload.prompts import WorkloadError
+from predictor_store.warm import Observation
+from sage_sched.config import HintsConfig, SageConfig
+
+# When each request came and was answered, and how many tokens of their prompts were cached.
+_Outcome = tuple[list[Times], int]
+_Serve = Callable[[str, Sequence[SimRequest]], _Outcome]
+
+DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "uniboost", "sage-order", "sage")
+_VOCABULARY = 16384
+_COLUMNS = ("session s", "p99", "step s", "first TTFT p99, s", "TTFT p99, s", "cached", "tokens/s")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=f"has {TRACE}")
+    parser.add_argument(
+        "--policies", nargs="+", default=DEFAULT_POLICIES, metavar="NAME",
+        help="as of sage-sched bench; ratios are to the first (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rates", nargs="+", type=float, default=[0.005, 0.008], metavar="RATE",
+        help="sessions a second (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--num-sessions", type=int, default=150, help="default: %(default)s")
+    parser.add_argument("--max-steps", type=int, default=60, help="default: %(default)s")
+    parser.add_argument("--max-pause-s", type=float, default=300.0, help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--held-out", action="store_true",
+        help="the half of the sessions that nothing was tuned on (default: the other half)",
+    )  # fmt: skip
+    parser.add_argument("--preset", choices=PRESETS, default="h800-qwen3-32b")
+    parser.add_argument(
+        "--shrink", type=float, default=1.0, metavar="FACTOR",
+        help="an engine with so many times fewer tokens of KV, each of which takes so many times "
+        "as long; the sessions shrink alike (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--on-servers", action="store_true", help="on a device clock too, beside the simulator"
+    )
+    parser.add_argument("--speed", type=float, default=4.0, help="of the clock")
+    parser.add_argument("--output", type=Path, default=Path("results/agents"), metavar="DIR")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 2, with a line on stderr, if there are no sessions."""
+    try:
+        sessions = read_sessions(args.data / TRACE)
+    except WorkloadError as error:
+        print(f"sage-sched bench agents: {error}", file=sys.stderr)
+        return 2
+    engine = shrunk(PRESETS[args.preset], args.shrink)
+    factor = factor_for(sessions, engine)
+    print(f"{args.preset}, {engine.kv_pool_tokens} tokens of KV; token counts / {factor:.1f}")
+    with contextlib.ExitStack() as stack:
+        bodies: dict[str, _Serve] = {"simulated": partial(_simulated, engine)}
+        if args.on_servers:
+            servers = _servers(args, engine, sessions, factor)
+            bodies["device clock"] = partial(_served, stack.enter_context(KeptServer(servers)))
+        for rate in args.rates:
+            print(f"\n{rate:g} sessions/s\n\n| | {' | '.join(_COLUMNS)} |\n|{'---|' * 8}")
+            for policy, (name, serve) in product(args.policies, bodies.items()):
+                chosen = (
+                    _requests(args, sessions, factor, engine, rate, seed)
+                    for seed in range(args.seeds)
+                )
+                rows = [_row(asked, *serve(policy, asked)) for asked in chosen]
+                cells = (f"{median(column):.4g}" for column in zip(*rows, strict=True))
+                print(f"| `{policy}` {name} | {' | '.join(cells)} |", flush=True)
+    return 0
+
+
+def shrunk(engine: Engine, factor: float) -> Engine:
+    """An engine for which a token is what so many are for the given one."""
+    step = engine.step_time
+    return replace(
+        engine,
+        step_time=replace(
+            step,
+            prefill_token_s=step.prefill_token_s * factor,
+            prefill_pair_s=step.prefill_pair_s * factor**2,
+            decode_kv_token_s=step.decode_kv_token_s * factor,
+        ),
+        kv_pool_tokens=int(engine.kv_pool_tokens / factor),
+        chunked_prefill_size=int(engine.chunked_prefill_size / factor),
+        max_prefill_tokens=int(engine.max_prefill_tokens / factor),
+        swap_token_s=engine.swap_token_s * factor,
+    )
+
+
+def _requests(
+    args: argparse.Namespace,
+    sessions: Sequence[Session],
+    factor: float,
+    engine: Engine,
+    rate: float,
+    seed: int,
+) -> list[SimRequest]:
+    """Of one run: sessions of one half, foreseen by the lengths of the other."""
+    asked = [session for session in sessions if held_out(session) == args.held_out]
+    others = [session for session in sessions if held_out(session) != args.held_out]
+    generator = np.random.default_rng(seed)
+    chosen = generator.permutation(len(asked))[: args.num_sessions]
+    return requests_of(
+        [asked[i] for i in chosen],
+        np.cumsum(generator.exponential(1 / rate, len(chosen))).tolist(),
+        factor=factor,
+        engine=engine,
+        foreseen=known_lengths(others, factor),
+        max_pause_s=args.max_pause_s,
+        max_steps=args.max_steps,
+        cap_tokens=max(64, int(4096 / args.shrink)),
+    )
+
+
+def _simulated(engine: Engine, policy: str, requests: Sequence[SimRequest]) -> _Outcome:
+    result = simulate(engine, policy, SageConfig(), requests, Options(preempt=True))
+    arrays = (result.arrival_s, result.ttft_s, result.ttlt_s)
+    times = [Times(at, at + ttft, at + ttlt, 0) for at, ttft, ttlt in zip(*arrays, strict=True)]
+    return times, sum(request.input_tokens for request in requests) - result.prefill_tokens
+
+
+def _served(kept: KeptServer, policy: str, requests: Sequence[SimRequest]) -> _Outcome:
+    """Raises ServerError if the host was too slow for the clock."""
+    server, device = kept.get(policy, f"{policy} agents"), kept.device
+    before = internal_state(server)
+    times = asyncio.run(
+        serve_sessions(
+            server.url,
+            requests,
+            vocabulary=_VOCABULARY,
+            speed=device.speed,
+            label=policy,
+        )
+    )
+    use = DeviceUse.between(before, internal_state(server), device.speed)
+    if problem := use.problem():
+        raise ServerError(problem)
+    return times, sum(each.cached_tokens for each in times)
+
+
+def _servers(
+    args: argparse.Namespace, engine: Engine, sessions: Sequence[Session], factor: float
+) -> PolicyServers:
+    servers = PolicyServers(
+        model=write_model(
+            args.output / "model",
+            **CPU_MODEL,
+            vocab_size=_VOCABULARY,
+            context_length=engine.kv_pool_tokens,
+        ),
+        folder=args.output,
+        flags=CPU_ENGINE_FLAGS,
+        env=CPU_ENV,
+        sage=SageConfig(hints=HintsConfig(trust="body")),
+        device=replace(Device.named(args.preset, args.speed), engine=engine),
+    )
+    known = known_lengths([s for s in sessions if held_out(s) != args.held_out], factor)
+    servers.warm([Observation(f"step {i}", n) for i, n in enumerate(known.lengths.tolist())])
+    return servers
+
+
+def _row(requests: Sequence[SimRequest], times: Sequence[Times], cached_tokens: int) -> list[float]:
+    """By _COLUMNS. A session's time is that of its steps, without the pauses between them."""
+    spent_s: dict[str, float] = defaultdict(float)
+    for request, each in zip(requests, times, strict=True):
+        spent_s[request.session] += each.last_token_s - each.arrival_s
+    session_s = [*spent_s.values()]
+    ttft_s = [each.first_token_s - each.arrival_s for each in times]
+    first_s = [s for s, request in zip(ttft_s, requests, strict=True) if request.follows is None]
+    duration_s = max(each.last_token_s for each in times)
+    return [
+        float(np.mean(session_s)),
+        float(np.percentile(session_s, 99)),
+        sum(session_s) / len(times),
+        float(np.percentile(first_s, 99)),
+        float(np.percentile(ttft_s, 99)),
+        cached_tokens / sum(request.input_tokens for request in requests),
+        sum(request.output_tokens for request in requests) / duration_s,
+    ]

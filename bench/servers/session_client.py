@@ -1,0 +1,106 @@
+"""Requests that follow each other's answers, sent to a server: the closed loop of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import numpy as np
+from tqdm import tqdm
+
+from bench.servers.server import ServerError
+from bench.simulator.request import SimRequest
+from bench.workload.forced_length import LENGTH_KEY, ForcedLength
+
+# Token ids below are kept for special tokens.
+_FIRST_TOKEN_ID = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one request, in life-size seconds since the run began; cached_tokens: of its prompt."""
+
+    arrival_s: float
+    first_token_s: float
+    last_token_s: float
+    cached_tokens: int
+
+
+async def serve_sessions(
+    url: str, requests: Sequence[SimRequest], *, vocabulary: int, speed: float, label: str
+) -> list[Times]:
+    """Send each request at its arrival, or its pause after the answer that it follows.
+
+    vocabulary: how many token ids the model knows. speed: how many times faster than life the
+    server is. Raises ServerError if a request fails.
+    """
+    followers = defaultdict[int | None, list[int]](list)
+    for index, request in enumerate(requests):
+        followers[request.follows].append(index)
+    times: dict[int, Times] = {}
+    began = time.perf_counter()
+
+    with tqdm(total=len(requests), desc=label, unit="req", leave=False, mininterval=1) as progress:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        ) as session:
+
+            async def ask(index: int, comes_s: float) -> None:
+                await asyncio.sleep(began + comes_s / speed - time.perf_counter())
+                body = _body(requests[index], index, vocabulary)
+                spent = await _answered(session, url, body)
+                sent_s, first_s, last_s = ((at - began) * speed for at in spent[:3])
+                times[index] = Times(sent_s, first_s, last_s, spent[3])
+                progress.update()
+                await asyncio.gather(
+                    *(ask(next_, last_s + requests[next_].pause_s) for next_ in followers[index])
+                )
+
+            await asyncio.gather(*(ask(i, requests[i].arrival_s) for i in followers[None]))
+    return [times[index] for index in range(len(requests))]
+
+
+def _body(request: SimRequest, index: int, vocabulary: int) -> dict[str, object]:
+    spans = request.spans or ((-1 - index, 0, request.input_tokens),)
+    prompt = [_tokens(stream, end, vocabulary)[first:] for stream, first, end in spans]
+    return {
+        "input_ids": np.concatenate(prompt).tolist(),
+        "stream": True,
+        "custom_logit_processor": ForcedLength.to_str(),
+        "sampling_params": {
+            "temperature": 0.0,
+            "max_new_tokens": request.max_new_tokens,
+            "custom_params": {
+                LENGTH_KEY: min(request.output_tokens, request.max_new_tokens - 1),
+                "session": request.session,
+            },
+        },
+    }
+
+
+def _tokens(stream: int, num_tokens: int, vocabulary: int) -> np.ndarray:
+    """The first tokens of a stream; the more one asks for, the more follow."""
+    generator = np.random.default_rng(abs(stream) * 2 + (stream < 0))
+    return generator.integers(_FIRST_TOKEN_ID, vocabulary, num_tokens)
+
+
+async def _answered(
+    session: aiohttp.ClientSession, url: str, body: dict[str, object]
+) -> tuple[float, float, float, int]:
+    """When it was sent, its first and its last token came, and how much was cached."""
+    sent, first, last = time.perf_counter(), 0.0, b""
+    async with session.post(f"{url}/generate", json=body) as answer:
+        if answer.status != 200:
+            raise ServerError(f"a request failed: {(await answer.text())[:300]}")
+        async for line in answer.content:
+            if line.startswith(b"data: {"):
+                first, last = first or time.perf_counter(), line
+    meta = json.loads(last[6:]).get("meta_info") if last else None
+    if meta is None or meta["finish_reason"]["type"] == "abort":
+        raise ServerError(f"a request has no answer: {last[:300]!r}")
+    return sent, first, time.perf_counter(), int(meta["cached_tokens"])

@@ -1,0 +1,91 @@
+"""What a chunked prompt leaves of a pass to jobs that go before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from sage_sched.job import Job
+from sage_sched.order import place_of
+from sage_sched.plan import Budget
+from sage_sched.policy import Policy
+from sage_sched.preemption import may_displace
+from sage_sched.view import SchedulerView
+
+
+@dataclass(frozen=True, slots=True)
+class Guests:
+    """Waiting jobs that may get in during a pass.
+
+    order: positions of SchedulerView.waiting: those of the guests first, then all others.
+    num_guests: how many of the order are guests.
+    num_too_long: jobs that go before the chunked prompt and wait for its end all the same: the
+        engine chunks one prompt at a time, and theirs fit beside no chunk of it.
+    """
+
+    order: list[int]
+    num_guests: int
+    num_too_long: int = 0
+
+
+def guests_beside(
+    chunked: Job,
+    order: Sequence[int],
+    num_open: int,
+    budget: Budget,
+    policy: Policy,
+    view: SchedulerView,
+) -> Guests:
+    """Of the first num_open of the order, those that may get in beside the next chunk.
+
+    They are those with KV in host memory, which need no prefill, and those that go before the
+    chunked prompt, as long as all fit and leave it a page. Those to whom nobody may yield wait.
+    Nobody gets in past one that is promised its turn.
+    """
+    most_tokens = left_tokens = _pass_tokens(budget, view) - view.page_size
+    guests: list[int] = []
+    num_too_long = 0
+    for position in order[:num_open]:
+        job = view.waiting[position]
+        num_tokens = 0 if job in view.swapped else _prompt_tokens(job, view)
+        if num_tokens and may_displace(job) and not _goes_before(job, chunked, policy, view):
+            break
+        if may_displace(job) and num_tokens <= left_tokens:
+            left_tokens -= num_tokens
+            guests.append(position)
+        elif job.is_promised:
+            break
+        else:
+            num_too_long += num_tokens > most_tokens
+    chosen = set(guests)
+    others = [position for position in order if position not in chosen]
+    return Guests(guests + others, len(guests), num_too_long)
+
+
+def shortened(budget: Budget, entering: Iterable[Job], view: SchedulerView) -> Budget:
+    """The budget of a pass in which these are prefilled beside a chunk: it is shorter by what they
+    need."""
+    reserved_tokens = sum(_prompt_tokens(job, view) for job in entering)
+    if not reserved_tokens:
+        return budget
+    chunk_tokens = max(view.page_size, _pass_tokens(budget, view) - reserved_tokens)
+    return replace(budget, chunk_tokens=min(chunk_tokens, budget.chunk_tokens or chunk_tokens))
+
+
+def _goes_before(job: Job, chunked: Job, policy: Policy, view: SchedulerView) -> bool:
+    """Whether a waiting ranked job's turn is before the chunked one's; by arrival if the policy
+    cannot rank that."""
+    if chunked.is_ranked or chunked.is_promised:
+        return place_of(job, policy, view) < place_of(chunked, policy, view)
+    return job.is_promised or job.arrival < chunked.arrival
+
+
+def _prompt_tokens(job: Job, view: SchedulerView) -> int:
+    """What a prefill computes for a waiting job, in whole pages."""
+    num_tokens = job.input_tokens + job.generated_tokens - job.cached_tokens
+    return -(-num_tokens // view.page_size) * view.page_size
+
+
+def _pass_tokens(budget: Budget, view: SchedulerView) -> int:
+    given_tokens = budget.prefill_tokens
+    return view.pass_tokens if given_tokens is None else min(given_tokens, view.pass_tokens)

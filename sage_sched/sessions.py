@@ -1,0 +1,48 @@
+"""Since when each session's requests count as waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sage_sched.job import Job
+
+# Of sessions that are remembered; the one that began first is forgotten first.
+_MOST_SESSIONS = 10_000
+
+
+class Sessions:
+    """A session is one task to its owner, so that its requests count as come when it began.
+
+    Under a load of many sessions those that began first then end first, and fewer of them share the
+    KV pool at a time. Its first request would be last of all: it counts as come with the oldest of
+    those that wait, as does a request of no session.
+
+    Times are tokens that the server had served.
+    """
+
+    def __init__(self) -> None:
+        self._began: dict[str, int] = {}
+        self._new: list[Job] = []
+        self._later: dict[Job, int] = {}
+
+    def came_at(self, job: Job) -> int:
+        """Of a job that arrives now: when it counts as come, as far as that is known yet."""
+        name = job.hints.session
+        if name in self._began:
+            self._later[job] = self._began[name]
+            return self._began[name]
+        if name:
+            if len(self._began) >= _MOST_SESSIONS:
+                del self._began[next(iter(self._began))]
+            self._began[name] = job.served_at_arrival_tokens
+        self._new.append(job)
+        return job.served_at_arrival_tokens
+
+    def moved_up(self, waiting: Iterable[Job]) -> tuple[list[Job], int]:
+        """The jobs that have come since the last pass and go by others' sessions, and the time at
+        which they count as come; none if no session's later request waits."""
+        new, self._new = self._new, []
+        if not self._later:
+            return [], 0
+        self._later = {job: self._later[job] for job in waiting if job in self._later}
+        return (new, min(self._later.values())) if self._later else ([], 0)

@@ -1,0 +1,80 @@
+"""What is cached of a prompt costs nothing, and who is asked about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sage_sched.admission import Admission
+from sage_sched.cost import cost_named
+from sage_sched.decide import decide
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.policy import policy_named
+from sage_sched.step_time import attended_pairs
+from sage_sched.view import SchedulerView
+from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.test_decide import decided, job
+
+KNOWN = LengthDistribution.from_samples([30, 40], "history")
+
+
+def answered(arrival: int, input_tokens: int) -> Job:
+    return Job(arrival, input_tokens, 100, KNOWN, 0)
+
+
+@pytest.mark.parametrize("name", ["sage", "sage-overall", "uniboost", "fastserve"])
+def test_the_longer_prompt_goes_first_if_most_of_it_is_cached(name: str) -> None:
+    policy = policy_named(name, {}, SERVER)
+    shorter, cached = answered(0, 3000), answered(1, 3500)
+    cached_tokens = {0: 0, 1: 0}
+    for each in (shorter, cached):
+        each.is_ranked = policy.on_arrival(each)
+    view = replace(waiting(shorter, cached), cached_tokens=cached_tokens.__getitem__)
+
+    def first() -> int:
+        order = decide(view, policy, Admission(0.5, 4096)).order
+        assert order is not None
+        return order[0]
+
+    assert first() == 0
+    cached_tokens[1] = 3490
+    assert first() == 1
+    cached_tokens[1] = 0  # it has been evicted
+    assert first() == 0
+
+
+def test_new_jobs_and_the_first_to_serve_are_asked_about() -> None:
+    jobs = [job(arrival, 10 + arrival) for arrival in range(40)]
+    asked: list[int] = []
+
+    def found(position: int) -> int:
+        asked.append(position)
+        return 0
+
+    view = replace(waiting(*jobs), cached_tokens=found)
+    decided(view)
+    assert sorted(set(asked)) == list(range(40))
+    asked.clear()
+    decided(view)
+    assert asked == list(range(8))
+
+
+def test_swapped_ones_and_streaming_sessions_are_not_asked_about() -> None:
+    swapped, session = job(0, generated_tokens=5), job(1, keeps_memory=True)
+
+    def found(position: int) -> int:
+        raise AssertionError("it lends its KV to whoever asks")
+
+    view: SchedulerView = replace(waiting(swapped, session), swapped=[swapped])
+    decided(replace(view, cached_tokens=found))
+
+
+def test_the_measured_cost_is_that_of_what_is_computed() -> None:
+    cost, step = cost_named("measured", SERVER), SERVER.step_time
+    saved_s = (
+        900 * step.prefill_token_s
+        + (attended_pairs(0, 1000) - attended_pairs(900, 100)) * step.prefill_pair_s
+    )
+    assert cost(1000, 50) - cost(1000, 50, 900) == pytest.approx(saved_s)
