@@ -33,7 +33,7 @@ class Prediction:
     """What is known of an answer's length when its prompt arrives.
 
     handle: to say how long the answer became; None: do not report.
-    distribution: None where nothing is known, as the store is empty.
+    distribution: None where nothing is known.
     """
 
     handle: int | None

@@ -1,74 +1,77 @@
-"""Sentence vectors by all-MiniLM-L6-v2, read from site-packages, computed by ONNX Runtime."""
+"""A prompt's vector: what an encoder makes of its meaning, and features of its wording."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.exported_model import INPUTS, MODEL, exported_model, weights_digest
+from predictor_store import minilm, static_encoder
 from predictor_store.features import NUM_FEATURES, VERSION, features_of
+from sage_sched.config import PredictorConfig
 
-EMBEDDING_DIMENSION = 384
-# Of a prompt's vector: the embedding, then the features.
-DIMENSION = EMBEDDING_DIMENSION + NUM_FEATURES
-# The length the model was trained with (model card). It accepts 256, at over twice the time: on
-# one core a long prompt takes 34 ms with 128 tokens, 80 ms with 256.
-MAX_TOKENS = 128
-# More than 128 tokens of almost any text; bounds what a tokenizer does with a prompt of 1 MB.
+DEFAULT_ENCODER = PredictorConfig().encoder
+# More than either encoder reads of almost any text; bounds what a tokenizer does with one of 1 MB.
 MAX_CHARS = 2_000
 
-_BATCH_SIZE = 32
+
+class Encoder(Protocol):
+    """Sentence vectors."""
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Of unit length, a row each. texts: not empty, in UTF-8."""
 
 
-def fingerprint() -> str:
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    dimension: int
+    fingerprint: Callable[[], str]
+    load: Callable[[int | None], Encoder]
+
+
+# By the names of predictor.encoder.
+_KINDS = {
+    "static": _Kind(
+        static_encoder.NUM_DIMENSIONS,
+        static_encoder.fingerprint,
+        lambda num_threads: static_encoder.StaticEncoder(),
+    ),
+    "minilm": _Kind(minilm.NUM_DIMENSIONS, minilm.fingerprint, minilm.MiniLM),
+}
+
+
+def embedding_dimension(encoder: str = DEFAULT_ENCODER) -> int:
+    """Of the encoder's part of a vector, which comes first."""
+    return _KINDS[encoder].dimension
+
+
+def dimension(encoder: str = DEFAULT_ENCODER) -> int:
+    """Of a vector."""
+    return embedding_dimension(encoder) + NUM_FEATURES
+
+
+def fingerprint(encoder: str = DEFAULT_ENCODER) -> str:
     """Names whatever decides the vectors; two stores with equal ones can share them."""
-    return f"all-MiniLM-L6-v2/{MAX_TOKENS} tokens/{weights_digest()}/features {VERSION}"
+    return f"{_KINDS[encoder].fingerprint()}/features {VERSION}"
 
 
 class Embedder:
-    """The first one on a machine takes seconds to load. num_threads: None for all cores."""
+    """encoder: see PredictorConfig. num_threads: None for all cores."""
 
-    def __init__(self, num_threads: int | None = None) -> None:
-        import onnxruntime
-        from tokenizers import Tokenizer
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = num_threads or 0
-        self._tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-        self._tokenizer.enable_truncation(MAX_TOKENS)
-        self._tokenizer.no_padding()
-        self._session = onnxruntime.InferenceSession(
-            exported_model(), options, providers=["CPUExecutionProvider"]
-        )
+    def __init__(self, encoder: str = DEFAULT_ENCODER, num_threads: int | None = None) -> None:
+        self.encoder = encoder
+        self._encoder = _KINDS[encoder].load(num_threads)
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Float32, shape (len(texts), DIMENSION), of any text whatever: an embedding of unit length
-        and predictor_store.features."""
-        vectors = np.empty((len(texts), DIMENSION), np.float32)
+        """Float32, shape (len(texts), dimension(self.encoder)), of any text whatever: a vector of
+        unit length by the encoder and predictor_store.features."""
         if not texts:
-            return vectors
-        encoded = self._tokenizer.encode_batch([tokenizable(text) for text in texts])
-        tokens = [np.array(each.ids, np.int64) for each in encoded]
-        # Alike in length together, so that short ones are not padded to long ones.
-        order = np.argsort([len(ids) for ids in tokens], kind="stable")
-        for start in range(0, len(texts), _BATCH_SIZE):
-            chosen = order[start : start + _BATCH_SIZE]
-            inputs = _padded([tokens[i] for i in chosen])
-            vectors[chosen, :EMBEDDING_DIMENSION] = self._session.run(None, inputs)[0]
-        for vector, text in zip(vectors, texts, strict=True):
-            vector[EMBEDDING_DIMENSION:] = features_of(text)
-        return vectors
-
-
-def _padded(tokens: Sequence[NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
-    """The model's INPUTS, each of shape (prompts, tokens of the longest)."""
-    lengths = np.array([len(ids) for ids in tokens])
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    padded = np.zeros(mask.shape, np.int64)
-    padded[mask] = np.concatenate(tokens)
-    return dict(zip(INPUTS, (padded, mask.astype(np.int64)), strict=True))
+            return np.empty((0, dimension(self.encoder)), np.float32)
+        encoded = self._encoder.encode([tokenizable(text) for text in texts])
+        return np.hstack([encoded, [features_of(text) for text in texts]])
 
 
 def tokenizable(text: str) -> str:

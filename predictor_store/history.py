@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.length_score import LengthScore
+from predictor_store.embedder import embedding_dimension
+from predictor_store.features import NUM_FEATURES
+from predictor_store.general_length import GeneralLength
+from predictor_store.length_score import PRIOR_WORTH, LengthScore
 from predictor_store.store_file import Origin
 
 # A score is fitted to so many at most, the newest: past them it only takes longer.
 _MAX_FITTED = 20_000
 # It is fitted anew when this share of the history is new.
 _REFIT_SHARE = 0.05
+# What a prompt adds to lengths in general counts for so much beside the numbers of its vector.
+_GENERAL_SCALE = 3.5
 
 
 class Fitting(NamedTuple):
@@ -38,34 +43,51 @@ class Fitting(NamedTuple):
 
 
 class History:
-    """Up to capacity records. Warm data goes first, so that it fades as real history comes.
+    """Up to capacity records, their embeddings in whole numbers of 8 bits. Warm data goes first, so
+    that it fades as real history comes.
 
     By slot, each of shape (capacity,), in use from 0 to len(self) - 1: lengths, int64; censored
     and warm, bool; scopes, int64 (numbers of scope()); scores, float64, see LengthScore; features,
     float32, of shape (capacity, num_features); num_of_same_prompt, int64, how many there are of a
-    record's prompt.
+    record's prompt; excess, float64, see GeneralLength.level_after.
     """
 
-    def __init__(self, embedding_dimension: int, num_features: int, capacity: int) -> None:
-        """Vectors are an embedding, of unit length, and then features."""
+    def __init__(
+        self,
+        embedding_dimension: int,
+        num_features: int,
+        capacity: int,
+        general: GeneralLength | None = None,
+    ) -> None:
+        """Vectors are an embedding, of unit length, and then features. general: what is known
+        beside the records; None: nothing."""
         self.capacity = capacity
         self.lengths = np.zeros(capacity, np.int64)
         self.censored = np.zeros(capacity, np.bool_)
         self.warm = np.zeros(capacity, np.bool_)
         self.scopes = np.zeros(capacity, np.int64)
         self.scores = np.zeros(capacity, np.float64)
-        self.score: LengthScore | None = None
+        self.general = general
+        self.score = _general_score(general)
+        self.excess = np.zeros(capacity, np.float64)
         self.features = np.zeros((capacity, num_features), np.float32)
         self._prompts = np.zeros(capacity, np.int64)
         self._slots_of_prompt: defaultdict[int, set[int]] = defaultdict(set)
         self.num_of_same_prompt = np.zeros(capacity, np.int64)
         self._scope_numbers: dict[str, int] = {}
         self._index = empty_index(embedding_dimension)
+        self._steps = steps_per_unit(embedding_dimension)
         self._oldest_warm: deque[int] = deque()
         self._oldest_history: deque[int] = deque()
         self._stamps = np.zeros(capacity, np.int64)
         self._num_added = 0
         self._num_unfitted = 0
+
+    @classmethod
+    def of_encoder(cls, encoder: str, capacity: int) -> Self:
+        """For the vectors of predictor_store.embedder."""
+        general = GeneralLength.shipped(encoder)
+        return cls(embedding_dimension(encoder), NUM_FEATURES, capacity, general)
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -90,12 +112,13 @@ class History:
         """
         warm = origin == "warm"
         embedding = vector[: self._index.d]
+        excess = self._excess(vector, output_tokens, censored)
         if len(self) < self.capacity:
             slot = len(self)
-            self._index.add(embedding[np.newaxis])
+            self._index.add(self._whole(embedding)[np.newaxis])
         elif self._oldest_warm or not warm:
             slot = (self._oldest_warm or self._oldest_history).popleft()
-            self._embeddings()[slot] = embedding
+            self._codes()[slot] = self._whole(embedding) + 128
             self._leave_prompt(slot)
         else:
             return
@@ -106,7 +129,8 @@ class History:
         self.features[slot] = vector[self._index.d :]
         self._join_prompt(slot, _prompt_number(vector))
         if self.score is not None:
-            self.scores[slot] = self.score.of(vector[np.newaxis])[0]
+            self.scores[slot] = self.score.of(self.described(vector[np.newaxis]))[0]
+        self.excess[slot] = excess
         self._num_added += 1
         self._num_unfitted += 1
         self._stamps[slot] = self._num_added
@@ -120,7 +144,7 @@ class History:
         k = min(num_nearest, len(self))
         if k == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
-        query = np.ascontiguousarray(vector[np.newaxis, : self._index.d])
+        query = self._whole(vector[np.newaxis, : self._index.d])
         only = None
         if among is not None:
             # FAISS's type stubs do not know what its Python layer makes of these.
@@ -130,11 +154,20 @@ class History:
         with one_thread():
             cosines, slots = self._index.search(query, k, params=only)
         found = slots[0] >= 0  # FAISS fills up with -1
-        return cosines[0][found], slots[0][found]
+        return cosines[0][found] / self._steps**2, slots[0][found]
 
     def vectors(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy, shape (len(slots), embedding_dimension + num_features)."""
-        return np.hstack([self._embeddings()[slots].astype(np.float32), self.features[slots]])
+        embeddings = (self._codes()[slots] - np.float32(128)) / self._steps
+        return np.hstack([embeddings, self.features[slots]])
+
+    def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What a LengthScore is of, a row for each of these vectors: with what their prompts add
+        to lengths in general, if that is known."""
+        if self.general is None:
+            return vectors
+        added = _GENERAL_SCALE * self.general.of(vectors)
+        return np.column_stack([vectors, added.astype(np.float32)])
 
     def fitting(self) -> Fitting | None:
         """What to fit a score to; None where the one that there is will do."""
@@ -145,7 +178,7 @@ class History:
         stamps, lengths, prompts = (
             values[slots] for values in (self._stamps, self.lengths, self._prompts)
         )
-        return Fitting(slots, stamps, self.vectors(slots), lengths, prompts)
+        return Fitting(slots, stamps, self.described(self.vectors(slots)), lengths, prompts)
 
     def install(
         self, fitting: Fitting, fitted: tuple[LengthScore, NDArray[np.float64]] | None
@@ -155,7 +188,7 @@ class History:
             return
         self.score, held_out = fitted
         size = len(self)
-        self.scores[:size] = self.score.of(self.vectors(np.arange(size)))
+        self.scores[:size] = self.score.of(self.described(self.vectors(np.arange(size))))
         same = self._stamps[fitting.slots] == fitting.stamps
         self.scores[fitting.slots[same]] = held_out[same]
 
@@ -163,6 +196,15 @@ class History:
         """At once, as for a history that will not grow; takes 0.3 s at 10,000 records."""
         if (fitting := self.fitting()) is not None:
             self.install(fitting, fitting.fit())
+
+    def _excess(self, vector: NDArray[np.float32], output_tokens: int, censored: bool) -> float:
+        if self.general is None:
+            return 0.0
+        added = float(self.general.of(vector[np.newaxis])[0])
+        excess = float(np.log(max(output_tokens, 1))) - added
+        # Of a cut answer it is known that it would have been longer.
+        known = self.excess[: len(self)]
+        return max(excess, self.general.level_after(known)) if censored else excess
 
     def _join_prompt(self, slot: int, prompt: int) -> None:
         self._prompts[slot] = prompt
@@ -178,26 +220,46 @@ class History:
         if not same:
             del self._slots_of_prompt[prompt]
 
-    def _embeddings(self) -> NDArray[np.float16]:
+    def _whole(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
+        # A query too: FAISS takes its numbers for whole ones where there are many.
+        whole: NDArray[np.float32] = np.rint(self._steps * embedding).clip(-128, 127)
+        return whole
+
+    def _codes(self) -> NDArray[np.uint8]:
         # Taken anew each time: the index moves its memory when it grows. Overwriting in place
         # takes microseconds, FAISS's remove_ids 2 ms.
         codes: NDArray[np.uint8] = faiss.rev_swig_ptr(
             self._index.codes.data(), len(self) * self._index.code_size
         )
-        return codes.view(np.float16).reshape(len(self), self._index.d)
+        return codes.reshape(len(self), self._index.d)
+
+
+def _general_score(general: GeneralLength | None) -> LengthScore | None:
+    """The score where there is nothing yet to fit one to."""
+    if general is None:
+        return None
+    weights = np.zeros(general.weights.size + 2)
+    weights[-2] = 1 / _GENERAL_SCALE  # of what the prompt adds; the last is the constant
+    return LengthScore(weights, general.level, general.spread, PRIOR_WORTH)
 
 
 def empty_index(dimension: int) -> faiss.IndexScalarQuantizer:
-    """Vectors in halves, as a search takes as long as it takes to read them all: half as long, and
-    a cosine is off by 1e-4 at most."""
+    """For whole numbers from -128 to 127, as a search takes as long as it takes to read them all:
+    a quarter as long as of float32."""
     return faiss.IndexScalarQuantizer(
-        dimension, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+        dimension, faiss.ScalarQuantizer.QT_8bit_direct_signed, faiss.METRIC_INNER_PRODUCT
     )
+
+
+def steps_per_unit(dimension: int) -> np.float32:
+    """By what the numbers of a unit vector are multiplied before they are rounded. A cosine is then
+    off by 0.001, where one in a thousand numbers may be cut off (the largest are as large)."""
+    return np.float32(127 * max(1.0, dimension**0.5 / 12))
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """FAISS would search halves with all of OpenMP's threads, even for one vector. That takes the
+    """FAISS would search these with all of OpenMP's threads, even for one vector. That takes the
     cores of the engine, and hangs in a process forked from one that has used those threads."""
     num_threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)

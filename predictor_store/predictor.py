@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store.history import History
-from predictor_store.length_score import PRIOR_WORTH
+from predictor_store.length_score import PRIOR_WORTH, LengthScore
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution, Source
 
@@ -22,14 +24,26 @@ _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
 # So many alike records of this server's own weigh as much as all that are not its own.
 _FOREIGN_WORTH = 32.0
+# So many alike records weigh as much as what is known of lengths in general, which is left out
+# where it would weigh next to nothing.
+_GENERAL_WORTH = 8.0
+_LEAST_GENERAL = 0.01
+
+
+class Beside(NamedTuple):
+    """Lengths in general, alike likely, shape (n,), and what share of a distribution they have."""
+
+    lengths: NDArray[np.int64]
+    share: float
 
 
 def predict(
     history: History, vector: NDArray[np.float32], config: PredictorConfig, scope: str = ""
 ) -> LengthDistribution | None:
-    """By config.rule; None where there are no records at all. scope: see History.scope.
+    """By config.rule; None where there are no records and nothing is known beside them. scope: see
+    History.scope.
 
-    neighbours: the config.num_nearest nearest, by _weights.
+    neighbours: the config.num_nearest nearest, by _weights, and lengths in general.
     threshold: those of at least config.threshold cosine, alike in weight: of the history's own
     (SageSched section 3.1), with fewer than config.min_matches of them the warm ones besides
     (there: augmentation), with fewer still all records.
@@ -40,19 +54,34 @@ def predict(
         size = len(history)
         among = history.warm[:size] | (history.scopes[:size] == own)
     cosines, slots = history.nearest(vector, config.num_nearest, among)
-    if slots.size == 0:
-        return None
-    if config.rule == "threshold":
+    if config.rule == "threshold" and slots.size:
         return _of_matches(history, slots[cosines >= config.threshold], config)
     foreign = history.warm[slots] | (history.scopes[slots] != own)
-    weights = _weights(history, vector, cosines.astype(np.float64), slots, foreign)
+    weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign)
     source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
-    return distribution(history, slots, weights, source, config)
+    if share < _LEAST_GENERAL or history.general is None:
+        return distribution(history, slots, weights, source, config)
+    added = float(history.general.of(vector[np.newaxis])[0])
+    beside = Beside(history.general.lengths(added, history.excess[: len(history)]), share)
+    source = source if share <= 0.5 else "general"
+    return distribution(history, slots, weights, source, config, beside)
 
 
 def prior(history: History, config: PredictorConfig) -> LengthDistribution | None:
-    """Of all records alike; None where there are none."""
-    return distribution(history, np.arange(len(history)), None, "prior", config)
+    """Of any prompt: of all records alike, and of lengths in general. None where nothing is
+    known."""
+    slots = np.arange(len(history))
+    beside = None
+    if history.general is not None:
+        share = _GENERAL_WORTH / (_GENERAL_WORTH + slots.size)
+        beside = Beside(history.general.of_any_prompt(), share)
+    return distribution(history, slots, np.ones(slots.size), "prior", config, beside)
+
+
+def of_all_records(history: History, config: PredictorConfig) -> LengthDistribution | None:
+    """Alike in weight; None where there are none."""
+    slots = np.arange(len(history))
+    return distribution(history, slots, np.ones(slots.size), "prior", config)
 
 
 def _of_matches(
@@ -60,10 +89,10 @@ def _of_matches(
 ) -> LengthDistribution | None:
     of_history = matches[~history.warm[matches]]
     if of_history.size >= config.min_matches:
-        return distribution(history, of_history, None, "history", config)
+        return distribution(history, of_history, np.ones(of_history.size), "history", config)
     if matches.size >= config.min_matches:
-        return distribution(history, matches, None, "warm", config)
-    return prior(history, config)
+        return distribution(history, matches, np.ones(matches.size), "warm", config)
+    return of_all_records(history, config)
 
 
 def _weights(
@@ -72,9 +101,11 @@ def _weights(
     cosines: NDArray[np.float64],
     slots: NDArray[np.int64],
     foreign: NDArray[np.bool_],
-) -> NDArray[np.float64]:
-    """Three neighbourhoods, each as far as its evidence goes, then the next wider: the same
-    prompt; prompts near in meaning and in score; prompts less near in meaning.
+) -> tuple[NDArray[np.float64], float]:
+    """Of the records, and of lengths in general; in all 1, or 0 where there is neither.
+
+    Three neighbourhoods, each as far as its evidence goes, then the next wider: the same prompt;
+    prompts near in meaning and in score; prompts less near in meaning; and prompts anywhere.
 
     Records of one prompt share weight, so that one prompt asked a hundred times is not a hundred
     neighbours. All constants: the best or next to it on each of six datasets (docs/predictor.md).
@@ -84,49 +115,75 @@ def _weights(
     rest_worth = PRIOR_WORTH
     if history.score is not None:
         rest_worth = history.score.rest_worth
-        distance = np.abs(history.scores[slots] - history.score.of(vector[np.newaxis]))
-        last = min(_NUM_IN_SCORE, distance.size) - 1
-        width = max(_SCORE_SHARE * history.score.spread, float(np.partition(distance, last)[last]))
-        # Not 0: nearness in meaning tells the far ones apart.
-        alike *= np.maximum(np.exp(-0.5 * np.square(distance / width)), 1e-9)
+        alike *= _nearness_in_score(history, history.score, vector, slots)
     alike[same] = 0.0
     wide = alike * np.exp(_WIDE_SLOPE * cosines)
-    fading = np.where(foreign, _FOREIGN_WORTH / (_FOREIGN_WORTH + _worth(wide[~foreign])), 1.0)
     near = alike * np.exp(_NEAR_SLOPE * cosines)
-    others = _after(near * fading, wide * fading, _WIDE_WORTH)
-    return _after(same.astype(float) * fading, others, rest_worth)
+    neighbourhoods = np.stack([same, near, wide])
+    if foreign.any():
+        own_worth = _worths(wide[np.newaxis, ~foreign])[0]
+        neighbourhoods *= np.where(foreign, _FOREIGN_WORTH / (_FOREIGN_WORTH + own_worth), 1.0)
+    anywhere = history.general is not None
+    return _one_after_another(neighbourhoods, (rest_worth, _WIDE_WORTH, _GENERAL_WORTH), anywhere)
 
 
-def _after(
-    first: NDArray[np.float64], rest: NDArray[np.float64], rest_worth: float
+def _nearness_in_score(
+    history: History, score: LengthScore, vector: NDArray[np.float32], slots: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """first, and rest as if it were rest_worth samples; in all 1, or 0 where both are."""
-    share = rest_worth / (_worth(first) + rest_worth) if rest.any() else 0.0
-    mixed = np.zeros(first.size)
-    for weights, part in ((first, 1 - share), (rest, share)):
-        if weights.any():
-            mixed += part * weights / weights.sum()
-    return mixed
+    if slots.size == 0:
+        return np.empty(0)
+    distance = np.abs(history.scores[slots] - score.of(history.described(vector[np.newaxis])))
+    last = min(_NUM_IN_SCORE, distance.size) - 1
+    width = max(_SCORE_SHARE * score.spread, float(np.partition(distance, last)[last]))
+    # Not 0: nearness in meaning tells the far ones apart.
+    nearness: NDArray[np.float64] = np.maximum(np.exp(-0.5 * np.square(distance / width)), 1e-9)
+    return nearness
 
 
-def _worth(weights: NDArray[np.float64]) -> float:
-    """Of how many samples of equal weight (Kish)."""
-    total = float(weights.sum())
-    return total**2 / float(np.square(weights).sum()) if total > 0 else 0.0
+def _one_after_another(
+    neighbourhoods: NDArray[np.float64], rest_worths: tuple[float, ...], anywhere: bool
+) -> tuple[NDArray[np.float64], float]:
+    """The weights of all, and that of what comes after the last, if there is such (anywhere).
+
+    neighbourhoods: shape (m, n). rest_worths: for each, of how many samples the rest after it is
+    worth. One without weight is passed over.
+    """
+    sums, worths = neighbourhoods.sum(1), _worths(neighbourhoods)
+    is_last = [not anywhere and not sums[i + 1 :].any() for i in range(len(sums))]
+    left, factors = 1.0, np.zeros(len(sums))
+    for i, (total, rest_worth) in enumerate(zip(sums, rest_worths, strict=True)):
+        if total > 0:
+            rest = 0.0 if is_last[i] else left * rest_worth / (worths[i] + rest_worth)
+            factors[i] = (left - rest) / total
+            left = rest
+    return factors @ neighbourhoods, left if anywhere else 0.0
+
+
+def _worths(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of how many samples of equal weight each row is (Kish)."""
+    squares = np.einsum("ij,ij->i", weights, weights)
+    worths: NDArray[np.float64] = np.square(weights.sum(1)) / np.where(squares > 0, squares, 1.0)
+    return worths
 
 
 def distribution(
     history: History,
     slots: NDArray[np.int64],
-    weights: NDArray[np.float64] | None,
+    weights: NDArray[np.float64],
     source: Source,
     config: PredictorConfig,
+    beside: Beside | None = None,
 ) -> LengthDistribution | None:
-    """Of the records in these slots; weights: shape (len(slots),), None where all weigh alike.
-    None where there are no slots."""
-    if slots.size == 0:
+    """Of the records in these slots; weights: shape (len(slots),). None where there are none, and
+    nothing beside."""
+    lengths, censored = history.lengths[slots], history.censored[slots]
+    if beside is not None:
+        num = beside.lengths.size
+        lengths = np.append(lengths, beside.lengths)
+        censored = np.append(censored, np.zeros(num, np.bool_))
+        weights = weights * ((1 - beside.share) / (weights.sum() or 1.0))
+        weights = np.append(weights, np.full(num, beside.share / num))
+    if lengths.size == 0:
         return None
-    found = LengthDistribution.from_samples(
-        history.lengths[slots], source, weights, history.censored[slots]
-    )
+    found = LengthDistribution.from_samples(lengths, source, weights, censored)
     return found.compressed(config.max_atoms)

@@ -23,7 +23,7 @@ from sage_sched.config import StoreConfig
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 10.0
-# 1.6 KB each. What a disk that stays full for longer than they last leaves behind is lost.
+# 3.1 KB each. What a disk that stays full for longer than they last leaves behind is lost.
 _MAX_UNWRITTEN = 2_000
 
 
@@ -207,8 +207,9 @@ def _require_same_embedder(meta: dict[str, str], wanted: dict[str, str], folder:
     if made_with[0] != made_with[1]:
         raise StoreError(
             f"the store {folder} was made with the embedder {made_with[0]}, this server uses "
-            f"{made_with[1]}: move it away and warm a new one with `sage-sched warm ... --store "
-            f"{folder}`, or set store.path to another folder"
+            f"{made_with[1]}: set predictor.encoder to the one that it was made with, move it "
+            f"away and warm a new one with `sage-sched warm ... --store {folder}`, or set "
+            "store.path to another folder"
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from predictor_store.embedder import DIMENSION, Embedder, fingerprint
+from predictor_store.embedder import DEFAULT_ENCODER, Embedder, dimension, fingerprint
 from predictor_store.store import Store
 from predictor_store.store_file import Record, StoreError
 from sage_sched.config import StoreConfig
@@ -32,15 +32,20 @@ class Observation:
     censored: bool = False
 
 
-def warm_store(path: Path, observations: Iterable[Observation], config: StoreConfig) -> int:
+def warm_store(
+    path: Path,
+    observations: Iterable[Observation],
+    config: StoreConfig,
+    encoder: str = DEFAULT_ENCODER,
+) -> int:
     """Put observations, oldest first, into the store in the folder path; return its records.
 
     Makes the store where there is none. Killed on the way, it leaves a valid store with part of
     them. Raises StoreError, also where the disk is full.
     """
     config = dataclasses.replace(config, path=str(path))
-    with Store(config, fingerprint(), DIMENSION) as store:
-        embedder = Embedder()
+    with Store(config, fingerprint(encoder), dimension(encoder)) as store:
+        embedder = Embedder(encoder)
         total = len(observations) if isinstance(observations, list) else None
         with tqdm(total=total, desc="embedding", unit="prompt", mininterval=1) as progress:
             for chunk in _chunks(observations):

@@ -23,11 +23,12 @@ from predictor_store.datasets import (
     Reader,
     Row,
 )
+from predictor_store.embedder import DEFAULT_ENCODER
 from predictor_store.store import default_path, recorded_capacity
 from predictor_store.store_file import StoreError
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
-from sage_sched.config import StoreConfig
+from sage_sched.config import ENCODERS, StoreConfig
 from sage_sched.fields import ConfigError
 
 T = TypeVar("T")
@@ -73,6 +74,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}-field", metavar="NAME", help=f"default: the first of {', '.join(guessed)}"
         )
+    parser.add_argument(
+        "--encoder",
+        choices=ENCODERS,
+        default=DEFAULT_ENCODER,
+        help="the server's predictor.encoder; default: %(default)s",
+    )
     parser.add_argument("--keep-prompts", action="store_true", help="store the prompts' text too")
 
 
@@ -103,7 +110,7 @@ def _warm(args: argparse.Namespace) -> None:
     rows = tqdm(itertools.chain.from_iterable(readers), desc="reading", unit="row", mininterval=1)
     sample = uniform_sample(rows, min(capacity, args.limit or capacity))
     observations = list(_observations(sample, tokenizer))
-    num_records = warm_store(folder, observations, config)
+    num_records = warm_store(folder, observations, config, args.encoder)
     _print_summary(readers, observations, folder, num_records)
 
 

@@ -23,20 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store import predictor, protocol
-from predictor_store.embedder import DIMENSION, EMBEDDING_DIMENSION, Embedder, fingerprint
-from predictor_store.features import NUM_FEATURES
+from predictor_store.embedder import Embedder, dimension, fingerprint
 from predictor_store.history import Fitting, History
 from predictor_store.store import Store
 from predictor_store.store_file import Record, StoreError
 from sage_sched.config import SageConfig
 
-# About 128 tokens, the most that a prompt is read to.
+# About 128 tokens, the most that MiniLM reads of a prompt.
 _MAX_READ_CHARS = 600
-# A batch costs what its characters, padded to its longest prompt, cost, and everyone in it waits
-# for all of it: 20 short prompts in the time of 4 long ones.
+# There a batch costs what its characters cost, padded to its longest prompt, and everyone in it
+# waits for all of it: 20 short prompts in the time of 4 long ones.
 _MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
 _MAX_QUEUED = 1_000
-# 1.6 KB each: when that many have come after it, an answer that finishes is not recorded.
+# 3.1 KB each: when that many have come after it, an answer that finishes is not recorded.
 _MAX_HANDLES = 20_000
 _REPORT_SECONDS = 1.0
 _MAX_INT = 2**31
@@ -76,14 +75,15 @@ class Worker:
     def __init__(self, config: SageConfig) -> None:
         """Raises StoreError. The store comes first: a refusal need not wait for the model."""
         self._config = config
-        self._store = Store(config.store, fingerprint(), DIMENSION)
-        self._history = History(EMBEDDING_DIMENSION, NUM_FEATURES, config.store.capacity)
+        encoder = config.predictor.encoder
+        self._store = Store(config.store, fingerprint(encoder), dimension(encoder))
+        self._history = History.of_encoder(encoder, config.store.capacity)
         for record in self._store.load():
             self._remember(record)
         self._history.fit()
         self._fitter = ThreadPoolExecutor(1)
         self._fit: tuple[Fitting, Future[Any]] | None = None
-        self._embedder = Embedder(num_threads=1)
+        self._embedder = Embedder(encoder, num_threads=1)
         self._embedder.embed(["The first call is slower than all others."])
         # In order of arrival, by handle.
         self._queue: dict[int, PendingPrompt] = {}

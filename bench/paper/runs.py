@@ -27,16 +27,15 @@ from sage_sched.config import PredictorConfig
 from sage_sched.policy import policy_type
 
 MAX_NEW_TOKENS = 4096
-# What a request waits for its prediction on a server (`python -m bench.overhead.stages`): 10 ms to
-# embed the prompt, 3 to 4 to search and to make a distribution.
-PREDICTION_DELAY_S = 0.014
+# What a request waits for its prediction on a server, at most (`python -m bench.overhead.stages`).
+PREDICTION_DELAY_S = 0.002
 # "long prompts": those of summarization, as long as if whole papers were to be summarized.
 LONG_PROMPT_FACTOR = 16
 
 PREDICTORS: dict[str, Callable[[Foresight, PredictorConfig], Predict]] = {
     "semantic": lambda foresight, config: foresight.semantic(config),
     "threshold alone": lambda foresight, config: foresight.semantic(
-        replace(config, rule="threshold")
+        replace(config, rule="threshold", encoder="minilm")
     ),
     "input length": lambda foresight, config: foresight.of_input_length(),
     "none": lambda foresight, config: foresight.blind(),
@@ -56,7 +55,11 @@ class Evaluation:
     num_requests: int
 
     def requests(self, case: Case, seed: int) -> list[SimRequest]:
-        """The requests of a run: those of a case's dataset, load and seed, whatever its policy.
+        """The requests of a run: those of a case's dataset, load and seed, whatever its policy."""
+        return self._sent(case, *self.chosen(case, seed))
+
+    def chosen(self, case: Case, seed: int) -> tuple[list[WorkloadRequest], NDArray[np.float64]]:
+        """What is asked, and when.
 
         Sustained load may have more of them than there are prompts. Then prompts come again, which
         the history here does not learn from.
@@ -74,7 +77,7 @@ class Evaluation:
                     chosen = [*chosen, *(prompts[i] for i in again)]
                 chosen = chosen[:wanted]
         arrivals_s = arrivals_of(case.load, len(chosen), seed) / rate
-        return self._sent(case, chosen, arrivals_s)
+        return chosen, arrivals_s
 
     def _saturated(self, case: Case) -> Saturation:
         """What fcfs sustains on the case's engine, from a burst of the history's requests, so that
@@ -102,7 +105,16 @@ class Evaluation:
             for arrival_s, request in zip(arrivals_s, chosen, strict=True)
         ]
 
-    def drawn(self, cases: Sequence[Case], num_seeds: int) -> list[WorkloadRequest]:
+    def read(self, cases: Sequence[Case], num_seeds: int) -> None:
+        """Embed what these runs draw, by each encoder that one of them uses."""
+        drawn = self._drawn(cases, num_seeds)
+        encoders = {case.config.predictor.encoder for case in cases}
+        if any(case.predictor == "threshold alone" for case in cases):
+            encoders.add("minilm")
+        for encoder in sorted(encoders):
+            self.foresight.read(drawn, encoder)
+
+    def _drawn(self, cases: Sequence[Case], num_seeds: int) -> list[WorkloadRequest]:
         """Whatever any of these runs draws; some more than once."""
         datasets = dict.fromkeys(case.dataset for case in cases)
         return [

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store import predictor
-from predictor_store.embedder import EMBEDDING_DIMENSION
 from predictor_store.history import History
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
@@ -23,12 +22,14 @@ DEFAULT = "neighbours (default)"
 
 
 def _blind(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
-    return predictor.prior(history, _CONFIG)
+    return predictor.of_all_records(history, _CONFIG)
 
 
 def _threshold(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
     # One match is enough, as in the paper; the server's min_matches would find even fewer.
-    return predictor.predict(history, vector, replace(_CONFIG, rule="threshold", min_matches=1))
+    return predictor.predict(
+        history, vector, replace(_CONFIG, rule="threshold", encoder="minilm", min_matches=1)
+    )
 
 
 def _nearest(number: int) -> Candidate:
@@ -51,7 +52,7 @@ def _score(history: History, vector: NDArray[np.float32]) -> LengthDistribution 
     if history.score is None:
         return _blind(history, vector)
     slots = np.arange(len(history))
-    distance = history.scores[slots] - history.score.of(vector[np.newaxis])
+    distance = history.scores[slots] - history.score.of(history.described(vector[np.newaxis]))
     nearness = np.exp(-0.5 * np.square(distance / 0.3 / history.score.spread))
     return _of(history, slots, np.maximum(nearness, 1e-12))
 
@@ -61,7 +62,8 @@ def _head(history: History, vector: NDArray[np.float32]) -> LengthDistribution |
     if history.score is None:
         return _blind(history, vector)
     size = len(history)
-    factors = np.exp(history.score.of(vector[np.newaxis]) - history.scores[:size])
+    score = history.score.of(history.described(vector[np.newaxis]))
+    factors = np.exp(score - history.scores[:size])
     lengths = np.clip(np.rint(history.lengths[:size] * factors), 1, 2**30).astype(np.int64)
     return LengthDistribution.from_samples(lengths, "warm").compressed(_CONFIG.max_atoms)
 
@@ -69,7 +71,8 @@ def _head(history: History, vector: NDArray[np.float32]) -> LengthDistribution |
 def _input_length(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
     """Of the 32 records of the nearest prompt length (SageSched, Fig. 9: length-only history)."""
     # The first of the features.
-    distance = np.abs(history.features[: len(history), 0] - vector[EMBEDDING_DIMENSION])
+    of_length = history.features[: len(history), 0]
+    distance = np.abs(of_length - vector[-history.features.shape[1]])
     slots = np.argsort(distance, kind="stable")[:32]
     return _of(history, slots)
 
@@ -77,6 +80,7 @@ def _input_length(history: History, vector: NDArray[np.float32]) -> LengthDistri
 def _of(
     history: History, slots: NDArray[np.int64], weights: NDArray[np.float64] | None = None
 ) -> LengthDistribution | None:
+    weights = np.ones(slots.size) if weights is None else weights
     return predictor.distribution(history, slots, weights, "warm", _CONFIG)
 
 

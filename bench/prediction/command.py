@@ -18,14 +18,17 @@ from bench.prediction.answers import (
     shuffled,
     stream,
 )
-from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT
+from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT, THRESHOLD
+from bench.prediction.general import held_out, read_sets
 from bench.prediction.quality import Outcome, Quality, quality
 from bench.prediction.replay import CAPACITY, NUM_FIRST, replay
 from bench.workload.prompts import WorkloadError
 from predictor_store.arguments import at_least_one, field_and_value
 from predictor_store.dataset_files import DatasetError
-from predictor_store.embedder import Embedder
+from predictor_store.embedder import DEFAULT_ENCODER, Embedder
+from predictor_store.general_length import GeneralLength
 from predictor_store.warm import Observation
+from sage_sched.config import ENCODERS
 
 _HEADER = (
     f"| {'predictor':26} | CRPS gain | 95 % | in central 50 % | in central 80 % "
@@ -69,17 +72,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of the history; default: %(default)s",
     )
+    parser.add_argument(
+        "--encoder", choices=ENCODERS, default=DEFAULT_ENCODER,
+        help="see predictor.encoder; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE", help="the figures as JSON lines")
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, where a dataset cannot be read or is too small."""
-    embedder = Embedder()
+    embedder = Embedder(args.encoder)
+    # The paper's threshold is one of MiniLM's cosines.
+    candidates = {c: p for c, p in CANDIDATES.items() if c != THRESHOLD or args.encoder == "minilm"}
     try:
-        for name, answers in _streams(args):
+        for name, answers, general in _streams(args, embedder):
             if len(answers) <= 2 * NUM_FIRST:
                 raise DatasetError(f"{name} has {len(answers)} answers: too few to tell anything")
-            found = replay(answers, CANDIDATES, embedder, capacity=args.capacity, name=name)
+            found = replay(
+                answers, candidates, embedder,
+                general=general, capacity=args.capacity, name=name,
+            )  # fmt: skip
             blind = found[BLIND]
             rows = {c: quality(outcomes, blind) for c, outcomes in found.items()}
             show(name, len(blind), rows)
@@ -93,14 +105,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _streams(args: argparse.Namespace) -> Iterator[tuple[str, list[Observation]]]:
+def _streams(
+    args: argparse.Namespace, embedder: Embedder
+) -> Iterator[tuple[str, list[Observation], GeneralLength | None]]:
+    """Names, answers, and what is known of lengths in general without them."""
     if not args.datasets and args.data is None:
         raise DatasetError("name a dataset, or a folder with --data")
     filters = dict(args.filter)
     for dataset in args.datasets:
-        yield Path(dataset).name, shuffled(observations(dataset, filters), 0)[: args.limit]
-    for name in args.sets if args.data is not None else ():
-        yield name, stream(args.data, name)[: args.limit]
+        answers = shuffled(observations(dataset, filters), 0)[: args.limit]
+        yield Path(dataset).name, answers, GeneralLength.shipped(args.encoder)
+    if args.data is None:
+        return
+    sets = read_sets(args.data, embedder).values()
+    for name in args.sets:
+        answers = stream(args.data, name)[: args.limit]
+        yield name, answers, held_out(sets, args.encoder, {answer.prompt for answer in answers})
 
 
 def show(name: str, number: int, rows: Mapping[str, Quality]) -> None:

@@ -1,7 +1,8 @@
 """A fine-tuned encoder with a head that says how likely each range of lengths is.
 
 After the paper's "DistilBERT distribution" (SageSched, Fig. 9); the encoder is the one that the
-project embeds prompts with, all-MiniLM-L6-v2, here with all its weights trained on the traffic.
+project's token vectors are distilled from, all-MiniLM-L6-v2, here with all its weights trained on
+the traffic.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tqdm import tqdm
 
 from bench.prediction.bins import Bins
 from bench.prediction.quality import crps
-from predictor_store.embedder import EMBEDDING_DIMENSION, MAX_TOKENS, tokenizable
+from predictor_store.embedder import tokenizable
+from predictor_store.minilm import MAX_TOKENS, NUM_DIMENSIONS
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation
 from sage_sched.config import PredictorConfig
@@ -61,7 +63,7 @@ class Encoder:
         self.bins = bins
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         encoder = transformers.AutoModel.from_pretrained(folder)
-        head = torch.nn.Linear(EMBEDDING_DIMENSION, len(bins))
+        head = torch.nn.Linear(NUM_DIMENSIONS, len(bins))
         self.model = torch.nn.ModuleDict({"encoder": encoder, "head": head}).eval()
 
     def tokens(self, prompts: Sequence[str]) -> list[list[int]]:

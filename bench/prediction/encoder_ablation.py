@@ -25,7 +25,7 @@ from bench.prediction.quality import Outcome, quality
 from bench.prediction.replay import judged
 from bench.workload.prompts import WorkloadError
 from predictor_store.dataset_files import DatasetError
-from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
+from predictor_store.embedder import DEFAULT_ENCODER, Embedder, embedding_dimension
 from predictor_store.features import NUM_FEATURES
 from predictor_store.history import History
 from predictor_store.warm import Observation
@@ -38,14 +38,17 @@ _DEFAULT_SETS = (MIXED, "alpaca_eval", "math_code", "medical", "longdoc")
 
 def from_history(train: Sequence[Observation]) -> dict[str, Predict]:
     """The predictors that need a history, with train as theirs. One thread, as in a server."""
-    embedder = Embedder(num_threads=1)
-    history = History(EMBEDDING_DIMENSION, NUM_FEATURES, len(train))
-    vectors = embedder.embed([answer.prompt for answer in train])
-    for answer, vector in zip(train, vectors, strict=True):
-        history.add(vector, answer.output_tokens, answer.censored, "history")
-    history.fit()
 
     def predictor(name: str) -> Predict:
+        # The paper's threshold is one of MiniLM's cosines.
+        encoder = "minilm" if name == THRESHOLD else DEFAULT_ENCODER
+        embedder = Embedder(encoder, num_threads=1)
+        history = History(embedding_dimension(encoder), NUM_FEATURES, len(train))
+        vectors = embedder.embed([answer.prompt for answer in train])
+        for answer, vector in zip(train, vectors, strict=True):
+            history.add(vector, answer.output_tokens, answer.censored, "history")
+        history.fit()
+
         def predict(prompt: str) -> LengthDistribution:
             found = CANDIDATES[name](history, embedder.embed([prompt])[0])
             assert found is not None  # the history is not empty

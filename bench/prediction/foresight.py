@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from bench.workload.prompts import Workload, WorkloadRequest
 from predictor_store import predictor
-from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
-from predictor_store.features import NUM_FEATURES
+from predictor_store.embedder import Embedder
+from predictor_store.exported_model import MODEL
 from predictor_store.history import History
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
@@ -34,22 +35,29 @@ class Foresight:
     workload: Workload
     config: PredictorConfig
     tokenizer: Callable[[str], int]
-    _vectors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    # By encoder and prompt.
+    _vectors: dict[tuple[str, str], NDArray[np.float32]] = field(default_factory=dict)
     _input_tokens: dict[str, int] = field(default_factory=dict)
 
-    def read(self, requests: Sequence[WorkloadRequest]) -> None:
-        """Embed their prompts and the history's, which takes some 10 ms each; once."""
+    def read(self, requests: Sequence[WorkloadRequest], encoder: str | None = None) -> None:
+        """Embed their prompts and the history's, once. encoder: None for the one of config."""
+        encoder = encoder or self.config.encoder
         prompts = [observation.prompt for observation in self.workload.observations()]
         prompts += [request.prompt for request in requests]
-        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._vectors]
+        new = [p for p in dict.fromkeys(prompts) if (encoder, p) not in self._vectors]
         if not new:
             return
-        embedder = Embedder()
+        embedder = Embedder(encoder)
         with tqdm(total=len(new), desc="embedding", unit="prompt") as progress:
             for start in range(0, len(new), _CHUNK):
                 chunk = new[start : start + _CHUNK]
-                self._vectors.update(zip(chunk, embedder.embed(chunk), strict=True))
+                keys = ((encoder, prompt) for prompt in chunk)
+                self._vectors.update(zip(keys, embedder.embed(chunk), strict=True))
                 progress.update(len(chunk))
+
+    def vector(self, prompt: str) -> NDArray[np.float32]:
+        """Of a prompt that was read, by the encoder of config."""
+        return self._vectors[self.config.encoder, prompt]
 
     def input_tokens(self, request: WorkloadRequest) -> int:
         """Tokens of its prompt."""
@@ -57,21 +65,22 @@ class Foresight:
             self._input_tokens[request.prompt] = max(1, self.tokenizer(request.prompt))
         return self._input_tokens[request.prompt]
 
-    def history(self) -> History:
+    def history(self, encoder: str) -> History:
         """The workload's history, all warm."""
         observations = self.workload.observations()
-        history = History(EMBEDDING_DIMENSION, NUM_FEATURES, len(observations))
+        history = History.of_encoder(encoder, len(observations))
         for observation in observations:
-            vector = self._vectors[observation.prompt]
+            vector = self._vectors[encoder, observation.prompt]
             history.add(vector, observation.output_tokens, False, "warm")
         history.fit()
         return history
 
     def semantic(self, config: PredictorConfig | None = None) -> Predict:
         """The predictor that the server runs."""
-        history = self.history()
+        config = config or self.config
+        history = self.history(config.encoder)
         return lambda request: predictor.predict(
-            history, self._vectors[request.prompt], config or self.config
+            history, self._vectors[config.encoder, request.prompt], config
         )
 
     def of_input_length(self) -> Predict:
@@ -91,8 +100,16 @@ class Foresight:
 
     def blind(self) -> Predict:
         """The distribution of all lengths."""
-        everything = predictor.prior(self.history(), self.config)
+        history = self.history(self.config.encoder)
+        everything = predictor.of_all_records(history, self.config)
         return lambda request: everything
+
+
+def token_counter() -> Callable[[str], int]:
+    """By the packaged encoder's vocabulary."""
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    tokenizer.no_truncation()
+    return lambda prompt: len(tokenizer.encode(prompt).ids)
 
 
 def truth(request: WorkloadRequest) -> LengthDistribution:

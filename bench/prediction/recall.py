@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from bench.workload.prompts import stable_hash
 from predictor_store import worker
-from predictor_store.embedder import DIMENSION, Embedder
+from predictor_store.embedder import DEFAULT_ENCODER, Embedder, dimension
 from predictor_store.features import excerpt
 
 # Names the file of vectors to the worker.
@@ -29,14 +29,14 @@ _CHUNK = 128
 Vectors = dict[int, NDArray[np.float32]]
 
 
-def remember(file: Path, prompts: Iterable[str]) -> None:
-    """Embed those prompts that the file does not have yet."""
+def remember(file: Path, prompts: Iterable[str], encoder: str = DEFAULT_ENCODER) -> None:
+    """Embed those prompts that the file does not have yet; all its vectors are this encoder's."""
     known = _read(file)
     texts = {stable_hash(text): text for text in map(excerpt, prompts)}
     new = [(key, text) for key, text in texts.items() if key not in known]
     if not new:
         return
-    embedder = Embedder()
+    embedder = Embedder(encoder)
     with tqdm(total=len(new), desc="embedding", unit="prompt", leave=False) as progress:
         for start in range(0, len(new), _CHUNK):
             chunk = new[start : start + _CHUNK]
@@ -58,7 +58,8 @@ def _read(file: Path) -> Vectors:
 class RecallingEmbedder:
     """In the place of predictor_store.embedder.Embedder, which embeds what is not in the file."""
 
-    def __init__(self, num_threads: int | None = None) -> None:
+    def __init__(self, encoder: str = DEFAULT_ENCODER, num_threads: int | None = None) -> None:
+        self.encoder = encoder
         self._num_threads = num_threads
         self._file = Path(os.environ[VECTORS_FILE])
         self._known: Vectors = {}
@@ -77,10 +78,10 @@ class RecallingEmbedder:
         keys = [stable_hash(text) for text in texts]
         if any(key not in self._known for key in keys):
             self._read_again()
-        vectors = np.empty((len(texts), DIMENSION), np.float32)
+        vectors = np.empty((len(texts), dimension(self.encoder)), np.float32)
         unknown = [row for row, key in enumerate(keys) if key not in self._known]
         if unknown:
-            self._embedder = self._embedder or Embedder(self._num_threads)
+            self._embedder = self._embedder or Embedder(self.encoder, self._num_threads)
             # Not kept, as a long run may ask for new ones without end.
             vectors[unknown] = self._embedder.embed([texts[row] for row in unknown])
         for row, key in enumerate(keys):

@@ -10,8 +10,9 @@ from tqdm import tqdm
 from bench.prediction.answers import by_prompt
 from bench.prediction.candidates import Candidate
 from bench.prediction.quality import Outcome, outcome
-from predictor_store.embedder import EMBEDDING_DIMENSION, Embedder
+from predictor_store.embedder import Embedder, embedding_dimension
 from predictor_store.features import NUM_FEATURES
+from predictor_store.general_length import GeneralLength
 from predictor_store.history import History
 from predictor_store.warm import Observation
 from sage_sched.distribution import LengthDistribution
@@ -27,15 +28,17 @@ def replay(
     candidates: Mapping[str, Candidate],
     embedder: Embedder,
     *,
+    general: GeneralLength | None = None,
     capacity: int = CAPACITY,
     name: str = "",
 ) -> dict[str, list[Outcome]]:
     """Each candidate's outcomes, but for the first NUM_FIRST observations.
 
     Answers to one prompt that follow one another are predicted before any of them is revealed.
-    A cut answer is revealed and not judged.
+    A cut answer is revealed and not judged. general: what is known beside the history; that must
+    not have been fitted to these answers.
     """
-    history = History(EMBEDDING_DIMENSION, NUM_FEATURES, capacity)
+    history = History(embedding_dimension(embedder.encoder), NUM_FEATURES, capacity, general)
     outcomes: dict[str, list[Outcome]] = {candidate: [] for candidate in candidates}
     rng = np.random.default_rng(0)
     num_revealed = 0

@@ -16,22 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from predictor_store.embedder import EMBEDDING_DIMENSION
+from predictor_store.embedder import embedding_dimension
 from predictor_store.history import empty_index, one_thread
 
 _NUM_QUERIES = 200
 _NUM_NEAREST = 100
 _PER_CLUSTER = 200
 _CHUNK = 50_000
+_DIMENSION = embedding_dimension()
 
 
 def vectors(number: int, seed: int, centers: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Unit vectors, float32, shape (number, EMBEDDING_DIMENSION)."""
+    """Unit vectors, float32, shape (number, _DIMENSION)."""
     rng = np.random.default_rng(seed)
-    found = np.empty((number, EMBEDDING_DIMENSION), np.float32)
+    found = np.empty((number, _DIMENSION), np.float32)
     for start in range(0, number, _CHUNK):
         part = found[start : start + _CHUNK]
-        part[:] = rng.normal(size=part.shape) / EMBEDDING_DIMENSION**0.5
+        part[:] = rng.normal(size=part.shape) / _DIMENSION**0.5
         part += centers[rng.integers(len(centers), size=len(part))]
         part /= np.linalg.norm(part, axis=1, keepdims=True)
     return found
@@ -39,7 +40,7 @@ def vectors(number: int, seed: int, centers: NDArray[np.float32]) -> NDArray[np.
 
 def indexes(number: int) -> dict[str, Any]:
     """FAISS indexes by name, empty."""
-    d, inner = EMBEDDING_DIMENSION, faiss.METRIC_INNER_PRODUCT
+    d, inner = _DIMENSION, faiss.METRIC_INNER_PRODUCT
     num_lists = int(4 * number**0.5)
     hnsw = faiss.IndexHNSWFlat(d, 32, inner)
     hnsw.hnsw.efConstruction, hnsw.hnsw.efSearch = 80, 200
@@ -56,8 +57,8 @@ def indexes(number: int) -> dict[str, Any]:
 def measure(number: int, kinds: list[str]) -> None:
     """Print a row for each index."""
     rng = np.random.default_rng(0)
-    centers = rng.normal(size=(max(1, number // _PER_CLUSTER), EMBEDDING_DIMENSION))
-    centers = (centers / EMBEDDING_DIMENSION**0.5).astype(np.float32)
+    centers = rng.normal(size=(max(1, number // _PER_CLUSTER), _DIMENSION))
+    centers = (centers / _DIMENSION**0.5).astype(np.float32)
     base, queries = vectors(number, 1, centers), vectors(_NUM_QUERIES, 2, centers)
     truth: NDArray[np.int64] | None = None
     for name, index in indexes(number).items():

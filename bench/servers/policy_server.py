@@ -69,24 +69,26 @@ class PolicyServers:
     def warm(self, observations: Sequence[Observation]) -> None:
         """Make the store that every server of our policies begins with; if it has been made of the
         same already, it is left as it is, since embedding takes a while."""
+        encoder = self.sage.predictor.encoder
         store, stamp = self.folder / "store", self.folder / "store_made_of.txt"
-        made_of = f"{stable_hash(repr(observations))} {fingerprint()} {self.sage.store}\n"
+        made_of = f"{stable_hash(repr(observations))} {fingerprint(encoder)} {self.sage.store}\n"
         if stamp.exists() and stamp.read_text(encoding="utf-8") == made_of:
             return
         stamp.unlink(missing_ok=True)
         shutil.rmtree(store, ignore_errors=True)
-        warm_store(store, observations, self.sage.store)
+        warm_store(store, observations, self.sage.store, encoder)
         stamp.write_text(made_of, encoding="utf-8")
 
     @property
     def _vectors(self) -> Path:
-        return self.folder / "vectors.npz"
+        return self.folder / f"vectors-{self.sage.predictor.encoder}.npz"
 
     def foresee(self, requests: Iterable[WorkloadRequest]) -> None:
         """On a device clock, make ready what predictions for these requests need, as they are to
         take none of the device's time; see bench.prediction.recall."""
         if self.device is not None:
-            remember(self._vectors, [request.prompt for request in requests])
+            prompts = [request.prompt for request in requests]
+            remember(self._vectors, prompts, self.sage.predictor.encoder)
 
     def server(self, policy: str, name: str, command: Sequence[str] = STOCK_COMMAND) -> Server:
         """A server that is not started yet; policy: see Rival; name: of its log. Raises ValueError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.embedder import DIMENSION
+from predictor_store.embedder import dimension as dimension_of
 from predictor_store.history import History
 from predictor_store.store_file import Record
 
@@ -27,7 +27,7 @@ JUNK = {
 }
 
 
-def unit_vectors(num: int, seed: int = 0, dimension: int = DIMENSION) -> NDArray[np.float32]:
+def unit_vectors(num: int, seed: int = 0, dimension: int = dimension_of()) -> NDArray[np.float32]:
     vectors = np.random.default_rng(seed).normal(size=(num, dimension)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors

@@ -20,8 +20,8 @@ import pytest
 import uvloop
 
 from predictor_store import lock
-from predictor_store.client import Prediction, PredictorClient
-from predictor_store.embedder import DIMENSION, fingerprint
+from predictor_store.client import PredictorClient
+from predictor_store.embedder import dimension, fingerprint
 from predictor_store.store import Store, file_of
 from predictor_store.store_file import StoreError
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
@@ -83,14 +83,14 @@ def test_finished_answers_are_predicted(client: PredictorClient) -> None:
         before = client.stats()
         first = await client.predict("How high is the Zugspitze?")
         assert first.handle is not None
-        for length in (40, 60):
+        for length in (40, 3000) * 10:
             client.finished(first.handle, 5, length, False)
         second = await client.predict("How high is the Zugspitze?")
         assert second.handle not in (None, first.handle)
         assert second.distribution is not None
         assert second.distribution.source == "history"
-        assert second.distribution.lengths.tolist() == [40, 60]
-        await until(lambda: client.stats()["num_recorded"] == before["num_recorded"] + 2)
+        assert share_of(second.distribution, 40) > 0.4 < share_of(second.distribution, 3000)
+        await until(lambda: client.stats()["num_recorded"] == before["num_recorded"] + 20)
         assert client.stats()["num_predicted_history"] == before["num_predicted_history"] + 1
 
     run(main())
@@ -269,13 +269,14 @@ def test_closing_writes_what_is_left(tmp_path: Path) -> None:
 
     async def main() -> None:
         found = await client.predict("Last words")
-        assert found == Prediction(found.handle, None)  # An empty store knows nothing.
         assert found.handle is not None
+        assert found.distribution is not None  # an empty store knows of lengths in general
+        assert found.distribution.source == "general"
         client.finished(found.handle, 5, 12, True)
 
     run(main())
     client.close()
-    with Store(client._config.store, fingerprint(), DIMENSION) as store:
+    with Store(client._config.store, fingerprint(), dimension()) as store:
         (kept,) = store.load()
     assert (kept.prompt, kept.output_tokens, kept.censored) == ("Last words", 12, True)
     client.finished(0, 5, 1, False)
@@ -295,7 +296,7 @@ def test_a_server_that_writes_nothing_down_still_learns(tmp_path: Path) -> None:
         await until(lambda: client.stats()["num_recorded"] == 1)
         second = await client.predict("Tell nobody")
         assert second.distribution is not None
-        assert second.distribution.lengths.tolist() == [12]
+        assert share_of(second.distribution, 12) > 0.2
 
     run(main())
     client.close()

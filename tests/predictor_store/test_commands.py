@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from predictor_store import info_command, warm_command
-from predictor_store.embedder import DIMENSION, Embedder, fingerprint
+from predictor_store.embedder import Embedder, dimension, fingerprint
 from predictor_store.store import Store, file_of
 from predictor_store.store_file import Record
 from predictor_store.warm_command import uniform_sample
@@ -21,7 +21,7 @@ from tests.predictor_store.samples import lines, record
 
 @pytest.fixture(autouse=True)
 def one_embedder(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("predictor_store.warm.Embedder", lambda: embedder)
+    monkeypatch.setattr("predictor_store.warm.Embedder", lambda encoder: embedder)
 
 
 def warm(*arguments: object) -> int:
@@ -37,7 +37,7 @@ def info(folder: Path) -> int:
 
 
 def stored(folder: Path, capacity: int = 10_000) -> list[Record]:
-    with Store(StoreConfig(str(folder), capacity), fingerprint(), DIMENSION) as store:
+    with Store(StoreConfig(str(folder), capacity), fingerprint(), dimension()) as store:
         return store.load()
 
 
@@ -121,7 +121,7 @@ def test_warm_data_does_not_push_history_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "s"
-    with Store(StoreConfig(str(folder), 3), fingerprint(), DIMENSION) as store:
+    with Store(StoreConfig(str(folder), 3), fingerprint(), dimension()) as store:
         store.add(record(1))
         store.add(record(2))
     data = lines(
@@ -135,7 +135,7 @@ def test_warm_data_does_not_push_history_out(
 def test_prompts_are_kept_on_demand(tmp_path: Path) -> None:
     data = lines(tmp_path / "d.jsonl", {"prompt": "hello", "output_tokens": 1})
     assert warm(data, "--store", tmp_path / "s", "--keep-prompts") == 0
-    with Store(StoreConfig(str(tmp_path / "s")), fingerprint(), DIMENSION) as store:
+    with Store(StoreConfig(str(tmp_path / "s")), fingerprint(), dimension()) as store:
         assert store.load()[0].prompt == "hello"
 
 
@@ -160,7 +160,7 @@ def test_user_errors_are_one_line(
     lines(tmp_path / "file")
     (tmp_path / "damaged").mkdir()
     file_of(tmp_path / "damaged").write_bytes(b"damaged")
-    Store(StoreConfig(str(tmp_path / "foreign")), "another model", DIMENSION).close()
+    Store(StoreConfig(str(tmp_path / "foreign")), "another model", dimension()).close()
     names = {path.stem: path for path in tmp_path.iterdir()} | {"missing": tmp_path / "no.jsonl"}
     arguments = [argument.format(**names) for argument in arguments]
     if "--store" not in arguments:
@@ -180,7 +180,7 @@ def test_bad_arguments_are_refused(arguments: list[str]) -> None:
 
 
 def test_info_shows_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = Store(StoreConfig(str(tmp_path), 50), fingerprint(), DIMENSION)
+    store = Store(StoreConfig(str(tmp_path), 50), fingerprint(), dimension())
     store.add(record(1, origin="warm"))
     store.add(record(2, censored=True))
     store.flush()

@@ -12,8 +12,8 @@ from predictor_store.length_score import MIN_PROMPTS
 from tests.predictor_store.samples import grown, unit_vectors
 
 DIMENSION = 8
-# The index keeps vectors in half precision.
-HALF = 1e-3
+# The index keeps vectors in whole numbers of 8 bits.
+ROUNDING = 0.01
 # (is it warm, its length, its cut-off): the length tells the records apart.
 arrivals = st.lists(st.booleans(), max_size=60)
 
@@ -56,16 +56,29 @@ def test_search_agrees_with_brute_force(
 
     cosines, slots = history.nearest(query, num_nearest)
     assert len(cosines) == len(slots) == min(num_nearest, len(history))
-    np.testing.assert_allclose(cosines, np.sort(expected)[::-1][: len(cosines)], atol=HALF)
-    np.testing.assert_allclose(vectors[history.lengths[slots]] @ query, cosines, atol=HALF)
+    np.testing.assert_allclose(cosines, np.sort(expected)[::-1][: len(cosines)], atol=ROUNDING)
+    np.testing.assert_allclose(vectors[history.lengths[slots]] @ query, cosines, atol=ROUNDING)
 
     among = history.lengths[: len(history)] % 2 == 0
     cosines, slots = history.nearest(query, num_nearest, among)
     assert len(slots) == min(num_nearest, int(among.sum()))
     assert all(among[slots])
     np.testing.assert_allclose(
-        cosines, np.sort(expected[numbers % 2 == 0])[::-1][: len(cosines)], atol=HALF
+        cosines, np.sort(expected[numbers % 2 == 0])[::-1][: len(cosines)], atol=ROUNDING
     )
+
+
+@pytest.mark.parametrize("dimension", [7, 16, 384, 768])
+def test_cosines_are_right_in_any_dimension(dimension: int) -> None:
+    vectors = unit_vectors(300, dimension=dimension)
+    history = History(dimension, 0, 200)
+    for vector in vectors[:250]:  # 50 of them take the places of the oldest
+        history.add(vector, 1, False, "history")
+    near = vectors[240] + 0.3 * vectors[299]
+    near /= np.linalg.norm(near)
+    cosines, slots = history.nearest(near, 200)
+    np.testing.assert_allclose(cosines[0], near @ vectors[240], atol=ROUNDING)
+    np.testing.assert_allclose(history.vectors(slots) @ near, cosines, atol=ROUNDING)
 
 
 def test_a_forked_process_can_search() -> None:
@@ -114,15 +127,13 @@ def test_a_records_score_does_not_know_its_own_answers() -> None:
         other.add(vectors[0], 1, False, "history")
     other.fit()
     # Left out, they differ by their weight in the constant alone; seen, by 0.3.
-    odd = [
-        slot
-        for slot in range(200)
-        if np.allclose(history._embeddings()[slot], vectors[0], atol=HALF)
-    ]
+    odd, others = (
+        np.flatnonzero(
+            np.isclose(each.vectors(np.arange(200)), vectors[0], atol=ROUNDING).all(axis=1)
+        )
+        for each in (history, other)
+    )
     assert len(odd) == 1
-    others = [
-        slot for slot in range(200) if np.allclose(other._embeddings()[slot], vectors[0], atol=HALF)
-    ]
     assert history.scores[odd[0]] == pytest.approx(other.scores[others[0]], abs=0.01)
 
 
@@ -137,7 +148,7 @@ def test_a_fit_beside_the_traffic_scores_what_came_meanwhile_too() -> None:
     history.install(fitting, held_out)
     assert history.score is not None
     slots = [history.nearest(vector, 1)[1][0] for vector in newcomers]
-    assert np.allclose(history.scores[slots], history.score.of(newcomers), atol=5 * HALF)
+    assert np.allclose(history.scores[slots], history.score.of(newcomers), atol=5 * ROUNDING)
     assert held_out is not None
     kept = history.nearest(vectors[-1], 1)[1][0]
     position = fitting.slots.tolist().index(kept)

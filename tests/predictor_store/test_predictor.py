@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from predictor_store.general_length import GeneralLength
 from predictor_store.history import History
 from predictor_store.predictor import predict, prior
 from predictor_store.store_file import Origin
@@ -15,7 +16,9 @@ from sage_sched.config import PredictorConfig
 from tests.predictor_store.samples import grown, unit_vectors
 
 CONFIG = PredictorConfig(max_atoms=16)
-THRESHOLD = PredictorConfig(rule="threshold", threshold=0.8, min_matches=3, max_atoms=16)
+THRESHOLD = PredictorConfig(
+    rule="threshold", encoder="minilm", threshold=0.8, min_matches=3, max_atoms=16
+)
 # With too few prompts for a score, all else equal, these are the neighbourhoods by cosine alone.
 RULES = [CONFIG, THRESHOLD]
 
@@ -160,6 +163,62 @@ def test_censored_answers_count_as_longer(config: PredictorConfig) -> None:
     assert found is not None
     assert found.lengths.tolist() == [10, 30]
     assert found.weights == pytest.approx([1 / 3, 2 / 3])
+
+
+class TestLengthsInGeneral:
+    """Of prompts whose vectors have a first number alike long answers are foreseen."""
+
+    GENERAL = GeneralLength(
+        "made up", np.array([2.0, 0.0]), np.linspace(-1, 1, 8), 5.0, 1.0, np.linspace(2, 8, 8)
+    )
+
+    def history(self, *records: tuple[float, int]) -> History:
+        history = History(2, 0, 1000, self.GENERAL)
+        for cosine, length in records:
+            history.add(at(cosine), length, False, "history")
+        return history
+
+    @pytest.mark.parametrize("config", RULES)
+    def test_the_first_requests_are_told_apart(self, config: PredictorConfig) -> None:
+        long, short = (predict(self.history(), at(c), config) for c in (0.9, -0.9))
+        assert long is not None
+        assert short is not None
+        assert long.source == short.source == "general"
+        assert long.mean() == pytest.approx(short.mean() * np.exp(2 * 1.8), rel=0.1)
+        anything = prior(self.history(), config)
+        assert anything is not None
+        assert anything.quantile(0.1) < short.mean() < long.mean() < anything.quantile(0.95)
+
+    def test_the_level_follows_what_has_ended(self) -> None:
+        means = []
+        for length in (20, 2000):
+            found = predict(self.history((0.2, length), (0.4, length)), at(-0.9), CONFIG)
+            assert found is not None
+            means.append(found.mean())
+        assert means[1] > 5 * means[0]
+
+    def test_a_cut_answer_does_not_lower_the_level(self) -> None:
+        history = self.history()
+        for _ in range(5):
+            history.add(at(0.5), 1, True, "history")
+        assert self.GENERAL.level_after(history.excess[:5]) == pytest.approx(5.0)
+
+    def test_the_history_takes_over_as_evidence_comes(self) -> None:
+        rng = np.random.default_rng(0)
+        shares = []
+        for num in (0, 3, 30, 300):
+            seen = [(float(c), 100_000) for c in rng.uniform(-1, 1, num)]
+            found = predict(self.history(*seen), at(0.3), CONFIG)
+            assert found is not None
+            shares.append(float(found.weights[found.lengths < 90_000].sum()))
+        assert shares[0] == 1
+        assert shares == sorted(shares, reverse=True)
+        assert shares[-1] < 0.15
+
+    def test_a_prompts_own_answers_go_before_it(self) -> None:
+        found = predict(self.history(*[(1.0, 7)] * 20), at(1), CONFIG)
+        assert found is not None
+        assert found.weights[found.lengths == 7].sum() > 0.8
 
 
 @pytest.mark.parametrize("config", RULES)

@@ -21,13 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor_store import lock
-from predictor_store.embedder import DIMENSION
+from predictor_store.embedder import dimension
 from predictor_store.history import History
 from predictor_store.store import Store, default_path, file_of
 from predictor_store.store_file import Record, StoreError
 from sage_sched.config import StoreConfig
 from tests.predictor_store.samples import record
 
+DIMENSION = dimension()
 EMBEDDER = "some model"
 
 
@@ -170,6 +171,7 @@ def test_a_store_of_another_embedder_is_refused(
         f"{DIMENSION} dimensions",
         f"{embedder} ({dimension}",
         "sage-sched warm",
+        "predictor.encoder",
     ):
         assert part in str(refusal.value)
 

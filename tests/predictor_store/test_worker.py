@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from predictor_store.embedder import Embedder
 from predictor_store.protocol import LineReader, decode_distribution, encode, encode_distribution
 from predictor_store.store import Store
+from predictor_store.store_file import StoreError
 from predictor_store.worker import Worker
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
@@ -23,7 +25,7 @@ def config(tmp_path: Path) -> SageConfig:
 def worker(
     config: SageConfig, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Worker]:
-    monkeypatch.setattr("predictor_store.worker.Embedder", lambda num_threads: embedder)
+    monkeypatch.setattr("predictor_store.worker.Embedder", lambda encoder, num_threads: embedder)
     worker = Worker(config)
     yield worker
     worker.close()
@@ -53,14 +55,18 @@ def answers(worker: Worker) -> dict[int, LengthDistribution | None]:
 
 def test_lengths_that_finished_are_predicted(worker: Worker) -> None:
     worker.receive(predict(1))
-    assert answers(worker) == {1: None}
-    worker.receive(finished(1, 10))
-    worker.receive(finished(1, 30))
+    unseen = answers(worker)[1]
+    assert unseen is not None
+    assert unseen.source == "general"
+    for _ in range(10):
+        worker.receive(finished(1, 10))
+        worker.receive(finished(1, 3000))
     worker.receive(predict(2))
     found = answers(worker)[2]
     assert found is not None
     assert found.source == "history"
-    assert found.lengths.tolist() == [10, 30]
+    shares = [found.weights[found.lengths == length].sum() for length in (10, 3000)]
+    assert min(shares) > 0.4
 
 
 def test_n_answers_to_one_prompt_are_n_records(worker: Worker) -> None:
@@ -85,27 +91,52 @@ def test_what_is_recorded_is_on_disk_after_a_report(
 ) -> None:
     worker.receive(predict(1, "my secret"))
     answers(worker)
-    worker.receive(finished(1, 77, censored=True))
+    worker.receive(finished(1, 777, censored=True))
     worker.report()
     worker.close()
-    from predictor_store.embedder import DIMENSION, fingerprint
+    from predictor_store.embedder import dimension, fingerprint
 
-    with Store(config.store, fingerprint(), DIMENSION) as store:
+    with Store(config.store, fingerprint(), dimension()) as store:
         (stored,) = store.load()
-        assert (stored.output_tokens, stored.input_tokens, stored.censored) == (77, 5, True)
+        assert (stored.output_tokens, stored.input_tokens, stored.censored) == (777, 5, True)
         assert stored.prompt is None
         assert stored.vector @ embedder.embed(["my secret"])[0] > 0.999
     worker.__init__(config)  # type: ignore[misc]
-    assert decode_distribution(worker.ready()["prior"]).lengths.tolist() == [77]  # type: ignore[union-attr]
+    assert worker.ready()["ready"]["num_records"] == 1
 
 
 def test_the_prior_follows_the_history(worker: Worker) -> None:
-    assert worker.ready()["prior"] is None
+    before = decode_distribution(worker.ready()["prior"])
     worker.receive(predict(1))
     answers(worker)
-    worker.receive(finished(1, 10))
-    assert worker.report()["prior"]["lengths"] == [10]  # type: ignore[index]
+    for _ in range(30):
+        worker.receive(finished(1, 10))
+    after = decode_distribution(worker.report()["prior"])  # type: ignore[index]
+    assert before is not None
+    assert after is not None
+    assert before.quantile(0.5) > 10 == after.quantile(0.5)
     assert worker.report() is None
+
+
+def test_the_first_requests_are_told_apart(worker: Worker) -> None:
+    worker.receive(predict(1, "Write a long story about a dragon who learns to sail."))
+    worker.receive(predict(2, "Is 91 a prime number? Answer yes or no."))
+    found = answers(worker)
+    assert found[1] is not None
+    assert found[2] is not None
+    assert found[1].mean() > 1.1 * found[2].mean()
+
+
+def test_minilm_may_make_the_vectors(config: SageConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(config, predictor=PredictorConfig(encoder="minilm"))
+    worker = Worker(config)
+    worker.receive(predict(1))
+    assert 1 in answers(worker)
+    worker.receive(finished(1, 10))
+    worker.report()
+    worker.close()
+    with pytest.raises(StoreError, match="made with the embedder all-MiniLM"):
+        Worker(SageConfig(config.store))
 
 
 def test_an_unknown_handle_is_counted(worker: Worker) -> None:

@@ -10,7 +10,7 @@ from predictor_store import predictor
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
-THRESHOLD = PredictorConfig(rule="threshold")
+THRESHOLD = PredictorConfig(rule="threshold", encoder="minilm")
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +18,7 @@ def foresight() -> Foresight:
     workload = synthetic.generate(150, seed=0)
     found = Foresight(workload, PredictorConfig(), len)
     found.read(workload.evaluation)
+    found.read(workload.evaluation, THRESHOLD.encoder)
     return found
 
 
@@ -27,8 +28,8 @@ def test_the_predictor_is_the_servers(foresight: Foresight) -> None:
     assert predicted is not None
     again = Foresight(foresight.workload, PredictorConfig(), len)
     again.read([request])
-    vector = again._vectors[request.prompt]
-    served = predictor.predict(again.history(), vector, PredictorConfig())
+    vector = again._vectors["static", request.prompt]
+    served = predictor.predict(again.history("static"), vector, PredictorConfig())
     assert served is not None
     # An embedding's last digits depend on the batch that it was in.
     assert predicted.lengths.tolist() == served.lengths.tolist()
@@ -51,6 +52,7 @@ def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight)
 
 def test_the_threshold_alone_says_nothing_of_a_stranger(foresight: Foresight) -> None:
     stranger = WorkloadRequest("zxqv blorp", 5, "chat")
+    foresight.read([stranger], "minilm")
     foresight.read([stranger])
     assert foresight.semantic(THRESHOLD)(stranger) == foresight.blind()(stranger)
     assert foresight.semantic()(stranger) != foresight.blind()(stranger)

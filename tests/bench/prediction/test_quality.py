@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.prediction.answers import shuffled
-from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT
+from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT, THRESHOLD
 from bench.prediction.quality import Outcome, crps, outcome, quality
 from bench.prediction.replay import NUM_FIRST, replay
 from predictor_store.embedder import Embedder
@@ -109,7 +109,7 @@ def test_the_command_reads_what_warm_reads(
     assert main(["bench", "predictor", str(file), "--output", str(figures)]) == 0
     assert DEFAULT in capsys.readouterr().out
     read = [json.loads(line) for line in figures.read_text().splitlines()]
-    assert {row["predictor"] for row in read} == set(CANDIDATES)
+    assert {row["predictor"] for row in read} == set(CANDIDATES) - {THRESHOLD}
     assert all(row["num_answers"] == 150 for row in read)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
     assert main(["bench", "predictor", str(file)]) == 2

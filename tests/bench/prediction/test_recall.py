@@ -16,14 +16,14 @@ from predictor_store.features import excerpt
 PROMPTS = ["What is the capital of France?", "Write a story. " * 400]
 
 
-def forbidden(num_threads: int | None = None) -> Embedder:
+def forbidden(encoder: str, num_threads: int | None = None) -> Embedder:
     raise AssertionError("nothing is to be embedded")
 
 
 def test_vectors_are_those_of_the_embedder_and_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedder: Embedder
 ) -> None:
-    monkeypatch.setattr(recall, "Embedder", lambda num_threads=None: embedder)
+    monkeypatch.setattr(recall, "Embedder", lambda encoder, num_threads=None: embedder)
     file = tmp_path / "vectors.npz"
     monkeypatch.setenv(VECTORS_FILE, str(file))
     remember(file, PROMPTS[:1])
@@ -37,7 +37,7 @@ def test_vectors_are_those_of_the_embedder_and_made_once(
         assert np.allclose(each.embed(asked), embedder.embed(asked), atol=1e-5)
     assert recalling.embed([]).shape == embedder.embed([]).shape
 
-    monkeypatch.setattr(recall, "Embedder", lambda num_threads=None: embedder)
+    monkeypatch.setattr(recall, "Embedder", lambda encoder, num_threads=None: embedder)
     unknown = ["Is 91 a prime number?"]
     assert np.allclose(recalling.embed(unknown), embedder.embed(unknown), atol=1e-5)
 

@@ -1,0 +1,180 @@
+"""Fits what is shipped of lengths in general: `python -m bench.prediction.general --data DIR`.
+
+From the sets of bench.prediction.answers, less the prompts that the benches serve; only
+coefficients are written. Each set is centred, as its level is its model's, and judged by
+coefficients that were fitted without its prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from tqdm import tqdm
+
+from bench.prediction.answers import SETS, by_prompt, read, shuffled
+from bench.workload import datasets
+from bench.workload.prompts import WorkloadError
+from predictor_store.dataset_files import DatasetError
+from predictor_store.embedder import Embedder, fingerprint
+from predictor_store.general_length import SHIPPED_FILE, GeneralLength
+from sage_sched.config import ENCODERS
+
+Array = NDArray[np.float64]
+_MOST_ANSWERS = 2_500
+# A set of more prompts than that weighs as if it had so many.
+_MOST_WEIGHT = 1_500
+# Anything from 1 to 3 does as well.
+_RIDGE = 1.0
+_NUM_QUANTILES = 24
+# Of a set that shares more prompts with the one that is held out, nothing is used.
+_MOST_SHARED = 0.1
+_CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """vectors: shape (prompts, dimension). logs: the mean logarithm of the lengths of each prompt's
+    answers, shape (prompts,)."""
+
+    prompts: Sequence[str]
+    vectors: Array
+    logs: Array
+
+    @classmethod
+    def read(cls, folder: Path, name: str, embedder: Embedder) -> Self:
+        """Raises DatasetError."""
+        groups = by_prompt(shuffled(read(folder, name), 1)[:_MOST_ANSWERS])
+        prompts = [answers[0].prompt for answers in groups]
+        logs = [np.mean(np.log([max(1, a.output_tokens) for a in answers])) for answers in groups]
+        starts = tqdm(range(0, len(prompts), _CHUNK), desc=f"embedding {name}", leave=False)
+        vectors = [embedder.embed(prompts[start : start + _CHUNK]) for start in starts]
+        return cls(prompts, np.concatenate(vectors).astype(np.float64), np.array(logs))
+
+    def without(self, prompts: Collection[str]) -> PromptSet:
+        kept = [i for i, prompt in enumerate(self.prompts) if prompt not in prompts]
+        return PromptSet([self.prompts[i] for i in kept], self.vectors[kept], self.logs[kept])
+
+    def excess(self, weights: Array) -> Array:
+        """Shape (prompts,), see GeneralLength.level_after."""
+        return self.logs - self.vectors @ weights
+
+
+def read_sets(folder: Path, embedder: Embedder) -> dict[str, PromptSet]:
+    """By name. Raises DatasetError."""
+    return {name: PromptSet.read(folder, name, embedder) for name in SETS}
+
+
+def fit(used: Sequence[PromptSet], encoder: str) -> GeneralLength:
+    """From all prompts of these sets.
+
+    How far apart it puts prompts, and its errors, are what is right for sets held out.
+    """
+    others = [_weights([other for other in used if other is not each]) for each in used]
+    said = [_centred(each.vectors @ other) for each, other in zip(used, others, strict=True)]
+    came = [_centred(each.logs) for each in used]
+    moments = [(np.mean(x * y), np.mean(x * x)) for x, y in zip(said, came, strict=True)]
+    share = float(np.divide(*np.sum(moments, axis=0)))
+    weights = share * _weights(used)
+    errors = [y - share * x for x, y in zip(said, came, strict=True)]
+    levels = [each.excess(weights).mean() for each in used]
+    worth = float(np.mean([each.var() for each in errors]) / np.var(levels, ddof=1))
+    logs = _quantiles(np.concatenate([_quantiles(each.logs) for each in used]))
+    errors_of_all = np.mean([_quantiles(each) for each in errors], axis=0)
+    level = float(np.mean(levels))
+    return GeneralLength(fingerprint(encoder), weights, errors_of_all, level, worth, logs)
+
+
+def held_out(
+    sets: Collection[PromptSet], encoder: str, prompts: Collection[str]
+) -> GeneralLength | None:
+    """fit() without these prompts, and without sets that share many of them; None where one set is
+    left at most."""
+    left = [(each, each.without(prompts)) for each in sets]
+    used = [
+        rest for each, rest in left if len(rest.prompts) >= (1 - _MOST_SHARED) * len(each.prompts)
+    ]
+    return fit(used, encoder) if len(used) > 1 else None
+
+
+def _weights(sets: Sequence[PromptSet]) -> Array:
+    dimension = sets[0].vectors.shape[1]
+    gram: Array = _RIDGE * np.eye(dimension)
+    product: Array = np.zeros(dimension)
+    for each in sets:
+        x: Array = each.vectors - each.vectors.mean(0)
+        weight = min(1.0, _MOST_WEIGHT / len(x))
+        gram = gram + weight * x.T @ x
+        product = product + weight * x.T @ _centred(each.logs)
+    weights: Array = np.asarray(np.linalg.solve(gram, product), np.float64)
+    return weights
+
+
+def _centred(values: Array) -> Array:
+    centred: Array = values - values.mean()
+    return centred
+
+
+def _quantiles(values: Array) -> Array:
+    found: Array = np.quantile(values, (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES)
+    return found
+
+
+def write(general: GeneralLength, encoder: str, file: Path = SHIPPED_FILE) -> None:
+    """Beside those of the other encoders in the file."""
+    shipped = json.loads(file.read_text("ascii")) if file.exists() else {}
+    shipped[encoder] = {name: _shown(value) for name, value in asdict(general).items()}
+    file.write_text(json.dumps(shipped, indent=1) + "\n", "ascii")
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [_shown(float(number)) for number in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def show(sets: dict[str, PromptSet], encoder: str) -> None:
+    """Print how coefficients that were fitted without a set rank its prompts."""
+    print("| held out | prompts | Spearman | error's standard deviation | of centred logarithms |")
+    print("|---|---|---|---|---|")
+    for name, judged in sets.items():
+        general = held_out(sets.values(), encoder, set(judged.prompts))
+        assert general is not None  # no two sets have most of their prompts in common
+        rho = spearmanr(judged.vectors @ general.weights, judged.logs).statistic
+        print(
+            f"| {name} | {len(judged.prompts)} | {rho:.2f} "
+            f"| {judged.excess(general.weights).std():.2f} | {judged.logs.std():.2f} |",
+            flush=True,
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--encoder", choices=ENCODERS, default=ENCODERS[0])
+    parser.add_argument("--write", action="store_true", help=f"to {SHIPPED_FILE.name}")
+    args = parser.parse_args()
+    try:
+        # What the benches serve must not have been seen.
+        evaluated = {request.prompt for request in datasets.load(args.data).evaluation}
+        sets = read_sets(args.data, Embedder(args.encoder))
+    except (DatasetError, WorkloadError) as error:
+        print(f"general: {error}", file=sys.stderr)
+        return 2
+    show(sets, args.encoder)
+    if args.write:
+        used = [each.without(evaluated) for each in sets.values()]
+        write(fit(used, args.encoder), args.encoder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
