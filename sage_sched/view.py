@@ -26,9 +26,11 @@ class Holding:
     stays_whole: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class SchedulerView:
     """What is true at one pass, the same on every tensor-parallel rank.
+
+    Nobody keeps it: through it requests would live on, and their KV in host memory.
 
     now_s: rank 0's clock, as broadcast; 0 at no particular moment.
     served_tokens: prefilled and decoded by the server so far.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import ref
 
 import numpy as np
 
@@ -140,7 +141,7 @@ class Sage(Policy):
         self._promises = Promises(parameters.regret)
         self._refresh = parameters.refresh
         self._sessions = Sessions() if parameters.sessions else None
-        self._seen: tuple[SchedulerView, dict[Job, float]] | None = None
+        self._seen: tuple[ref[SchedulerView], dict[Job, float]] | None = None
 
     def on_arrival(self, job: Job) -> bool:
         """Compute its index at all ages."""
@@ -191,8 +192,8 @@ class Sage(Policy):
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
         """If all together wait less for it, by more than the server stands still."""
-        if self._seen is None or self._seen[0] is not view:
-            self._seen = (view, self._worth_s(view))
+        if self._seen is None or self._seen[0]() is not view:
+            self._seen = (ref(view), self._worth_s(view))
         return self._seen[1].get(running, 0.0) > price_s
 
     def _worth_s(self, view: SchedulerView) -> dict[Job, float]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from array import array
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,19 @@ def test_a_policy_that_fails_at_the_plan_costs_the_plan_and_no_request(
     by_arrival = sorted(expected, key=lambda request: request.sage.job.arrival)
     assert server.take_pass() == by_arrival
     assert server.state.stats()["num_policy_errors"] == 1
+
+
+def test_nothing_of_a_view_outlives_its_pass() -> None:
+    # Requests would live on through it, and their KV in host memory.
+    server = FullServer(num_waiting=5, num_newcomers=1)
+    for request in server.batch.reqs:
+        request.output_ids.extend([0] * 1500)  # so that the policy weighs who yields
+    server.step()
+    server.take_pass()
+    ours = {request.sage.job for request in server.batch.reqs}
+    gc.collect()
+    views = [found for found in gc.get_objects() if type(found) is SchedulerView]
+    assert not [view for view in views if ours & {*view.running}]
 
 
 def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
