@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=f"has {TRACE}")
     parser.add_argument(
         "--policies", nargs="+", default=DEFAULT_POLICIES, metavar="NAME",
-        help="as of sage-sched bench; ratios are to the first (default: %(default)s)",
+        help="as of sage-sched bench (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--rates", nargs="+", type=float, default=[0.005, 0.008], metavar="RATE",
@@ -83,19 +83,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "as long; the sessions shrink alike (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--on-servers", action="store_true", help="on a device clock too, beside the simulator"
+        "--on-servers", action="store_true", help="on the preset's device clock too"
     )
     parser.add_argument("--speed", type=float, default=4.0, help="of the clock")
     parser.add_argument("--output", type=Path, default=Path("results/agents"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 2, with a line on stderr, if there are no sessions."""
+    """0; 2, with a line on stderr, if there are no sessions or a server fails."""
     try:
-        sessions = read_sessions(args.data / TRACE)
-    except WorkloadError as error:
+        _compare(args, read_sessions(args.data / TRACE))
+    except (ServerError, WorkloadError) as error:
         print(f"sage-sched bench agents: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _compare(args: argparse.Namespace, sessions: Sequence[Session]) -> None:
     engine = shrunk(PRESETS[args.preset], args.shrink)
     factor = factor_for(sessions, engine)
     print(f"{args.preset}, {engine.kv_pool_tokens} tokens of KV; token counts / {factor:.1f}")
@@ -114,7 +118,6 @@ def run(args: argparse.Namespace) -> int:
                 rows = [_row(asked, *serve(policy, asked)) for asked in chosen]
                 cells = (f"{median(column):.4g}" for column in zip(*rows, strict=True))
                 print(f"| `{policy}` {name} | {' | '.join(cells)} |", flush=True)
-    return 0
 
 
 def shrunk(engine: Engine, factor: float) -> Engine:
