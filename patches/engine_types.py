@@ -38,6 +38,9 @@ class Req(Protocol):
     sage: RequestState
     rid: str
     origin_input_ids: list[int]
+    input_embeds: object | None
+    extra_key: str | None
+    cache_salt: str | None
     output_ids: list[int]
     full_untruncated_fill_ids: list[int]
     sampling_params: SamplingParams
@@ -105,6 +108,8 @@ class Tree(Protocol):
     """mem_cache/unified_radix_cache.py"""
 
     tree_components: tuple[Any, ...]
+
+    disable: bool
 
     def evictable_size(self) -> int: ...
 

@@ -6,11 +6,9 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
-from sglang.srt.mem_cache.common import match_kv_cache
 
 from patches.calibration import Calibration, StepTimes
 from patches.engine_types import Batch, Req, Scheduler
@@ -18,6 +16,7 @@ from patches.failures import Failures
 from patches.jobs import Jobs
 from patches.kv_copy import swapped
 from patches.preemption import Preemption, preemption_of
+from patches.prompts import Prompts
 from patches.step_time_file import StepTimeFile, kind_of
 from sage_sched.admission import Admission
 from sage_sched.config import SageConfig
@@ -119,6 +118,8 @@ class SchedulerState:
         for req in begun:
             req.sage.job.grow(len(req.output_ids))
         in_host_memory = swapped(begun)
+        served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
+        prompts = Prompts(scheduler, served)
         return SchedulerView(
             now_s=self.jobs.now_s,
             served_tokens=self.jobs.served_tokens,
@@ -144,15 +145,10 @@ class SchedulerState:
             expected_share=scheduler.new_token_ratio_tracker.current,
             server=self._server if preemption is None else preemption.swap.priced(self._server),
             preemption=None if preemption is None else preemption.config,
-            cached_tokens=partial(self._cached_tokens, waiting),
+            cached_tokens=prompts.cached_tokens,
+            common_tokens=prompts.common_tokens,
             holding=_stays if preemption is None else preemption.holdings(running_batch.reqs),
         )
-
-    def _cached_tokens(self, waiting: Sequence[Req], position: int) -> int:
-        """As SGLang's policies that are aware of the radix tree find it out."""
-        req = waiting[position]
-        match_kv_cache(req, self._scheduler.tree_cache)
-        return req.num_matched_prefix_tokens
 
     def _pass_tokens(self, running_batch: Batch) -> int:
         """The most that PrefillAdder's budgets (managers/schedule_policy.py) leave for prompts."""

@@ -23,6 +23,7 @@ from sage_sched.preemption import (
     may_displace,
     plan_turns,
 )
+from sage_sched.twins import twins_of_those_served
 from sage_sched.view import SchedulerView
 
 # Of how many of the first to serve it is looked up what is cached, in every plan.
@@ -46,6 +47,10 @@ def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
         rank_anew(jobs, policy)
     policy.on_pass(view)
     order, num_open = _held_back_last(_order_by_cached(policy, view), policy, view)
+    twins = twins_of_those_served(order[:num_open], view)
+    if twins:
+        others = [position for position in order[:num_open] if position not in twins]
+        order, num_open = [*others, *twins, *order[num_open:]], len(others)
     budget = policy.budget(view) or UNLIMITED
     if budget.prefill_tokens == 0 and view.running:
         return Plan(order, decode_only=True, budget=budget)
@@ -72,7 +77,7 @@ def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
         actions=tuple(action for turn in turns for action in _actions(turn, view)),
         num_open=0 if view.batch_is_full else num_open - len(turns),
         swapped_go_first=True,
-        is_new=chunked is None,
+        is_new=chunked is None and not twins,
         num_without_host_room=num_without_host_room,
     )
 

@@ -49,6 +49,8 @@ class SchedulerView:
     preemption: None if no request may yield.
     cached_tokens: of the waiting job at this position, what a prefill would find in the radix tree.
         Asked of new jobs and of the first to serve, as the answer takes time to find.
+    common_tokens: with how many tokens the prompt of the waiting job at this position begins that
+        another one's, which waits or is served, begins with too.
     holding: what a running job holds; None if it has to stay. Asked of those alone that a policy
         would let go for nothing, as the answer takes time to find.
     """
@@ -73,6 +75,7 @@ class SchedulerView:
     server: ServerFacts
     preemption: PreemptionConfig | None
     cached_tokens: Callable[[int], int]
+    common_tokens: Callable[[int, Job], int]
     holding: Callable[[Job], Holding | None]
 
     @property

@@ -65,6 +65,13 @@ MUTATIONS = (
         f"{_STATE}::test_all_ranks_count_on_the_same_lengths",
     ),
     Mutation(
+        "a document that many ask about at once is computed for each",
+        "patches/prompts.py",
+        "return common_length(one.origin_input_ids, two.origin_input_ids)",
+        "return 0",
+        "tests/engine/test_twins.py",
+    ),
+    Mutation(
         "an answer that has ended counts once for each batch that it is still in",
         "patches/jobs.py",
         " and not req.sage.has_ended",

@@ -163,6 +163,18 @@ def cut(spans: Sequence[Span], num_tokens: int) -> list[Span]:
     return kept
 
 
+def common_tokens(one: Sequence[Span], two: Sequence[Span]) -> int:
+    """How many tokens two sequences begin with alike."""
+    num_tokens = 0
+    for (stream, first, end), (other_stream, other_first, other_end) in zip(one, two, strict=False):
+        if (stream, first) != (other_stream, other_first):
+            break
+        num_tokens += min(end, other_end) - first
+        if end != other_end:
+            break
+    return num_tokens
+
+
 def _in_pages(sequence: Sequence[Span], page_size: int) -> Iterator[Span]:
     """The same in spans of whole pages. A page that has tokens of two streams counts to the second,
     whose tokens never stand behind others."""

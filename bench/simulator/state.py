@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from bench.simulator.decode import DecodeBatch
 from bench.simulator.pool import KvPool
 from bench.simulator.presets import Engine
+from bench.simulator.radix_tree import common_tokens
 from bench.simulator.request import Progress
 from bench.simulator.stock import StockPolicy
 from sage_sched.admission import Admission
@@ -144,8 +145,18 @@ class EngineState:
             server=self.server,
             preemption=self.preemption,
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
+            common_tokens=self._common_tokens,
             holding=self._holding,
         )
+
+    def _common_tokens(self, position: int, other: Job) -> int:
+        """Nobody runs who has no token yet: there is no overlap."""
+        spans = self.queue[position].request.spans
+        if not spans:
+            return 0
+        served = [] if self.chunked is None else [self.chunked]
+        others = next(p.request.spans for p in (*self.queue, *served) if p.job is other)
+        return common_tokens(spans, others)
 
     def _holding(self, job: Job) -> Holding:
         kv_tokens = job.input_tokens + job.generated_tokens

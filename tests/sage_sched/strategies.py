@@ -44,6 +44,7 @@ IDLE = SchedulerView(
     server=SERVER,
     preemption=PreemptionConfig(),
     cached_tokens=lambda position: 0,
+    common_tokens=lambda position, other: 0,
     holding=lambda job: None,
 )
 

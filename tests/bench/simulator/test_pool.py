@@ -184,3 +184,15 @@ def test_spans_that_are_not_the_prompt_are_refused() -> None:
     asked = replace(request(0.0, 10, 5), spans=((DOCUMENT, 0, 9),))
     with pytest.raises(ValueError, match="request 0 has spans of 9 tokens"):
         simulate(SMALL, "fcfs", CONFIG, [asked])
+
+
+@pytest.mark.parametrize("policy", ["sage", "fcfs-foresight", "uniboost"])
+def test_a_document_that_many_ask_about_at_once_is_computed_once(policy: str) -> None:
+    document = (DOCUMENT, 0, 160)
+    requests = [
+        replace(request(0.0, 168, 5), spans=(document, (100 + number, 0, 8))) for number in range(5)
+    ]
+    result = simulate(SMALL, policy, CONFIG, requests, Options(preempt=True, check=True))
+    assert result.prefill_tokens == 160 + 5 * 8
+    together = simulate(SMALL, "fcfs", CONFIG, requests, Options(check=True))
+    assert together.prefill_tokens > 2 * 168
