@@ -20,6 +20,7 @@ from statistics import median
 
 import numpy as np
 
+from bench.comparison.session_source import source_of
 from bench.servers.device import Device, DeviceUse
 from bench.servers.kept_server import KeptServer
 from bench.servers.model import write_model
@@ -36,18 +37,11 @@ from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
-from bench.workload.agents import (
-    TRACE,
-    Session,
-    factor_for,
-    held_out,
-    known_lengths,
-    read_sessions,
-    requests_of,
-)
+from bench.workload.agents import TRACE
 from bench.workload.prompts import WorkloadError
 from predictor_store.warm import Observation
 from sage_sched.config import HintsConfig, SageConfig
+from sage_sched.distribution import LengthDistribution
 
 # When each request came and was answered, and how many tokens of their prompts were cached.
 _Outcome = tuple[list[Times], int]
@@ -59,14 +53,21 @@ _COLUMNS = ("session s", "p99", "step s", "first TTFT p99, s", "TTFT p99, s", "c
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=f"has {TRACE}")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", type=Path, metavar="DIR", help=f"has {TRACE}")
+    source.add_argument(
+        "--mooncake", type=Path, metavar="FILE",
+        help="a trace of your own in Mooncake's format (as aiperf's too): its requests come by the "
+        "clock, and one of no session_id is a session by itself",
+    )  # fmt: skip
     parser.add_argument(
         "--policies", nargs="+", default=DEFAULT_POLICIES, metavar="NAME",
         help="as of sage-sched bench (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--rates", nargs="+", type=float, default=[0.005, 0.008], metavar="RATE",
-        help="sessions a second (default: %(default)s)",
+        help="sessions a second; of a Mooncake trace: how many times as fast as recorded "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--num-sessions", type=int, default=150, help="default: %(default)s")
     parser.add_argument("--max-steps", type=int, default=60, help="default: %(default)s")
@@ -92,29 +93,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, if there are no sessions or a server fails."""
     try:
-        _compare(args, read_sessions(args.data / TRACE))
+        _compare(args)
     except (ServerError, WorkloadError) as error:
         print(f"sage-sched bench agents: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _compare(args: argparse.Namespace, sessions: Sequence[Session]) -> None:
+def _compare(args: argparse.Namespace) -> None:
     engine = shrunk(PRESETS[args.preset], args.shrink)
-    factor = factor_for(sessions, engine)
-    print(f"{args.preset}, {engine.kv_pool_tokens} tokens of KV; token counts / {factor:.1f}")
+    source = source_of(args, engine)
+    tokens = f"{engine.kv_pool_tokens} tokens of KV; token counts / {source.factor:.1f}"
+    print(f"{args.preset}, {tokens}")
     with contextlib.ExitStack() as stack:
         bodies: dict[str, _Serve] = {"simulated": partial(_simulated, engine)}
         if args.on_servers:
-            servers = _servers(args, engine, sessions, factor)
+            servers = _servers(args, engine, source.foreseen)
             bodies["device clock"] = partial(_served, stack.enter_context(KeptServer(servers)))
         for rate in args.rates:
-            print(f"\n{rate:g} sessions/s\n\n| | {' | '.join(_COLUMNS)} |\n|{'---|' * 8}")
+            print(f"\n{rate:g} {source.rate_unit}\n\n| | {' | '.join(_COLUMNS)} |\n|{'---|' * 8}")
             for policy, (name, serve) in product(args.policies, bodies.items()):
-                chosen = (
-                    _requests(args, sessions, factor, engine, rate, seed)
-                    for seed in range(args.seeds)
-                )
+                chosen = (source.requests(rate, seed) for seed in range(source.num_seeds))
                 rows = [_row(asked, *serve(policy, asked)) for asked in chosen]
                 cells = (f"{median(column):.4g}" for column in zip(*rows, strict=True))
                 print(f"| `{policy}` {name} | {' | '.join(cells)} |", flush=True)
@@ -135,31 +134,6 @@ def shrunk(engine: Engine, factor: float) -> Engine:
         chunked_prefill_size=int(engine.chunked_prefill_size / factor),
         max_prefill_tokens=int(engine.max_prefill_tokens / factor),
         swap_token_s=engine.swap_token_s * factor,
-    )
-
-
-def _requests(
-    args: argparse.Namespace,
-    sessions: Sequence[Session],
-    factor: float,
-    engine: Engine,
-    rate: float,
-    seed: int,
-) -> list[SimRequest]:
-    """Of one run: sessions of one half, foreseen by the lengths of the other."""
-    asked = [session for session in sessions if held_out(session) == args.held_out]
-    others = [session for session in sessions if held_out(session) != args.held_out]
-    generator = np.random.default_rng(seed)
-    chosen = generator.permutation(len(asked))[: args.num_sessions]
-    return requests_of(
-        [asked[i] for i in chosen],
-        np.cumsum(generator.exponential(1 / rate, len(chosen))).tolist(),
-        factor=factor,
-        engine=engine,
-        foreseen=known_lengths(others, factor),
-        max_pause_s=args.max_pause_s,
-        max_steps=args.max_steps,
-        cap_tokens=max(64, int(4096 / args.shrink)),
     )
 
 
@@ -190,7 +164,7 @@ def _served(kept: KeptServer, policy: str, requests: Sequence[SimRequest]) -> _O
 
 
 def _servers(
-    args: argparse.Namespace, engine: Engine, sessions: Sequence[Session], factor: float
+    args: argparse.Namespace, engine: Engine, foreseen: LengthDistribution
 ) -> PolicyServers:
     servers = PolicyServers(
         model=write_model(
@@ -205,8 +179,7 @@ def _servers(
         sage=SageConfig(hints=HintsConfig(trust="body")),
         device=replace(Device.named(args.preset, args.speed), engine=engine),
     )
-    known = known_lengths([s for s in sessions if held_out(s) != args.held_out], factor)
-    servers.warm([Observation(f"step {i}", n) for i, n in enumerate(known.lengths.tolist())])
+    servers.warm([Observation(f"step {i}", n) for i, n in enumerate(foreseen.lengths.tolist())])
     return servers
 
 

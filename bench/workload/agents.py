@@ -77,7 +77,13 @@ def held_out(session: Session) -> bool:
 
 def known_lengths(sessions: Sequence[Session], factor: float) -> LengthDistribution:
     """What is foreseen of every answer."""
-    lengths = [step.output_tokens / factor for session in sessions for step in session.steps]
+    return spread_of(
+        [step.output_tokens / factor for session in sessions for step in session.steps]
+    )
+
+
+def spread_of(lengths: Sequence[float]) -> LengthDistribution:
+    """Of known lengths, as quantiles."""
     shares = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
     quantiles = np.maximum(1, np.rint(np.quantile(lengths, shares))).astype(int)
     return LengthDistribution.from_samples(quantiles, "warm")

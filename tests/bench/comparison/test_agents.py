@@ -51,6 +51,39 @@ def test_a_table_of_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
+def test_a_table_of_a_trace_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Many ask about one of a few documents, some at once."""
+    rows = [
+        {
+            "timestamp": 100 * (number // 2),
+            "input_length": 2000,
+            "output_length": 20 + 100 * (number % 2),
+            "hash_ids": [4 * (number // 10) + block for block in range(3)] + [1000 + number],
+        }
+        for number in range(120)
+    ]
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert (
+        main(["bench", "agents", "--mooncake", str(file), "--policies", "sage", "--rates", "1"])
+        == 0
+    )
+    said = capsys.readouterr().out
+    assert "1 times as fast as recorded" in said
+    cached = float(said.splitlines()[-1].split(" | ")[6])
+    assert 0.6 < cached < 3 * 512 / 2000
+
+
+def test_a_trace_of_one_request_foretells_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": []}
+    file.write_text(json.dumps(row))
+    assert main(["bench", "agents", "--mooncake", str(file)]) == 2
+    assert "holds 1 requests, allowed: 2 or more" in capsys.readouterr().err
+
+
 def test_without_recordings_there_is_nothing_to_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
