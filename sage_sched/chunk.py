@@ -56,7 +56,7 @@ def guests_beside(
         elif job.is_promised:
             break
         else:
-            num_too_long += num_tokens > most_tokens
+            num_too_long += may_displace(job) and num_tokens > most_tokens
     chosen = set(guests)
     others = [position for position in order if position not in chosen]
     return Guests(guests + others, len(guests), num_too_long)

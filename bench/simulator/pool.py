@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bench.simulator.radix_tree import RadixTree, TreeNode, cut
 from bench.simulator.request import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """What the tree has of a sequence: where it ends, its length, and of it what nobody holds."""
+
+    node: TreeNode
+    num_tokens: int
+    evictable_tokens: int
 
 
 class KvPool:
@@ -58,14 +69,16 @@ class KvPool:
         """Of a waiting request's sequence, what the tree has, its last token never counted."""
         return self._match(progress)[1]
 
-    def newly_held_tokens(self, progress: Progress) -> int:
-        """Of what found_tokens tells, what nobody holds yet."""
-        return sum(len(node) for node in self._match(progress)[0].path() if not node.num_locks)
+    def cached(self, progress: Progress) -> Cached:
+        """The same, and where it is."""
+        node, num_tokens = self._match(progress)
+        evictable_tokens = sum(len(each) for each in node.path() if not each.num_locks)
+        return Cached(node, num_tokens, evictable_tokens)
 
-    def enter(self, progress: Progress) -> None:
+    def enter(self, progress: Progress, cached: Cached) -> None:
         """Hold what the tree has of a request that is about to be prefilled."""
-        progress.node, progress.tree_tokens = self._match(progress)
-        self.tree.lock(progress.node)
+        progress.node, progress.tree_tokens = cached.node, cached.num_tokens
+        self.tree.lock(cached.node)
 
     def publish(self, progress: Progress, num_tokens: int) -> None:
         """The first so many tokens of a sequence are computed: the tree has them now."""

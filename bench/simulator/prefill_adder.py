@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.simulator.batch import Part, PassResult
+from bench.simulator.pool import Cached
 from bench.simulator.request import Progress
 from bench.simulator.state import EngineState
 from bench.simulator.stock import StockPolicy
@@ -45,10 +46,11 @@ class PrefillAdder:
         for candidate in waiting:
             if self._room > 0 and self._is_spent():
                 break
-            if state.batch_is_full or not self._fits(candidate):
+            cached = state.pool.cached(candidate)
+            if state.batch_is_full or not self._fits(candidate, cached):
                 state.batch_is_full |= self._holds_any()
                 break
-            if not self._admit(candidate):
+            if not self._admit(candidate, cached):
                 break
             admitted.add(candidate)
             if self._room <= 0:
@@ -72,10 +74,9 @@ class PrefillAdder:
     def _clipped(self, num_tokens: int) -> int:
         return min(num_tokens, self.state.engine.clip_max_new_tokens)
 
-    def _fits(self, progress: Progress) -> bool:
-        pool = self.state.pool
+    def _fits(self, progress: Progress, cached: Cached) -> bool:
         needed_tokens = self.state.admission.needed_tokens(progress.job, self._page)
-        shared_tokens = pool.found_tokens(progress) - pool.newly_held_tokens(progress)
+        shared_tokens = cached.num_tokens - cached.evictable_tokens
         return self._slots > 0 and needed_tokens - shared_tokens < self._room
 
     def _charge(self, num_tokens: int, answer_tokens: int) -> int:
@@ -103,21 +104,20 @@ class PrefillAdder:
         answer_tokens = self._clipped(progress.request.max_new_tokens)
         self._prefill(progress, progress.prefilled_tokens, min(left, budget), answer_tokens)
 
-    def _admit(self, progress: Progress) -> bool:
+    def _admit(self, progress: Progress, cached: Cached) -> bool:
         """Take a request that fits; False if the pass's compute budget does not allow it."""
         state = self.state
-        cached = state.pool.found_tokens(progress)
-        new = progress.fill_tokens - cached
+        new = progress.fill_tokens - cached.num_tokens
         if -(-new // self._page) * self._page > self._chunk_left:
             new = self._chunk_left // self._page * self._page
             if new <= 0 or state.chunked is not None:
                 return False
         self._slots -= 1
-        self._room -= state.pool.newly_held_tokens(progress)
-        state.pool.enter(progress)
+        self._room -= cached.evictable_tokens
+        state.pool.enter(progress, cached)
         # SGLang's _update_prefill_budget counts what is generated already once more.
         answer_tokens = self._clipped(state.admission.asked_tokens(progress.job))
-        self._prefill(progress, cached, new, answer_tokens)
+        self._prefill(progress, cached.num_tokens, new, answer_tokens)
         return True
 
     def _prefill(

@@ -31,7 +31,7 @@ def progress(index: int, spans: tuple[Span, ...] = (), input_tokens: int = 20) -
 
 def prefill(pool: KvPool, asked: Progress) -> int:
     """All of it in one step; how many tokens were computed."""
-    pool.enter(asked)
+    pool.enter(asked, pool.cached(asked))
     computed = asked.request.input_tokens - asked.tree_tokens
     pool.hold(pool.pages(asked.request.input_tokens) - asked.tree_tokens // pool.page_size)
     pool.publish(asked, asked.request.input_tokens)
@@ -71,7 +71,7 @@ def test_of_what_two_have_computed_at_once_one_gives_its_pages_back() -> None:
     pool = KvPool(num_tokens=1000, page_size=1)
     both = [progress(index, ((DOCUMENT, 0, 15), (10 + index, 0, 5))) for index in range(2)]
     for each in both:
-        pool.enter(each)
+        pool.enter(each, pool.cached(each))
         pool.hold(20)
     assert pool.held_pages == 40
     for each in both:
