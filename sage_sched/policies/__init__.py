@@ -8,6 +8,7 @@ from sage_sched.policies.srpt_oracle import SrptOracle
 from sage_sched.policies.ssjf import Ssjf
 from sage_sched.policies.trail import Trail
 from sage_sched.policies.uniboost import UniBoost
+from sage_sched.policies.urgency import Urgency
 from sage_sched.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
@@ -19,4 +20,5 @@ POLICIES: dict[str, type[Policy]] = {
     "ssjf": Ssjf,
     "trail": Trail,
     "uniboost": UniBoost,
+    "urgency": Urgency,
 }

@@ -1,0 +1,48 @@
+"""A share of the server's work that some jobs may use ahead of all others."""
+
+from __future__ import annotations
+
+from sage_sched.job import Job
+from sage_sched.view import SchedulerView
+
+
+class Credit:
+    """Grants jobs their way to the front, for as much work (tokens) as it has.
+
+    It begins with `most_tokens`, has never more, and earns `share` of all that the server does. A
+    grant costs what the job is foreseen to need, and is made only if there is so much. Whatever a
+    job with a grant takes beyond that is charged as it takes it, so that jobs with a grant are
+    given at most share of all work, and most_tokens, and what the granted ones that are still
+    unfinished go on to need beyond their forecasts.
+    """
+
+    def __init__(self, share: float, most_tokens: int) -> None:
+        self._share = share
+        self._most_tokens = most_tokens
+        self._left_tokens = float(most_tokens)
+        self._served_tokens = 0
+        # Of each job that has a grant and is unfinished, what it was charged.
+        self._charged: dict[Job, float] = {}
+
+    def has_grant(self, job: Job) -> bool:
+        return job in self._charged
+
+    def look(self, view: SchedulerView) -> None:
+        """What has been earned and spent since the last look; once a pass, before any grant."""
+        earned = self._share * (view.served_tokens - self._served_tokens)
+        self._served_tokens = view.served_tokens
+        self._left_tokens = min(self._most_tokens, self._left_tokens + earned)
+        for job, charged in self._charged.items():
+            if job.served_tokens > charged:
+                self._left_tokens -= job.served_tokens - charged
+                self._charged[job] = job.served_tokens
+        alive = {*view.waiting, *view.running, view.chunked}
+        self._charged = {job: tokens for job, tokens in self._charged.items() if job in alive}
+
+    def grant(self, job: Job, num_tokens: float) -> bool:
+        """Whether a job that is foreseen to need so much goes to the front."""
+        if num_tokens > self._left_tokens:
+            return False
+        self._left_tokens -= num_tokens
+        self._charged[job] = num_tokens
+        return True
