@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from patches.carrier import decode, decode_hints
+from patches.carrier import decode, decode_hints, decode_stamp
 from patches.engine_types import Batch, Req
 from patches.failures import Failures
 from sage_sched.job import NO_HINTS, Job
@@ -40,7 +40,7 @@ class Jobs:
         self.served_tokens = 0
         self.num_arrivals = 0
         self.now_s = 0.0
-        self._undated: list[Job] = []
+        self._undated: list[tuple[Job, Req]] = []
         self._num_ranked: Counter[str] = Counter()
         self._num_unranked = 0
         self._num_malformed = 0
@@ -61,7 +61,7 @@ class Jobs:
         )
         self.num_arrivals += 1
         if self._policy.uses_clock:
-            self._undated.append(job)
+            self._undated.append((job, req))
         try:
             job.is_ranked = self._policy.on_arrival(job)
         except Exception:
@@ -83,8 +83,8 @@ class Jobs:
     def ticked(self, now_s: float) -> None:
         """Rank 0's clock has been broadcast. It follows the requests that came with it."""
         self.now_s = now_s
-        for job in self._undated:
-            job.arrival_s = now_s
+        for job, req in self._undated:
+            job.arrival_s = decode_stamp(req.sampling_params.custom_params, now_s)
         self._undated.clear()
 
     def about_to_run(self, batch: Batch) -> None:
