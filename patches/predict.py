@@ -63,9 +63,9 @@ class RequestPrediction:
     """`Request.sage`: what we keep for one request. Its samples (n above 1) are copies of it with
     other ids, and share this.
 
-    text: of a chat, its last user message; else None. slo_class: of which class it is, None before
-    that was asked. came_s: when it came (time.monotonic). is_started: whether what we alone may
-    write was stripped, and a prediction asked for, if there is to be one. carried: what travels with it.
+    text: of a chat, its last user message; else None. slo_class: None before it was asked.
+    came_s: when it came (time.monotonic). is_started: whether what we alone may write was stripped,
+    and a prediction asked for, if there is to be one. carried: what travels with it.
     was_aborted: while that was awaited.
     """
 
