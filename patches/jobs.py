@@ -31,7 +31,8 @@ class Jobs:
     """Every tensor-parallel rank has one; all see the same requests in the same order and count the
     same tokens.
 
-    now_s: rank 0's clock as last told, for policies that use one.
+    now_s, pace: rank 0's clock, and by how much steps take longer than their model says, as last
+    told, for policies that use a clock.
     """
 
     def __init__(self, policy: Policy, failures: Failures) -> None:
@@ -40,6 +41,7 @@ class Jobs:
         self.served_tokens = 0
         self.num_arrivals = 0
         self.now_s = 0.0
+        self.pace = 1.0
         self._undated: list[tuple[Job, Req]] = []
         self._num_ranked: Counter[str] = Counter()
         self._num_unranked = 0
@@ -80,9 +82,9 @@ class Jobs:
             self._num_malformed += 1
             return otherwise
 
-    def ticked(self, now_s: float) -> None:
+    def ticked(self, now_s: float, pace: float) -> None:
         """Rank 0's clock has been broadcast. It follows the requests that came with it."""
-        self.now_s = now_s
+        self.now_s, self.pace = now_s, pace
         for job, req in self._undated:
             job.arrival_s = decode_stamp(req.sampling_params.custom_params, now_s)
         self._undated.clear()

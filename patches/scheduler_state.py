@@ -47,6 +47,7 @@ class SchedulerState:
             scheduler.max_running_requests,
             self.calibration.step_time,
             swap_token_s=0.0,  # as long as nothing is swapped
+            mixes_steps=scheduler.is_mixed_chunk,
         )
         self._scheduler = scheduler
         self._server = server
@@ -121,6 +122,7 @@ class SchedulerState:
         in_host_memory = swapped(begun)
         return SchedulerView(
             now_s=self.jobs.now_s,
+            pace=self.jobs.pace,
             served_tokens=self.jobs.served_tokens,
             num_arrivals=self.jobs.num_arrivals,
             num_arrivals_planned=-1 if preemption is None else preemption.num_arrivals_planned,
