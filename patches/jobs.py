@@ -12,16 +12,18 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from patches.carrier import decode, decode_hints, decode_stamp
 from patches.engine_types import Batch, Req
 from patches.failures import Failures
+from patches.slo_meter import Seen
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.policy import Policy
 
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`: its Job; whether its answer has ended; whether it was asked to yield, and what
-    keeps it from that."""
+    """`Req.sage`: its Job; what is kept of a promise to it; whether its answer has ended; whether
+    it was asked to yield, and what keeps it from that."""
 
     job: Job
+    seen: Seen | None = None
     has_ended: bool = False
     was_asked_to_yield: bool = False
     why_it_stays: str | None = None

@@ -95,7 +95,9 @@ def _after_init(
     config = getattr(server_args, "_sage_config", None)
     if config is not None:
         self.sage_claims = SloClaims(config.slo)
-        self.sage_stamps = policy_type(server_args.schedule_policy).uses_clock
+        self.sage_stamps = policy_type(server_args.schedule_policy).uses_clock or bool(
+            config.slo.classes
+        )
         self.sage_client = PredictorClient(config)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
@@ -227,7 +229,7 @@ async def _around_internal_state(original: Awaited, self: TokenizerManager) -> l
     if (client := _client(self)) is not None:
         for state in states:
             state["sage"]["predictor"] = client.stats()
-            state["sage"]["slo"] = self.sage_claims.stats()
+            state["sage"]["slo"] |= self.sage_claims.stats()
     return states
 
 

@@ -66,7 +66,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         # The last thing that every new request goes through, in order of arrival, and the first
         # moment at which its cap is known. Once more for some that are about to be aborted.
         if not hasattr(req, "sage"):
-            self.sage.jobs.arrived(req)
+            self.sage.arrived(req)
 
     def before_add_to_queue(self: Scheduler, req: Req, *args: Any, **kw: Any) -> None:
         # SGLang may have cut the prompt, or put a stub in its place, since it arrived.

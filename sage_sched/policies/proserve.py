@@ -15,7 +15,7 @@ from sage_sched.fields import require
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.slide import ORDERS, Queue, Slide
+from sage_sched.slide import ORDERS, Floats, Queue, Slide
 from sage_sched.step_time import ServerFacts, attended_pairs
 from sage_sched.tdg import Promise
 from sage_sched.view import SchedulerView
@@ -38,6 +38,8 @@ class ProserveParameters:
     density: next, the worth of the next token by what it takes (the paper), or expected, that of
         the answer (ours, see sage_sched.worth).
     order: slide, deadline or density; see sage_sched.slide.
+    catch_up: the longest batch, as a share of their TPOT, while some that run are late and their
+        answers expected to be worth something all the same (ours, with density expected).
     cuts: whether batches are cut to the budget.
     least_chunk_tokens: no batch prefills less while others run.
     starved_share: of the server's work, for those that are late by more than their whole TTFT, by
@@ -49,6 +51,7 @@ class ProserveParameters:
     gamma: float = 1.0
     density: str = "next"
     order: str = "slide"
+    catch_up: float = 0.8
     cuts: bool = True
     least_chunk_tokens: int = 50
     starved_share: float = 0.2
@@ -60,6 +63,8 @@ class ProserveParameters:
         known = ", ".join(DENSITIES)
         require(self.density in DENSITIES, "policy.proserve.density", self.density, known)
         require(self.order in ORDERS, "policy.proserve.order", self.order, ", ".join(ORDERS))
+        catch_up = self.catch_up
+        require(0 < catch_up < math.inf, "policy.proserve.catch_up", catch_up, "above 0")
         chunk, share = self.least_chunk_tokens, self.starved_share
         require(chunk >= 1, "policy.proserve.least_chunk_tokens", chunk, "at least 1")
         require(0 <= share < 1, "policy.proserve.starved_share", share, "0 to 1, 1 excluded")
@@ -114,7 +119,6 @@ class Proserve(Sage):
         self._undated: list[Job] = []
         self._is_promised_any = False
         self._budget: Budget | None = None
-        self._step_s = server.step_time.decode_base_s
         self._starved: Job | None = None
         self._credit_tokens = 0.0
         self._served_tokens = 0
@@ -221,11 +225,17 @@ class Proserve(Sage):
         remain_s = np.array([p.due_s for p in promised]) - view.now_s
         tpot_s = np.array([p.promise.tpot_s for p in promised])
         fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s) * pace
-        self._look_at_worth(jobs, exec_s, remain_s, tpot_s, fixed_s)
+        missing_s = exec_s + fixed_s - remain_s
+        self._look_at_worth(jobs, missing_s, tpot_s, view)
         queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
         least_s = ours.eta * min(float(tpot_s.min()), 1e6)
         slide = Slide(fixed_s, least_s, ours.gamma, ours.order)
         budget_s = slide.budget_s(queue)
+        if ours.density == "expected":
+            behind = (missing_s > 0) & (queue.density > 0)
+            behind[len(view.running) :] = False
+            if behind.any():
+                budget_s = max(min(budget_s, ours.catch_up * float(tpot_s[behind].min())), least_s)
         urgent = slide.is_urgent(queue, budget_s).tolist()
         for p, place, is_urgent in zip(
             promised, slide.places(queue, budget_s).tolist(), urgent, strict=True
@@ -236,12 +246,15 @@ class Proserve(Sage):
     def _look_at_worth(
         self,
         jobs: list[Job],
-        exec_s: np.ndarray,
-        remain_s: np.ndarray,
-        tpot_s: np.ndarray,
-        fixed_s: float,
+        missing_s: Floats,
+        tpot_s: Floats,
+        view: SchedulerView,
     ) -> None:
-        """Densities anew, of those for which anything has changed that they rest on."""
+        """Densities anew, of those for which anything has changed that they rest on.
+
+        missing_s: by how much the next token of each will be late. Who is late catches up by what
+        a decode step is shorter than the TPOT: prefills are cut so that it may, see catch_up.
+        """
         if self.ours.density == "next":
             for job in jobs:
                 p = job.memo.more  # type: ignore[attr-defined]
@@ -249,8 +262,10 @@ class Proserve(Sage):
                 weight = promise.next_weight if job.generated_tokens else promise.first_weight
                 p.density = weight / p.exec_s
             return
-        missing_s = exec_s + fixed_s - remain_s
-        catching_s = np.maximum(tpot_s - self._step_s, 1e-6)
+        running = view.running
+        kv_tokens = sum([job.input_tokens + job.generated_tokens for job in running])
+        step_s = self.server.step_time.decode_s(len(running), kv_tokens) * view.pace
+        catching_s = np.maximum(tpot_s - step_s, 1e-6)
         tokens = np.where(missing_s > 0, np.minimum(missing_s / catching_s, 1e9) + 1, 0.5)
         late = (np.floor(np.log2(tokens)) + 1).astype(int).tolist()
         for job, doublings in zip(jobs, late, strict=True):
@@ -274,19 +289,15 @@ class Proserve(Sage):
     def _in_tokens(self, budget_s: float, view: SchedulerView) -> Budget | None:
         """How much may be prefilled within a batch of so many seconds of the model's."""
         if budget_s == math.inf:
-            self._step_s = self.server.step_time.decode_base_s
             return None
-        step_time = self.server.step_time
-        num_running = len(view.running)
+        step_time, num_running = self.server.step_time, len(view.running)
         kv_tokens = sum([job.input_tokens + job.generated_tokens for job in view.running])
-        decode_s = step_time.decode_s(num_running, kv_tokens) if num_running else 0.0
         if self.server.mixes_steps:
             taken_s = step_time.mixed_s(1, 0, 0, num_running, kv_tokens)
         else:
-            taken_s = step_time.prefill_s(1, 0, 0) + decode_s
+            taken_s = step_time.prefill_s(1, 0, 0)
+            taken_s += step_time.decode_s(num_running, kv_tokens) if num_running else 0.0
         tokens = int((budget_s - taken_s) / max(step_time.prefill_token_s, 1e-9))
-        waits = bool(view.waiting) and not view.batch_is_full
-        self._step_s = max(decode_s, budget_s if waits and self.server.mixes_steps else 0.0)
         if tokens >= view.pass_tokens:
             return None
         if tokens < self.ours.least_chunk_tokens:
