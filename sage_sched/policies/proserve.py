@@ -146,11 +146,12 @@ class Proserve(Sage):
         assert job.distribution is not None
         known = job.distribution.with_tail(job.max_new_tokens)
         worth = Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
-        before, due_s = _promised(job), math.inf
-        promise = Promise.of(job.hints)
+        before = _promised(job)
+        job.memo.more = promised = _Promised(  # type: ignore[attr-defined]
+            Promise.of(job.hints), worth, self._prefill_s(job)
+        )
         if before is not None:
-            due_s = before.due_s
-        job.memo.more = _Promised(promise, worth, self._prefill_s(job), due_s)  # type: ignore[attr-defined]
+            promised.due_s, promised.ttft_s = before.due_s, before.ttft_s
 
     def _prefill_s(self, job: Job) -> float:
         """Of what is left of its prompt, without the fixed time of a step."""
@@ -266,7 +267,8 @@ class Proserve(Sage):
         kv_tokens = sum([job.input_tokens + job.generated_tokens for job in running])
         step_s = self.server.step_time.decode_s(len(running), kv_tokens) * view.pace
         catching_s = np.maximum(tpot_s - step_s, 1e-6)
-        tokens = np.where(missing_s > 0, np.minimum(missing_s / catching_s, 1e9) + 1, 0.5)
+        to_catch_up = np.minimum(np.maximum(missing_s, 0.0) / catching_s, 1e9)
+        tokens = np.where(missing_s > 0, to_catch_up + 1, 0.5)
         late = (np.floor(np.log2(tokens)) + 1).astype(int).tolist()
         for job, doublings in zip(jobs, late, strict=True):
             p = job.memo.more  # type: ignore[attr-defined]
@@ -313,6 +315,8 @@ class Proserve(Sage):
         self._served_tokens = view.served_tokens
         if starved is not None and starved.served_tokens:
             self._credit_tokens -= starved.input_tokens + _mean_tokens(starved)
+            starved = None
+        elif starved is not None and starved not in view.waiting:  # it was aborted, say
             starved = None
         most = float(self.server.kv_pool_tokens)
         earned = self.ours.starved_share * work

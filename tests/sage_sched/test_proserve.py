@@ -151,6 +151,31 @@ def test_the_starved_have_their_share_by_arrival() -> None:
     assert order(none, worked)[0] != 0
 
 
+def test_a_starved_one_that_leaves_unserved_keeps_nobody_from_its_share() -> None:
+    starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
+    fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
+    ours = policy(*starved, *fresh)
+    view = replace(waiting(*starved, *fresh), now_s=50.0, served_tokens=1000)
+    assert order(ours, view)[0] == 0
+    left = replace(waiting(*starved[1:], *fresh), now_s=50.0, served_tokens=1000)
+    assert order(ours, left)[0] == 0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("density", ["next", "expected"])
+def test_half_a_promise_counts_as_half(density: str) -> None:
+    no_pace = job(0, Hints(ttft_slo_ms=1000.0), input_tokens=5000)
+    no_start = job(1, Hints(tpot_slo_ms=50.0), input_tokens=5000)
+    both = job(2, input_tokens=5000)
+    ours = policy(no_pace, no_start, both, density=density)
+    for now_s in (0.0, 0.9, 30.0):
+        assert sorted(order(ours, replace(waiting(no_pace, no_start, both), now_s=now_s))) == [
+            0,
+            1,
+            2,
+        ]
+
+
 def test_the_second_token_counts_from_the_first_if_clients_have_no_buffer() -> None:
     eager = replace(SOON, first_token_buffer=False)
     running, newcomer = job(0, eager, age=1), job(1, input_tokens=5000, arrival_s=0.2)
