@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from typing import Any
 
@@ -11,6 +12,7 @@ from sglang.srt.managers.io_struct import BaseReq
 from patches.step_meter import StepMeter
 from patches.step_time_file import StepTimeFile
 from sage_sched.config import StepTimeConfig
+from sage_sched.pace import Pace
 from sage_sched.step_learner import MEMORY_STEPS, StepLearner, is_worth_telling
 from sage_sched.step_time import ServerFacts, StepTime
 
@@ -31,7 +33,8 @@ class Calibration:
     """One scheduler's. Rank 0's alone learns; all go by what it told them.
 
     step_time: what the ranks go by. source: where it is from: configured, or else shipped, kept by
-    an earlier server of this kind, or learned. steps: to be told of each.
+    an earlier server of this kind, or learned. steps: to be told
+    of each. beta: by how much the latest take longer than step_time says.
     """
 
     def __init__(self, configured: StepTimeConfig | None, file: StepTimeFile | None) -> None:
@@ -39,12 +42,19 @@ class Calibration:
         self.step_time = (configured or StepTimeConfig()).step_time()
         self.source = "shipped" if configured is None else "configured"
         self._learner = StepLearner(self.step_time)
-        self.steps = StepMeter(self._learner)
+        self.beta = Pace()
+        self.steps = StepMeter(self)
         self._file = file
         self._learns = configured is None
         self._was_read = False
         self._news: StepTimes | None = None
         self._num_steps_told = 0
+
+    def add(self, work: Sequence[float], seconds: float) -> None:
+        """A step, for StepMeter: what it had to do (step_fit.COLUMNS), and how long it took."""
+        self._learner.add(work, seconds)
+        coefficients = astuple(self.step_time)
+        self.beta.add(seconds, sum(n * s for n, s in zip(work, coefficients, strict=True)))
 
     def news(self, server: ServerFacts) -> StepTimes | None:
         """On rank 0, in every pass: what to tell all ranks. It is said until it has come back, as
@@ -82,6 +92,7 @@ class Calibration:
         """On all ranks, between the same two passes: go by these."""
         self.step_time = StepTime(*news.seconds)
         self.source = news.source
+        self.beta.reset()
         self._news = None
         self._num_steps_told = self._learner.num_steps
         logger.info("step times are %s now: %s", self.source, self.step_time)
@@ -99,4 +110,5 @@ class Calibration:
             "latest": asdict(StepTimeConfig.of(self._learner.step_time)),
             "num_steps": self._learner.num_steps,
             "error": self._learner.error,
+            "beta": self.beta.factor,
         }

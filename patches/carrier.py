@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import NO_HINTS, Hints
+from sage_sched.job import CLIENTS_HINTS, NO_HINTS, Hints
 
 _PREFIX = "__sage_"
 _LENGTHS = _PREFIX + "lengths"
 _HINT_PREFIX = _PREFIX + "hint_"
 _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
+_CAME = _PREFIX + "came_s"
+# A stamp is older than the tick that comes with it, but by no more than a request is awaited.
+_MOST_AGE_S = 3600.0
 
 
 def encode(distribution: LengthDistribution) -> dict[str, Any]:
@@ -46,13 +49,30 @@ def decode_hints(custom_params: object) -> Hints:
     """The hints in a request's custom_params. Raises ValueError if malformed."""
     if not isinstance(custom_params, Mapping):
         return NO_HINTS
-    return hints_of(_after(_HINT_PREFIX, custom_params))
+    return _hints(_after(_HINT_PREFIX, custom_params), _HINTS)
 
 
-def hints_of(fields: Mapping[str, Any]) -> Hints:
-    """Hints from those of the fields that are named so. Raises ValueError if malformed."""
-    given = {name: fields[name] for name in _HINTS if name in fields}
+def clients_hints(custom_params: Mapping[str, Any]) -> Hints:
+    """What a client says of its request. Raises ValueError if malformed."""
+    return _hints(custom_params, CLIENTS_HINTS)
+
+
+def _hints(fields: Mapping[str, Any], names: tuple[str, ...]) -> Hints:
+    given = {name: fields[name] for name in names if name in fields}
     return Hints(**given) if given else NO_HINTS
+
+
+def encode_stamp(came_s: float) -> dict[str, Any]:
+    """The reserved key that says when a request came, on the clock of the ticks."""
+    return {_CAME: came_s}
+
+
+def decode_stamp(custom_params: object, now_s: float) -> float:
+    """When a request came, as its stamp says; now where it has none, or one that cannot be."""
+    came_s = custom_params.get(_CAME) if isinstance(custom_params, Mapping) else None
+    if type(came_s) is float and now_s - _MOST_AGE_S <= came_s <= now_s:
+        return came_s
+    return now_s
 
 
 def _after(prefix: str, custom_params: Mapping[Any, Any]) -> dict[str, Any]:

@@ -149,6 +149,7 @@ class Scheduler(Protocol):
     schedule_stream: Any
     forward_stream: Any
     _request_dispatcher: Any
+    metrics_collector_context: Any
     _sched_idled: bool
 
     def get_num_allocatable_reqs(self, running_bs: int, *, running_batch: Batch) -> int: ...

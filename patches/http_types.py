@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from patches.engine_types import SamplingParams
 from predictor_store.client import PredictorClient
 from sage_sched.config import SageConfig
+from sage_sched.slo import SloClaims
 
 if TYPE_CHECKING:
     from patches.predict import RequestPrediction
@@ -17,6 +18,7 @@ class ServerArgs(Protocol):
     """srt/server_args.py"""
 
     _sage_config: SageConfig
+    schedule_policy: str
 
 
 class Tokenizer(Protocol):
@@ -35,6 +37,8 @@ class Request(Protocol):
     lora_path: object
     sampling_params: object
     batch_size: int
+    is_single: bool
+    priority: object
 
     def __getitem__(self, i: int) -> Request: ...
 
@@ -74,6 +78,8 @@ class TokenizerManager(Protocol):
     """managers/tokenizer_manager.py"""
 
     sage_client: PredictorClient
+    sage_claims: SloClaims
+    sage_stamps: bool
     server_args: ServerArgs
     server_status: object
     rid_to_state: MutableMapping[str, ReqState]

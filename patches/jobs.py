@@ -9,19 +9,21 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from patches.carrier import decode, decode_hints
+from patches.carrier import decode, decode_hints, decode_stamp
 from patches.engine_types import Batch, Req
 from patches.failures import Failures
+from patches.slo_meter import Seen
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.policy import Policy
 
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`: its Job; whether its answer has ended; whether it was asked to yield, and what
-    keeps it from that."""
+    """`Req.sage`: its Job; what is kept of a promise to it; whether its answer has ended; whether
+    it was asked to yield, and what keeps it from that."""
 
     job: Job
+    seen: Seen | None = None
     has_ended: bool = False
     was_asked_to_yield: bool = False
     why_it_stays: str | None = None
@@ -31,7 +33,8 @@ class Jobs:
     """Every tensor-parallel rank has one; all see the same requests in the same order and count the
     same tokens.
 
-    now_s: rank 0's clock as last told, for policies that use one.
+    now_s, pace: rank 0's clock, and by how much steps take longer than their model says, as last
+    told, for policies that use a clock.
     """
 
     def __init__(self, policy: Policy, failures: Failures) -> None:
@@ -40,7 +43,8 @@ class Jobs:
         self.served_tokens = 0
         self.num_arrivals = 0
         self.now_s = 0.0
-        self._undated: list[Job] = []
+        self.pace = 1.0
+        self._undated: list[tuple[Job, Req]] = []
         self._num_ranked: Counter[str] = Counter()
         self._num_unranked = 0
         self._num_malformed = 0
@@ -61,7 +65,7 @@ class Jobs:
         )
         self.num_arrivals += 1
         if self._policy.uses_clock:
-            self._undated.append(job)
+            self._undated.append((job, req))
         try:
             job.is_ranked = self._policy.on_arrival(job)
         except Exception:
@@ -80,11 +84,11 @@ class Jobs:
             self._num_malformed += 1
             return otherwise
 
-    def ticked(self, now_s: float) -> None:
+    def ticked(self, now_s: float, pace: float) -> None:
         """Rank 0's clock has been broadcast. It follows the requests that came with it."""
-        self.now_s = now_s
-        for job in self._undated:
-            job.arrival_s = now_s
+        self.now_s, self.pace = now_s, pace
+        for job, req in self._undated:
+            job.arrival_s = decode_stamp(req.sampling_params.custom_params, now_s)
         self._undated.clear()
 
     def about_to_run(self, batch: Batch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
-from patches.carrier import encode, encode_hints, hints_of, strip
+from patches.carrier import clients_hints, encode, encode_hints, encode_stamp, strip
 from patches.hook import AFTER, AROUND, BEFORE, Hook
 from patches.http_types import (
     Awaited,
@@ -22,10 +23,14 @@ from patches.http_types import (
     TokenizerManager,
 )
 from predictor_store.client import Prediction, PredictorClient
+from sage_sched.job import NO_HINTS
+from sage_sched.policy import policy_type
+from sage_sched.slo import SloClaims
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _REQUEST = "sglang.srt.managers.io_struct.GenerateReqInput"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
+_CLASS_HEADER = "x-smg-priority"
 # More text than the embedder reads; decoding 100,000 token ids would hold up the event loop.
 _MAX_DECODED_TOKENS = 512
 
@@ -34,6 +39,7 @@ def predict_hooks() -> list[Hook]:
     """The hooks for the HTTP process. They act for managers whose --schedule-policy is ours."""
     return [
         Hook(f"{_MANAGER}.__init__", AFTER, _after_init, ("server_args",)),
+        Hook(f"{_MANAGER}._init_req_state", BEFORE, _before_init_state, ("obj", "request")),
         Hook(f"{_MANAGER}._handle_batch_request", BEFORE, _before_batch, ("obj",)),
         Hook(f"{_MANAGER}._tokenize_one_request", AROUND, _around_tokenize_one, ("obj",)),
         Hook(
@@ -57,13 +63,16 @@ class RequestPrediction:
     """`Request.sage`: what we keep for one request. Its samples (n above 1) are copies of it with
     other ids, and share this.
 
-    text: of a chat, its last user message; else None. is_started: whether what only we may write
-    was stripped, and a prediction asked for, if there is to be one. was_aborted: while that was
-    awaited.
+    text: of a chat, its last user message; else None. slo_class: None before it was asked.
+    came_s: when it came (time.monotonic). is_started: whether what we alone may write was stripped,
+    and a prediction asked for, if there is to be one. carried: what travels with it.
+    was_aborted: while that was awaited.
     """
 
     text: str | None = None
-    hints: dict[str, Any] = field(default_factory=dict)
+    slo_class: str | None = None
+    came_s: float = 0.0
+    carried: dict[str, Any] = field(default_factory=dict)
     prediction: asyncio.Future[Prediction] | None = None
     handle: int | None = None
     is_started: bool = False
@@ -85,8 +94,26 @@ def _after_init(
 ) -> None:
     config = getattr(server_args, "_sage_config", None)
     if config is not None:
+        self.sage_claims = SloClaims(config.slo)
+        self.sage_stamps = policy_type(server_args.schedule_policy).uses_clock or bool(
+            config.slo.classes
+        )
         self.sage_client = PredictorClient(config)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
+
+
+def _before_init_state(
+    self: TokenizerManager, obj: Request, request: Any = None, *args: Any, **kw: Any
+) -> None:
+    """Every route comes by here. Samples are copies, which are of a class already."""
+    if _client(self) is None or not isinstance(obj, GenerateReqInput):
+        return
+    header = None if request is None else request.headers.get(_CLASS_HEADER)
+    for part in [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]:
+        state = _state(part)
+        if state.slo_class is None:
+            state.slo_class = self.sage_claims.class_of(header, part.priority)
+            state.came_s = time.monotonic()
 
 
 def _before_batch(self: TokenizerManager, obj: Request, *args: Any, **kw: Any) -> None:
@@ -121,19 +148,23 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
         return
     state = _state(obj)
     state.is_started = True
+    said = NO_HINTS
     if isinstance(obj.sampling_params, dict) and "custom_params" in obj.sampling_params:
         # A copy: the samples of a batch may share one dict with what the client sent.
         stripped = strip(obj.sampling_params["custom_params"])
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
         if manager.server_args._sage_config.hints.trust == "body" and isinstance(stripped, dict):
-            state.hints = encode_hints(hints_of(stripped))
+            said = clients_hints(stripped)
+    hints = manager.sage_claims.hints(state.slo_class or "", said)
+    stamp = encode_stamp(state.came_s) if manager.sage_stamps else {}
+    state.carried = {**encode_hints(hints), **stamp}
     if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
         state.prediction = asyncio.ensure_future(client.predict(text, _scope(obj)))
 
 
 async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:
     sampling, state = tokenized.sampling_params, _state(obj)
-    carried = state.hints
+    carried = state.carried
     if state.prediction is not None:
         prediction = await state.prediction
         state.handle = prediction.handle
@@ -198,6 +229,7 @@ async def _around_internal_state(original: Awaited, self: TokenizerManager) -> l
     if (client := _client(self)) is not None:
         for state in states:
             state["sage"]["predictor"] = client.stats()
+            state["sage"]["slo"] |= self.sage_claims.stats()
     return states
 
 

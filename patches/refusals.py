@@ -37,7 +37,8 @@ _REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "--enable-priority-scheduling",
         lambda args: args.enable_priority_scheduling,
-        "priorities and predicted cost are two orders of one queue",
+        "priorities and predicted cost are two orders of one queue; classes of requests "
+        "([slo.classes.NAME] of --sage-config) under --schedule-policy proserve take its place",
     ),
 )
 

@@ -30,9 +30,13 @@ _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 
 
 class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's clock, which rides the broadcast of requests to all ranks."""
+    """Rank 0's clock, which rides the broadcast of requests to all ranks.
+
+    pace: by how much its steps take longer now than their model says (sage_sched.pace).
+    """
 
     now_s: float
+    pace: float
 
 
 def scheduler_hooks(config: SageConfig) -> list[Hook]:
@@ -62,7 +66,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         # The last thing that every new request goes through, in order of arrival, and the first
         # moment at which its cap is known. Once more for some that are about to be aborted.
         if not hasattr(req, "sage"):
-            self.sage.jobs.arrived(req)
+            self.sage.arrived(req)
 
     def before_add_to_queue(self: Scheduler, req: Req, *args: Any, **kw: Any) -> None:
         # SGLang may have cut the prompt, or put a stub in its place, since it arrived.
@@ -81,7 +85,9 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         told = without_swapped(self, partial(original, self))
         if (news := self.sage.news()) is not None:
             told = [*told, news]
-        return [*told, Tick(now_s=time.monotonic())] if self.sage.policy.uses_clock else told
+        if not self.sage.policy.uses_clock:
+            return told
+        return [*told, Tick(now_s=time.monotonic(), pace=self.sage.calibration.beta.factor)]
 
     def around_queue_limit(original: Any, self: Scheduler, recv_req: object) -> Any:
         return without_swapped(self, partial(original, self, recv_req))
@@ -175,7 +181,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
 
 def _ticked(scheduler: Scheduler, tick: Tick) -> None:
-    scheduler.sage.jobs.ticked(tick.now_s)
+    scheduler.sage.jobs.ticked(tick.now_s, tick.pace)
 
 
 def _told(scheduler: Scheduler, news: StepTimes) -> None:

@@ -17,6 +17,7 @@ from patches.jobs import Jobs
 from patches.kv_copy import swapped
 from patches.preemption import Preemption, preemption_of
 from patches.prompts import Prompts
+from patches.slo_meter import SloMeter
 from patches.step_time_file import StepTimeFile, kind_of
 from sage_sched.admission import Admission
 from sage_sched.config import SageConfig
@@ -46,6 +47,7 @@ class SchedulerState:
             scheduler.max_running_requests,
             self.calibration.step_time,
             swap_token_s=0.0,  # as long as nothing is swapped
+            mixes_steps=scheduler.is_mixed_chunk,
         )
         self._scheduler = scheduler
         self._server = server
@@ -54,6 +56,7 @@ class SchedulerState:
         self.admission = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures)
+        self.slo = SloMeter(scheduler)
         self.preemption: Preemption | None = preemption_of(
             scheduler, self.policy, config.preemption, self.calibration
         )
@@ -95,9 +98,15 @@ class SchedulerState:
         self._longest_pass_s = max(self._longest_pass_s, spent_s)
         return plan
 
+    def arrived(self, req: Req) -> None:
+        """Put a Job on a new request."""
+        self.jobs.arrived(req)
+        req.sage.seen = self.slo.arrived(req, req.sage.job)
+
     def ended(self, batch: Batch) -> None:
         """A batch's results are in: admission learns from the answers that are complete. All ranks
         see the same ones between the same two passes."""
+        self.slo.stepped(batch)
         before = self.admission.correction.factor
         for job in self.jobs.ended(batch):
             self.admission.ended(job)
@@ -122,6 +131,7 @@ class SchedulerState:
         prompts = Prompts(scheduler, served)
         return SchedulerView(
             now_s=self.jobs.now_s,
+            pace=self.jobs.pace,
             served_tokens=self.jobs.served_tokens,
             num_arrivals=self.jobs.num_arrivals,
             num_arrivals_planned=-1 if preemption is None else preemption.num_arrivals_planned,
@@ -195,6 +205,7 @@ class SchedulerState:
             "admission": self.admission.correction.stats(),
             "preemption": None if self.preemption is None else self.preemption.stats(),
             "step_time": self.calibration.stats(),
+            "slo": self.slo.stats(),
         }
 
 

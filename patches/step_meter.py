@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 from patches.engine_types import Batch
-from sage_sched.step_learner import StepLearner
 
 
 def ends_with_launch(device: str) -> bool:
     """Whether a step is over when its launch returns. An accelerator is still at it then; that it
     is done is known when its result has been processed."""
     return device == "cpu"
+
+
+class Learner(Protocol):
+    """Who is told of steps."""
+
+    def add(self, work: Sequence[float], seconds: float) -> None:
+        """What a step had to do (sage_sched.step_fit.COLUMNS), and how long it took."""
 
 
 class StepMeter:
@@ -22,7 +30,7 @@ class StepMeter:
     it takes from its launch, nor if something else came between: then it is not told of.
     """
 
-    def __init__(self, learner: StepLearner) -> None:
+    def __init__(self, learner: Learner) -> None:
         self._learner = learner
         self._since_s: float | None = None
 

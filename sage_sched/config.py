@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from sage_sched.fields import ConfigError, parse_section, require, require_known
 from sage_sched.policy import policy_type, section_of
+from sage_sched.slo import SloClass, SloConfig
 from sage_sched.step_time import StepTime
 
 RULES = ("neighbours", "threshold")
@@ -177,6 +178,7 @@ class SageConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     hints: HintsConfig = field(default_factory=HintsConfig)
+    slo: SloConfig = field(default_factory=SloConfig)
     policy: Mapping[str, Any] = field(default_factory=dict, hash=False)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
@@ -185,13 +187,17 @@ class SageConfig:
     @classmethod
     def parse(cls, sections: Mapping[str, Any]) -> Self:
         """From the mapping that a TOML or YAML file holds. Raises ConfigError."""
-        require_known(sections, {**_SECTIONS, "policy": None}, "section")
+        require_known(sections, {**_SECTIONS, "slo": None, "policy": None}, "section")
         parsed = {
             name: parse_section(_SECTIONS[name], name, values)
             for name, values in sections.items()
-            if name != "policy"
+            if name in _SECTIONS
         }
-        return cls(**parsed, policy=_parse_policies(sections.get("policy", {})))
+        return cls(
+            **parsed,
+            slo=_parse_slo(sections.get("slo", {})),
+            policy=_parse_policies(sections.get("policy", {})),
+        )
 
     def sections(self) -> dict[str, Any]:
         """The mapping that parse takes."""
@@ -201,6 +207,7 @@ class SageConfig:
                 for name in _SECTIONS
                 if (section := getattr(self, name)) is not None
             },
+            "slo": self.slo.sections(),
             "policy": {name: dataclasses.asdict(given) for name, given in self.policy.items()},
         }
 
@@ -213,6 +220,21 @@ _SECTIONS: dict[str, type[Any]] = {
     "preemption": PreemptionConfig,
     "step_time": StepTimeConfig,
 }
+
+
+def _parse_slo(section: object) -> SloConfig:
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"section slo is {section!r}, allowed: fields with values")
+    classes = section.get("classes", {})
+    if not isinstance(classes, Mapping):
+        raise ConfigError(f"slo.classes is {classes!r}, allowed: sections [slo.classes.NAME]")
+    parsed = {
+        name: parse_section(SloClass, f"slo.classes.{name}", values)
+        for name, values in classes.items()
+    }
+    plain = {name: value for name, value in section.items() if name != "classes"}
+    slo: SloConfig = parse_section(SloConfig, "slo", plain, classes=parsed)
+    return slo
 
 
 def _parse_policies(sections: object) -> dict[str, Any]:

@@ -24,14 +24,13 @@ def require_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str)
             raise ConfigError(f"unknown {what} {name!r}, allowed: {', '.join(known) or 'none'}")
 
 
-def parse_section(section: type[Any], name: str, values: object) -> Any:
+def parse_section(section: type[Any], name: str, values: object, **parsed: Any) -> Any:
     """An object of a frozen dataclass whose fields all have defaults, from a mapping. Raises
-    ConfigError."""
+    ConfigError. parsed: fields that are not in the mapping."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"section {name} is {values!r}, allowed: fields with values")
     types = {f.name: type(f.default) for f in dataclasses.fields(section)}
     require_known(values, types, f"field of section {name}")
-    parsed = {}
     for key, value in values.items():
         wanted: type[Any] = types[key]
         if wanted not in (bool, int, float, str):

@@ -18,6 +18,10 @@ class Hints:
     ttft_slo_ms, tpot_slo_ms: targets for its first token and for each further one; None if none.
     urgency: 1 (most urgent) to 5.
     session: whose conversation or program it belongs to; "" if unknown.
+    What no client says of itself (see sage_sched.slo):
+    slo_class: its class; "" if none.
+    first_token_weight: how many further tokens its first one counts for, above 0.
+    first_token_buffer: whether a token that comes early gives the next ones more time.
     """
 
     weight: float = 1.0
@@ -25,12 +29,16 @@ class Hints:
     tpot_slo_ms: float | None = None
     urgency: int = 3
     session: str = ""
+    slo_class: str = ""
+    first_token_weight: float = 1.0
+    first_token_buffer: bool = True
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""
         slos_ms = (("ttft_slo_ms", self.ttft_slo_ms), ("tpot_slo_ms", self.tpot_slo_ms))
         given = [(name, slo_ms) for name, slo_ms in slos_ms if slo_ms is not None]
-        for name, value in (("weight", self.weight), *given):
+        weights = (("weight", self.weight), ("first_token_weight", self.first_token_weight))
+        for name, value in (*weights, *given):
             # Written so that NaN fails too. A client may have sent anything.
             if type(value) not in (int, float) or not 0 < value < _TOO_MUCH:
                 raise ValueError(f"{name} is {value!r:.40}, allowed: above 0, below {_TOO_MUCH:g}")
@@ -39,9 +47,18 @@ class Hints:
         if type(self.session) is not str or len(self.session) > _MAX_SESSION_CHARACTERS:
             allowed = f"a string of at most {_MAX_SESSION_CHARACTERS} characters"
             raise ValueError(f"session is {self.session!r:.40}, allowed: {allowed}")
+        if type(self.slo_class) is not str or type(self.first_token_buffer) is not bool:
+            raise ValueError(f"no class is named {self.slo_class!r:.40}, or can be with its buffer")
+
+    @property
+    def has_slo(self) -> bool:
+        """Whether any of its tokens is ever late."""
+        return self.ttft_slo_ms is not None or self.tpot_slo_ms is not None
 
 
 NO_HINTS = Hints()
+# Those that a trusted client may give.
+CLIENTS_HINTS = ("weight", "ttft_slo_ms", "tpot_slo_ms", "urgency", "session")
 
 
 @dataclass(slots=True, eq=False)

@@ -40,6 +40,22 @@ class StepTime:
             + kv_tokens * self.decode_kv_token_s
         )
 
+    def mixed_s(
+        self,
+        num_prefills: int,
+        num_tokens: int,
+        num_pairs: float,
+        num_decodes: int,
+        kv_tokens: int,
+    ) -> float:
+        """Seconds of one step that does both. It reads the weights once, so the smaller of the two
+        bases counts for nothing."""
+        prefill_s = self.prefill_s(num_prefills, num_tokens, num_pairs)
+        if not num_decodes:
+            return prefill_s
+        decode_s = self.decode_s(num_decodes, kv_tokens)
+        return prefill_s + decode_s - min(self.prefill_base_s, self.decode_base_s)
+
 
 def attended_pairs(num_cached: int, num_new: int) -> float:
     """(query, key) pairs of num_new tokens computed after num_cached."""
@@ -53,12 +69,14 @@ class ServerFacts:
     kv_pool_tokens: how many tokens its KV pool holds.
     max_running_requests: its slots.
     swap_token_s: seconds that one token's KV takes to host memory, or back, as known so far.
+    mixes_steps: whether those that run decode beside a prefill (SGLang's --enable-mixed-chunk).
     """
 
     kv_pool_tokens: int
     max_running_requests: int
     step_time: StepTime
     swap_token_s: float
+    mixes_steps: bool = False
 
     def swap_s(self, kv_tokens: int) -> float:
         """Seconds to move a request's KV to host memory and back."""

@@ -33,6 +33,7 @@ class SchedulerView:
     Nobody keeps it: through it requests would live on, and their KV in host memory.
 
     now_s: rank 0's clock, as broadcast; 0 at no particular moment.
+    pace: by how much steps take longer now than server.step_time says, as rank 0 told too.
     served_tokens: prefilled and decoded by the server so far.
     num_arrivals: how many requests have come. num_arrivals_planned: how many had when the last plan
         was made; -1 if it could not be carried out, so that another is due.
@@ -56,6 +57,7 @@ class SchedulerView:
     """
 
     now_s: float
+    pace: float
     served_tokens: int
     num_arrivals: int
     num_arrivals_planned: int

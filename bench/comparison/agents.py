@@ -187,7 +187,7 @@ def _row(requests: Sequence[SimRequest], times: Sequence[Times], cached_tokens: 
     """By _COLUMNS. A session's time is that of its steps, without the pauses between them."""
     spent_s: dict[str, float] = defaultdict(float)
     for request, each in zip(requests, times, strict=True):
-        spent_s[request.session] += each.last_token_s - each.arrival_s
+        spent_s[request.hints.session] += each.last_token_s - each.arrival_s
     session_s = [*spent_s.values()]
     ttft_s = [each.first_token_s - each.arrival_s for each in times]
     first_s = [s for s, request in zip(ttft_s, requests, strict=True) if request.follows is None]

@@ -59,6 +59,12 @@ class Device:
             policy={
                 name: _faster(given, self.speed) for name, given in _all_parameters(sage).items()
             },
+            slo=replace(
+                sage.slo,
+                classes={
+                    name: _faster(given, self.speed) for name, given in sage.slo.classes.items()
+                },
+            ),
             step_time=sage.step_time and _faster(sage.step_time, self.speed),
         )
 

@@ -51,8 +51,7 @@ class DeviceModel:
         return DeviceModel(StepTime(**coefficients), self.swap_token_s * factor)
 
     def step_s(self, batch: Any) -> float:
-        """Seconds of a step (sglang/srt/managers/schedule_batch.py, ScheduleBatch). A mixed one
-        reads the weights once."""
+        """Seconds of a step (sglang/srt/managers/schedule_batch.py, ScheduleBatch)."""
         if not batch.forward_mode.is_extend_without_speculative():
             kv_tokens = sum(req.kv.kv_committed_len for req in batch.reqs)
             return self.step_time.decode_s(len(batch.reqs), kv_tokens)
@@ -60,12 +59,8 @@ class DeviceModel:
         num_prefills = len(batch.reqs) - num_decoding
         cached, new = batch.prefix_lens[:num_prefills], batch.extend_lens[:num_prefills]
         pairs = sum(n * (c + n / 2) for c, n in zip(cached, new, strict=True))
-        seconds = self.step_time.prefill_s(num_prefills, sum(new), pairs)
-        if num_decoding:
-            kv_tokens = sum(batch.prefix_lens[num_prefills:])
-            seconds += self.step_time.decode_s(num_decoding, kv_tokens)
-            seconds -= min(self.step_time.prefill_base_s, self.step_time.decode_base_s)
-        return seconds
+        kv_tokens = sum(batch.prefix_lens[num_prefills:])
+        return self.step_time.mixed_s(num_prefills, sum(new), pairs, num_decoding, kv_tokens)
 
 
 @dataclass(slots=True)

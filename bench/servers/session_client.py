@@ -77,7 +77,7 @@ def _body(request: SimRequest, index: int, vocabulary: int) -> dict[str, object]
             "max_new_tokens": request.max_new_tokens,
             "custom_params": {
                 LENGTH_KEY: min(request.output_tokens, request.max_new_tokens - 1),
-                "session": request.session,
+                "session": request.hints.session,
             },
         },
     }

@@ -17,10 +17,14 @@ from bench.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
 from bench.simulator.stock import StockPolicy
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import Hints, Job
+from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.policy import Policy
-from sage_sched.step_time import attended_pairs
+from sage_sched.step_time import StepTime, attended_pairs
+from sage_sched.tdg import Promise, num_on_time
+
+# Of a leap, no more steps count for the pace: it has long got there.
+_MOST_PACED = 64
 
 
 class Node:
@@ -31,7 +35,7 @@ class Node:
     refresh boundary. on_finish is called with each request that has its last token.
 
     Not as in SGLang: no overlap of scheduling and compute, so that a finish is known a step
-    sooner; no mixed chunks; the request id, a tie-break of hrrn, is the arrival number.
+    sooner; the request id, a tie-break of hrrn, is the arrival number.
     """
 
     def __init__(
@@ -106,15 +110,16 @@ class Node:
                 max_new_tokens=request.max_new_tokens,
                 distribution=request.distribution,
                 served_at_arrival_tokens=state.served_tokens,
-                arrival_s=self.now_s,
-                hints=Hints(session=request.session),
+                arrival_s=request.arrival_s,
+                hints=request.hints,
             )
             if isinstance(self._policy, Policy) and self._policy.is_clairvoyant:
                 truth = np.array([request.output_tokens])
                 job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
             state.num_queued += 1
             job.is_ranked = self._policy.on_arrival(job)
-            state.queue.append(Progress(request, index, job))
+            promise = Promise.of(request.hints) if request.hints.has_slo else None
+            state.queue.append(Progress(request, index, job, promise=promise))
 
     def _move(self, num_tokens: int) -> None:
         """KV goes to host memory and back."""
@@ -127,7 +132,20 @@ class Node:
         state, engine = self.state, self.state.engine
         num_tokens = sum(part.new_tokens for part in parts)
         pairs = sum(attended_pairs(part.cached_tokens, part.new_tokens) for part in parts)
-        self.now_s += engine.step_time.prefill_s(len(parts), num_tokens, pairs)
+        # Those for whose next tokens the prefill has left no room sit this step out.
+        decode = state.decode
+        mixes = engine.mixed_chunk and decode.pages_needed(1) <= state.pool.room_pages
+        num_decodes, kv_tokens = (len(decode), decode.context_tokens) if mixes else (0, 0)
+
+        def seconds(step_time: StepTime) -> float:
+            return step_time.mixed_s(len(parts), num_tokens, pairs, num_decodes, kv_tokens)
+
+        step_s = seconds(engine.step_time)
+        state.pace.add(step_s, seconds(state.server.step_time))
+        if num_decodes:
+            self._leap(1, step_s)
+        else:
+            self.now_s += step_s
         state.served_tokens += num_tokens
         self.prefill_tokens += num_tokens
         if not len(state.decode):
@@ -148,6 +166,8 @@ class Node:
         progress.job.grow(progress.generated_tokens + 1)
         if progress.first_token_s < 0:
             progress.first_token_s = self.now_s
+        elif progress.promise is not None:  # it was retracted, and goes on
+            progress.num_next_on_time += self.now_s <= _due_s(progress, progress.generated_tokens)
         if progress.generated_tokens == progress.request.output_tokens:
             self._finish(progress)
         else:
@@ -170,9 +190,25 @@ class Node:
             steps = min(steps, decode.steps_to_refresh(interval_tokens))
         next_s = min(until_s, self._coming[0][0]) if self._coming else until_s
         steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
-        self.now_s += decode.seconds(step_time, steps)
-        state.served(steps)
+        seconds = decode.seconds(step_time, steps)
+        for _ in range(min(steps, _MOST_PACED)):
+            state.pace.add(seconds, decode.seconds(state.server.step_time, steps))
         state.ratio.decay(steps - retracts)
+        self._leap(steps, seconds)
+
+    def _leap(self, steps: int, seconds: float) -> None:
+        """All that decode get so many tokens."""
+        state, decode = self.state, self.state.decode
+        growth_s = state.engine.step_time.decode_kv_token_s * len(decode)
+        first_s = seconds / steps - growth_s * (steps - 1) / 2
+        for progress in decode:
+            if (promise := progress.promise) is not None:
+                due_s = _due_s(progress, progress.age_offset + decode.step + 1) - self.now_s
+                progress.num_next_on_time += num_on_time(
+                    steps, first_s, growth_s, due_s, promise.tpot_s
+                )
+        self.now_s += seconds
+        state.served(steps)
         state.pool.hold(decode.pages_needed(steps))
         decode.leap(steps)
         for progress in decode.finished():
@@ -210,3 +246,10 @@ class Node:
         for progress in retracted:
             state.requeue(progress)
         state.batch_is_full = False
+
+
+def _due_s(progress: Progress, token: int) -> float:
+    """When a token but the first of a request that was promised something is due."""
+    assert progress.promise is not None
+    came_s = progress.request.arrival_s
+    return came_s + progress.promise.due_s(token, progress.first_token_s - came_s)

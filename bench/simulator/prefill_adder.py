@@ -27,9 +27,9 @@ class PrefillAdder:
         aside_tokens = state.admission.set_aside_tokens(
             state.running_jobs(), state.ratio.value, self._page
         )
-        self._room = state.pool.room_tokens - sum(aside_tokens)
-        self._input_left = engine.max_prefill_tokens
-        self._chunk_left = engine.chunked_prefill_size
+        self._room = state.pool.room_tokens - sum(aside_tokens) - state.num_mixed
+        self._input_left = engine.max_prefill_tokens - state.num_mixed
+        self._chunk_left = engine.chunked_prefill_size - state.num_mixed
         if budget.prefill_tokens is not None:
             limit_tokens = self._whole_pages(budget.prefill_tokens)
             self._input_left = min(self._input_left, limit_tokens)

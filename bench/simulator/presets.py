@@ -23,6 +23,7 @@ class Engine:
     schedule_conservativeness: scales what SGLang's own admission expects of answers.
     clip_max_new_tokens: the most tokens that admission expects of an answer; SGLang's
         SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION.
+    mixed_chunk: --enable-mixed-chunk.
     swap_token_s: seconds for one token's KV to host memory or back.
     swap_overlap: share of that in [0, 1] that is hidden behind compute.
     """
@@ -35,6 +36,7 @@ class Engine:
     max_prefill_tokens: int = 16384
     schedule_conservativeness: float = 1.0
     clip_max_new_tokens: int = 4096
+    mixed_chunk: bool = False
     swap_token_s: float = 0.0
     swap_overlap: float = 0.0
 
@@ -52,7 +54,13 @@ class Engine:
     def server_facts(self) -> ServerFacts:
         """What a policy may know of it."""
         seen_s = self.swap_token_s * (1 - self.swap_overlap)
-        return ServerFacts(self.kv_pool_tokens, self.max_running_requests, self.step_time, seen_s)
+        return ServerFacts(
+            self.kv_pool_tokens,
+            self.max_running_requests,
+            self.step_time,
+            seen_s,
+            mixes_steps=self.mixed_chunk,
+        )
 
 
 def roofline_step_time(

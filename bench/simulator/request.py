@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from bench.simulator.radix_tree import Span, TreeNode
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import Job
+from sage_sched.job import NO_HINTS, Hints, Job
+from sage_sched.tdg import Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class SimRequest:
         share nothing.
     follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
-    session: what its client says of it (sage_sched.job.Hints).
+    hints: what was said of it.
     """
 
     arrival_s: float
@@ -32,7 +33,7 @@ class SimRequest:
     spans: tuple[Span, ...] = ()
     follows: int | None = None
     pause_s: float = 0.0
-    session: str = ""
+    hints: Hints = NO_HINTS
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,7 @@ class Progress:
     node, tree_tokens: on the device, where in the radix tree the known part of its sequence ends,
         and how long that is.
     swapped: whether its KV is in host memory.
+    promise: when its tokens are due; None if whenever. num_next_on_time: of those but the first.
     """
 
     request: SimRequest
@@ -61,6 +63,8 @@ class Progress:
     first_token_s: float = -1.0
     last_token_s: float = -1.0
     num_retractions: int = 0
+    promise: Promise | None = None
+    num_next_on_time: int = 0
 
     @property
     def generated_tokens(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from bench.run_metrics import run_metrics
 from bench.simulator.fairness import fairness_metrics
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
+from sage_sched.attainment import Attainment
+from sage_sched.job import Hints
 from sage_sched.step_time import attended_pairs
 
 _QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
@@ -23,7 +26,8 @@ class Result:
 
     ttft_s, ttlt_s: from its arrival to its first and last token. alone_s: to its last token on an
     idle engine. input_tokens, answer_tokens: its true lengths. num_retractions, num_yields: how
-    often it lost its KV, and made room for another.
+    often it lost its KV, and made room for another. num_next_on_time: of its tokens but the first,
+    those that came when they were promised. hints: what was said of it.
     duration_s: from the first arrival to the last token. prefill_tokens: computed, those that a
     retraction had computed again included. moved_tokens: swapped, both ways.
     wall_s: what the simulation took; all else is the same for the same input, bit for bit.
@@ -37,10 +41,26 @@ class Result:
     answer_tokens: NDArray[np.int64]
     num_retractions: NDArray[np.int64]
     num_yields: NDArray[np.int64]
+    num_next_on_time: NDArray[np.int64]
+    hints: tuple[Hints, ...]
     duration_s: float
     prefill_tokens: int
     moved_tokens: int
     wall_s: float
+
+    def attainment(self) -> dict[str, Any]:
+        """How far requests got what they were promised."""
+        attainment = Attainment()
+        for hints, *served in zip(
+            self.hints,
+            self.ttft_s.tolist(),
+            self.ttlt_s.tolist(),
+            self.answer_tokens.tolist(),
+            self.num_next_on_time.tolist(),
+            strict=True,
+        ):
+            attainment.add(hints, *served)
+        return attainment.metrics(self.duration_s)
 
     def metrics(self) -> dict[str, float]:
         """The run in numbers, by name."""
@@ -99,6 +119,8 @@ def result_of(
         answer_tokens=np.array([request.output_tokens for request in requests]),
         num_retractions=np.array([p.num_retractions for p in ordered]),
         num_yields=np.array([p.job.num_yields for p in ordered]),
+        num_next_on_time=np.array([p.num_next_on_time for p in ordered]),
+        hints=tuple(request.hints for request in requests),
         duration_s=float(last_s.max() - arrival_s.min()),
         prefill_tokens=prefill_tokens,
         moved_tokens=moved_tokens,

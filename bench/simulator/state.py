@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from bench.simulator.decode import DecodeBatch
 from bench.simulator.pool import KvPool
@@ -13,7 +13,9 @@ from bench.simulator.stock import StockPolicy
 from sage_sched.admission import Admission
 from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.job import Job
+from sage_sched.pace import Pace
 from sage_sched.policy import Policy
+from sage_sched.step_time import StepTime
 from sage_sched.view import Holding, SchedulerView
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
@@ -33,12 +35,14 @@ class Options:
     preempt: whether running requests yield where the policy says so, their KV swapped to host
         memory. max_yields: how often one request does at most.
     prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
+    pace: by how much steps take longer than policies are told at the start.
     check: whether the invariants are checked at every event.
     """
 
     preempt: bool = False
     max_yields: int = 4
     prediction_delay_s: float = 0.0
+    pace: float = 1.0
     check: bool = False
 
 
@@ -86,7 +90,9 @@ class EngineState:
     ) -> None:
         self.engine = engine
         self.policy = policy
-        self.server = engine.server_facts()
+        facts = engine.server_facts()
+        self.server = replace(facts, step_time=_times(facts.step_time, 1 / options.pace))
+        self.pace = Pace()
         ours = isinstance(policy, Policy)
         quantile = config.admission.quantile if ours else 0.0
         self.admission = Admission(quantile, engine.clip_max_new_tokens)
@@ -104,6 +110,11 @@ class EngineState:
         self.stale_prefill_tokens = 0
         self.num_queued = 0
         self.num_passes = 0
+
+    @property
+    def num_mixed(self) -> int:
+        """Tokens that SGLang takes off a pass's budgets for those that decode beside it."""
+        return len(self.decode) if self.engine.mixed_chunk else 0
 
     @property
     def free_slots(self) -> int:
@@ -126,6 +137,7 @@ class EngineState:
             self.chunked.job.prefilled_tokens = self.chunked.prefilled_tokens
         return SchedulerView(
             now_s=self.now_s,
+            pace=self.pace.factor,
             served_tokens=self.served_tokens,
             num_arrivals=self.num_queued,
             num_arrivals_planned=self.num_arrivals_planned,
@@ -140,7 +152,8 @@ class EngineState:
             locked_tokens=self.pool.held_pages * self.pool.page_size,
             host_free_tokens=_UNBOUNDED,
             page_size=self.pool.page_size,
-            pass_tokens=min(self.engine.max_prefill_tokens, self.engine.chunked_prefill_size),
+            pass_tokens=min(self.engine.max_prefill_tokens, self.engine.chunked_prefill_size)
+            - self.num_mixed,
             expected_share=self.ratio.value,
             server=self.server,
             preemption=self.preemption,
@@ -192,3 +205,7 @@ class EngineState:
             self.policy.requeued(progress.job, self.num_queued, self.served_tokens)
             self.num_queued += 1
         self.queue.append(progress)
+
+
+def _times(step_time: StepTime, factor: float) -> StepTime:
+    return StepTime(**{name: seconds * factor for name, seconds in asdict(step_time).items()})

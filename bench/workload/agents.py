@@ -19,6 +19,7 @@ from bench.simulator.radix_tree import Span, cut
 from bench.simulator.request import SimRequest
 from bench.workload.prompts import WorkloadError, stable_hash
 from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Hints
 from sage_sched.step_time import attended_pairs
 
 TRACE = "trace_agentic_coding.jsonl.gz"
@@ -129,7 +130,7 @@ def requests_of(
                     spans=spans[-1],
                     follows=None if index == first else index - 1,
                     pause_s=min(pause_s, max_pause_s),
-                    session=f"{number} {session.name}",
+                    hints=Hints(session=f"{number} {session.name}"),
                 )
             )
     return requests

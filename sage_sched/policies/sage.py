@@ -83,7 +83,7 @@ class _Memo:
     interval of ages last asked for.
 
     revision: the job's, of the distribution that all rests on. came_at: what the server had served
-        when the job counts as come.
+        when the job counts as come. more: what a subclass computed of it; no one else reads it.
     """
 
     table: GittinsTable | MeanCost
@@ -95,6 +95,7 @@ class _Memo:
     key: float = 0.0
     index: float = 0.0
     steps: float = 0.0
+    more: object = None
 
 
 class Sage(Policy):
@@ -260,7 +261,8 @@ class Sage(Policy):
         table = kind(distribution, self._cost, **sizes, cached_tokens=job.cached_input_tokens)
         steps_table = MeanCost(distribution, _steps, **sizes)
         log_index = math.log(table.index(0))
-        job.memo = _Memo(table, steps_table, job.revision, log_index, came_at)
+        more = job.memo.more if isinstance(job.memo, _Memo) else None
+        job.memo = _Memo(table, steps_table, job.revision, log_index, came_at, more=more)
 
 
 def _memo(job: Job) -> _Memo:

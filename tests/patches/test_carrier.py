@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patches.carrier import decode, decode_hints, encode, encode_hints, strip
+from patches.carrier import (
+    clients_hints,
+    decode,
+    decode_hints,
+    decode_stamp,
+    encode,
+    encode_hints,
+    encode_stamp,
+    strip,
+)
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from tests.sage_sched.strategies import distributions
@@ -94,10 +103,41 @@ def test_a_malformed_hint_is_named(field: str, value: object) -> None:
 
 
 def test_hints_come_as_they_went_and_what_was_not_given_is_not_carried() -> None:
-    hints = Hints(weight=2.5, tpot_slo_ms=40, urgency=1, session="s")
+    hints = Hints(
+        weight=2.5,
+        tpot_slo_ms=40,
+        urgency=1,
+        session="s",
+        slo_class="high",
+        first_token_weight=5.0,
+        first_token_buffer=False,
+    )
     carried = encode_hints(hints)
     assert decode_hints(carried) == hints
     assert "__sage_hint_ttft_slo_ms" not in carried
     assert encode_hints(Hints()) == {}
     assert decode_hints(None) == decode_hints({"other": 1}) == Hints()
     assert strip(carried) == {}
+
+
+def test_no_client_names_its_class() -> None:
+    asked = {"slo_class": "high", "first_token_weight": 9.0, "weight": 2.0}
+    assert clients_hints(asked) == Hints(weight=2.0)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "came_s"),
+    [
+        (encode_stamp(90.0), 90.0),
+        (encode_stamp(100.0), 100.0),
+        # The clock has jumped, or it is not the same one.
+        (encode_stamp(100.5), 100.0),
+        (encode_stamp(-1e6), 100.0),
+        (encode_stamp(float("nan")), 100.0),
+        ({"__sage_came_s": "early"}, 100.0),
+        ({}, 100.0),
+        (None, 100.0),
+    ],
+)
+def test_a_stamp_that_cannot_be_counts_as_now(stamp: object, came_s: float) -> None:
+    assert decode_stamp(stamp, now_s=100.0) == came_s

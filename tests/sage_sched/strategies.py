@@ -25,6 +25,7 @@ SERVER = ServerFacts(
 # Nobody waits or runs, and there is room for all.
 IDLE = SchedulerView(
     now_s=0.0,
+    pace=1.0,
     served_tokens=0,
     num_arrivals=0,
     num_arrivals_planned=-1,

@@ -8,6 +8,7 @@ from sage_sched.config import AdmissionConfig, SageConfig
 from sage_sched.fields import ConfigError
 from sage_sched.policies.ltr import LtrParameters
 from sage_sched.policies.sage import SageParameters
+from sage_sched.slo import SloClass, SloConfig
 
 
 def test_every_field_has_a_default() -> None:
@@ -23,7 +24,8 @@ def test_sections_override_field_by_field() -> None:
 
 def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
     policy = {"sage": SageParameters(refresh=0.5), "ltr": LtrParameters(7.0)}
-    config = SageConfig(policy=policy, admission=AdmissionConfig(0.25))
+    slo = SloConfig(trust="body", default="low", classes={"low": SloClass(tpot_slo_ms=50.0)})
+    config = SageConfig(policy=policy, admission=AdmissionConfig(0.25), slo=slo)
     assert SageConfig.parse(config.sections()) == config
 
 
@@ -54,6 +56,26 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"policy": {"ssjf": {"x": 1.0}}}, ["policy.ssjf", "x", "none"]),
         ({"admission": {"quantile": 1.5}}, ["admission.quantile", "1.5", "0 to 1"]),
         ({"hints": {"trust": "all"}}, ["hints.trust", "all", "body"]),
+        ({"slo": {"trust": "all"}}, ["slo.trust", "all", "none, header, body"]),
+        ({"slo": {"default": "x"}}, ["slo.default", "x", "none"]),
+        ({"slo": {"classes": 3}}, ["slo.classes", "3", "[slo.classes.NAME]"]),
+        ({"slo": {"classes": {"x": {"weigt": 1}}}}, ["slo.classes.x", "weigt", "weight"]),
+        ({"slo": {"classes": {"x": {"weight": 0}}}}, ["slo.classes.x.weight", "0", "above 0"]),
+        ({"slo": {"classes": {"x": {"ttft_slo_ms": float("nan")}}}}, ["x.ttft_slo_ms", "nan"]),
+        ({"slo": {"classes": {"x": {"tpot_slo_ms": -5}}}}, ["x.tpot_slo_ms", "-5", "above 0"]),
+        (
+            {"slo": {"classes": {"x": {"tpot_slo_ms": 50, "min_tpot_slo_ms": 51}}}},
+            ["slo.classes.x.min_tpot_slo_ms", "51", "50"],
+        ),
+        ({"slo": {"classes": {"x": {"max_share": 1.5}}}}, ["x.max_share", "1.5"]),
+        (
+            {"slo": {"default": "x", "classes": {"x": {"max_share": 0.5}}}},
+            ["slo.classes.x.max_share", "0.5", "default"],
+        ),
+        (
+            {"slo": {"classes": {"x": {}, "y": {"priority": 0}}}},
+            ["slo.classes.y.priority", "0", "slo.classes.x"],
+        ),
         ({"policy": 3}, ["policy", "3"]),
         ({"store": {"capacity": 0}}, ["store.capacity", "0"]),
         ({"store": {"path": 7}}, ["store.path", "7", "str"]),

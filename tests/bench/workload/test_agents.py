@@ -45,7 +45,7 @@ def test_steps_follow_each_other_and_share_what_was_recorded() -> None:
     assert requests[1].spans == ((0, 0, 480), (1, 0, 270))
     assert requests[2].spans == ((0, 0, 480), (1, 0, 256), (2, 0, 164))
     assert requests[3].spans == ((0, 0, 320), (3, 0, 530))
-    assert {request.session for request in requests[:4]} == {"0 one"}
+    assert {request.hints.session for request in requests[:4]} == {"0 one"}
     # Two runs of one recording are two sessions: they share nothing.
     assert requests[4].spans == ((4, 0, 500),)
 

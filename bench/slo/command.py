@@ -1,0 +1,125 @@
+"""sage-sched bench slo: deadlines and priorities, ours and rivals, in the simulator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.slo.lengths import RECORDINGS, read_lengths
+from bench.slo.rivals import RIVALS
+from bench.slo.runs import ABLATIONS, OURS, STOCK, Setting, numbers_of
+from bench.workload.arrivals import LOADS
+from bench.workload.prompts import WorkloadError
+from predictor_store.arguments import at_least_one
+
+EVERYONE = (*STOCK, *RIVALS, "sage", *OURS, *ABLATIONS)
+# Seeds below are for tuning.
+_FIRST_SEED = 1000
+_COLUMNS = (
+    ("TDG", "tdg_ratio", 3),
+    ("missed", "missed_tdg", 3),
+    ("attained", "slo_attainment", 3),
+    ("goodput/s", "request_goodput", 2),
+    ("p99 TTFT low, s", "p99_ttft_low_s", 1),
+    ("tokens/s", "output_throughput", 0),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--lengths", nargs="+", choices=RECORDINGS, default=["azure", "mooncake"],
+        help="default: %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policies", nargs="+", default=EVERYONE, metavar="NAME", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--rates", nargs="+", type=float, default=[0.5, 1.0, 1.5],
+        help="times the capacity (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=at_least_one, default=5, help="default: %(default)s")
+    parser.add_argument("--num-requests", type=at_least_one, default=400, help="a run")
+    parser.add_argument("--load", choices=LOADS, default="sustained", help="default: %(default)s")
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        type=float,
+        default=[2.0, 1.0],
+        help="of the classes, in equal shares",
+    )
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=1.0,
+        help="by how much steps take longer than policies are told",
+    )
+    parser.add_argument("--unmixed", action="store_true", help="no --enable-mixed-chunk")
+    parser.add_argument(
+        "--tuning", action="store_true", help="the seeds and lengths that settings were chosen by"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="all numbers, as JSON lines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 2, with a line on stderr, where nothing can be simulated."""
+    try:
+        for name in args.lengths:
+            lengths = read_lengths(args.data, name, held_out=not args.tuning)
+            setting = Setting(lengths, weights=tuple(args.weights), load=args.load, pace=args.pace)
+            if args.unmixed:
+                setting = replace(setting, engine=replace(setting.engine, mixed_chunk=False))
+            print(f"\n{name}: {_about(args, setting)}", flush=True)
+            _compare(args, name, setting)
+    except (WorkloadError, OSError, ValueError) as error:
+        print(f"sage-sched bench slo: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _compare(args: argparse.Namespace, name: str, setting: Setting) -> None:
+    capacity = setting.capacity()
+    for rate in args.rates:
+        names = [label for label, _, _ in _COLUMNS]
+        print(f"\n{rate:g} times {capacity:.2f} requests/s\n\n| policy | {' | '.join(names)} |")
+        print(f"|{'---|' * (1 + len(names))}")
+        for policy in args.policies:
+            found = list(_runs(args, setting, policy, rate * capacity))
+            cells = [f"{_mean(found, key):.{digits}f}" for _, key, digits in _COLUMNS]
+            print(f"| `{policy}` | {' | '.join(cells)} |", flush=True)
+            if args.output is not None:
+                with args.output.open("a", encoding="utf-8") as file:
+                    about = {"lengths": name, "rate": rate, "policy": policy}
+                    for seed, numbers in enumerate(found):
+                        file.write(json.dumps({**about, "seed": seed, **numbers}) + "\n")
+
+
+def _runs(
+    args: argparse.Namespace, setting: Setting, policy: str, rate: float
+) -> Iterator[dict[str, Any]]:
+    lightest = f"w{min(args.weights):g}"
+    for seed in range(args.seeds):
+        first = 100 if args.tuning else _FIRST_SEED
+        requests = setting.requests(rate, args.num_requests, first + seed)
+        yield numbers_of(setting.served(policy, requests), lightest)
+
+
+def _mean(found: Sequence[dict[str, Any]], name: str) -> float:
+    return float(np.mean([numbers[name] for numbers in found]))
+
+
+def _about(args: argparse.Namespace, setting: Setting) -> str:
+    lengths = setting.lengths
+    return (
+        f"{lengths.input_tokens.mean():.0f} tokens in, {lengths.output_tokens.mean():.0f} out on "
+        f"average; first tokens count for {lengths.first_token_weight:.1f}; TTFT "
+        f"{setting.ttft_slo_ms:g} ms, TPOT {setting.tpot_slo_ms:g} ms; {args.load} load, "
+        f"{args.num_requests} requests a run, means over {args.seeds} seeds"
+    )

@@ -1,0 +1,119 @@
+"""The rivals of ProServe's evaluation (section 5.1), each on our admission: they know as much of
+lengths as ours do. Simulated only."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from sage_sched.job import Job
+from sage_sched.plan import Budget
+from sage_sched.policy import NoParameters, Policy
+from sage_sched.step_time import ServerFacts
+from sage_sched.tdg import Promise
+from sage_sched.view import SchedulerView
+
+
+class SarathiFcfs(Policy):
+    """First come, first served, and so many tokens a step as leave a full batch its TPOT (Sarathi:
+    a fixed token budget, found by profiling)."""
+
+    moves: ClassVar[bool] = True
+    uses_clock: ClassVar[bool] = True
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        return 0.0
+
+    def budget(self, view: SchedulerView) -> Budget | None:
+        tpot_s = min((_tpot_s(job) for job in (*view.running, *view.waiting)), default=math.inf)
+        if tpot_s == math.inf:
+            return None
+        step_time = self.server.step_time
+        full_s = step_time.decode_s(self.server.max_running_requests, self.server.kv_pool_tokens)
+        tokens = int((tpot_s - full_s) / step_time.prefill_token_s)
+        return Budget(prefill_tokens=max(64, tokens))
+
+
+class SarathiPriority(SarathiFcfs):
+    """The same, classes of more weight first."""
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        return -job.hints.weight
+
+
+class Edf(SarathiFcfs):
+    """The same, the first token that is due first."""
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        promise = Promise.of(job.hints)
+        return job.arrival_s + promise.due_s(job.generated_tokens + 1, promise.ttft_s)
+
+
+class WeightedVtc(SarathiFcfs):
+    """The class that has had the least service for its weight first (Sheng et al., OSDI 2024): its
+    counter, tokens of input and twice those of output, and at least that of the others that wait
+    as it begins to."""
+
+    def __init__(self, parameters: Any, server: ServerFacts) -> None:
+        super().__init__(parameters, server)
+        self._counters: dict[str, float] = {}
+        self._seen: dict[Job, int] = {}
+        self._waited: set[str] = set()
+
+    def on_pass(self, view: SchedulerView) -> None:
+        jobs = [*view.waiting, *view.running]
+        for job in jobs:
+            spent = job.served_tokens + job.generated_tokens
+            done = spent - self._seen.get(job, 0)
+            name = job.hints.slo_class
+            self._counters[name] = self._counters.get(name, 0.0) + done / job.hints.weight
+        self._seen = {job: job.served_tokens + job.generated_tokens for job in jobs}
+        waiting = {job.hints.slo_class for job in view.waiting}
+        old = waiting & self._waited
+        if old:
+            least = min(self._counters[name] for name in old)
+            for name in waiting - old:
+                self._counters[name] = max(self._counters[name], least)
+        self._waited = waiting
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        return self._counters.get(job.hints.slo_class, 0.0)
+
+
+class FairBatching(SarathiFcfs):
+    """First come, first served, and as much prefill as the least slack of those that run allows
+    (FairBatching: deadlines of an envelope, so that tokens ahead of it are slack)."""
+
+    def budget(self, view: SchedulerView) -> Budget | None:
+        step_time = self.server.step_time
+        slack_s, tpot_s = math.inf, math.inf
+        for job in view.running:
+            promise = Promise.of(job.hints)
+            due_s = job.arrival_s + promise.due_s(job.generated_tokens + 1, promise.ttft_s)
+            slack_s = min(slack_s, max(due_s - view.now_s, promise.tpot_s))
+            tpot_s = min(tpot_s, promise.tpot_s)
+        if slack_s == math.inf:
+            return None
+        kv_tokens = sum(job.input_tokens + job.generated_tokens for job in view.running)
+        taken_s = step_time.mixed_s(1, 0, 0, len(view.running), kv_tokens) * view.pace
+        tokens = int((slack_s - taken_s) / (step_time.prefill_token_s * view.pace))
+        return Budget(prefill_tokens=max(64, min(tokens, 1 << 20)))
+
+
+def _tpot_s(job: Job) -> float:
+    tpot_ms = job.hints.tpot_slo_ms
+    return math.inf if tpot_ms is None else tpot_ms / 1e3
+
+
+RIVALS: dict[str, type[Policy]] = {
+    "sarathi-fcfs": SarathiFcfs,
+    "sarathi-priority": SarathiPriority,
+    "edf": Edf,
+    "weighted-vtc": WeightedVtc,
+    "fairbatching": FairBatching,
+}
+
+
+def rival(name: str, server: ServerFacts) -> Policy:
+    """One of RIVALS."""
+    return RIVALS[name](NoParameters(), server)

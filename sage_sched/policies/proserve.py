@@ -1,0 +1,386 @@
+"""ProServe: deadlines and priorities in one queue, by SlideBatching; who was promised nothing goes
+behind, as under sage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from sage_sched.cost import cost_named
+from sage_sched.fields import require
+from sage_sched.job import Job
+from sage_sched.plan import Budget
+from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.slide import ORDERS, Floats, Queue, Slide
+from sage_sched.step_time import ServerFacts, attended_pairs
+from sage_sched.tdg import Promise
+from sage_sched.view import SchedulerView
+from sage_sched.worth import Worth
+
+# Behind all that were promised something.
+_BEST_EFFORT = 1e9
+_STARVED = -1.0
+# What an answer is worth is looked at again every so many tokens.
+_INTERVAL_TOKENS = 64
+DENSITIES = ("next", "expected")
+
+
+@dataclass(frozen=True, slots=True)
+class ProserveParameters:
+    """Settings of proserve. What the paper leaves open is as in xLLM, unless said otherwise.
+
+    eta: the shortest batch, as a share of the smallest TPOT that anybody was promised.
+    gamma: who is urgent; larger: more are.
+    density: next, the worth of the next token by what it takes (the paper), or expected, that of
+        the answer (ours, see sage_sched.worth).
+    order: slide, deadline or density; see sage_sched.slide.
+    catch_up: the longest batch, as a share of their TPOT, while some that run are late and their
+        answers expected to be worth something all the same (ours, with density expected).
+    cuts: whether batches are cut to the budget.
+    least_chunk_tokens: no batch prefills less while others run.
+    starved_share: of the server's work, for those that are late by more than their whole TTFT, by
+        arrival (ours).
+    preempts: whether running requests yield (ours).
+    """
+
+    eta: float = 0.65
+    gamma: float = 1.0
+    density: str = "next"
+    order: str = "slide"
+    catch_up: float = 0.8
+    cuts: bool = True
+    least_chunk_tokens: int = 50
+    starved_share: float = 0.2
+    preempts: bool = True
+
+    def __post_init__(self) -> None:
+        require(0 <= self.eta < math.inf, "policy.proserve.eta", self.eta, "0 or more")
+        require(self.gamma >= 0, "policy.proserve.gamma", self.gamma, "0 or more")
+        known = ", ".join(DENSITIES)
+        require(self.density in DENSITIES, "policy.proserve.density", self.density, known)
+        require(self.order in ORDERS, "policy.proserve.order", self.order, ", ".join(ORDERS))
+        catch_up = self.catch_up
+        require(0 < catch_up < math.inf, "policy.proserve.catch_up", catch_up, "above 0")
+        chunk, share = self.least_chunk_tokens, self.starved_share
+        require(chunk >= 1, "policy.proserve.least_chunk_tokens", chunk, "at least 1")
+        require(0 <= share < 1, "policy.proserve.starved_share", share, "0 to 1, 1 excluded")
+
+
+@dataclass(slots=True)
+class _Promised:
+    """What is known of a job that was promised something.
+
+    worth: of its answer. exec_s: model seconds of its next token. due_s: when that is due, on the
+    ticks' clock. late: how many tokens it takes to catch up, in powers of two; 0: none. looked_at:
+    what density rests on. is_urgent, key: of the last pass. ttft_s: its first token's, as seen.
+    """
+
+    promise: Promise
+    worth: Worth
+    exec_s: float
+    due_s: float = math.inf
+    density: float = 0.0
+    looked_at: tuple[int, int] = (-1, -1)
+    is_urgent: bool = False
+    key: float = 0.0
+    ttft_s: float = 0.0
+
+
+class Proserve(Sage):
+    """SlideBatching (ProServe, section 4.2): those that run and those that wait are one queue, of
+    which the urgent go by density, the others by deadline, and the batch lasts until the first of
+    their tokens is due.
+
+    All that run get a token in each decode step: that is SGLang's way, and leaving some of them out
+    would spare little (their KV is read, the weights are read anyway). So the order is about who is
+    prefilled next, and who yields; the budget about how much is prefilled beside those that run, or
+    on a server that does not mix steps, before their next tokens.
+
+    Without anybody that was promised something it is sage in all things.
+    """
+
+    Parameters = ProserveParameters  # type: ignore[assignment]
+    variants: ClassVar = {
+        "proserve-expected": {"density": "expected"},
+        "proserve-deadline-only": {"density": "expected", "order": "deadline"},
+        "proserve-density-only": {"density": "expected", "order": "density"},
+        "proserve-no-budget": {"density": "expected", "cuts": False},
+    }
+    uses_clock = True
+
+    def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
+        super().__init__(SageParameters(), server)
+        self.ours = parameters
+        self._slo_cost = cost_named("measured", _shared_base(server))
+        self._undated: list[Job] = []
+        self._is_promised_any = False
+        self._budget: Budget | None = None
+        self._starved: Job | None = None
+        self._credit_tokens = 0.0
+        self._served_tokens = 0
+
+    def on_arrival(self, job: Job) -> bool:
+        """As sage, and what it was promised."""
+        is_ranked = super().on_arrival(job)
+        if is_ranked and job.hints.has_slo:
+            self._undated.append(job)
+            self._promise(job)
+        return is_ranked
+
+    def on_server(self, server: ServerFacts) -> None:
+        """All costs are others."""
+        super().on_server(server)
+        self._slo_cost = cost_named("measured", _shared_base(server))
+
+    def on_forecast(self, job: Job) -> None:
+        """Its worth anew."""
+        super().on_forecast(job)
+        if _promised(job) is not None:
+            self._promise(job)
+
+    def _promise(self, job: Job) -> None:
+        assert job.distribution is not None
+        known = job.distribution.with_tail(job.max_new_tokens)
+        worth = Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
+        before = _promised(job)
+        job.memo.more = promised = _Promised(  # type: ignore[attr-defined]
+            Promise.of(job.hints), worth, self._prefill_s(job)
+        )
+        if before is not None:
+            promised.due_s, promised.ttft_s = before.due_s, before.ttft_s
+
+    def _prefill_s(self, job: Job) -> float:
+        """Of what is left of its prompt, without the fixed time of a step."""
+        step_time = self.server.step_time
+        done = max(job.cached_tokens, job.prefilled_tokens)
+        new_tokens = max(1, job.input_tokens + job.generated_tokens - done)
+        return (
+            step_time.prefill_request_s
+            + new_tokens * step_time.prefill_token_s
+            + attended_pairs(done, new_tokens) * step_time.prefill_pair_s
+        )
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """Its place of the last pass."""
+        if not self._is_promised_any:
+            return super().key(job, view)
+        promised = _promised(job)
+        return _BEST_EFFORT + super().key(job, view) if promised is None else promised.key
+
+    @property
+    def moves(self) -> bool:  # type: ignore[override]
+        """Only if deadlines count."""
+        return self._is_promised_any
+
+    @property
+    def preempts(self) -> bool:
+        """As its parameter says."""
+        return self.ours.preempts
+
+    def on_pass(self, view: SchedulerView) -> None:
+        """Order all, and say how long the batch may take."""
+        for job in self._undated:
+            promised = _promised(job)
+            assert promised is not None
+            promised.due_s = job.arrival_s + promised.promise.ttft_s
+        self._undated.clear()
+        begun = [*view.running] if view.chunked is None else [*view.running, view.chunked]
+        jobs = [
+            job for job in (*begun, *view.waiting) if job.is_ranked and _promised(job) is not None
+        ]
+        self._is_promised_any = bool(jobs)
+        self._budget = None
+        if not jobs:
+            super().on_pass(view)
+            return
+        self._bring_up_to_date(jobs, view)
+        self._order(jobs, view)
+        self._give_starved_their_share(jobs, view)
+
+    def _bring_up_to_date(self, jobs: Iterable[Job], view: SchedulerView) -> None:
+        """Of those that have begun, what their next token takes and when it is due."""
+        step_time = self.server.step_time
+        for job in jobs:
+            age = job.generated_tokens
+            promised = job.memo.more  # type: ignore[attr-defined]
+            if age:
+                promise = promised.promise
+                if not promised.ttft_s:
+                    promised.ttft_s = max(1e-9, view.now_s - job.arrival_s)
+                promised.due_s = job.arrival_s + promise.due_s(age + 1, promised.ttft_s)
+                kv_tokens = job.input_tokens + age
+                promised.exec_s = (
+                    step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s
+                )
+            elif job is view.chunked:
+                promised.exec_s = self._prefill_s(job)
+
+    def _order(self, jobs: list[Job], view: SchedulerView) -> None:
+        step_time, ours, pace = self.server.step_time, self.ours, view.pace
+        promised = [job.memo.more for job in jobs]  # type: ignore[attr-defined]
+        exec_s = np.array([p.exec_s for p in promised]) * pace
+        remain_s = np.array([p.due_s for p in promised]) - view.now_s
+        tpot_s = np.array([p.promise.tpot_s for p in promised])
+        fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s) * pace
+        missing_s = exec_s + fixed_s - remain_s
+        self._look_at_worth(jobs, missing_s, tpot_s, view)
+        queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
+        least_s = ours.eta * min(float(tpot_s.min()), 1e6)
+        slide = Slide(fixed_s, least_s, ours.gamma, ours.order)
+        budget_s = slide.budget_s(queue)
+        if ours.density == "expected":
+            behind = (missing_s > 0) & (queue.density > 0)
+            behind[len(view.running) :] = False
+            if behind.any():
+                budget_s = max(min(budget_s, ours.catch_up * float(tpot_s[behind].min())), least_s)
+        urgent = slide.is_urgent(queue, budget_s).tolist()
+        for p, place, is_urgent in zip(
+            promised, slide.places(queue, budget_s).tolist(), urgent, strict=True
+        ):
+            p.key, p.is_urgent = place, is_urgent
+        self._budget = self._in_tokens(budget_s / pace, view) if ours.cuts else None
+
+    def _look_at_worth(
+        self,
+        jobs: list[Job],
+        missing_s: Floats,
+        tpot_s: Floats,
+        view: SchedulerView,
+    ) -> None:
+        """Densities anew, of those for which anything has changed that they rest on.
+
+        missing_s: by how much the next token of each will be late. Who is late catches up by what
+        a decode step is shorter than the TPOT: prefills are cut so that it may, see catch_up.
+        """
+        if self.ours.density == "next":
+            for job in jobs:
+                p = job.memo.more  # type: ignore[attr-defined]
+                promise = p.promise
+                weight = promise.next_weight if job.generated_tokens else promise.first_weight
+                p.density = weight / p.exec_s
+            return
+        running = view.running
+        kv_tokens = sum([job.input_tokens + job.generated_tokens for job in running])
+        step_s = self.server.step_time.decode_s(len(running), kv_tokens) * view.pace
+        catching_s = np.maximum(tpot_s - step_s, 1e-6)
+        to_catch_up = np.minimum(np.maximum(missing_s, 0.0) / catching_s, 1e9)
+        tokens = np.where(missing_s > 0, to_catch_up + 1, 0.5)
+        late = (np.floor(np.log2(tokens)) + 1).astype(int).tolist()
+        for job, doublings in zip(jobs, late, strict=True):
+            p = job.memo.more  # type: ignore[attr-defined]
+            age = job.generated_tokens
+            looked_at = (-1 if age == 0 else age // _INTERVAL_TOKENS, doublings)
+            if p.looked_at != looked_at:
+                p.looked_at = looked_at
+                p.density = self._density(job, p, age, doublings)
+
+    def _density(self, job: Job, p: _Promised, age: int, doublings: int) -> float:
+        first = age + 1 + (0 if doublings == 0 else int(1.5 * 2.0 ** (doublings - 1)))
+        if first > job.max_new_tokens:
+            return 0.0
+        spent_s = 0.0
+        if age:
+            spent_s = self._slo_cost(job.input_tokens, age, job.cached_input_tokens)
+        promise = p.promise
+        return p.worth.density(promise.first_weight, promise.next_weight, age, first, spent_s)
+
+    def _in_tokens(self, budget_s: float, view: SchedulerView) -> Budget | None:
+        """How much may be prefilled within a batch of so many seconds of the model's."""
+        if budget_s == math.inf:
+            return None
+        step_time, num_running = self.server.step_time, len(view.running)
+        kv_tokens = sum([job.input_tokens + job.generated_tokens for job in view.running])
+        if self.server.mixes_steps:
+            taken_s = step_time.mixed_s(1, 0, 0, num_running, kv_tokens)
+        else:
+            taken_s = step_time.prefill_s(1, 0, 0)
+            taken_s += step_time.decode_s(num_running, kv_tokens) if num_running else 0.0
+        tokens = int((budget_s - taken_s) / max(step_time.prefill_token_s, 1e-9))
+        if tokens >= view.pass_tokens:
+            return None
+        if tokens < self.ours.least_chunk_tokens:
+            if num_running:
+                return Budget(prefill_tokens=0, reason="a token is due first")
+            tokens = self.ours.least_chunk_tokens
+        return Budget(prefill_tokens=tokens, reason="until the first token is due")
+
+    def _give_starved_their_share(self, jobs: list[Job], view: SchedulerView) -> None:
+        """Who is late by more than its whole TTFT goes first, by arrival, as long as the work done
+        for such has been less than their share."""
+        starved, work = self._starved, view.served_tokens - self._served_tokens
+        self._served_tokens = view.served_tokens
+        if starved is not None and starved.served_tokens:
+            self._credit_tokens -= starved.input_tokens + _mean_tokens(starved)
+            starved = None
+        elif starved is not None and starved not in view.waiting:  # it was aborted, say
+            starved = None
+        most = float(self.server.kv_pool_tokens)
+        earned = self.ours.starved_share * work
+        self._credit_tokens = min(most, self._credit_tokens + earned)
+        if starved is None and self._credit_tokens > 0 and self.ours.starved_share:
+            starved = min(
+                (job for job in jobs if _is_starved(job, view.now_s)),
+                key=_arrival,
+                default=None,
+            )
+        self._starved = starved
+        if starved is not None and (promised := _promised(starved)) is not None:
+            promised.key = _STARVED
+
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        """As sage, if nobody was promised anything. Best effort yields to a promise; of two that
+        were promised something the one that has time, or whose answer is worth much less."""
+        if not self._is_promised_any:
+            return super().should_preempt(running, waiting, price_s, view)
+        ours, theirs = _promised(running), _promised(waiting)
+        if theirs is None or not theirs.is_urgent:
+            return False
+        if ours is None:
+            return True
+        if waiting is self._starved:
+            return False
+        has_time = ours.due_s - view.now_s > _LEAST_SLACK_S + price_s
+        if has_time and not ours.is_urgent:
+            return True
+        return self.ours.density == "expected" and 2 * ours.density < theirs.density
+
+    def budget(self, view: SchedulerView) -> Budget | None:
+        """Until the first token is due."""
+        return self._budget
+
+
+_LEAST_SLACK_S = 1.0
+
+
+def _promised(job: Job) -> _Promised | None:
+    more: _Promised | None = getattr(job.memo, "more", None)
+    return more
+
+
+def _arrival(job: Job) -> int:
+    return job.arrival
+
+
+def _mean_tokens(job: Job) -> float:
+    assert job.distribution is not None
+    return job.distribution.capped(job.max_new_tokens).mean()
+
+
+def _is_starved(job: Job, now_s: float) -> bool:
+    promised = _promised(job)
+    if promised is None or job.generated_tokens or job.prefilled_tokens:
+        return False
+    return now_s > promised.due_s + promised.promise.ttft_s
+
+
+def _shared_base(server: ServerFacts) -> ServerFacts:
+    """A prefill beside others that decode reads no weights of its own."""
+    if not server.mixes_steps:
+        return server
+    return replace(server, step_time=replace(server.step_time, prefill_base_s=0.0))

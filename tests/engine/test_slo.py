@@ -1,0 +1,204 @@
+"""Classes and deadlines on a real server: who claims what, who goes first, what is counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from bench.checks.exactness import ask, differences
+from bench.servers.server import Server
+from tests.engine import stage
+from tests.engine.conftest import CHECKED
+from tests.engine.crowds import ask_together
+from tests.engine.serving import CPU_FLAGS, SHORT_PROMPT, SageServer, generate, warmed_store
+
+SETTINGS = """
+[hints]
+trust = "body"
+[slo]
+trust = "header"
+default = "default"
+[slo.classes.interactive]
+priority = 10
+weight = 10.0
+ttft_slo_ms = 3600000.0
+tpot_slo_ms = 60000.0
+[slo.classes.default]
+ttft_slo_ms = 3600000.0
+tpot_slo_ms = 60000.0
+min_ttft_slo_ms = 1000.0
+[slo.classes.rare]
+priority = 5
+max_share = 0.01
+[slo.classes.bulk]
+priority = -10
+[policy.proserve]
+density = "expected"
+gamma = 1000000000.0
+"""
+FLAGS = ["--max-running-requests", "1", "--enable-metrics", "--chunked-prefill-size", "64"]
+
+
+@pytest.fixture(scope="module", params=[[], ["--enable-mixed-chunk"]], ids=["unmixed", "mixed"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
+) -> Iterator[SageServer]:
+    folder = tmp_path_factory.mktemp("slo")
+    with SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=[*FLAGS, *request.param],
+        env=CHECKED,
+        settings=SETTINGS,
+        policy="proserve",
+    ) as started:
+        yield started
+
+
+def say(server: Server, slo_class: str | None, path: str = "/generate", **body: Any) -> Any:
+    headers = {} if slo_class is None else {"X-SMG-Priority": slo_class}
+    answer = requests.post(server.url + path, json=body, headers=headers, timeout=300)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def counted(server: SageServer) -> dict[str, int]:
+    found: dict[str, int] = server.stats()["slo"]["num_by_class"]
+    return found
+
+
+def test_classes_come_by_every_route_and_what_is_not_trusted_is_ignored(
+    server: SageServer,
+) -> None:
+    before = counted(server)
+    said = [{"role": "user", "content": SHORT_PROMPT}]
+    sampling = {"max_new_tokens": 2}
+    served = requests.get(server.url + "/v1/models", timeout=60).json()["data"][0]["id"]
+    say(server, "bulk", text=SHORT_PROMPT, sampling_params=sampling)
+    say(server, "bulk", text=[SHORT_PROMPT] * 2, sampling_params={**sampling, "n": 2})
+    chat = {"model": served, "max_tokens": 2}
+    say(server, "interactive", "/v1/chat/completions", messages=said, **chat)
+    say(server, "interactive", "/v1/completions", prompt=SHORT_PROMPT, **chat)
+    say(server, "interactive", "/v1/messages", messages=said, **chat)
+    say(server, "nobility", text=SHORT_PROMPT, sampling_params=sampling)
+    # Neither the body's priority nor what it forges of a class counts here.
+    forged = {"__sage_hint_slo_class": "interactive", "__sage_came_s": 0.0, "slo_class": "bulk"}
+    say(
+        server,
+        None,
+        text=SHORT_PROMPT,
+        priority=10,
+        sampling_params={**sampling, "custom_params": forged},
+    )
+    after = counted(server)
+    news = {name: after[name] - before.get(name, 0) for name in after}
+    assert news == {"bulk": 3, "interactive": 3, "default": 2}
+    assert server.stats()["num_malformed"] == 0
+
+
+def test_who_claims_a_class_beyond_its_share_gets_the_default(server: SageServer) -> None:
+    before = server.stats()["slo"]
+    for _ in range(4):
+        say(server, "rare", text=SHORT_PROMPT, sampling_params={"max_new_tokens": 1})
+    after = server.stats()["slo"]
+    assert after["num_demoted"] - before["num_demoted"] >= 3
+    assert after["num_by_class"]["rare"] <= 1
+
+
+@pytest.mark.parametrize("slo_ms", [float("nan"), -1.0, 0.0, 1e15, float("inf"), "soon"])
+def test_deadlines_that_cannot_be_are_the_clients_error(server: SageServer, slo_ms: object) -> None:
+    sampling = {"max_new_tokens": 2, "custom_params": {"tpot_slo_ms": slo_ms}}
+    body = {"text": "Hello", "sampling_params": sampling}
+    # The json module writes NaN, which is not JSON but which many clients send.
+    import json
+
+    answer = requests.post(
+        f"{server.url}/generate",
+        data=json.dumps(body),
+        headers={"Content-Type": "application/json"},
+        timeout=300,
+    )
+    assert answer.status_code in (400, 422)
+
+
+def test_a_deadline_below_the_floor_is_clamped_counted_and_served(server: SageServer) -> None:
+    before = server.stats()["slo"]["num_clamped"]
+    sampling = {"custom_params": {"ttft_slo_ms": 0.001}}
+    answer = generate(server, SHORT_PROMPT, 4, sampling_params=sampling)
+    assert answer["meta_info"]["completion_tokens"] == 4
+    assert server.stats()["slo"]["num_clamped"] == before + 1
+
+
+def test_those_of_more_weight_go_first_and_best_effort_last(server: SageServer) -> None:
+    names = {"bulk": "bulk", "default 1": None, "high": "interactive", "default 2": "unknown"}
+    asked = [
+        partial(
+            say,
+            server,
+            slo_class,
+            text=SHORT_PROMPT,
+            rid=rid,
+            sampling_params={"temperature": 0, "max_new_tokens": 4},
+        )
+        for rid, slo_class in names.items()
+    ]
+    stage.together(server, asked)
+    assert stage.started(server) == ["high", "default 1", "default 2", "bulk"]
+    assert server.stats()["num_policy_errors"] == 0
+
+
+def test_what_was_promised_is_counted_by_class_in_server_info_and_metrics(
+    server: SageServer,
+) -> None:
+    generate(server, SHORT_PROMPT, 4)
+    say(server, "interactive", text=SHORT_PROMPT, sampling_params={"max_new_tokens": 4})
+    slo = server.stats()["slo"]
+    assert slo["tdg_ratio"] == 1.0  # an hour for the first token, a minute for each further one
+    assert slo["tdg_ratio_by_class"]["interactive"] == 1.0
+    assert set(slo["slo_attainment_by_class"]) >= {"default", "interactive"}
+    assert "bulk" not in slo["slo_attainment_by_class"]  # nothing was promised to it
+    assert slo["slo_attainment_by_metric"] == {"ttft": 1.0, "tpot": 1.0}
+    text = requests.get(server.url + "/metrics", timeout=60).text
+    series = dict(re.findall(r"^(sage:\w+\{[^}]*\}) (\S+)$", text, re.M))
+    found = {name: value for name, value in series.items() if 'slo_class="interactive"' in name}
+    assert {name.partition("{")[0] for name in found} == {
+        "sage:slo_requests",
+        "sage:slo_good_requests",
+        "sage:slo_attainment",
+        "sage:tdg_ratio",
+    }
+    assert any('metric="ttft"' in name for name in found)
+    assert all(float(value) >= 1 for value in found.values())
+
+
+def test_answers_under_tight_deadlines_are_those_of_a_stock_server(
+    model: Path, tmp_path: Path
+) -> None:
+    """Budgets cut prompts, urgent requests go first, others yield: the tokens stay the same."""
+    asked = [(f"{SHORT_PROMPT} Case {i}. " + "And so on. " * (i % 4) * 8, 40) for i in range(12)]
+    sampling = [
+        {"custom_params": {"ttft_slo_ms": 1.0 + 50 * (i % 3), "tpot_slo_ms": 1.0 + 20 * (i % 4)}}
+        for i in range(12)
+    ]
+    flags = ["--max-running-requests", "4", "--chunked-prefill-size", "64"]
+    with Server(model, [*CPU_FLAGS, *flags], log=tmp_path / "stock.log", env=CHECKED) as stock:
+        expected = ask(stock, asked, 1)
+    with SageServer(
+        model,
+        tmp_path,
+        warmed_store(tmp_path / "store"),
+        flags=[*flags, "--enable-mixed-chunk"],
+        env=CHECKED,
+        settings='[hints]\ntrust = "body"\n',
+        policy="proserve-expected",
+    ) as ours:
+        together = ask_together(ours, asked, sampling)
+        assert ours.stats()["num_policy_errors"] == 0
+    assert differences(expected, together)[0] == 0
