@@ -17,6 +17,8 @@ class ServerArgs(Protocol):
     """srt/server_args.py"""
 
     _sage_config: SageConfig
+    served_model_name: str | None
+    model_path: str
 
 
 class Tokenizer(Protocol):

@@ -85,7 +85,8 @@ def _after_init(
 ) -> None:
     config = getattr(server_args, "_sage_config", None)
     if config is not None:
-        self.sage_client = PredictorClient(config)
+        model = server_args.served_model_name or server_args.model_path
+        self.sage_client = PredictorClient(config, model)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
 

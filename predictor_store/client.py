@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -15,7 +16,7 @@ import numpy as np
 
 from predictor_store import protocol
 from predictor_store.features import excerpt
-from predictor_store.link import Link, PredictorError, start_worker
+from predictor_store.link import Link, PredictorError, connect_worker, start_worker
 from predictor_store.store_file import StoreError
 from sage_sched.config import SageConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
@@ -44,8 +45,10 @@ class PredictorClient:
     """Used from one event loop's thread. A slow, hung or dead worker costs the prediction alone:
     the request gets the prior."""
 
-    def __init__(self, config: SageConfig) -> None:
+    def __init__(self, config: SageConfig, model: str = "") -> None:
+        """model: which one's history it is, with a service (predictor.service)."""
         self._config = config
+        self._model = model
         self._link: Link | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
@@ -64,7 +67,12 @@ class PredictorClient:
 
     def start(self) -> None:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""
-        self._attach(start_worker(self._config))
+        self._attach(self._open())
+
+    def _open(self) -> Link:
+        if self._config.predictor.service:
+            return connect_worker(self._config, self._model)
+        return start_worker(self._config)
 
     async def predict(self, text: str, scope: str = "") -> Prediction:
         """Never raises. Past predictor.deadline_ms the prior; the handle is good even then. Nobody
@@ -82,7 +90,11 @@ class PredictorClient:
         deadline = loop.call_later(
             self._config.predictor.deadline_ms / 1e3, self._miss_deadline, handle
         )
-        message = {"predict": handle, "text": excerpt(text), "scope": scope}
+        message = {
+            "predict": handle,
+            "text": excerpt(text),
+            "scope": scope[: protocol.MAX_SCOPE_CHARS],
+        }
         try:
             if self._send(message):
                 if self._is_silent:
@@ -124,6 +136,7 @@ class PredictorClient:
             for name in (*_TOTALS, "num_records", "num_unwritten")
         }
         return counts | {
+            "http_process": os.getpid(),
             "num_awaited": len(self._waiting),
             "worker_alive": int(self._link is not None),
             "prediction_latency_p50_ms": float(np.quantile(latencies, 0.5)),
@@ -200,7 +213,7 @@ class PredictorClient:
         try:
             for message in self._link.receive():
                 self._take(message)
-        except OSError:
+        except (OSError, ValueError):
             self._lose_worker()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -241,7 +254,7 @@ class PredictorClient:
         num_failures = self._num_early_deaths
         while not self._closed.wait(min(2.0 ** (num_failures - 1), _MAX_BACKOFF_SECONDS)):
             try:
-                link = start_worker(self._config)
+                link = self._open()
             except (OSError, StoreError, PredictorError) as error:
                 logger.error("the prediction worker does not come back: %s", error)
                 num_failures += 1

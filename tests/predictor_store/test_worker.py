@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from predictor_store import protocol
 from predictor_store.embedder import Embedder
 from predictor_store.protocol import LineReader, decode_distribution, encode, encode_distribution
 from predictor_store.store import Store
@@ -27,8 +28,23 @@ def worker(
 ) -> Iterator[Worker]:
     monkeypatch.setattr("predictor_store.worker.Embedder", lambda encoder, num_threads: embedder)
     worker = Worker(config)
+    greeted(worker, 1)
     yield worker
     worker.close()
+
+
+def greeted(worker: Worker, client: int, model: str = "") -> dict[str, Any]:
+    """What a new client is told first."""
+    worker.connect(client)
+    worker.receive(client, protocol.hello(model))
+    while True:
+        for number, message in worker.step():
+            if number == client:
+                return message
+
+
+def news(worker: Worker, client: int = 1) -> dict[str, Any]:
+    return dict(worker.report())[client]
 
 
 def predict(handle: int, text: str = "Who wrote Faust?") -> dict[str, Any]:
@@ -48,20 +64,20 @@ def answers(worker: Worker) -> dict[int, LengthDistribution | None]:
     """Everything that waits, embedded and predicted."""
     found = {}
     while worker.busy:
-        for answer in worker.step():
+        for _, answer in worker.step():
             found[answer["predicted"]] = decode_distribution(answer["distribution"])
     return found
 
 
 def test_lengths_that_finished_are_predicted(worker: Worker) -> None:
-    worker.receive(predict(1))
+    worker.receive(1, predict(1))
     unseen = answers(worker)[1]
     assert unseen is not None
     assert unseen.source == "general"
     for _ in range(10):
-        worker.receive(finished(1, 10))
-        worker.receive(finished(1, 3000))
-    worker.receive(predict(2))
+        worker.receive(1, finished(1, 10))
+        worker.receive(1, finished(1, 3000))
+    worker.receive(1, predict(2))
     found = answers(worker)[2]
     assert found is not None
     assert found.source == "history"
@@ -70,28 +86,28 @@ def test_lengths_that_finished_are_predicted(worker: Worker) -> None:
 
 
 def test_n_answers_to_one_prompt_are_n_records(worker: Worker) -> None:
-    worker.receive(predict(1))
+    worker.receive(1, predict(1))
     answers(worker)
     for length in range(1, 6):
-        worker.receive(finished(1, length))
-    assert worker.report()["stats"]["num_records"] == 5  # type: ignore[index]
+        worker.receive(1, finished(1, length))
+    assert news(worker)["stats"]["num_records"] == 5
 
 
 def test_an_answer_may_finish_before_its_prompt_is_embedded(worker: Worker) -> None:
-    worker.receive(predict(1))
-    worker.receive(finished(1, 10))
-    worker.receive(finished(1, 20, censored=True))
+    worker.receive(1, predict(1))
+    worker.receive(1, finished(1, 10))
+    worker.receive(1, finished(1, 20, censored=True))
     answers(worker)
-    stats = worker.report()["stats"]  # type: ignore[index]
+    stats = news(worker)["stats"]
     assert (stats["num_recorded"], stats["num_unrecorded"]) == (2, 0)
 
 
 def test_what_is_recorded_is_on_disk_after_a_report(
     worker: Worker, config: SageConfig, embedder: Embedder
 ) -> None:
-    worker.receive(predict(1, "my secret"))
+    worker.receive(1, predict(1, "my secret"))
     answers(worker)
-    worker.receive(finished(1, 777, censored=True))
+    worker.receive(1, finished(1, 777, censored=True))
     worker.report()
     worker.close()
     from predictor_store.embedder import dimension, fingerprint
@@ -102,25 +118,25 @@ def test_what_is_recorded_is_on_disk_after_a_report(
         assert stored.prompt is None
         assert stored.vector @ embedder.embed(["my secret"])[0] > 0.999
     worker.__init__(config)  # type: ignore[misc]
-    assert worker.ready()["ready"]["num_records"] == 1
+    assert greeted(worker, 1)["ready"]["num_records"] == 1
 
 
 def test_the_prior_follows_the_history(worker: Worker) -> None:
-    before = decode_distribution(worker.ready()["prior"])
-    worker.receive(predict(1))
+    before = decode_distribution(greeted(worker, 2)["prior"])
+    worker.receive(1, predict(1))
     answers(worker)
     for _ in range(30):
-        worker.receive(finished(1, 10))
-    after = decode_distribution(worker.report()["prior"])  # type: ignore[index]
+        worker.receive(1, finished(1, 10))
+    after = decode_distribution(news(worker)["prior"])
     assert before is not None
     assert after is not None
     assert before.quantile(0.5) > 10 == after.quantile(0.5)
-    assert worker.report() is None
+    assert not worker.report()
 
 
 def test_the_first_requests_are_told_apart(worker: Worker) -> None:
-    worker.receive(predict(1, "Write a long story about a dragon who learns to sail."))
-    worker.receive(predict(2, "Is 91 a prime number? Answer yes or no."))
+    worker.receive(1, predict(1, "Write a long story about a dragon who learns to sail."))
+    worker.receive(1, predict(2, "Is 91 a prime number? Answer yes or no."))
     found = answers(worker)
     assert found[1] is not None
     assert found[2] is not None
@@ -130,9 +146,10 @@ def test_the_first_requests_are_told_apart(worker: Worker) -> None:
 def test_minilm_may_make_the_vectors(config: SageConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(config, predictor=PredictorConfig(encoder="minilm"))
     worker = Worker(config)
-    worker.receive(predict(1))
+    greeted(worker, 1)
+    worker.receive(1, predict(1))
     assert 1 in answers(worker)
-    worker.receive(finished(1, 10))
+    worker.receive(1, finished(1, 10))
     worker.report()
     worker.close()
     with pytest.raises(StoreError, match="made with the embedder all-MiniLM"):
@@ -140,8 +157,8 @@ def test_minilm_may_make_the_vectors(config: SageConfig, monkeypatch: pytest.Mon
 
 
 def test_an_unknown_handle_is_counted(worker: Worker) -> None:
-    worker.receive(finished(99, 10))
-    stats = worker.report()["stats"]  # type: ignore[index]
+    worker.receive(1, finished(99, 10))
+    stats = news(worker)["stats"]
     assert (stats["num_recorded"], stats["num_unrecorded"]) == (0, 1)
 
 
@@ -164,17 +181,17 @@ MALFORMED = [
 
 def test_malformed_messages_are_counted_and_harmless(worker: Worker) -> None:
     for message in MALFORMED:
-        worker.receive(message)
-    assert worker.report()["stats"]["num_malformed"] == len(MALFORMED)  # type: ignore[index]
-    worker.receive(predict(1))
+        worker.receive(1, message)
+    assert news(worker)["stats"]["num_malformed"] == len(MALFORMED)
+    worker.receive(1, predict(1))
     assert 1 in answers(worker)
 
 
 def test_under_overload_the_newest_come_first_and_none_is_forgotten(worker: Worker) -> None:
     handles = range(30)
     for handle in handles:
-        worker.receive(predict(handle, f"a long prompt, number {handle} " * 40))
-    first = [answer["predicted"] for answer in worker.step()]
+        worker.receive(1, predict(handle, f"a long prompt, number {handle} " * 40))
+    first = [answer["predicted"] for _, answer in worker.step()]
     assert first[0] == 29
     assert len(first) < 30
     assert set(first) | set(answers(worker)) == set(handles)
@@ -183,19 +200,19 @@ def test_under_overload_the_newest_come_first_and_none_is_forgotten(worker: Work
 def test_the_queue_is_bounded(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.worker._MAX_QUEUED", 5)
     for handle in range(8):
-        worker.receive(predict(handle))
+        worker.receive(1, predict(handle))
     assert set(answers(worker)) == {3, 4, 5, 6, 7}
-    assert worker.report()["stats"]["num_dropped"] == 3  # type: ignore[index]
+    assert news(worker)["stats"]["num_dropped"] == 3
 
 
 def test_the_oldest_handles_are_forgotten(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.worker._MAX_HANDLES", 5)
     for handle in range(8):
-        worker.receive(predict(handle))
+        worker.receive(1, predict(handle))
         answers(worker)
     for handle in range(8):
-        worker.receive(finished(handle, 10))
-    stats = worker.report()["stats"]  # type: ignore[index]
+        worker.receive(1, finished(handle, 10))
+    stats = news(worker)["stats"]
     assert (stats["num_recorded"], stats["num_unrecorded"]) == (5, 3)
 
 
