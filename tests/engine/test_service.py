@@ -104,8 +104,12 @@ def service(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
     settings = folder / "service.toml"
     settings.write_text(f'[store]\npath = "{folder / "store"}"\nkeep_prompts = true\n')
     with subprocess.Popen(
-        [str(BIN / "sage-sched"), "predictor", "serve", "--listen", address]
-        + ["--sage-config", str(settings)],
+        [
+            str(BIN / "sage-sched"),
+            *f"predictor serve --listen {address}".split(),
+            "--sage-config",
+            str(settings),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
