@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_SECONDS = 60.0
 _LATENCY_WINDOW = 1_000
+_MAX_LATE = 20_000
 # What a worker's death does not undo.
 _TOTALS = ("num_recorded", "num_unrecorded", "num_dropped", "num_malformed", "num_lost")
 
@@ -53,9 +54,11 @@ class PredictorClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
         self._is_silent = False
+        # Handles of requests that went on without their prediction, oldest first.
+        self._late = OrderedDict[int, None]()
         self._next_handle = 0
         self._prior: LengthDistribution | None = None
-        self._worker_stats: dict[str, int] = {}
+        self._worker_stats: dict[str, Any] = {}
         # Of the workers before this one.
         self._past = Counter[str]()
         self._counts = Counter[str]()
@@ -118,16 +121,19 @@ class PredictorClient:
             "input_tokens": int(input_tokens),
             "output_tokens": int(output_tokens),
             "censored": bool(censored),
+            "late": handle in self._late,
         }
         if not self._send(message):
             self._counts["num_unrecorded"] += 1
 
-    def stats(self) -> dict[str, int | float]:
-        """Counters since start; num_awaited (predictions under way), num_records, num_unwritten and
-        the latencies are as of now."""
+    def stats(self) -> dict[str, Any]:
+        """Counters since start; num_awaited (predictions under way), num_records, num_unwritten,
+        the latencies and quality (see RollingQuality.summary) are as of now. What a service counts
+        is of all the clients of the model."""
         latencies = self._latencies_ms or [0.0]
-        worker = Counter(self._past)
-        worker.update(self._worker_stats)
+        worker = self._past + _totals(self._worker_stats)
+        for name in ("num_records", "num_unwritten"):
+            worker[name] = self._worker_stats.get(name, 0)
         counts = {f"num_predicted_{source}": 0 for source in (*SOURCES, "none")}
         counts |= {"num_deadline_misses": 0, "num_unsent": 0, "num_worker_restarts": 0}
         counts |= self._counts
@@ -137,6 +143,7 @@ class PredictorClient:
         }
         return counts | {
             "http_process": os.getpid(),
+            "quality": self._worker_stats.get("quality", {}),
             "num_awaited": len(self._waiting),
             "worker_alive": int(self._link is not None),
             "prediction_latency_p50_ms": float(np.quantile(latencies, 0.5)),
@@ -164,7 +171,10 @@ class PredictorClient:
         self._link = link
         self._is_silent = False
         self._prior = protocol.decode_distribution(link.first["prior"])
-        self._worker_stats = link.first["ready"]
+        stats = link.first["ready"]
+        if stats["process"] != self._worker_stats.get("process"):
+            self._past += _totals(self._worker_stats)
+        self._worker_stats = stats
         self._started_at = time.monotonic()
         if self._loop is not None:
             self._watch(link)
@@ -235,14 +245,15 @@ class PredictorClient:
         if answer is not None and not answer.done():
             self._is_silent = True
             self._counts["num_deadline_misses"] += 1
+            self._late[handle] = None
+            if len(self._late) > _MAX_LATE:
+                self._late.popitem(last=False)
             answer.set_result(Prediction(handle, self._prior))
 
     def _lose_worker(self) -> None:
         link = self._detach()
         if link is None or self._closed.is_set():
             return
-        self._past.update({name: self._worker_stats.get(name, 0) for name in _TOTALS})
-        self._worker_stats = {}
         lived = time.monotonic() - self._started_at
         self._num_early_deaths = 0 if lived > _MAX_BACKOFF_SECONDS else self._num_early_deaths + 1
         logger.error("the prediction worker has died: requests get the prior until it is back")
@@ -275,3 +286,7 @@ class PredictorClient:
             self._counts["num_worker_restarts"] += 1
             self._attach(link)
             logger.warning("the prediction worker is back")
+
+
+def _totals(stats: dict[str, Any]) -> Counter[str]:
+    return Counter({name: stats.get(name, 0) for name in _TOTALS})

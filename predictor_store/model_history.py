@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
+import os
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -16,10 +19,13 @@ from numpy.typing import NDArray
 from predictor_store import predictor
 from predictor_store.embedder import dimension, fingerprint
 from predictor_store.history import Fitting, History
+from predictor_store.rolling_quality import WINDOW, Forecast, RollingQuality
 from predictor_store.store import Store, folder_of
 from predictor_store.store_file import Record
 from sage_sched.config import SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
+
+logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 150
 
@@ -56,6 +62,7 @@ class ModelHistory:
         self._reported: dict[str, Any] = {}
         self.prior = predictor.prior(self._history, config.predictor)
         self._num_new = 0
+        self._quality = RollingQuality()
 
     @classmethod
     def of_model(cls, config: SageConfig, model: str) -> Self:
@@ -63,11 +70,21 @@ class ModelHistory:
         store = replace(config.store, path=str(folder_of_model(config.store, model)))
         return cls(replace(config, store=store))
 
-    def predict(self, vector: NDArray[np.float32], scope: str) -> LengthDistribution | None:
-        return predictor.predict(self._history, vector, self._config.predictor, scope)
+    def forecast(self, vector: NDArray[np.float32], scope: str) -> Forecast:
+        said = predictor.predict(self._history, vector, self._config.predictor, scope)
+        return Forecast(said, self.prior)
 
-    def record(self, record: Record) -> None:
-        """An answer that has ended."""
+    def served(self, forecast: Forecast) -> LengthDistribution | None:
+        """What its request is told: blind while what is said has been worse than that."""
+        return forecast.blind if self._quality.widened else forecast.said
+
+    def record(self, record: Record, forecast: Forecast, was_late: bool) -> None:
+        """An answer that has ended. forecast: what forecast() was; was_late: its request went on
+        without."""
+        # Of a cut one nobody knows how long it was to be.
+        judged = not record.censored
+        if judged and self._quality.add(forecast, record.output_tokens, was_late):
+            self._tell_of_change()
         self._remember(record)
         self._store.add(record)
         self._num_new += 1
@@ -81,6 +98,7 @@ class ModelHistory:
         stats = self.stats()
         if stats == self._reported:
             return None
+        self._store.note("quality", json.dumps(stats["quality"]))
         self._reported = stats
         has_new_prior = self._num_new * 100 > len(self._history)
         if has_new_prior:
@@ -90,15 +108,27 @@ class ModelHistory:
 
     def stats(self) -> dict[str, Any]:
         return {
+            "process": os.getpid(),
             **self.counts,
             "num_records": len(self._history),
             "num_unwritten": self._store.num_unwritten,
             "num_lost": self._store.num_lost,
+            "quality": self._quality.summary(),
         }
 
     def close(self) -> None:
         self._fitter.shutdown(cancel_futures=True)
         self._store.close()
+
+    def _tell_of_change(self) -> None:
+        if self._quality.widened:
+            logger.warning(
+                "predictions of %d answers were worse than none: until they are better, requests "
+                "go by the distribution of all lengths",
+                WINDOW,
+            )
+        else:
+            logger.warning("predictions are better than none again, and are used")
 
     def _refit(self) -> None:
         """In a thread of its own: numpy lets go of the interpreter, and predictions go on."""

@@ -7,7 +7,8 @@ A client begins with one line, and is answered with one:
         "version", "token", "model", "store" or "busy"} and the end of the connection
 From then on, to the worker:
     {"predict": handle, "text": str, "scope": str}
-    {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool}
+    {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool, "late": bool}
+        late: the request had gone on without its prediction
 From the worker:
     {"predicted": handle, "distribution": distribution}
     {"stats": stats}, now and then, and "prior": distribution where that has changed

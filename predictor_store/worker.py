@@ -18,6 +18,7 @@ from predictor_store import protocol
 from predictor_store.embedder import Embedder
 from predictor_store.features import excerpt
 from predictor_store.model_history import ModelHistory, folder_of_model
+from predictor_store.rolling_quality import Forecast
 from predictor_store.store import file_of
 from predictor_store.store_file import Record
 from sage_sched.config import SageConfig
@@ -37,11 +38,12 @@ _MAX_INT = 2**31
 
 
 class Answer(NamedTuple):
-    """How long an answer became."""
+    """How long an answer became, and whether its request had gone on without the forecast."""
 
     input_tokens: int
     output_tokens: int
     censored: bool
+    was_late: bool
 
 
 class Outgoing(NamedTuple):
@@ -68,6 +70,7 @@ class Embedded:
     vector: NDArray[np.float32]
     scope: str
     prompt: str | None
+    forecast: Forecast
 
 
 @dataclass(slots=True)
@@ -135,8 +138,9 @@ class Worker:
                 "input_tokens": int(num_in),
                 "output_tokens": int(num_out),
                 "censored": bool(cut),
+                "late": bool(late),
             } if 0 <= min(num_in, num_out) <= max(num_in, num_out) < _MAX_INT:
-                self._finish(by, handle, Answer(num_in, num_out, cut))
+                self._finish(by, handle, Answer(num_in, num_out, cut, late))
             case _:
                 by.history.counts["num_malformed"] += 1
 
@@ -148,11 +152,12 @@ class Worker:
         for (client, request), vector in zip(batch, vectors, strict=True):
             by = self._clients[client]
             assert by.history is not None
-            found = protocol.encode_distribution(by.history.predict(vector, request.scope))
-            answer = {"predicted": request.handle, "distribution": found}
+            forecast = by.history.forecast(vector, request.scope)
+            served = protocol.encode_distribution(by.history.served(forecast))
+            answer = {"predicted": request.handle, "distribution": served}
             self._outbox.append(Outgoing(client, answer))
             prompt = request.text if self._config.store.keep_prompts else None
-            by.embedded[request.handle] = Embedded(vector, request.scope, prompt)
+            by.embedded[request.handle] = Embedded(vector, request.scope, prompt, forecast)
             self._bound_handles()
             for ended in request.finished:
                 self._finish(by, request.handle, ended)
@@ -284,7 +289,7 @@ class Worker:
                 of.prompt,
                 of.scope,
             )
-            by.history.record(record)
+            by.history.record(record, of.forecast, answer.was_late)
         else:
             by.history.counts["num_unrecorded"] += 1
 

@@ -85,7 +85,7 @@ def ask(link: Link, handle: int, text: str) -> LengthDistribution:
 
 
 def end(link: Link, handle: int, output_tokens: int) -> None:
-    message = {"finished": handle, "input_tokens": 5, "censored": False}
+    message = {"finished": handle, "input_tokens": 5, "censored": False, "late": False}
     link.socket.sendall(protocol.encode({**message, "output_tokens": output_tokens}))
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,9 @@ import pytest
 
 from predictor_store import protocol
 from predictor_store.embedder import Embedder
+from predictor_store.info_command import describe
 from predictor_store.protocol import LineReader, decode_distribution, encode, encode_distribution
+from predictor_store.rolling_quality import WINDOW
 from predictor_store.store import Store
 from predictor_store.store_file import StoreError
 from predictor_store.worker import Worker
@@ -57,6 +59,7 @@ def finished(handle: int, output_tokens: int, censored: bool = False) -> dict[st
         "input_tokens": 5,
         "output_tokens": output_tokens,
         "censored": censored,
+        "late": False,
     }
 
 
@@ -170,11 +173,13 @@ MALFORMED = [
     {"predict": 1, "text": "x"},
     {"predict": 1, "text": 5, "scope": ""},
     {"predict": 1, "text": "x", "scope": 5},
-    {"finished": 1, "input_tokens": -1, "output_tokens": 1, "censored": False},
-    {"finished": 1, "input_tokens": 10**30, "output_tokens": 1, "censored": False},
-    {"finished": 1, "input_tokens": 5, "output_tokens": 10**30, "censored": False},
-    {"finished": 1, "input_tokens": 5, "output_tokens": 1.5, "censored": False},
-    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": "no"},
+    {"finished": 1, "input_tokens": -1, "output_tokens": 1, "censored": False, "late": False},
+    {"finished": 1, "input_tokens": 10**30, "output_tokens": 1, "censored": False, "late": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 10**30, "censored": False, "late": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1.5, "censored": False, "late": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": "no", "late": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": False, "late": None},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": False},
     {"other": [1, 2]},
 ]
 
@@ -195,6 +200,38 @@ def test_under_overload_the_newest_come_first_and_none_is_forgotten(worker: Work
     assert first[0] == 29
     assert len(first) < 30
     assert set(first) | set(answers(worker)) == set(handles)
+
+
+def test_a_poisoned_history_is_seen_through(worker: Worker, config: SageConfig) -> None:
+    prompts = {"Who wrote Faust?": 10, "Describe every street of Weimar.": 1000}
+    handles = range(len(prompts))
+
+    def answered(num: int, told: Callable[[int], int]) -> None:
+        for _ in range(num):
+            for handle, (prompt, length) in enumerate(prompts.items()):
+                worker.receive(1, predict(handle, prompt))
+                answers(worker)
+                worker.receive(1, finished(handle, told(length)))
+
+    def means() -> list[float]:
+        for handle, prompt in enumerate(prompts):
+            worker.receive(1, predict(handle, prompt))
+        found = answers(worker)
+        return [found[handle].mean() for handle in handles]  # type: ignore[union-attr]
+
+    answered(600, lambda length: 1010 - length)  # lies, as by another model or a mix-up
+    assert means()[0] > means()[1]
+    answered(WINDOW, lambda length: length)
+    quality = news(worker)["stats"]["quality"]
+    assert quality["widened"]
+    assert quality["crps_gain"] < 0
+    assert quality["by_source"]["history"]["num_answers"] == WINDOW
+    assert means()[0] == means()[1]  # nobody is told apart by what is wrong
+    assert any("worse than none" in line for line in describe(Path(config.store.path)).values())
+    # Truth has its turn at last, and is used again.
+    answered(WINDOW, lambda length: length)
+    assert not news(worker)["stats"]["quality"]["widened"]
+    assert means()[0] < means()[1]
 
 
 def test_the_queue_is_bounded(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
