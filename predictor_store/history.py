@@ -21,6 +21,8 @@ from predictor_store.store_file import Origin
 _MAX_FITTED = 20_000
 # It is fitted anew when this share of the history is new.
 _REFIT_SHARE = 0.05
+# The vectors of one prompt, give or take a number or a name in it.
+SAME_COSINE = 0.99
 # What a prompt adds to lengths in general counts for so much beside the numbers of its vector.
 _GENERAL_SCALE = 3.5
 
@@ -140,7 +142,8 @@ class History:
         self, vector: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Cosines, float32, falling, and their slots, int64: num_nearest each, or as many as there
-        are. among: bool, shape (len(self),), the slots to search."""
+        are. among: bool, shape (len(self),), the slots to search. Of more records of one prompt
+        than that, the newest."""
         k = min(num_nearest, len(self))
         if k == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
@@ -154,7 +157,25 @@ class History:
         with one_thread():
             cosines, slots = self._index.search(query, k, params=only)
         found = slots[0] >= 0  # FAISS fills up with -1
-        return cosines[0][found] / self._steps**2, slots[0][found]
+        nearest, found_slots = cosines[0][found] / self._steps**2, slots[0][found]
+        if found_slots.size == k and nearest[-1] >= SAME_COSINE:
+            found_slots = self._newest_of_prompt(vector, found_slots, among)
+        return nearest, found_slots
+
+    def _newest_of_prompt(
+        self,
+        vector: NDArray[np.float32],
+        slots: NDArray[np.int64],
+        among: NDArray[np.bool_] | None,
+    ) -> NDArray[np.int64]:
+        """As many slots as these, which all are of this prompt. Of those that are alike the index
+        finds the same ones for ever, and what came later would go unheard."""
+        same = self._slots_of_prompt.get(_prompt_number(vector), set())
+        every = np.union1d(slots, np.fromiter(same, np.int64, len(same)))
+        if among is not None:
+            every = every[among[every]]
+        newest = np.argpartition(-self._stamps[every], slots.size - 1)[: slots.size]
+        return every[newest]
 
     def vectors(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy, shape (len(slots), embedding_dimension + num_features)."""

@@ -7,13 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.history import History
+from predictor_store.history import SAME_COSINE, History
 from predictor_store.length_score import PRIOR_WORTH, LengthScore
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution, Source
 
-# The vectors of one prompt, give or take a number or a name in it.
-_SAME_COSINE = 0.99
 # How fast weight falls with distance in meaning, for the near and for the wide neighbourhood, and
 # how many near records weigh as much as the wide ones.
 _NEAR_SLOPE, _WIDE_SLOPE = 15.0, 5.0
@@ -110,7 +108,7 @@ def _weights(
     Records of one prompt share weight, so that one prompt asked a hundred times is not a hundred
     neighbours. All constants: the best or next to it on each of six datasets (docs/predictor.md).
     """
-    same = cosines >= _SAME_COSINE
+    same = cosines >= SAME_COSINE
     alike = 1 / np.sqrt(history.num_of_same_prompt[slots])
     rest_worth = PRIOR_WORTH
     if history.score is not None:

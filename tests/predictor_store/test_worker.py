@@ -203,8 +203,10 @@ def test_under_overload_the_newest_come_first_and_none_is_forgotten(worker: Work
 
 
 def test_a_poisoned_history_is_seen_through(worker: Worker, config: SageConfig) -> None:
+    assert worker._only is not None
+    few = dataclasses.replace(config.predictor, num_nearest=32)
+    worker._only._config = dataclasses.replace(config, predictor=few)
     prompts = {"Who wrote Faust?": 10, "Describe every street of Weimar.": 1000}
-    handles = range(len(prompts))
 
     def answered(num: int, told: Callable[[int], int]) -> None:
         for _ in range(num):
@@ -217,20 +219,22 @@ def test_a_poisoned_history_is_seen_through(worker: Worker, config: SageConfig) 
         for handle, prompt in enumerate(prompts):
             worker.receive(1, predict(handle, prompt))
         found = answers(worker)
-        return [found[handle].mean() for handle in handles]  # type: ignore[union-attr]
+        return [found[handle].mean() for handle in (0, 1)]  # type: ignore[union-attr]
 
-    answered(600, lambda length: 1010 - length)  # lies, as by another model or a mix-up
-    assert means()[0] > means()[1]
-    answered(WINDOW, lambda length: length)
-    quality = news(worker)["stats"]["quality"]
+    # As soon as lengths have been learned, they are others.
+    for block in range(2 * WINDOW // 32 // 2):
+        answered(32, lambda length, block=block: length if block % 2 else 1010 - length)  # type: ignore[misc]
+        worker.report()
+    quality = worker._only.stats()["quality"]
     assert quality["widened"]
     assert quality["crps_gain"] < 0
-    assert quality["by_source"]["history"]["num_answers"] == WINDOW
     assert means()[0] == means()[1]  # nobody is told apart by what is wrong
-    assert any("worse than none" in line for line in describe(Path(config.store.path)).values())
-    # Truth has its turn at last, and is used again.
+    lines = describe(Path(config.store.path))
+    assert "worse than none" in lines["predictions"]
+    assert "history" in lines
+    # When they are right again they are used again.
     answered(WINDOW, lambda length: length)
-    assert not news(worker)["stats"]["quality"]["widened"]
+    assert not worker._only.stats()["quality"]["widened"]
     assert means()[0] < means()[1]
 
 
