@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from predictor_store import protocol
+from predictor_store.asked import NOTHING_ASKED, Asked
 from predictor_store.features import excerpt
 from predictor_store.link import Link, PredictorError, connect_worker, start_worker
 from predictor_store.store_file import StoreError
@@ -77,7 +78,7 @@ class PredictorClient:
             return connect_worker(self._config, self._model)
         return start_worker(self._config)
 
-    async def predict(self, text: str, scope: str = "") -> Prediction:
+    async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
         """Never raises. Past predictor.deadline_ms the prior; the handle is good even then. Nobody
         waits for a worker that has been silent since it missed a deadline.
 

@@ -11,8 +11,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.embedder import embedding_dimension
-from predictor_store.features import NUM_FEATURES
+from predictor_store import asked
+from predictor_store.embedder import NUM_BESIDE, embedding_dimension
 from predictor_store.general_length import GeneralLength
 from predictor_store.length_score import PRIOR_WORTH, LengthScore
 from predictor_store.store_file import Origin
@@ -49,9 +49,10 @@ class History:
     that it fades as real history comes.
 
     By slot, each of shape (capacity,), in use from 0 to len(self) - 1: lengths, int64; censored
-    and warm, bool; scopes, int64 (numbers of scope()); scores, float64, see LengthScore; features,
-    float32, of shape (capacity, num_features); num_of_same_prompt, int64, how many there are of a
-    record's prompt; excess, float64, see GeneralLength.level_after.
+    and warm, bool; scopes, int64 (numbers of scope()); kinds, int64 (asked.kind_of); scores,
+    float64, see LengthScore; features, float32, of shape (capacity, num_features);
+    num_of_same_prompt, int64, how many there are of a record's prompt; excess, float64, see
+    GeneralLength.level_after.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class History:
         self.censored = np.zeros(capacity, np.bool_)
         self.warm = np.zeros(capacity, np.bool_)
         self.scopes = np.zeros(capacity, np.int64)
+        self.kinds = np.zeros(capacity, np.int64)
         self.scores = np.zeros(capacity, np.float64)
         self.general = general
         self.score = _general_score(general)
@@ -89,7 +91,7 @@ class History:
     def of_encoder(cls, encoder: str, capacity: int) -> Self:
         """For the vectors of predictor_store.embedder."""
         general = GeneralLength.shipped(encoder)
-        return cls(embedding_dimension(encoder), NUM_FEATURES, capacity, general)
+        return cls(embedding_dimension(encoder), NUM_BESIDE, capacity, general)
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -97,6 +99,12 @@ class History:
     def scope(self, name: str) -> int:
         """The number of the traffic of this name, such as that of one LoRA adapter."""
         return self._scope_numbers.setdefault(name, len(self._scope_numbers))
+
+    def kind(self, vector: NDArray[np.float32]) -> int:
+        """What kind of request a prompt's vector is of."""
+        if self.features.shape[1] < asked.NUM_FEATURES:
+            return 0
+        return asked.kind_of(vector[-asked.NUM_FEATURES :])
 
     def add(
         self,
@@ -128,6 +136,7 @@ class History:
         self.censored[slot] = censored
         self.warm[slot] = warm
         self.scopes[slot] = self.scope(scope)
+        self.kinds[slot] = self.kind(vector)
         self.features[slot] = vector[self._index.d :]
         self._join_prompt(slot, _prompt_number(vector))
         if self.score is not None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter
+from collections import Counter, OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,9 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor_store import asked as asked_numbers
 from predictor_store import predictor
+from predictor_store.asked import NEW_SESSION, Asked, Session
 from predictor_store.embedder import dimension, fingerprint
 from predictor_store.history import Fitting, History
 from predictor_store.rolling_quality import WINDOW, Forecast, RollingQuality
@@ -28,6 +30,7 @@ from sage_sched.distribution import LengthDistribution
 logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 150
+_MAX_SESSIONS = 10_000
 
 
 def folder_of_model(config: StoreConfig, model: str) -> Path:
@@ -63,12 +66,19 @@ class ModelHistory:
         self.prior = predictor.prior(self._history, config.predictor)
         self._num_new = 0
         self._quality = RollingQuality()
+        # The last to have had an answer last.
+        self._sessions = OrderedDict[str, Session]()
 
     @classmethod
     def of_model(cls, config: SageConfig, model: str) -> Self:
         """With a folder of its own. Raises StoreError."""
         store = replace(config.store, path=str(folder_of_model(config.store, model)))
         return cls(replace(config, store=store))
+
+    def described(self, vector: NDArray[np.float32], asked: Asked) -> NDArray[np.float32]:
+        """A prompt's vector, with what its request says beside its words."""
+        session = self._sessions.get(asked.session, NEW_SESSION)
+        return np.append(vector[: -asked_numbers.NUM_FEATURES], asked.features(session))
 
     def forecast(self, vector: NDArray[np.float32], scope: str) -> Forecast:
         said = predictor.predict(self._history, vector, self._config.predictor, scope)
@@ -78,9 +88,14 @@ class ModelHistory:
         """What its request is told: blind while what is said has been worse than that."""
         return forecast.blind if self._quality.widened else forecast.said
 
-    def record(self, record: Record, forecast: Forecast, was_late: bool) -> None:
+    def record(self, record: Record, forecast: Forecast, was_late: bool, session: str) -> None:
         """An answer that has ended. forecast: what forecast() was; was_late: its request went on
-        without."""
+        without; session: see Asked."""
+        if session:
+            had = self._sessions.pop(session, NEW_SESSION)
+            self._sessions[session] = had.after(record.input_tokens, record.output_tokens)
+            if len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
         # Of a cut one nobody knows how long it was to be.
         judged = not record.censored
         if judged and self._quality.add(forecast, record.output_tokens, was_late):

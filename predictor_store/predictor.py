@@ -22,6 +22,8 @@ _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
 # So many alike records of this server's own weigh as much as all that are not its own.
 _FOREIGN_WORTH = 32.0
+# So many of the same kind (asked.kind_of) as all of other kinds.
+_OTHER_WORTH = 4.0
 # So many alike records weigh as much as what is known of lengths in general, which is left out
 # where it would weigh next to nothing.
 _GENERAL_WORTH = 8.0
@@ -55,7 +57,8 @@ def predict(
     if config.rule == "threshold" and slots.size:
         return _of_matches(history, slots[cosines >= config.threshold], config)
     foreign = history.warm[slots] | (history.scopes[slots] != own)
-    weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign)
+    other = history.kinds[slots] != history.kind(vector)
+    weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign, other)
     source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
     if share < _LEAST_GENERAL or history.general is None:
         return distribution(history, slots, weights, source, config)
@@ -99,6 +102,7 @@ def _weights(
     cosines: NDArray[np.float64],
     slots: NDArray[np.int64],
     foreign: NDArray[np.bool_],
+    other: NDArray[np.bool_],
 ) -> tuple[NDArray[np.float64], float]:
     """Of the records, and of lengths in general; in all 1, or 0 where there is neither.
 
@@ -118,9 +122,10 @@ def _weights(
     wide = alike * np.exp(_WIDE_SLOPE * cosines)
     near = alike * np.exp(_NEAR_SLOPE * cosines)
     neighbourhoods = np.stack([same, near, wide])
-    if foreign.any():
-        own_worth = _worths(wide[np.newaxis, ~foreign])[0]
-        neighbourhoods *= np.where(foreign, _FOREIGN_WORTH / (_FOREIGN_WORTH + own_worth), 1.0)
+    for apart, worth in ((foreign, _FOREIGN_WORTH), (other, _OTHER_WORTH)):
+        if apart.any():
+            own_worth = float(_worths(np.stack([same, wide])[:, ~apart]).sum())
+            neighbourhoods *= np.where(apart, worth / (worth + own_worth), 1.0)
     anywhere = history.general is not None
     return _one_after_another(neighbourhoods, (rest_worth, _WIDE_WORTH, _GENERAL_WORTH), anywhere)
 

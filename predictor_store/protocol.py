@@ -6,7 +6,7 @@ A client begins with one line, and is answered with one:
     {"ready": stats, "prior": distribution, "version": VERSION}, or {"refused": message, "because":
         "version", "token", "model", "store" or "busy"} and the end of the connection
 From then on, to the worker:
-    {"predict": handle, "text": str, "scope": str}
+    {"predict": handle, "text": str, "scope": str}, and "asked": what predictor_store.asked has
     {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool, "late": bool}
         late: the request had gone on without its prediction
 From the worker:

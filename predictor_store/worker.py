@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store import protocol
+from predictor_store.asked import Asked
 from predictor_store.embedder import Embedder
 from predictor_store.features import excerpt
 from predictor_store.model_history import ModelHistory, folder_of_model
@@ -60,6 +61,7 @@ class PendingPrompt:
     handle: int
     text: str
     scope: str
+    asked: Asked
     finished: list[Answer] = field(default_factory=list)
 
 
@@ -71,6 +73,7 @@ class Embedded:
     scope: str
     prompt: str | None
     forecast: Forecast
+    session: str
 
 
 @dataclass(slots=True)
@@ -128,10 +131,16 @@ class Worker:
             self._greet(client, by, message)
             return
         match message:
-            case {"predict": int(handle), "text": str(text), "scope": str(scope)} if (
+            case {"predict": int(handle), "text": str(text), "scope": str(scope), **more} if (
                 len(scope) <= protocol.MAX_SCOPE_CHARS
             ):
-                by.queue[handle] = PendingPrompt(handle, excerpt(text), scope)
+                fields = more.get("asked", {})
+                try:
+                    asked = Asked.from_fields(fields if isinstance(fields, dict) else {"": fields})
+                except ValueError:
+                    by.history.counts["num_malformed"] += 1
+                    return
+                by.queue[handle] = PendingPrompt(handle, excerpt(text), scope, asked)
                 self._bound_queues()
             case {
                 "finished": int(handle),
@@ -152,12 +161,15 @@ class Worker:
         for (client, request), vector in zip(batch, vectors, strict=True):
             by = self._clients[client]
             assert by.history is not None
+            vector = by.history.described(vector, request.asked)
             forecast = by.history.forecast(vector, request.scope)
             served = protocol.encode_distribution(by.history.served(forecast))
             answer = {"predicted": request.handle, "distribution": served}
             self._outbox.append(Outgoing(client, answer))
             prompt = request.text if self._config.store.keep_prompts else None
-            by.embedded[request.handle] = Embedded(vector, request.scope, prompt, forecast)
+            by.embedded[request.handle] = Embedded(
+                vector, request.scope, prompt, forecast, request.asked.session
+            )
             self._bound_handles()
             for ended in request.finished:
                 self._finish(by, request.handle, ended)
@@ -289,7 +301,7 @@ class Worker:
                 of.prompt,
                 of.scope,
             )
-            by.history.record(record, of.forecast, answer.was_late)
+            by.history.record(record, of.forecast, answer.was_late, of.session)
         else:
             by.history.counts["num_unrecorded"] += 1
 
