@@ -35,6 +35,9 @@ class Request(Protocol):
     text: object
     input_ids: Any
     lora_path: object
+    session_params: object
+    session_id: object
+    conversation_id: object
     sampling_params: object
     batch_size: int
 
