@@ -18,32 +18,31 @@ _NUM_SYSTEM = 8
 NUM_FEATURES = 16 + _NUM_SYSTEM
 # Those of them that separate records; see kind_of.
 _NUM_KIND = 5
+# More of a session's answers tell less (bench.prediction.sessions).
+NUM_RECENT = 15
 _MAX_CHARS = 200
 _MAX_INT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The answers that a session had before, newest last.
+    """The answers that a session had before.
 
-    mean_log, last_log: natural logarithms of their lengths in tokens. last_total_tokens: of the
-    last prompt and its answer.
+    num_answers: all. lengths: of the last NUM_RECENT, in tokens, the newest last. total_tokens: of
+    the last prompt and its answer.
     """
 
-    num_answers: int
-    mean_log: float
-    last_log: float
-    last_total_tokens: int
+    num_answers: int = 0
+    lengths: tuple[int, ...] = ()
+    total_tokens: int = 0
 
     def after(self, input_tokens: int, output_tokens: int) -> Self:
-        """With one answer more; old ones count ever less."""
-        log = math.log(max(output_tokens, 1))
-        num = self.num_answers + 1
-        mean_log = self.mean_log + (log - self.mean_log) / min(num, 10)
-        return type(self)(num, mean_log, log, input_tokens + output_tokens)
+        """With one answer more."""
+        lengths = (*self.lengths, max(output_tokens, 1))[-NUM_RECENT:]
+        return type(self)(self.num_answers + 1, lengths, input_tokens + output_tokens)
 
 
-NEW_SESSION = Session(0, 0.0, 0.0, 0)
+NEW_SESSION = Session()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,9 @@ class Asked:
             field.name: type(field.default) for field in dataclasses.fields(cls)
         }
         for name, value in fields.items():
-            if type(value) is not known.get(name):
+            if type(value) is not known.get(name) or not isinstance(value, str | int):
                 raise ValueError(f"malformed: {name[:100]}")
-            size: int = len(value) if isinstance(value, str) else int(value)
+            size = len(value) if isinstance(value, str) else value
             most = _MAX_CHARS if isinstance(value, str) else _MAX_INT - 1
             sound = -1 <= size <= most
             if not sound:
@@ -100,13 +99,14 @@ class Asked:
             _sign(self.tool_choice),
             self.is_constrained,
         )
-        new_tokens = self.input_tokens - session.last_total_tokens
+        new_tokens = self.input_tokens - session.total_tokens
+        logs = [math.log(length) / 3 for length in session.lengths]
         of_session = (
-            session.num_answers > 0,
+            bool(logs),
             math.log1p(session.num_answers) / 2,
-            session.mean_log / 3,
-            session.last_log / 3,
-            math.log1p(max(new_tokens, 0)) / 3 if session.num_answers else 0.0,
+            sum(logs) / len(logs) if logs else 0.0,
+            logs[-1] if logs else 0.0,
+            math.log1p(max(new_tokens, 0)) / 3 if logs else 0.0,
         )
         rest = (
             math.log1p(max(self.num_tools, 0)) / 2,

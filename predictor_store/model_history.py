@@ -80,8 +80,13 @@ class ModelHistory:
         session = self._sessions.get(asked.session, NEW_SESSION)
         return np.append(vector[: -asked_numbers.NUM_FEATURES], asked.features(session))
 
-    def forecast(self, vector: NDArray[np.float32], scope: str) -> Forecast:
-        said = predictor.predict(self._history, vector, self._config.predictor, scope)
+    def forecast(self, vector: NDArray[np.float32], scope: str, session: str = "") -> Forecast:
+        """vector: of described()."""
+        config = self._config.predictor
+        said = predictor.predict(self._history, vector, config, scope)
+        if said is not None:
+            lengths = self._sessions.get(session, NEW_SESSION).lengths
+            said = predictor.within_session(said, lengths, config)
         return Forecast(said, self.prior)
 
     def served(self, forecast: Forecast) -> LengthDistribution | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
 # So many alike records of this server's own weigh as much as all that are not its own.
 _FOREIGN_WORTH = 32.0
+# So many answers of the same session weigh as much as all else (bench.prediction.sessions).
+_SESSION_WORTH = 16.0
 # So many of the same kind (asked.kind_of) as all of other kinds.
 _OTHER_WORTH = 4.0
 # So many alike records weigh as much as what is known of lengths in general, which is left out
@@ -66,6 +69,17 @@ def predict(
     beside = Beside(history.general.lengths(added, history.excess[: len(history)]), share)
     source = source if share <= 0.5 else "general"
     return distribution(history, slots, weights, source, config, beside)
+
+
+def within_session(
+    said: LengthDistribution, lengths: Sequence[int], config: PredictorConfig
+) -> LengthDistribution:
+    """With the answers that the same session had lately, of these lengths in tokens."""
+    if not lengths:
+        return said
+    own = LengthDistribution.from_samples(lengths, "history")
+    rest = _SESSION_WORTH / (_SESSION_WORTH + len(lengths))
+    return said.mixed(own, 1 - rest).compressed(config.max_atoms)
 
 
 def prior(history: History, config: PredictorConfig) -> LengthDistribution | None:

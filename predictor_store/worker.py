@@ -162,7 +162,7 @@ class Worker:
             by = self._clients[client]
             assert by.history is not None
             vector = by.history.described(vector, request.asked)
-            forecast = by.history.forecast(vector, request.scope)
+            forecast = by.history.forecast(vector, request.scope, request.asked.session)
             served = protocol.encode_distribution(by.history.served(forecast))
             answer = {"predicted": request.handle, "distribution": served}
             self._outbox.append(Outgoing(client, answer))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor_store import predictor
-from predictor_store.asked import NEW_SESSION, NUM_FEATURES, Asked, Session, kind_of
+from predictor_store.asked import NEW_SESSION, NUM_FEATURES, NUM_RECENT, Asked, Session, kind_of
 from predictor_store.embedder import Embedder
 from predictor_store.history import History
 from sage_sched.config import PredictorConfig
@@ -58,8 +58,8 @@ def test_junk_is_refused(fields: dict[str, object]) -> None:
 def test_a_session_is_known_by_its_last_answers() -> None:
     session = _session([(100, 50)] * 100 + [(1000, 5000)] * 30)
     assert session.num_answers == 130
-    assert session.mean_log == pytest.approx(np.log(5000), abs=0.5)
-    assert session.last_total_tokens == 6000
+    assert session.lengths == (5000,) * NUM_RECENT
+    assert session.total_tokens == 6000
 
 
 PROMPTS = ["Who wrote Faust?", "Is 91 a prime number?", "What is the capital of Peru?"]

@@ -146,6 +146,23 @@ def test_the_first_requests_are_told_apart(worker: Worker) -> None:
     assert found[1].mean() > 1.1 * found[2].mean()
 
 
+def test_a_session_s_answers_foretell_its_next(worker: Worker) -> None:
+    """Of two that ask the same, and of nobody else."""
+    lengths = {"terse": 5, "chatty": 2000}
+    for i in range(12):
+        for handle, (session, length) in enumerate(lengths.items()):
+            worker.receive(1, {**predict(handle, f"Go on, {i}."), "asked": {"session": session}})
+            answers(worker)
+            worker.receive(1, finished(handle, length))
+    asked = [{"session": "terse"}, {"session": "chatty"}, {}]
+    for handle, what in enumerate(asked):
+        worker.receive(1, {**predict(handle, "Go on."), "asked": what})
+    found = answers(worker)
+    terse, chatty, other = (found[handle].mean() for handle in range(3))  # type: ignore[union-attr]
+    assert terse < 0.7 * other
+    assert chatty > 1.3 * other
+
+
 def test_minilm_may_make_the_vectors(config: SageConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(config, predictor=PredictorConfig(encoder="minilm"))
     worker = Worker(config)
@@ -173,6 +190,9 @@ MALFORMED = [
     {"predict": 1, "text": "x"},
     {"predict": 1, "text": 5, "scope": ""},
     {"predict": 1, "text": "x", "scope": 5},
+    {"predict": 1, "text": "x", "scope": "", "asked": []},
+    {"predict": 1, "text": "x", "scope": "", "asked": {"thinks": "yes"}},
+    {"predict": 1, "text": "x", "scope": "x" * 1001},
     {"finished": 1, "input_tokens": -1, "output_tokens": 1, "censored": False, "late": False},
     {"finished": 1, "input_tokens": 10**30, "output_tokens": 1, "censored": False, "late": False},
     {"finished": 1, "input_tokens": 5, "output_tokens": 10**30, "censored": False, "late": False},
