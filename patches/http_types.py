@@ -19,6 +19,8 @@ class ServerArgs(Protocol):
 
     _sage_config: SageConfig
     schedule_policy: str
+    served_model_name: str | None
+    model_path: str
 
 
 class Tokenizer(Protocol):
@@ -35,6 +37,9 @@ class Request(Protocol):
     text: object
     input_ids: Any
     lora_path: object
+    session_params: object
+    session_id: object
+    conversation_id: object
     sampling_params: object
     batch_size: int
     is_single: bool

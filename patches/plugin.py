@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from patches.compat import UnsupportedServerError, check_release
-from patches.config_file import read_config
+from predictor_store.config_file import read_config
 from sage_sched.policy import policy_names
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
@@ -89,6 +89,10 @@ def _activate_main(server_args: Any) -> None:
 
     check_all(scheduler_hooks(server_args._sage_config))
     apply_all(predict_hooks())
+    if server_args.tokenizer_worker_num > 1:
+        from patches.http_processes import main_process_hooks
+
+        apply_all(main_process_hooks())
 
 
 def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:

@@ -12,6 +12,7 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
+from patches.asked import asked_of, asked_of_chat, text_of
 from patches.carrier import clients_hints, encode, encode_hints, encode_stamp, strip
 from patches.hook import AFTER, AROUND, BEFORE, Hook
 from patches.http_types import (
@@ -22,6 +23,7 @@ from patches.http_types import (
     TokenizedRequest,
     TokenizerManager,
 )
+from predictor_store.asked import Asked
 from predictor_store.client import Prediction, PredictorClient
 from sage_sched.job import NO_HINTS
 from sage_sched.policy import policy_type
@@ -63,13 +65,14 @@ class RequestPrediction:
     """`Request.sage`: what we keep for one request. Its samples (n above 1) are copies of it with
     other ids, and share this.
 
-    text: of a chat, its last user message; else None. slo_class: None before it was asked.
-    came_s: when it came (time.monotonic). is_started: whether what we alone may write was stripped,
-    and a prediction asked for, if there is to be one. carried: what travels with it.
-    was_aborted: while that was awaited.
+    text: of a chat, its last user message; else None. asked: of a chat, what is asked beside; else
+    None. slo_class: None before it was asked. came_s: when it came (time.monotonic). is_started:
+    whether what we alone may write was stripped, and a prediction asked for, if there is to be one.
+    carried: what travels with it. was_aborted: while that was awaited.
     """
 
     text: str | None = None
+    asked: Asked | None = None
     slo_class: str | None = None
     came_s: float = 0.0
     carried: dict[str, Any] = field(default_factory=dict)
@@ -98,7 +101,8 @@ def _after_init(
         self.sage_stamps = policy_type(server_args.schedule_policy).uses_clock or bool(
             config.slo.classes
         )
-        self.sage_client = PredictorClient(config)
+        model = server_args.served_model_name or server_args.model_path
+        self.sage_client = PredictorClient(config, model)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
 
@@ -159,7 +163,8 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
     stamp = encode_stamp(state.came_s) if manager.sage_stamps else {}
     state.carried = {**encode_hints(hints), **stamp}
     if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
-        state.prediction = asyncio.ensure_future(client.predict(text, _scope(obj)))
+        asked = asked_of(obj, state.asked)
+        state.prediction = asyncio.ensure_future(client.predict(text, _scope(obj), asked))
 
 
 async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:
@@ -235,12 +240,15 @@ async def _around_internal_state(original: Awaited, self: TokenizerManager) -> l
 
 def _after_getitem(sub: Request, self: Request, i: int) -> None:
     _state(sub).text = _state(self).text
+    _state(sub).asked = _state(self).asked
 
 
 def _after_chat(
     result: tuple[Request, object], self: object, request: Any, *args: Any, **kw: Any
 ) -> None:
-    _state(result[0]).text = _last_user_text(request.messages)
+    state = _state(result[0])
+    state.text = _last_user_text(request.messages)
+    state.asked = asked_of_chat(request)
 
 
 def _scope(obj: Request) -> str:
@@ -273,9 +281,5 @@ def _last_user_text(messages: Any) -> str | None:
     """The text of a chat's last user message; its template says nothing of the answer."""
     for message in reversed(messages):
         if getattr(message, "role", None) == "user":
-            content = message.content
-            if isinstance(content, str):
-                return content
-            texts = (getattr(part, "text", None) for part in content or [])
-            return "\n".join(text for text in texts if isinstance(text, str))
+            return text_of(message)
     return None

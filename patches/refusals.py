@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from patches.compat import UnsupportedServerError
+from patches.http_processes import has_other_app
 from sage_sched.policy import policy_type
 
 _NO_HOOKS = "no plugin is loaded in its processes"
@@ -20,7 +21,11 @@ _REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda args: os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y"),
         "its front end is not Python, so no prompt can be read",
     ),
-    ("--tokenizer-worker-num above 1", lambda args: args.tokenizer_worker_num > 1, _NO_HOOKS),
+    (
+        "SGLANG_HTTP_SERVER_APP_PATH and --tokenizer-worker-num above 1",
+        lambda args: args.tokenizer_worker_num > 1 and has_other_app(),
+        _NO_HOOKS,
+    ),
     ("--use-ray", lambda args: args.use_ray, _NO_HOOKS),
     ("--smg-grpc-mode", lambda args: args.smg_grpc_mode or args.grpc_mode, _NO_HOOKS),
     ("--skip-tokenizer-init", lambda args: args.skip_tokenizer_init, "prompts cannot be read"),

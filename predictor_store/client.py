@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from predictor_store import protocol
+from predictor_store.asked import NOTHING_ASKED, Asked
 from predictor_store.features import excerpt
-from predictor_store.link import Link, PredictorError, start_worker
+from predictor_store.link import Link, PredictorError, connect_worker, start_worker
 from predictor_store.store_file import StoreError
 from sage_sched.config import SageConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_SECONDS = 60.0
 _LATENCY_WINDOW = 1_000
+_MAX_LATE = 20_000
 # What a worker's death does not undo.
 _TOTALS = ("num_recorded", "num_unrecorded", "num_dropped", "num_malformed", "num_lost")
 
@@ -44,15 +47,19 @@ class PredictorClient:
     """Used from one event loop's thread. A slow, hung or dead worker costs the prediction alone:
     the request gets the prior."""
 
-    def __init__(self, config: SageConfig) -> None:
+    def __init__(self, config: SageConfig, model: str = "") -> None:
+        """model: which one's history it is, with a service (predictor.service)."""
         self._config = config
+        self._model = model
         self._link: Link | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
         self._is_silent = False
+        # Handles of requests that went on without their prediction, oldest first.
+        self._late = OrderedDict[int, None]()
         self._next_handle = 0
         self._prior: LengthDistribution | None = None
-        self._worker_stats: dict[str, int] = {}
+        self._worker_stats: dict[str, Any] = {}
         # Of the workers before this one.
         self._past = Counter[str]()
         self._counts = Counter[str]()
@@ -64,9 +71,14 @@ class PredictorClient:
 
     def start(self) -> None:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""
-        self._attach(start_worker(self._config))
+        self._attach(self._open())
 
-    async def predict(self, text: str, scope: str = "") -> Prediction:
+    def _open(self) -> Link:
+        if self._config.predictor.service:
+            return connect_worker(self._config, self._model)
+        return start_worker(self._config)
+
+    async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
         """Never raises. Past predictor.deadline_ms the prior; the handle is good even then. Nobody
         waits for a worker that has been silent since it missed a deadline.
 
@@ -82,7 +94,11 @@ class PredictorClient:
         deadline = loop.call_later(
             self._config.predictor.deadline_ms / 1e3, self._miss_deadline, handle
         )
-        message = {"predict": handle, "text": excerpt(text), "scope": scope}
+        message = {
+            "predict": handle,
+            "text": excerpt(text),
+            "scope": scope[: protocol.MAX_SCOPE_CHARS],
+        }
         try:
             if self._send(message):
                 if self._is_silent:
@@ -106,16 +122,19 @@ class PredictorClient:
             "input_tokens": int(input_tokens),
             "output_tokens": int(output_tokens),
             "censored": bool(censored),
+            "late": handle in self._late,
         }
         if not self._send(message):
             self._counts["num_unrecorded"] += 1
 
-    def stats(self) -> dict[str, int | float]:
-        """Counters since start; num_awaited (predictions under way), num_records, num_unwritten and
-        the latencies are as of now."""
+    def stats(self) -> dict[str, Any]:
+        """Counters since start; num_awaited (predictions under way), num_records, num_unwritten,
+        the latencies and quality (see RollingQuality.summary) are as of now. What a service counts
+        is of all the clients of the model."""
         latencies = self._latencies_ms or [0.0]
-        worker = Counter(self._past)
-        worker.update(self._worker_stats)
+        worker = self._past + _totals(self._worker_stats)
+        for name in ("num_records", "num_unwritten"):
+            worker[name] = self._worker_stats.get(name, 0)
         counts = {f"num_predicted_{source}": 0 for source in (*SOURCES, "none")}
         counts |= {"num_deadline_misses": 0, "num_unsent": 0, "num_worker_restarts": 0}
         counts |= self._counts
@@ -124,6 +143,8 @@ class PredictorClient:
             for name in (*_TOTALS, "num_records", "num_unwritten")
         }
         return counts | {
+            "http_process": os.getpid(),
+            "quality": self._worker_stats.get("quality", {}),
             "num_awaited": len(self._waiting),
             "worker_alive": int(self._link is not None),
             "prediction_latency_p50_ms": float(np.quantile(latencies, 0.5)),
@@ -151,7 +172,10 @@ class PredictorClient:
         self._link = link
         self._is_silent = False
         self._prior = protocol.decode_distribution(link.first["prior"])
-        self._worker_stats = link.first["ready"]
+        stats = link.first["ready"]
+        if stats["process"] != self._worker_stats.get("process"):
+            self._past += _totals(self._worker_stats)
+        self._worker_stats = stats
         self._started_at = time.monotonic()
         if self._loop is not None:
             self._watch(link)
@@ -200,7 +224,7 @@ class PredictorClient:
         try:
             for message in self._link.receive():
                 self._take(message)
-        except OSError:
+        except (OSError, ValueError):
             self._lose_worker()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -222,14 +246,15 @@ class PredictorClient:
         if answer is not None and not answer.done():
             self._is_silent = True
             self._counts["num_deadline_misses"] += 1
+            self._late[handle] = None
+            if len(self._late) > _MAX_LATE:
+                self._late.popitem(last=False)
             answer.set_result(Prediction(handle, self._prior))
 
     def _lose_worker(self) -> None:
         link = self._detach()
         if link is None or self._closed.is_set():
             return
-        self._past.update({name: self._worker_stats.get(name, 0) for name in _TOTALS})
-        self._worker_stats = {}
         lived = time.monotonic() - self._started_at
         self._num_early_deaths = 0 if lived > _MAX_BACKOFF_SECONDS else self._num_early_deaths + 1
         logger.error("the prediction worker has died: requests get the prior until it is back")
@@ -241,7 +266,7 @@ class PredictorClient:
         num_failures = self._num_early_deaths
         while not self._closed.wait(min(2.0 ** (num_failures - 1), _MAX_BACKOFF_SECONDS)):
             try:
-                link = start_worker(self._config)
+                link = self._open()
             except (OSError, StoreError, PredictorError) as error:
                 logger.error("the prediction worker does not come back: %s", error)
                 num_failures += 1
@@ -262,3 +287,7 @@ class PredictorClient:
             self._counts["num_worker_restarts"] += 1
             self._attach(link)
             logger.warning("the prediction worker is back")
+
+
+def _totals(stats: dict[str, Any]) -> Counter[str]:
+    return Counter({name: stats.get(name, 0) for name in _TOTALS})

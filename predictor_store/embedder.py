@@ -1,4 +1,5 @@
-"""A prompt's vector: what an encoder makes of its meaning, and features of its wording."""
+"""A prompt's vector: what an encoder makes of its meaning, features of its wording, and what its
+request says beside (predictor_store.asked)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store import minilm, static_encoder
+from predictor_store import asked, minilm, static_encoder
 from predictor_store.features import NUM_FEATURES, VERSION, features_of
 from sage_sched.config import PredictorConfig
 
+# Of the numbers that come after the encoder's part of a vector.
+NUM_BESIDE = NUM_FEATURES + asked.NUM_FEATURES
 DEFAULT_ENCODER = PredictorConfig().encoder
 # More than either encoder reads of almost any text; bounds what a tokenizer does with one of 1 MB.
 MAX_CHARS = 2_000
@@ -50,12 +53,12 @@ def embedding_dimension(encoder: str = DEFAULT_ENCODER) -> int:
 
 def dimension(encoder: str = DEFAULT_ENCODER) -> int:
     """Of a vector."""
-    return embedding_dimension(encoder) + NUM_FEATURES
+    return embedding_dimension(encoder) + NUM_BESIDE
 
 
 def fingerprint(encoder: str = DEFAULT_ENCODER) -> str:
     """Names whatever decides the vectors; two stores with equal ones can share them."""
-    return f"{_KINDS[encoder].fingerprint()}/features {VERSION}"
+    return f"{_KINDS[encoder].fingerprint()}/features {VERSION}.{asked.VERSION}"
 
 
 class Embedder:
@@ -67,11 +70,12 @@ class Embedder:
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Float32, shape (len(texts), dimension(self.encoder)), of any text whatever: a vector of
-        unit length by the encoder and predictor_store.features."""
+        unit length by the encoder, predictor_store.features, and nothing asked beside."""
         if not texts:
             return np.empty((0, dimension(self.encoder)), np.float32)
         encoded = self._encoder.encode([tokenizable(text) for text in texts])
-        return np.hstack([encoded, [features_of(text) for text in texts]])
+        features = np.array([features_of(text) for text in texts])
+        return np.hstack([encoded, features, np.zeros((len(texts), asked.NUM_FEATURES), "f4")])
 
 
 def tokenizable(text: str) -> str:

@@ -11,8 +11,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.embedder import embedding_dimension
-from predictor_store.features import NUM_FEATURES
+from predictor_store import asked
+from predictor_store.embedder import NUM_BESIDE, embedding_dimension
 from predictor_store.general_length import GeneralLength
 from predictor_store.length_score import PRIOR_WORTH, LengthScore
 from predictor_store.store_file import Origin
@@ -21,6 +21,8 @@ from predictor_store.store_file import Origin
 _MAX_FITTED = 20_000
 # It is fitted anew when this share of the history is new.
 _REFIT_SHARE = 0.05
+# The vectors of one prompt, give or take a number or a name in it.
+SAME_COSINE = 0.99
 # What a prompt adds to lengths in general counts for so much beside the numbers of its vector.
 _GENERAL_SCALE = 3.5
 
@@ -47,9 +49,10 @@ class History:
     that it fades as real history comes.
 
     By slot, each of shape (capacity,), in use from 0 to len(self) - 1: lengths, int64; censored
-    and warm, bool; scopes, int64 (numbers of scope()); scores, float64, see LengthScore; features,
-    float32, of shape (capacity, num_features); num_of_same_prompt, int64, how many there are of a
-    record's prompt; excess, float64, see GeneralLength.level_after.
+    and warm, bool; scopes, int64 (numbers of scope()); kinds, int64 (asked.kind_of); scores,
+    float64, see LengthScore; features, float32, of shape (capacity, num_features);
+    num_of_same_prompt, int64, how many there are of a record's prompt; excess, float64, see
+    GeneralLength.level_after.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class History:
         self.censored = np.zeros(capacity, np.bool_)
         self.warm = np.zeros(capacity, np.bool_)
         self.scopes = np.zeros(capacity, np.int64)
+        self.kinds = np.zeros(capacity, np.int64)
         self.scores = np.zeros(capacity, np.float64)
         self.general = general
         self.score = _general_score(general)
@@ -87,7 +91,7 @@ class History:
     def of_encoder(cls, encoder: str, capacity: int) -> Self:
         """For the vectors of predictor_store.embedder."""
         general = GeneralLength.shipped(encoder)
-        return cls(embedding_dimension(encoder), NUM_FEATURES, capacity, general)
+        return cls(embedding_dimension(encoder), NUM_BESIDE, capacity, general)
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -95,6 +99,12 @@ class History:
     def scope(self, name: str) -> int:
         """The number of the traffic of this name, such as that of one LoRA adapter."""
         return self._scope_numbers.setdefault(name, len(self._scope_numbers))
+
+    def kind(self, vector: NDArray[np.float32]) -> int:
+        """What kind of request a prompt's vector is of."""
+        if self.features.shape[1] < asked.NUM_FEATURES:
+            return 0
+        return asked.kind_of(vector[-asked.NUM_FEATURES :])
 
     def add(
         self,
@@ -126,6 +136,7 @@ class History:
         self.censored[slot] = censored
         self.warm[slot] = warm
         self.scopes[slot] = self.scope(scope)
+        self.kinds[slot] = self.kind(vector)
         self.features[slot] = vector[self._index.d :]
         self._join_prompt(slot, _prompt_number(vector))
         if self.score is not None:
@@ -140,7 +151,8 @@ class History:
         self, vector: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Cosines, float32, falling, and their slots, int64: num_nearest each, or as many as there
-        are. among: bool, shape (len(self),), the slots to search."""
+        are. among: bool, shape (len(self),), the slots to search. Of more records of one prompt
+        than that, the newest."""
         k = min(num_nearest, len(self))
         if k == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
@@ -154,7 +166,25 @@ class History:
         with one_thread():
             cosines, slots = self._index.search(query, k, params=only)
         found = slots[0] >= 0  # FAISS fills up with -1
-        return cosines[0][found] / self._steps**2, slots[0][found]
+        nearest, found_slots = cosines[0][found] / self._steps**2, slots[0][found]
+        if found_slots.size == k and nearest[-1] >= SAME_COSINE:
+            found_slots = self._newest_of_prompt(vector, found_slots, among)
+        return nearest, found_slots
+
+    def _newest_of_prompt(
+        self,
+        vector: NDArray[np.float32],
+        slots: NDArray[np.int64],
+        among: NDArray[np.bool_] | None,
+    ) -> NDArray[np.int64]:
+        """As many slots as these, which all are of this prompt. Of those that are alike the index
+        finds the same ones for ever, and what came later would go unheard."""
+        same = self._slots_of_prompt.get(_prompt_number(vector), set())
+        every = np.union1d(slots, np.fromiter(same, np.int64, len(same)))
+        if among is not None:
+            every = every[among[every]]
+        newest = np.argpartition(-self._stamps[every], slots.size - 1)[: slots.size]
+        return every[newest]
 
     def vectors(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy, shape (len(slots), embedding_dimension + num_features)."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from predictor_store import lock, store_file
 from predictor_store.store import default_path, file_of
@@ -54,4 +56,28 @@ def describe(folder: Path) -> dict[str, str]:
         lines["output tokens"] = quantiles_line([record.output_tokens for record in records])
         cut = sum(record.censored for record in records)
         lines["censored"] = f"{cut / len(records):.1%} (cut off by their cap)"
+    return lines | _quality_lines(meta.get("quality"))
+
+
+def _quality_lines(noted: str | None) -> dict[str, str]:
+    """Of predictions lately, as a worker has left them."""
+    try:
+        quality = json.loads(noted or "{}")
+        parts = {"predictions": quality, **quality["by_source"]}
+        lines = {name: _quality_line(part) for name, part in parts.items()}
+        widened = quality["widened"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    if widened:
+        lines["predictions"] += "; worse than none, and not used until they are better"
     return lines
+
+
+def _quality_line(of: dict[str, Any]) -> str:
+    if not of["num_answers"]:
+        return "none judged yet"
+    return (
+        f"{of['num_answers']} answers judged: CRPS gain {of['crps_gain']:.2f}, "
+        f"{of['within_80']:.0%} in the central 80 %, rho {of['spearman']:.2f}, "
+        f"{of['num_late']} went on without"
+    )

@@ -1,4 +1,4 @@
-"""A running prediction worker and the socket to it."""
+"""The socket to a prediction worker, and its process where it is the server's own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from predictor_store import protocol
+from predictor_store import protocol, service_socket
+from predictor_store.service_socket import ServiceError
 from predictor_store.store_file import StoreError
+from sage_sched.address import Address
 from sage_sched.config import SageConfig
 
 # Loading takes seconds; on a host that is busy with other things, minutes.
 _START_TIMEOUT_SECONDS = 600.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
-WORKER_MODULE = "predictor_store.worker"
+WORKER_MODULE = "predictor_store.worker_process"
 # It must not take cores from the engine, nor look for a network.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -31,17 +33,17 @@ _MAX_RECEIVE_BYTES = 64 * 1024
 
 
 class PredictorError(Exception):
-    """The prediction worker did not come up; the message says why."""
+    """The prediction worker did not come up, or will not serve; the message says why."""
 
 
 @dataclass(slots=True)
 class Link:
-    """One worker's process, and messages to and from it. Nothing here blocks but close and kill.
+    """Messages to and from one worker. Nothing here blocks but close and kill.
 
-    first: its first message.
+    process: None of a service, which others started. first: its first message.
     """
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None
     socket: socket.socket
     lines: protocol.LineReader = field(default_factory=protocol.LineReader)
     first: dict[str, Any] = field(default_factory=dict)
@@ -78,8 +80,10 @@ class Link:
         yield from filter(None, self.lines.feed(piece))
 
     def close(self) -> None:
-        """Hang up: the worker writes what it has and ends."""
+        """Hang up: the server's own worker writes what it has and ends."""
         self.socket.close()
+        if self.process is None:
+            return
         try:
             self.process.wait(_CLOSE_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -87,8 +91,9 @@ class Link:
 
     def kill(self) -> None:
         self.socket.close()
-        self.process.kill()
-        self.process.wait()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
 
     def _offer(self, data: bytes) -> int:
         try:
@@ -117,29 +122,63 @@ def start_worker(config: SageConfig) -> Link:
             ),
             ours,
         )
-    try:
-        link.first = _first_message(link)
-    except BaseException:
-        link.kill()
-        raise
+    _greet(link, protocol.hello(""))
     return link
 
 
-def _first_message(link: Link) -> dict[str, Any]:
+def connect_worker(config: SageConfig, model: str) -> Link:
+    """To the service that config.predictor names. Blocks until it has read what it knows of the
+    model. Raises StoreError, PredictorError."""
+    address = Address.parse(config.predictor.service)
+    try:
+        token = service_socket.token_of(config.predictor) if address.is_tcp else ""
+        link = Link(None, service_socket.connect(address))
+    except (OSError, ServiceError) as error:
+        raise PredictorError(
+            f"no predictor service at {address} ({error}): start one with `sage-sched predictor "
+            "serve`, or leave predictor.service out"
+        ) from error
+    _greet(link, protocol.hello(model, token))
+    return link
+
+
+def _greet(link: Link, hello: dict[str, Any]) -> None:
+    try:
+        link.first = _first_message(link, hello)
+    except BaseException:
+        link.kill()
+        raise
+
+
+def _first_message(link: Link, hello: dict[str, Any]) -> dict[str, Any]:
     link.socket.settimeout(_START_TIMEOUT_SECONDS)
     messages: list[dict[str, Any]] = []
     try:
+        link.socket.sendall(protocol.encode(hello))
         while not messages:
             messages = list(link.receive())
     except TimeoutError as error:
         raise PredictorError(
             f"the prediction worker was not ready after {_START_TIMEOUT_SECONDS:.0f} s"
         ) from error
-    except ConnectionResetError as error:
+    except OSError as error:
         raise PredictorError(
             "the prediction worker ended while it started; its own output says why"
         ) from error
-    if "refused" in messages[0]:
-        raise StoreError(messages[0]["refused"])
+    except ValueError as error:
+        raise PredictorError(f"this is no predictor service: {error}") from error
+    first = messages[0]
+    if "refused" in first:
+        refusal = f"the predictor refuses: {first['refused']}"
+        raise StoreError(first["refused"]) if _is_of_store(first) else PredictorError(refusal)
+    if first.get("version") != protocol.VERSION:
+        raise PredictorError(
+            f"the predictor speaks version {first.get('version')} of the protocol, this server "
+            f"{protocol.VERSION}: both need the same release of sage-sched"
+        )
     link.socket.setblocking(False)
     return messages[0]
+
+
+def _is_of_store(refusal: dict[str, Any]) -> bool:
+    return refusal.get("because") == "store"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.history import History
+from predictor_store.history import SAME_COSINE, History
 from predictor_store.length_score import PRIOR_WORTH, LengthScore
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution, Source
 
-# The vectors of one prompt, give or take a number or a name in it.
-_SAME_COSINE = 0.99
 # How fast weight falls with distance in meaning, for the near and for the wide neighbourhood, and
 # how many near records weigh as much as the wide ones.
 _NEAR_SLOPE, _WIDE_SLOPE = 15.0, 5.0
@@ -24,6 +23,10 @@ _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
 # So many alike records of this server's own weigh as much as all that are not its own.
 _FOREIGN_WORTH = 32.0
+# So many answers of the same session weigh as much as all else (bench.prediction.sessions).
+_SESSION_WORTH = 16.0
+# So many of the same kind (asked.kind_of) as all of other kinds.
+_OTHER_WORTH = 4.0
 # So many alike records weigh as much as what is known of lengths in general, which is left out
 # where it would weigh next to nothing.
 _GENERAL_WORTH = 8.0
@@ -57,7 +60,8 @@ def predict(
     if config.rule == "threshold" and slots.size:
         return _of_matches(history, slots[cosines >= config.threshold], config)
     foreign = history.warm[slots] | (history.scopes[slots] != own)
-    weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign)
+    other = history.kinds[slots] != history.kind(vector)
+    weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign, other)
     source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
     if share < _LEAST_GENERAL or history.general is None:
         return distribution(history, slots, weights, source, config)
@@ -65,6 +69,17 @@ def predict(
     beside = Beside(history.general.lengths(added, history.excess[: len(history)]), share)
     source = source if share <= 0.5 else "general"
     return distribution(history, slots, weights, source, config, beside)
+
+
+def within_session(
+    said: LengthDistribution, lengths: Sequence[int], config: PredictorConfig
+) -> LengthDistribution:
+    """With the answers that the same session had lately, of these lengths in tokens."""
+    if not lengths:
+        return said
+    own = LengthDistribution.from_samples(lengths, "history")
+    rest = _SESSION_WORTH / (_SESSION_WORTH + len(lengths))
+    return said.mixed(own, 1 - rest).compressed(config.max_atoms)
 
 
 def prior(history: History, config: PredictorConfig) -> LengthDistribution | None:
@@ -101,6 +116,7 @@ def _weights(
     cosines: NDArray[np.float64],
     slots: NDArray[np.int64],
     foreign: NDArray[np.bool_],
+    other: NDArray[np.bool_],
 ) -> tuple[NDArray[np.float64], float]:
     """Of the records, and of lengths in general; in all 1, or 0 where there is neither.
 
@@ -110,7 +126,7 @@ def _weights(
     Records of one prompt share weight, so that one prompt asked a hundred times is not a hundred
     neighbours. All constants: the best or next to it on each of six datasets (docs/predictor.md).
     """
-    same = cosines >= _SAME_COSINE
+    same = cosines >= SAME_COSINE
     alike = 1 / np.sqrt(history.num_of_same_prompt[slots])
     rest_worth = PRIOR_WORTH
     if history.score is not None:
@@ -120,9 +136,10 @@ def _weights(
     wide = alike * np.exp(_WIDE_SLOPE * cosines)
     near = alike * np.exp(_NEAR_SLOPE * cosines)
     neighbourhoods = np.stack([same, near, wide])
-    if foreign.any():
-        own_worth = _worths(wide[np.newaxis, ~foreign])[0]
-        neighbourhoods *= np.where(foreign, _FOREIGN_WORTH / (_FOREIGN_WORTH + own_worth), 1.0)
+    for apart, worth in ((foreign, _FOREIGN_WORTH), (other, _OTHER_WORTH)):
+        if apart.any():
+            own_worth = float(_worths(np.stack([same, wide])[:, ~apart]).sum())
+            neighbourhoods *= np.where(apart, worth / (worth + own_worth), 1.0)
     anywhere = history.general is not None
     return _one_after_another(neighbourhoods, (rest_worth, _WIDE_WORTH, _GENERAL_WORTH), anywhere)
 

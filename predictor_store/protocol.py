@@ -1,13 +1,19 @@
-"""Messages between the HTTP process and the prediction worker: one JSON object a line.
+"""Messages between HTTP processes and a prediction worker: one JSON object a line.
 
-To the worker:
-    {"predict": handle, "text": str, "scope": str}
-    {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool}
+A client begins with one line, and is answered with one:
+    {"hello": VERSION, "model": name}, with "token" where the service asks for one, and
+        "only_asks": true of one that must not begin a history (predictor_store.json_requests)
+    {"ready": stats, "prior": distribution, "version": VERSION}, or {"refused": message, "because":
+        "version", "token", "model", "store" or "busy"} and the end of the connection
+From then on, to the worker:
+    {"predict": handle, "text": str, "scope": str}, and "asked": what predictor_store.asked has
+    {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool, "late": bool}
+        late: the request had gone on without its prediction
 From the worker:
-    {"ready": stats, "prior": distribution}, or {"refused": message} and its end, at the start
     {"predicted": handle, "distribution": distribution}
-    {"prior": distribution, "stats": stats}, now and then
-A distribution is the object of encode_distribution, or null where nothing is known.
+    {"stats": stats}, now and then, and "prior": distribution where that has changed
+A distribution is the object of encode_distribution, or null where nothing is known. Handles are
+each client's own.
 """
 
 from __future__ import annotations
@@ -17,6 +23,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from sage_sched.distribution import LengthDistribution
+
+VERSION = 1
+# A prompt's excerpt is 48 KB at most, all of it escaped.
+MAX_LINE_BYTES = 1 << 18
+MAX_SCOPE_CHARS = 1_000
+
+
+def hello(model: str, token: str = "", only_asks: bool = False) -> dict[str, Any]:
+    """A client's first message."""
+    return {"hello": VERSION, "model": model, "token": token, "only_asks": only_asks}
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -31,7 +47,8 @@ class LineReader:
         self._rest = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[dict[str, Any] | None]:
-        """The messages that piece completes; None for a line that is no JSON object."""
+        """The messages that piece completes; None for a line that is no JSON object. Raises
+        ValueError if one gets longer than MAX_LINE_BYTES."""
         self._rest += piece
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
@@ -40,6 +57,8 @@ class LineReader:
             except (ValueError, RecursionError):
                 message = None
             yield message if isinstance(message, dict) else None
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise ValueError(f"a message of more than {MAX_LINE_BYTES} bytes")
 
 
 def encode_distribution(distribution: LengthDistribution | None) -> dict[str, Any] | None:

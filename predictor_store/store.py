@@ -151,6 +151,11 @@ class Store:
             self.write_error = None
             self._retry_at = 0.0
 
+    def note(self, key: str, value: str) -> None:
+        """Beside the records, for `sage-sched store info`; lost if the disk does not take it."""
+        with contextlib.suppress(sqlite3.Error), self._connection:
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
     def _commit(self) -> None:
         rows = [
             store_file.to_row(self._last_id + i, self._without_prompt(record))

@@ -75,7 +75,8 @@ def create(path: Path, meta: dict[str, str]) -> None:
 def in_memory(path: Path, meta: dict[str, str]) -> sqlite3.Connection:
     """A copy of the file at path, or a store with no records where there is none; path is not
     written to. Raises StoreError as connect does."""
-    connection = sqlite3.connect(":memory:")
+    # Read in one thread, used in another, never in both.
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
     if path.exists():
         with contextlib.closing(connect(path)) as on_disk:
             on_disk.backup(connection)
@@ -95,7 +96,7 @@ def _make_tables(connection: sqlite3.Connection, meta: dict[str, str]) -> None:
 def connect(path: Path) -> sqlite3.Connection:
     """Raises StoreError unless the file at path is a sound store of this format."""
     try:
-        connection = sqlite3.connect(path.as_uri() + "?mode=rw", uri=True)
+        connection = sqlite3.connect(path.as_uri() + "?mode=rw", uri=True, check_same_thread=False)
     except sqlite3.Error as error:
         raise StoreError(f"cannot open the store {path}: {error}") from error
     try:

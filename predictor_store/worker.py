@@ -1,20 +1,12 @@
-"""The prediction worker: a process that owns the embedder, the history and the store.
+"""What a prediction worker does: takes its clients' messages in, gives messages out.
 
-Run by predictor_store.client as `python -m predictor_store.worker FD CONFIG`: a connected stream
-socket, and the sections store and predictor as a JSON object. See predictor_store.protocol.
+It knows no socket; see predictor_store.server. One worker serves one server or many.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import signal
-import socket
-import sys
-import time
-from collections import Counter, OrderedDict
+import hmac
+from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,11 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store import predictor, protocol
-from predictor_store.embedder import Embedder, dimension, fingerprint
-from predictor_store.history import Fitting, History
-from predictor_store.store import Store
-from predictor_store.store_file import Record, StoreError
+from predictor_store import protocol
+from predictor_store.asked import Asked
+from predictor_store.embedder import Embedder
+from predictor_store.features import excerpt
+from predictor_store.model_history import ModelHistory, folder_of_model
+from predictor_store.rolling_quality import Forecast
+from predictor_store.store import file_of
+from predictor_store.store_file import Record
 from sage_sched.config import SageConfig
 
 # About 128 tokens, the most that MiniLM reads of a prompt.
@@ -34,20 +29,29 @@ _MAX_READ_CHARS = 600
 # There a batch costs what its characters cost, padded to its longest prompt, and everyone in it
 # waits for all of it: 20 short prompts in the time of 4 long ones.
 _MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
+# Of all clients together; who has most gives way.
 _MAX_QUEUED = 1_000
 # 3.1 KB each: when that many have come after it, an answer that finishes is not recorded.
 _MAX_HANDLES = 20_000
-_REPORT_SECONDS = 1.0
+# 20 MB each, full.
+_MAX_MODELS = 64
 _MAX_INT = 2**31
-_NICENESS = 19
 
 
 class Answer(NamedTuple):
-    """How long an answer became."""
+    """How long an answer became, and whether its request had gone on without the forecast."""
 
     input_tokens: int
     output_tokens: int
     censored: bool
+    was_late: bool
+
+
+class Outgoing(NamedTuple):
+    """A message to a client."""
+
+    client: int
+    message: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -57,6 +61,7 @@ class PendingPrompt:
     handle: int
     text: str
     scope: str
+    asked: Asked
     finished: list[Answer] = field(default_factory=list)
 
 
@@ -67,122 +72,226 @@ class Embedded:
     vector: NDArray[np.float32]
     scope: str
     prompt: str | None
+    forecast: Forecast
+    session: str
+
+
+@dataclass(slots=True)
+class Client:
+    """token: what it has to say at first; None: nothing. history: None until it has said hello, or
+    while that is loaded. queue, embedded: in order of arrival, by its handles."""
+
+    token: str | None
+    history: ModelHistory | None = None
+    queue: dict[int, PendingPrompt] = field(default_factory=dict)
+    embedded: OrderedDict[int, Embedded] = field(default_factory=OrderedDict)
 
 
 class Worker:
-    """Takes messages in, gives messages out; knows no socket."""
+    """by_model: each model that clients name has a history of its own; otherwise there is one."""
 
-    def __init__(self, config: SageConfig) -> None:
-        """Raises StoreError. The store comes first: a refusal need not wait for the model."""
+    def __init__(self, config: SageConfig, *, by_model: bool = False) -> None:
+        """Raises StoreError. The store comes first: a refusal need not wait for the encoder."""
         self._config = config
-        encoder = config.predictor.encoder
-        self._store = Store(config.store, fingerprint(encoder), dimension(encoder))
-        self._history = History.of_encoder(encoder, config.store.capacity)
-        for record in self._store.load():
-            self._remember(record)
-        self._history.fit()
-        self._fitter = ThreadPoolExecutor(1)
-        self._fit: tuple[Fitting, Future[Any]] | None = None
-        self._embedder = Embedder(encoder, num_threads=1)
+        self._only = None if by_model else ModelHistory(config)
+        self._histories: dict[str, ModelHistory] = {}
+        self._loader = ThreadPoolExecutor(1)
+        self._loading: dict[str, Future[ModelHistory]] = {}
+        self._embedder = Embedder(config.predictor.encoder, num_threads=1)
         self._embedder.embed(["The first call is slower than all others."])
-        # In order of arrival, by handle.
-        self._queue: dict[int, PendingPrompt] = {}
-        self._embedded: OrderedDict[int, Embedded] = OrderedDict()
-        self._counts = Counter(num_recorded=0, num_unrecorded=0, num_dropped=0, num_malformed=0)
-        self._reported: dict[str, Any] = {}
-        self._prior = predictor.prior(self._history, config.predictor)
-        self._num_new = 0
+        # The first is to be served next.
+        self._clients: OrderedDict[int, Client] = OrderedDict()
+        self._waiting_for: dict[str, list[int]] = {}
+        self._outbox: list[Outgoing] = []
 
     @property
     def busy(self) -> bool:
-        return bool(self._queue)
+        """Whether a step has something to do."""
+        return bool(self._outbox) or any(client.queue for client in self._clients.values())
 
-    def ready(self) -> dict[str, Any]:
-        """The first message."""
-        self._reported = self._stats()
-        return {"ready": self._reported, "prior": protocol.encode_distribution(self._prior)}
+    @property
+    def loading(self) -> bool:
+        """Whether a history is read in a thread; a step then looks whether it is there."""
+        return bool(self._loading)
 
-    def receive(self, message: dict[str, Any] | None) -> None:
+    def connect(self, client: int, token: str | None = None) -> None:
+        """client: a number that no other client has."""
+        self._clients[client] = Client(token)
+
+    def disconnect(self, client: int) -> None:
+        """What it asked and was not told yet is forgotten."""
+        self._clients.pop(client, None)
+
+    def receive(self, client: int, message: dict[str, Any] | None) -> None:
+        """message: None for a line that is none."""
+        by = self._clients.get(client)
+        if by is None:
+            return
+        if by.history is None:
+            self._greet(client, by, message)
+            return
         match message:
-            case {"predict": int(handle), "text": str(text), "scope": str(scope)}:
-                self._queue[handle] = PendingPrompt(handle, text, scope)
-                if len(self._queue) > _MAX_QUEUED:
-                    oldest = self._queue.pop(next(iter(self._queue)))
-                    self._counts["num_dropped"] += 1
-                    self._counts["num_unrecorded"] += len(oldest.finished)
+            case {"predict": int(handle), "text": str(text), "scope": str(scope), **more} if (
+                len(scope) <= protocol.MAX_SCOPE_CHARS
+            ):
+                fields = more.get("asked", {})
+                try:
+                    asked = Asked.from_fields(fields if isinstance(fields, dict) else {"": fields})
+                except ValueError:
+                    by.history.counts["num_malformed"] += 1
+                    return
+                by.queue[handle] = PendingPrompt(handle, excerpt(text), scope, asked)
+                self._bound_queues()
             case {
                 "finished": int(handle),
                 "input_tokens": int(num_in),
                 "output_tokens": int(num_out),
                 "censored": bool(cut),
+                "late": bool(late),
             } if 0 <= min(num_in, num_out) <= max(num_in, num_out) < _MAX_INT:
-                self._finish(handle, Answer(num_in, num_out, cut))
+                self._finish(by, handle, Answer(num_in, num_out, cut, late))
             case _:
-                self._counts["num_malformed"] += 1
+                by.history.counts["num_malformed"] += 1
 
-    def step(self) -> list[dict[str, Any]]:
+    def step(self) -> list[Outgoing]:
         """Embeds one batch and predicts for it."""
+        self._take_loaded()
         batch = self._next_batch()
-        vectors = self._embedder.embed([request.text for request in batch])
-        answers = []
-        for request, vector in zip(batch, vectors, strict=True):
-            found = predictor.predict(self._history, vector, self._config.predictor, request.scope)
-            distribution = protocol.encode_distribution(found)
-            answers.append({"predicted": request.handle, "distribution": distribution})
+        vectors = self._embedder.embed([request.text for _, request in batch])
+        for (client, request), vector in zip(batch, vectors, strict=True):
+            by = self._clients[client]
+            assert by.history is not None
+            vector = by.history.described(vector, request.asked)
+            forecast = by.history.forecast(vector, request.scope, request.asked.session)
+            served = protocol.encode_distribution(by.history.served(forecast))
+            answer = {"predicted": request.handle, "distribution": served}
+            self._outbox.append(Outgoing(client, answer))
             prompt = request.text if self._config.store.keep_prompts else None
-            self._embedded[request.handle] = Embedded(vector, request.scope, prompt)
-            if len(self._embedded) > _MAX_HANDLES:
-                self._embedded.popitem(last=False)
-            for answer in request.finished:
-                self._finish(request.handle, answer)
-        return answers
+            by.embedded[request.handle] = Embedded(
+                vector, request.scope, prompt, forecast, request.asked.session
+            )
+            self._bound_handles()
+            for ended in request.finished:
+                self._finish(by, request.handle, ended)
+        sent, self._outbox = self._outbox, []
+        return sent
 
-    def report(self) -> dict[str, Any] | None:
-        """Commits what has finished; the message about it, None where nothing is new."""
-        self._store.flush()
-        self._refit()
-        stats = self._stats()
-        if stats == self._reported:
-            return None
-        self._reported = stats
-        message: dict[str, Any] = {"stats": stats}
-        if self._num_new * 100 > len(self._history):
-            self._prior = predictor.prior(self._history, self._config.predictor)
-            self._num_new = 0
-            message["prior"] = protocol.encode_distribution(self._prior)
-        return message
+    def report(self) -> list[Outgoing]:
+        """Commits what has finished; the messages about it, to each client those of its model."""
+        messages: dict[int, dict[str, Any]] = {}
+        for history in self._all_histories():
+            if (news := history.report()) is not None:
+                stats, has_new_prior = news
+                message: dict[str, Any] = {"stats": stats}
+                if has_new_prior:
+                    message["prior"] = protocol.encode_distribution(history.prior)
+                messages[id(history)] = message
+        return [
+            Outgoing(client, messages[id(by.history)])
+            for client, by in self._clients.items()
+            if id(by.history) in messages
+        ]
 
     def close(self) -> None:
-        self._fitter.shutdown(cancel_futures=True)
-        self._store.close()
+        self._loader.shutdown(cancel_futures=True)
+        for history in self._all_histories():
+            history.close()
+        for future in self._loading.values():
+            if not future.cancelled() and future.exception() is None:
+                future.result().close()
 
-    def _refit(self) -> None:
-        """In a thread of its own: numpy lets go of the interpreter, and predictions go on."""
-        if self._fit is not None and self._fit[1].done():
-            fitting, future = self._fit
-            self._fit = None
-            self._history.install(fitting, future.result())
-        if self._fit is None and (stale := self._history.fitting()) is not None:
-            self._fit = stale, self._fitter.submit(stale.fit)
+    def _all_histories(self) -> list[ModelHistory]:
+        return [*self._histories.values(), *filter(None, [self._only])]
 
-    def _next_batch(self) -> list[PendingPrompt]:
-        # Newest first: when more comes than can be embedded, the oldest are past their deadline
-        # anyway. Theirs are still embedded when there is time, for the history.
-        batch: list[PendingPrompt] = []
+    def _greet(self, client: int, by: Client, message: dict[str, Any] | None) -> None:
+        match message:
+            case {"hello": version} if version != protocol.VERSION:
+                self._refuse(
+                    client,
+                    f"it speaks version {version} of the protocol, this worker "
+                    f"{protocol.VERSION}: both need the same release of sage-sched",
+                    "version",
+                )
+            case {"hello": _, "model": str(model), **rest}:
+                said = rest.get("token")
+                if by.token is not None and not _same_token(said, by.token):
+                    self._refuse(client, "the token is not the service's", "token")
+                else:
+                    self._open(client, by, model, rest.get("only_asks") is True)
+            case _:
+                self._refuse(client, "its first message is no hello", "version")
+
+    def _open(self, client: int, by: Client, model: str, only_asks: bool) -> None:
+        known = self._only or self._histories.get(model)
+        if known is not None:
+            self._welcome(client, by, known)
+        elif model in self._loading:
+            self._waiting_for[model].append(client)
+        elif only_asks and not file_of(folder_of_model(self._config.store, model)).exists():
+            self._refuse(client, f"no server has told of a model {model!r}", "model")
+        elif len(self._histories) + len(self._loading) >= _MAX_MODELS:
+            self._refuse(client, f"the service has {_MAX_MODELS} models, no more", "busy")
+        else:
+            self._waiting_for[model] = [client]
+            self._loading[model] = self._loader.submit(ModelHistory.of_model, self._config, model)
+
+    def _take_loaded(self) -> None:
+        for model in [model for model, future in self._loading.items() if future.done()]:
+            future, clients = self._loading.pop(model), self._waiting_for.pop(model)
+            try:
+                self._histories[model] = future.result()
+            except Exception as error:  # StoreError, or whatever one store does not get through
+                for client in clients:
+                    self._refuse(client, str(error), "store")
+                continue
+            for client in clients:
+                if (by := self._clients.get(client)) is not None:
+                    self._welcome(client, by, self._histories[model])
+
+    def _welcome(self, client: int, by: Client, history: ModelHistory) -> None:
+        by.history = history
+        prior = protocol.encode_distribution(history.prior)
+        message = {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
+        self._outbox.append(Outgoing(client, message))
+
+    def _refuse(self, client: int, why: str, because: str) -> None:
+        self._outbox.append(Outgoing(client, {"refused": why, "because": because}))
+
+    def _bound_queues(self) -> None:
+        if sum(len(client.queue) for client in self._clients.values()) > _MAX_QUEUED:
+            most = max(self._clients.values(), key=lambda client: len(client.queue))
+            oldest = most.queue.pop(next(iter(most.queue)))
+            assert most.history is not None
+            most.history.counts["num_dropped"] += 1
+            most.history.counts["num_unrecorded"] += len(oldest.finished)
+
+    def _bound_handles(self) -> None:
+        if sum(len(client.embedded) for client in self._clients.values()) > _MAX_HANDLES:
+            most = max(self._clients.values(), key=lambda client: len(client.embedded))
+            most.embedded.popitem(last=False)
+
+    def _next_batch(self) -> list[tuple[int, PendingPrompt]]:
+        # In turn. Of a client newest first: when more comes than can be embedded, the oldest are
+        # past their deadline anyway. Theirs are still embedded when there is time, for the history.
+        batch: list[tuple[int, PendingPrompt]] = []
         longest = 0
-        while self._queue:
-            newest = self._queue[next(reversed(self._queue))]
-            longest = max(longest, min(len(newest.text), _MAX_READ_CHARS))
-            if batch and longest * (len(batch) + 1) > _MAX_BATCH_CHARS:
-                break
-            batch.append(self._queue.pop(newest.handle))
+        while waiting := [client for client, by in self._clients.items() if by.queue]:
+            for client in waiting:
+                queue = self._clients[client].queue
+                newest = queue[next(reversed(queue))]
+                longest = max(longest, min(len(newest.text), _MAX_READ_CHARS))
+                if batch and longest * (len(batch) + 1) > _MAX_BATCH_CHARS:
+                    return batch
+                batch.append((client, queue.pop(newest.handle)))
+                self._clients.move_to_end(client)
         return batch
 
-    def _finish(self, handle: int, answer: Answer) -> None:
-        if handle in self._queue:
-            self._queue[handle].finished.append(answer)
-        elif handle in self._embedded:
-            of = self._embedded[handle]
+    def _finish(self, by: Client, handle: int, answer: Answer) -> None:
+        assert by.history is not None
+        if handle in by.queue:
+            by.queue[handle].finished.append(answer)
+        elif handle in by.embedded:
+            of = by.embedded[handle]
             record = Record(
                 of.vector,
                 answer.output_tokens,
@@ -192,70 +301,12 @@ class Worker:
                 of.prompt,
                 of.scope,
             )
-            self._remember(record)
-            self._store.add(record)
-            self._num_new += 1
-            self._counts["num_recorded"] += 1
+            by.history.record(record, of.forecast, answer.was_late, of.session)
         else:
-            self._counts["num_unrecorded"] += 1
-
-    def _remember(self, record: Record) -> None:
-        self._history.add(
-            record.vector, record.output_tokens, record.censored, record.origin, record.scope
-        )
-
-    def _stats(self) -> dict[str, Any]:
-        return {
-            **self._counts,
-            "num_records": len(self._history),
-            "num_unwritten": self._store.num_unwritten,
-            "num_lost": self._store.num_lost,
-        }
+            by.history.counts["num_unrecorded"] += 1
 
 
-def serve(worker: Worker, connection: socket.socket) -> None:
-    """Until the other side hangs up."""
-    reader = protocol.LineReader()
-    connection.sendall(protocol.encode(worker.ready()))
-    next_report = time.monotonic() + _REPORT_SECONDS
-    while True:
-        wait = 0.0 if worker.busy else max(next_report - time.monotonic(), 0.0)
-        if select.select([connection], [], [], wait)[0]:
-            # As many as have queued up while the last batch ran.
-            piece = connection.recv(1 << 20)
-            if not piece:
-                return
-            for message in reader.feed(piece):
-                worker.receive(message)
-        for answer in worker.step():
-            connection.sendall(protocol.encode(answer))
-        if time.monotonic() >= next_report:
-            next_report = time.monotonic() + _REPORT_SECONDS
-            if news := worker.report():
-                connection.sendall(protocol.encode(news))
-
-
-def main() -> None:
-    # Ctrl-C goes to the whole process group; the server hangs up when it is through.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    config = SageConfig.parse(json.loads(sys.argv[2]))
-    try:
-        worker = Worker(config)
-    except StoreError as error:
-        connection.sendall(protocol.encode({"refused": str(error)}))
-        return
-    # From here on the engine goes first: on a host whose cores are all busy, embedding beside it at
-    # equal rank costs it a third of its throughput (`sage-sched bench`, 2 cores), and gains
-    # nothing. Not before: the server waits for this process to be ready.
-    os.nice(_NICENESS)
-    try:
-        # The server may die while something is sent to it.
-        with contextlib.suppress(OSError):
-            serve(worker, connection)
-    finally:
-        worker.close()
-
-
-if __name__ == "__main__":
-    main()
+def _same_token(said: object, token: str) -> bool:
+    if not isinstance(said, str):
+        return False
+    return hmac.compare_digest(said.encode("utf-8", "replace"), token.encode("utf-8", "replace"))

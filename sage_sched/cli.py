@@ -9,6 +9,7 @@ import sys
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 _COMMANDS = {
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
+    "predictor serve": ("predictor_store.serve_command", "serve one predictor to many servers"),
     "store info": ("predictor_store.info_command", "show what the predictor's store holds"),
     "bench fit": ("bench.calibration.fit", "measure a server's step times"),
     "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),
@@ -41,5 +42,5 @@ def main(argv: list[str] | None = None) -> int:
 def _usage() -> str:
     serve = "start SGLang with --schedule-policy sage; takes every flag of `sglang serve`"
     rows = [("serve", serve), *((name, what) for name, (_, what) in _COMMANDS.items())]
-    lines = [f"  {name:12}{what}" for name, what in rows]
+    lines = [f"  {name:17}{what}" for name, what in rows]
     return "\n".join(["usage: sage-sched COMMAND ... (COMMAND --help says more)", "", *lines])

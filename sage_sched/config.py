@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from sage_sched import address
 from sage_sched.fields import ConfigError, parse_section, require, require_known
 from sage_sched.policy import policy_type, section_of
 from sage_sched.slo import SloClass, SloConfig
@@ -51,6 +52,10 @@ class PredictorConfig:
     deadline_ms: past it a request goes on with the prior. A worker that has time takes some 10 ms,
         so this is for one that is overloaded or hung. Long, as a late prediction mostly costs time
         that the request would spend in the queue, and none costs its place there.
+    service: where a predictor service listens that several servers share (sage_sched.address);
+        "" for a worker of the server's own.
+    service_token_file: file with the token that a service on TCP asks for; "" for the environment
+        variable SAGE_PREDICTOR_TOKEN.
     """
 
     rule: str = "neighbours"
@@ -61,6 +66,8 @@ class PredictorConfig:
     isolate: bool = False
     max_atoms: int = 64
     deadline_ms: float = 1000.0
+    service: str = ""
+    service_token_file: str = ""
 
     def __post_init__(self) -> None:
         require(self.rule in RULES, "predictor.rule", self.rule, ", ".join(RULES))
@@ -72,6 +79,7 @@ class PredictorConfig:
         require(self.num_nearest >= 1, "predictor.num_nearest", self.num_nearest, "at least 1")
         require(2 <= self.max_atoms <= 1024, "predictor.max_atoms", self.max_atoms, "2 to 1024")
         require(self.deadline_ms > 0, "predictor.deadline_ms", self.deadline_ms, "above 0")
+        require(_is_address(self.service), "predictor.service", self.service, address.ALLOWED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +243,13 @@ def _parse_slo(section: object) -> SloConfig:
     plain = {name: value for name, value in section.items() if name != "classes"}
     slo: SloConfig = parse_section(SloConfig, "slo", plain, classes=parsed)
     return slo
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return not text or bool(address.Address.parse(text))
+    except ValueError:
+        return False
 
 
 def _parse_policies(sections: object) -> dict[str, Any]:

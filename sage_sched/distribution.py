@@ -113,6 +113,20 @@ class LengthDistribution:
         reached = np.searchsorted(np.cumsum(self.weights), q - 1e-9)
         return int(self.lengths[min(int(reached), self.lengths.size - 1)])
 
+    def crps(self, length: int) -> float:
+        """How far from the length that came, in tokens: the integral over x of
+        (P(X <= x) - [length <= x])^2 (Gneiting and Raftery 2007). The mean absolute error where a
+        point is predicted."""
+        steps = np.append(self.lengths, length)
+        order = np.argsort(steps, kind="stable")
+        x = steps[order].astype(float)
+        below = np.cumsum(np.append(self.weights, 0.0)[order])
+        return float(np.square(below[:-1] - (x[:-1] >= length)) @ np.diff(x))
+
+    def has_within(self, length: int, share: float) -> bool:
+        """Whether a length is in the central interval of this probability, both ends counted."""
+        return self.quantile(0.5 - share / 2) <= length <= self.quantile(0.5 + share / 2)
+
     def capped(self, max_tokens: int) -> LengthDistribution:
         """With what exceeds max_tokens (at least 1) moved to it: the server stops there."""
         if self.lengths[-1] <= max_tokens:

@@ -27,7 +27,7 @@ from bench.servers.device import device_note
 from bench.servers.server import ServerError
 from bench.workload.prompts import WorkloadError
 from bench.workload.source import load_workload
-from patches.config_file import read_config
+from predictor_store.config_file import read_config
 from sage_sched.fields import ConfigError
 from sage_sched.step_time import StepTime
 

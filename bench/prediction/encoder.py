@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.prediction.bins import Bins
-from bench.prediction.quality import crps
 from predictor_store.embedder import tokenizable
 from predictor_store.minilm import MAX_TOKENS, NUM_DIMENSIONS
 from predictor_store.torchvision_schemas import define_missing
@@ -148,4 +147,4 @@ def _mean_crps(encoder: Encoder, answers: Sequence[Observation]) -> float:
     finished = [answer for answer in answers if not answer.censored]
     predicted = encoder.predict([answer.prompt for answer in finished])
     pairs = zip(predicted, finished, strict=True)
-    return float(np.mean([crps(found, answer.output_tokens) for found, answer in pairs]))
+    return float(np.mean([found.crps(answer.output_tokens) for found, answer in pairs]))

@@ -25,8 +25,7 @@ from bench.prediction.quality import Outcome, quality
 from bench.prediction.replay import judged
 from bench.workload.prompts import WorkloadError
 from predictor_store.dataset_files import DatasetError
-from predictor_store.embedder import DEFAULT_ENCODER, Embedder, embedding_dimension
-from predictor_store.features import NUM_FEATURES
+from predictor_store.embedder import DEFAULT_ENCODER, NUM_BESIDE, Embedder, embedding_dimension
 from predictor_store.history import History
 from predictor_store.warm import Observation
 from sage_sched.distribution import LengthDistribution
@@ -43,7 +42,7 @@ def from_history(train: Sequence[Observation]) -> dict[str, Predict]:
         # The paper's threshold is one of MiniLM's cosines.
         encoder = "minilm" if name == THRESHOLD else DEFAULT_ENCODER
         embedder = Embedder(encoder, num_threads=1)
-        history = History(embedding_dimension(encoder), NUM_FEATURES, len(train))
+        history = History(embedding_dimension(encoder), NUM_BESIDE, len(train))
         vectors = embedder.embed([answer.prompt for answer in train])
         for answer, vector in zip(train, vectors, strict=True):
             history.add(vector, answer.output_tokens, answer.censored, "history")

@@ -19,7 +19,7 @@ _NUM_RESAMPLED = 400
 class Outcome:
     """One prediction and what came.
 
-    crps: tokens (Gneiting and Raftery 2007); the mean absolute error where a point is predicted.
+    crps: tokens, see LengthDistribution.crps.
     pit: where in the distribution the length fell, 0 to 1, uniform in the probability of its own
         atom, so that good predictions give a uniform one.
     central_50, central_80: whether it fell into the central interval, both ends counted.
@@ -46,26 +46,12 @@ def outcome(
         prompt,
         length,
         predicted.mean(),
-        crps(predicted, length),
+        predicted.crps(length),
         below + at * float(rng.random()),
-        _within(predicted, length, 0.5),
-        _within(predicted, length, 0.8),
+        predicted.has_within(length, 0.5),
+        predicted.has_within(length, 0.8),
         0.9 * (length - q90) if length > q90 else 0.1 * (q90 - length),
     )
-
-
-def crps(predicted: LengthDistribution, length: int) -> float:
-    """The integral over x of (P(X <= x) - [length <= x])^2, in tokens."""
-    steps = np.append(predicted.lengths, length)
-    order = np.argsort(steps, kind="stable")
-    x = steps[order].astype(float)
-    below = np.cumsum(np.append(predicted.weights, 0.0)[order])
-    return float(np.square(below[:-1] - (x[:-1] >= length)) @ np.diff(x))
-
-
-def _within(predicted: LengthDistribution, length: int, share: float) -> bool:
-    low, high = predicted.quantile(0.5 - share / 2), predicted.quantile(0.5 + share / 2)
-    return low <= length <= high
 
 
 @dataclass(frozen=True, slots=True)

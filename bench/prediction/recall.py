@@ -4,7 +4,7 @@ Embedding a prompt takes a CPU core 10 to 40 ms. A server with a GPU has cores t
 host that stands for one, and runs faster than life, has not, and late predictions would be the
 host's doing. So the bench embeds its prompts beforehand, and the prediction worker is one that
 recalls their vectors: `python -m bench.prediction.recall` in the place of
-`python -m predictor_store.worker`. All else of a prediction is made as ever.
+`python -m predictor_store.worker_process`. All else of a prediction is made as ever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.workload.prompts import stable_hash
-from predictor_store import worker
+from predictor_store import worker, worker_process
 from predictor_store.embedder import DEFAULT_ENCODER, Embedder, dimension
 from predictor_store.features import excerpt
 
@@ -92,7 +92,7 @@ class RecallingEmbedder:
 
 def main() -> None:
     worker.Embedder = RecallingEmbedder  # type: ignore[attr-defined,assignment]
-    worker.main()
+    worker_process.main()
 
 
 if __name__ == "__main__":

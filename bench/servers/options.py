@@ -18,7 +18,7 @@ from bench.servers.policy_server import (
 )
 from bench.servers.priority import go_first
 from bench.simulator.presets import PRESETS
-from patches.config_file import read_config
+from predictor_store.config_file import read_config
 
 
 def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:

@@ -19,6 +19,7 @@ from bench.simulator.request import SimRequest
 from bench.workload.prompts import WorkloadError
 from predictor_store.dataset_files import DatasetError, RowError, raw_rows
 from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Hints
 
 BLOCK_TOKENS = 512
 # Streams of tokens that nobody shares; a block's number is its stream.
@@ -90,7 +91,7 @@ def requests_of_trace(
                 distribution=foreseen,
                 class_name="trace",
                 spans=tuple(spans),
-                session=each.session or f"request {number}",
+                hints=Hints(session=each.session or f"request {number}"),
             )
         )
     return requests

@@ -154,7 +154,13 @@ def memory_mib(server: Server) -> dict[str, float]:
     found: dict[str, float] = {}
     for process in processes:
         words = " ".join(process.cmdline())
-        kinds = ("launch_server", "scheduler", "detokenizer", "predictor_store.worker", ".recall")
+        kinds = (
+            "launch_server",
+            "scheduler",
+            "detokenizer",
+            "predictor_store.worker_process",
+            ".recall",
+        )
         kind = next((kind for kind in kinds if kind in words), None)
         if kind is not None:
             found[kind] = found.get(kind, 0.0) + process.memory_info().rss / 2**20

@@ -289,7 +289,7 @@ def test_tokens_served_are_counted_once(sage_server: SageServer) -> None:
 def worker_pid(server: SageServer) -> int:
     assert server.pid is not None
     for process in psutil.Process(server.pid).children(recursive=True):
-        if "predictor_store.worker" in process.cmdline():
+        if "predictor_store.worker_process" in process.cmdline():
             return process.pid
     raise AssertionError("the server has no prediction worker")
 

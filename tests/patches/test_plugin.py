@@ -61,7 +61,11 @@ print(sorted(touched))
 
 REFUSED = [
     (["--schedule-policy", "srpt-oracle"], {}, "true lengths"),
-    (["--tokenizer-worker-num", "2"], {}, "--tokenizer-worker-num"),
+    (
+        ["--tokenizer-worker-num", "2"],
+        {"SGLANG_HTTP_SERVER_APP_PATH": "somebody:app"},
+        "SGLANG_HTTP_SERVER_APP_PATH",
+    ),
     (["--pp-size", "2"], {}, "--pp-size"),
     (["--use-ray"], {}, "--use-ray"),
     (["--smg-grpc-mode"], {}, "--smg-grpc-mode"),

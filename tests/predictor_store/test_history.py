@@ -162,3 +162,17 @@ def test_it_is_fitted_again_when_it_has_changed() -> None:
     for vector in vectors[:11]:
         history.add(vector, 5, False, "history")
     assert history.fitting() is not None
+
+
+def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
+    history = History(8, 0, capacity=100)
+    vector = unit_vectors(1, 0, 8)[0]
+    for length in range(1, 151):  # the last fifty in the slots of the first
+        history.add(vector, length, False, "history")
+    for num in (1, 10, 99):
+        cosines, slots = history.nearest(vector, num)
+        assert cosines.size == num
+        assert sorted(history.lengths[slots]) == list(range(151 - num, 151))
+    odd = history.lengths[:100] % 2 == 1
+    _, slots = history.nearest(vector, 10, odd)
+    assert sorted(history.lengths[slots]) == list(range(131, 151, 2))

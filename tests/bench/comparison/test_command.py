@@ -9,7 +9,7 @@ import pytest
 
 from bench.comparison.side_by_side import requests_per_s
 from bench.comparison.stats import METRICS
-from patches.config_file import read_config
+from predictor_store.config_file import read_config
 from sage_sched.cli import main
 from sage_sched.config import StepTimeConfig
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.prediction.answers import shuffled
 from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT, THRESHOLD
-from bench.prediction.quality import Outcome, crps, outcome, quality
+from bench.prediction.quality import Outcome, outcome, quality
 from bench.prediction.replay import NUM_FIRST, replay
 from predictor_store.embedder import Embedder
 from predictor_store.warm import Observation
@@ -30,7 +30,7 @@ def test_crps_is_mean_distance_less_half_the_mean_spread(lengths: list[int], len
     values = np.array(lengths, float)
     spread = np.abs(values[:, None] - values).mean()
     expected = np.abs(values - length).mean() - spread / 2
-    assert crps(of(lengths), length) == pytest.approx(expected, abs=1e-6)
+    assert of(lengths).crps(length) == pytest.approx(expected, abs=1e-6)
 
 
 def test_right_predictions_are_calibrated() -> None:

@@ -35,8 +35,8 @@ def test_prompts_share_the_blocks_they_begin_with(tmp_path: Path) -> None:
     # Its blocks are shorter than its prompt: the rest is its own.
     assert first.spans[:2] == ((7, 0, BLOCK_TOKENS), (9, 0, BLOCK_TOKENS))
     assert sum(end for _, _, end in first.spans) == 1400
-    assert (third.session, third.output_tokens) == ("chat", 1)
-    assert first.session != second.session
+    assert (third.hints.session, third.output_tokens) == ("chat", 1)
+    assert first.hints.session != second.hints.session
 
 
 def test_all_token_counts_are_divided_alike(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from patches.config_file import read_config
+from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError
 from sage_sched.policies.sage import SageParameters

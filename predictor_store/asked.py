@@ -1,0 +1,146 @@
+"""What a request says of its answer's length beside its words."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Changes with what the numbers mean, so that no store mixes old and new ones.
+VERSION = 1
+_NUM_SYSTEM = 8
+NUM_FEATURES = 16 + _NUM_SYSTEM
+# Those of them that separate records; see kind_of.
+_NUM_KIND = 5
+# More of a session's answers tell less (bench.prediction.sessions).
+NUM_RECENT = 15
+_MAX_CHARS = 200
+_MAX_INT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The answers that a session had before.
+
+    num_answers: all. lengths: of the last NUM_RECENT, in tokens, the newest last. total_tokens: of
+    the last prompt and its answer.
+    """
+
+    num_answers: int = 0
+    lengths: tuple[int, ...] = ()
+    total_tokens: int = 0
+
+    def after(self, input_tokens: int, output_tokens: int) -> Self:
+        """With one answer more."""
+        lengths = (*self.lengths, max(output_tokens, 1))[-NUM_RECENT:]
+        return type(self)(self.num_answers + 1, lengths, input_tokens + output_tokens)
+
+
+NEW_SESSION = Session()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is not said is 0, false or "".
+
+    thinks: 1 if thinking was asked for, -1 if it was asked not to. effort: 1 for more than usual,
+    -1 for less. tool_choice: 1 if a tool must be used, -1 if none may be. is_constrained: to a
+    JSON schema, a grammar and so on. num_turns: messages of a chat. input_tokens: of the whole
+    prompt, about. max_tokens: its cap. num_stops: stop strings. system: names the system prompt.
+    session: names the conversation.
+    """
+
+    thinks: int = 0
+    effort: int = 0
+    num_tools: int = 0
+    tool_choice: int = 0
+    is_constrained: bool = False
+    num_turns: int = 0
+    input_tokens: int = 0
+    max_tokens: int = 0
+    num_stops: int = 0
+    system: str = ""
+    session: str = ""
+
+    def as_fields(self) -> dict[str, Any]:
+        """What is said, as JSON knows it."""
+        fields = dataclasses.fields(self)
+        said = {field.name: getattr(self, field.name) for field in fields}
+        return {field.name: said[field.name] for field in fields if said[field.name]}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """From what as_fields gave. Raises ValueError if the fields are malformed."""
+        known: dict[str, type] = {
+            field.name: type(field.default) for field in dataclasses.fields(cls)
+        }
+        for name, value in fields.items():
+            if type(value) is not known.get(name) or not isinstance(value, str | int):
+                raise ValueError(f"malformed: {name[:100]}")
+            size = len(value) if isinstance(value, str) else value
+            most = _MAX_CHARS if isinstance(value, str) else _MAX_INT - 1
+            sound = -1 <= size <= most
+            if not sound:
+                raise ValueError(f"out of range: {name}")
+        return cls(**fields)
+
+    def features(self, session: Session = NEW_SESSION) -> NDArray[np.float32]:
+        """float32, shape (NUM_FEATURES,), each of the order of 1; all 0 if nothing is said."""
+        kind = (
+            _sign(self.thinks),
+            _sign(self.effort),
+            self.num_tools > 0,
+            _sign(self.tool_choice),
+            self.is_constrained,
+        )
+        new_tokens = self.input_tokens - session.total_tokens
+        logs = [math.log(length) / 3 for length in session.lengths]
+        of_session = (
+            bool(logs),
+            math.log1p(session.num_answers) / 2,
+            sum(logs) / len(logs) if logs else 0.0,
+            logs[-1] if logs else 0.0,
+            math.log1p(max(new_tokens, 0)) / 3 if logs else 0.0,
+        )
+        rest = (
+            math.log1p(max(self.num_tools, 0)) / 2,
+            math.log1p(max(self.num_turns, 0)) / 2,
+            math.log1p(max(self.input_tokens, 0)) / 3,
+            self.max_tokens > 0,
+            math.log1p(max(self.max_tokens, 0)) / 3,
+            self.num_stops > 0,
+        )
+        return np.array([*kind, *of_session, *rest, *_signs(self.system)], np.float32)
+
+
+NOTHING_ASKED = Asked()
+
+
+def kind_of(features: NDArray[np.float32]) -> int:
+    """A number for whether it thinks, how hard, with which tools and in what format: two of
+    different kinds may be answered at quite different length for the same words."""
+    return hash(features[:_NUM_KIND].astype(np.int8).tobytes())
+
+
+def digest(*texts: str) -> str:
+    """A short name for texts."""
+    whole = "\0".join(texts).encode("utf-8", "replace")
+    return hashlib.blake2b(whole, digest_size=12).hexdigest()
+
+
+def _sign(value: int) -> int:
+    return (value > 0) - (value < 0)
+
+
+def _signs(system: str) -> NDArray[np.float32]:
+    """Of a system prompt numbers of its own, alike random: a regression tells a few apart."""
+    if not system:
+        return np.zeros(_NUM_SYSTEM, np.float32)
+    bits = hashlib.blake2b(system.encode("utf-8", "replace"), digest_size=1).digest()[0]
+    return np.array([0.5 if bits >> i & 1 else -0.5 for i in range(_NUM_SYSTEM)], np.float32)

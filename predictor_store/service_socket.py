@@ -1,0 +1,130 @@
+"""Sockets of a predictor service: listening on them, and connecting to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+from predictor_store.cached_file import cache_folder, read_own
+from sage_sched.address import Address
+from sage_sched.config import PredictorConfig
+
+TOKEN_VARIABLE = "SAGE_PREDICTOR_TOKEN"
+_MIN_TOKEN_CHARS = 16
+_MAX_TOKEN_BYTES = 4096
+_CONNECT_SECONDS = 10.0
+_BACKLOG = 128
+
+
+class ServiceError(Exception):
+    """A service cannot be had, or not be offered; the message says why and what to do."""
+
+
+def default_address() -> Address:
+    """Of a service that is told no other."""
+    return Address(path=str(cache_folder() / "predictor.socket"))
+
+
+def token_of(config: PredictorConfig) -> str:
+    """What a service on TCP asks for, from file or environment; "" if there is none. Raises
+    ServiceError."""
+    if config.service_token_file:
+        file = Path(config.service_token_file).expanduser()
+        try:
+            token = read_own(file, _MAX_TOKEN_BYTES).decode("utf-8").strip()
+        except (OSError, UnicodeError) as error:
+            raise ServiceError(f"predictor.service_token_file: {error}") from error
+        named = f"the file {file}"
+    else:
+        token, named = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+        if not token:
+            return ""
+    if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
+        raise ServiceError(
+            f"the token of {named} must have {_MIN_TOKEN_CHARS} printable ASCII characters at least"
+        )
+    return token
+
+
+def listen(address: Address) -> socket.socket:
+    """On a Unix socket that its owner alone may connect to, or on TCP. Raises ServiceError."""
+    try:
+        return _listen_on_tcp(address) if address.is_tcp else _listen_on_unix(address)
+    except OSError as error:
+        raise ServiceError(f"cannot listen on {address}: {error}") from error
+
+
+def _listen_on_tcp(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+
+
+def _listen_on_unix(address: Address) -> socket.socket:
+    path = _path(address)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _remove_dead(path)
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)  # mode 0600 from the first moment on
+    try:
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def _remove_dead(path: Path) -> None:
+    """What a killed service left. Raises ServiceError if it is anything else."""
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(about.st_mode) or about.st_uid != os.geteuid():
+        raise ServiceError(f"{path} is there, and is no socket of this user's own: move it away")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise ServiceError(f"another service listens on {path}: stop it, or name another path")
+
+
+def remove(address: Address, listener: socket.socket) -> None:
+    """The file of a Unix socket that is no longer listened on."""
+    listener.close()
+    if not address.is_tcp:
+        with contextlib.suppress(OSError):
+            _path(address).unlink()
+
+
+def connect(address: Address) -> socket.socket:
+    """Blocks. Raises OSError, PermissionError among them if a Unix socket is another user's: it
+    would be told prompts."""
+    if address.is_tcp:
+        connected = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.settimeout(_CONNECT_SECONDS)
+        connected.connect(str(_path(address)))
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, owner, _ = struct.unpack("3i", credentials)
+        if owner not in (os.geteuid(), 0):
+            raise PermissionError(f"{address} is a service of another user ({owner})")
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def _path(address: Address) -> Path:
+    return Path(address.path).expanduser().absolute()

@@ -1,0 +1,209 @@
+"""One predictor for several processes: HTTP workers of one server, and two servers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from bench.servers.server import Server
+from predictor_store import service_socket
+from predictor_store.model_history import folder_of_model
+from predictor_store.warm import Observation, warm_store
+from sage_sched.address import Address
+from sage_sched.config import StoreConfig
+from tests.engine.conftest import BIN, CHECKED
+from tests.engine.serving import (
+    LONG_PROMPT,
+    SHORT_PROMPT,
+    SageServer,
+    generate,
+    wait_until,
+    warmed_store,
+)
+
+# However long a process takes to import SGLang.
+UNHURRIED = CHECKED | {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "600"}
+PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
+
+
+def predictor_of(server: Server) -> dict[str, Any]:
+    info = requests.get(f"{server.url}/server_info", timeout=300).json()
+    found: dict[str, Any] = info["internal_states"][0]["sage"]["predictor"]
+    return found
+
+
+def test_several_http_processes_share_one_worker(model: Path, tmp_path: Path) -> None:
+    with SageServer(
+        model,
+        tmp_path,
+        warmed_store(tmp_path / "store"),
+        flags=["--tokenizer-worker-num", "2"],
+        env=UNHURRIED,
+        settings=PATIENT,
+    ) as server:
+        num_before = len(server.history())  # of SGLang's own requests
+        with ThreadPoolExecutor(16) as pool:
+            prompts = [SHORT_PROMPT, LONG_PROMPT] * 16
+            answers = list(pool.map(lambda prompt: generate(server, prompt, 3), prompts))
+        assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [3] * 32
+        wait_until(lambda: len(server.history()) >= num_before + 32)
+        ranked = server.stats()["num_ranked"]
+        assert ranked["warm"] + ranked["history"] >= 32
+        # Each has predicted some, and what either learns both have.
+        seen: dict[int, int] = {}
+
+        def both_were_asked() -> bool:
+            found = predictor_of(server)
+            seen[found["http_process"]] = found["num_recorded"]
+            return len(seen) == 2 and min(seen.values()) >= 32
+
+        wait_until(both_were_asked)
+
+        # The worker is killed: nobody waits, and it comes back for both.
+        (worker,) = workers_of(server)
+        worker.kill()
+        answers = [generate(server, SHORT_PROMPT, 3) for _ in range(4)]
+        assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [3] * 4
+        seen.clear()
+
+        def both_are_back() -> bool:
+            found = predictor_of(server)
+            seen[found["http_process"]] = found["worker_alive"]
+            return len(seen) == 2 and min(seen.values()) == 1
+
+        wait_until(both_are_back)
+        num_before = len(server.history())
+        for _ in range(8):
+            generate(server, SHORT_PROMPT, 3)
+        wait_until(lambda: len(server.history()) >= num_before + 8)
+        assert server.stats()["num_policy_errors"] == 0
+
+
+def workers_of(server: Server) -> list[psutil.Process]:
+    assert server.pid is not None
+    return [
+        process
+        for process in psutil.Process(server.pid).children(recursive=True)
+        if "predictor_store.worker_process" in process.cmdline()
+    ]
+
+
+@contextmanager
+def service(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
+    settings = folder / "service.toml"
+    settings.write_text(f'[store]\npath = "{folder / "store"}"\nkeep_prompts = true\n')
+    with subprocess.Popen(
+        [
+            str(BIN / "sage-sched"),
+            *f"predictor serve --listen {address}".split(),
+            "--sage-config",
+            str(settings),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert address in process.stdout.readline()
+            yield process
+        finally:
+            process.terminate()
+
+
+DYING = """
+import asyncio, os, sys
+from predictor_store.client import PredictorClient
+from sage_sched.config import PredictorConfig, SageConfig
+client = PredictorClient(SageConfig(predictor=PredictorConfig(service=sys.argv[1])), "mid")
+client.start()
+async def main():
+    asked = [asyncio.ensure_future(client.predict("I die")) for _ in range(100)]
+    await asyncio.sleep(0)
+    client._link.socket.send(b'{"predict": 1, "te')
+    os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+
+
+def asked(server: Server, prompts: Sequence[str]) -> list[int]:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda prompt: generate(server, prompt, 3), prompts))
+    return [answer["meta_info"]["completion_tokens"] for answer in answers]
+
+
+def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
+    address = str(tmp_path / "predictor.socket")
+    store = StoreConfig(str(tmp_path / "store"))
+    for name, length in (("short", 4), ("long", 700)):
+        lengths = [Observation(SHORT_PROMPT, length) for _ in range(40)]
+        warm_store(folder_of_model(store, name), lengths, StoreConfig())
+    settings = f'{PATIENT}service = "{address}"\n'
+
+    def server(name: str) -> SageServer:
+        folder = tmp_path / name
+        folder.mkdir()
+        flags = ["--served-model-name", name]
+        return SageServer(
+            model, folder, folder / "unused", flags=flags, env=CHECKED, settings=settings
+        )
+
+    with pytest.raises(RuntimeError, match="sage-sched predictor serve"), server("refused"):
+        pass
+    with service(tmp_path, address) as serving, server("short") as short, server("long") as long:
+        # None is predicted from the other's answers.
+        for name, least, most in (("short", 0, 10), ("long", 600, 800)):
+            body = {"model": name, "prompt": SHORT_PROMPT}
+            found = requests_over(address, body)
+            assert least <= found["quantiles"]["0.5"] <= most
+        # A client dies with a hundred questions open, in the middle of another.
+        died = subprocess.run([sys.executable, "-c", DYING, address], check=False)
+        assert died.returncode == -signal.SIGKILL
+        for each in (short, long):
+            assert asked(each, [SHORT_PROMPT] * 8) == [3] * 8
+            wait_until(lambda each=each: predictor_of(each)["num_recorded"] == 8)
+        with service_socket.connect(Address.parse(address)) as junk:
+            junk.sendall(b"\xff\x00 junk\n" * 1000)
+            assert asked(short, [SHORT_PROMPT] * 8) == [3] * 8
+        assert not (tmp_path / "short" / "unused").exists()
+        assert predictor_of(short)["num_predicted_prior"] == 0
+
+        # It is killed: both go on with the prior, and find it again when it is back.
+        os.kill(serving.pid, signal.SIGKILL)
+        serving.wait()
+        for each in (short, long):
+            assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
+            counted = predictor_of(each)
+            assert counted["num_predicted_prior"] + counted["num_unsent"] >= 4
+            assert not counted["worker_alive"]
+        with service(tmp_path, address):
+            for each in (short, long):
+                wait_until(lambda each=each: predictor_of(each)["worker_alive"] == 1)
+                before = predictor_of(each)
+                assert before["num_worker_restarts"] == 1
+                assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
+                after = predictor_of(each)
+                assert after["num_predicted_prior"] == before["num_predicted_prior"]
+
+
+def requests_over(address: str, body: dict[str, Any]) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = service_socket.connect(Address.parse(address))
+    connection.request("POST", "/predict", json.dumps(body))
+    with connection.getresponse() as response:
+        assert response.status == 200
+        found: dict[str, Any] = json.loads(response.read())
+    connection.close()
+    return found
