@@ -159,7 +159,7 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
         if manager.server_args._sage_config.hints.trust == "body" and isinstance(stripped, dict):
             said = clients_hints(stripped)
-    hints = manager.sage_claims.hints(state.slo_class or "", said)
+    hints = manager.sage_claims.hints(state.slo_class or "", said, obj.priority)
     stamp = encode_stamp(state.came_s) if manager.sage_stamps else {}
     state.carried = {**encode_hints(hints), **stamp}
     if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:

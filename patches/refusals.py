@@ -40,6 +40,11 @@ _REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("--dllm-algorithm", lambda args: args.dllm_algorithm is not None, _UNTRIED),
     ("--enable-pdmux", lambda args: args.enable_pdmux, _UNTRIED),
     (
+        "--abort-on-priority-when-disabled",
+        lambda args: args.abort_on_priority_when_disabled,
+        "a request's priority may say of which class it is",
+    ),
+    (
         "--enable-priority-scheduling",
         lambda args: args.enable_priority_scheduling,
         "priorities and predicted cost are two orders of one queue; classes of requests "

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sage_sched.distribution import LengthDistribution
 
+DEFAULT_URGENCY = 3
 _TOO_MUCH = 1e12
 _MAX_SESSION_CHARACTERS = 256
 
@@ -27,7 +28,7 @@ class Hints:
     weight: float = 1.0
     ttft_slo_ms: float | None = None
     tpot_slo_ms: float | None = None
-    urgency: int = 3
+    urgency: int = DEFAULT_URGENCY
     session: str = ""
     slo_class: str = ""
     first_token_weight: float = 1.0

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sage_sched.fields import require
-from sage_sched.job import Hints
+from sage_sched.job import DEFAULT_URGENCY, Hints
 
 TRUST = ("none", "header", "body")
 _TOO_MUCH = 1e12
@@ -27,6 +27,7 @@ class SloClass:
     ttft_slo_ms, tpot_slo_ms: when its first token is due, and each further one; inf: whenever.
     min_ttft_slo_ms, min_tpot_slo_ms: the least that a client may ask for itself.
     max_share: of the latest requests that it may have; those beyond are of the default class.
+    urgency: 1 (most urgent) to 5; see sage_sched.policies.urgency.
     """
 
     priority: int = 0
@@ -36,6 +37,7 @@ class SloClass:
     min_ttft_slo_ms: float = 0.0
     min_tpot_slo_ms: float = 0.0
     max_share: float = 1.0
+    urgency: int = DEFAULT_URGENCY
 
     def check(self, section: str) -> None:
         """Raises ConfigError unless the fields are as the class documents them."""
@@ -50,6 +52,7 @@ class SloClass:
                 0 <= floor <= slo_ms and floor < _TOO_MUCH, f"{section}.min_{name}", floor, allowed
             )
         require(0 < self.max_share <= 1, f"{section}.max_share", self.max_share, "above 0, to 1")
+        require(1 <= self.urgency <= 5, f"{section}.urgency", self.urgency, "1 to 5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +132,14 @@ class SloClaims:
         self._counts[name] += 1
         return name
 
-    def hints(self, name: str, given: Hints) -> Hints:
+    def hints(self, name: str, given: Hints, priority: object = None) -> Hints:
         """What counts for a request of a class, given what its client may say of it: its own
-        deadlines count, but none sooner than the class allows."""
+        deadlines count, but none sooner than the class allows. priority: the body's; if that is
+        trusted, it is as urgent as that says where neither a class nor the client says it."""
         config = self._config
+        if config.trust == "body" and type(priority) is int and given.urgency == DEFAULT_URGENCY:
+            urgency = min(5, max(1, DEFAULT_URGENCY - priority))
+            given = replace(given, urgency=urgency)
         given = replace(
             given,
             first_token_weight=config.first_token_weight,
@@ -152,6 +159,7 @@ class SloClaims:
             ttft_slo_ms=ttft_slo_ms,
             tpot_slo_ms=tpot_slo_ms,
             slo_class=name,
+            urgency=of_class.urgency,
         )
 
     def stats(self) -> dict[str, Any]:

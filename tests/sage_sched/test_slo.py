@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from sage_sched.fields import ConfigError
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.slo import SloClaims, SloClass, SloConfig
 
@@ -38,6 +39,32 @@ def test_what_is_not_trusted_is_ignored_and_what_is_unknown_is_the_default(
     trust: str, header: str | None, priority: object, name: str
 ) -> None:
     assert claims(trust).class_of(header, priority) == name
+
+
+@pytest.mark.parametrize(
+    ("trust", "priority", "given", "urgency"),
+    [
+        ("body", 1, 3, 2),
+        ("body", 9, 3, 1),
+        ("body", -9, 3, 5),
+        ("body", 9, 4, 4),
+        ("body", True, 3, 3),
+        ("header", 9, 3, 3),
+        ("none", 9, 3, 3),
+    ],
+)
+def test_without_a_class_a_request_is_as_urgent_as_its_trusted_priority_says(
+    trust: str, priority: object, given: int, urgency: int
+) -> None:
+    none = SloClaims(SloConfig(trust=trust))
+    assert none.hints("", Hints(urgency=given), priority).urgency == urgency
+
+
+def test_a_class_says_how_urgent_its_requests_are() -> None:
+    emergencies = claims("header", {"default": SloClass(), "triage": SloClass(1, urgency=1)})
+    assert emergencies.hints("triage", Hints(urgency=5), 0).urgency == 1
+    with pytest.raises(ConfigError, match=r"slo\.classes\.triage\.urgency is 6, allowed: 1 to 5"):
+        claims("header", {"default": SloClass(), "triage": SloClass(1, urgency=6)})
 
 
 def test_without_classes_nothing_is_said_of_a_request() -> None:
