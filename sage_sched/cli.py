@@ -15,6 +15,7 @@ _COMMANDS = {
     "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),
     "bench predictor": ("bench.prediction.command", "hold predictors against answered prompts"),
     "bench paper": ("bench.paper.command", "re-run SageSched's evaluation in the simulator"),
+    "bench urgency": ("bench.triage.command", "urgent requests among others, simulated"),
     "bench slo": ("bench.slo.command", "compare policies by deadlines met, in the simulator"),
     "bench agents": ("bench.comparison.agents", "compare policies on sessions of coding agents"),
     "bench": ("bench.comparison.command", "compare policies on real servers"),

@@ -1,0 +1,1 @@
+"""Urgent requests among others, simulated: triage of an emergency department."""

@@ -1,0 +1,124 @@
+"""sage-sched bench urgency: how long urgent requests wait, and what the others pay for it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.comparison.baseline import Saturation
+from bench.simulator.presets import PRESETS, Engine
+from bench.simulator.result import Result
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
+from bench.triage.requests import Triage, arrivals_s, read_triage, said_by
+from bench.workload.prompts import WorkloadError
+from predictor_store.arguments import at_least_one
+from predictor_store.dataset_files import DatasetError
+from sage_sched.config import SageConfig
+
+# Seeds below are for tuning.
+_FIRST_SEED = 1000
+_BURST_SEED = 1_000_003
+# A policy, and who says how urgent a request is.
+ARMS = (
+    ("fcfs", "nobody"),
+    ("shortest-prefill-first", "nobody"),
+    ("sage", "nobody"),
+    ("urgency", "expert"),
+    ("urgency", "nurse"),
+    ("urgency", "chance"),
+    ("urgency-order", "expert"),
+    ("urgency-arrival", "expert"),
+)
+_COLUMNS = (
+    "level 1", "levels 1, 2", "levels 3 to 5", "all", "TTFT level 1, s", "TTLT, s", "p99, s",
+    "tokens/s",
+)  # fmt: skip
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--preset", choices=PRESETS, default="h800-qwen3-32b")
+    parser.add_argument(
+        "--rate", type=float, default=1.8, help="times what fcfs sustains (default: %(default)s)"
+    )
+    parser.add_argument("--num-requests", type=at_least_one, default=600, help="a run")
+    parser.add_argument("--seeds", type=at_least_one, default=5, help="default: %(default)s")
+    parser.add_argument("--tuning", action="store_true", help="the seeds settings were chosen by")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 2, with a line on stderr, where nothing can be simulated."""
+    try:
+        _compare(args, read_triage(args.data), PRESETS[args.preset])
+    except (WorkloadError, DatasetError, ValueError) as error:
+        print(f"sage-sched bench urgency: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> None:
+    rate = args.rate * _capacity(triage, engine)
+    print(
+        f"{args.preset}, {rate:.2f} requests/s, {args.num_requests} requests a run, means over "
+        f"{args.seeds} seeds. By the expert's levels: seconds waited for each token of the answer."
+    )
+    for load in ("poisson", "bursts"):
+        print(f"\n{load}\n\n| policy | level said by | {' | '.join(_COLUMNS)} |")
+        print(f"|{'---|' * (2 + len(_COLUMNS))}")
+        for policy, who in ARMS:
+            rows = [
+                _row(args, triage, engine, load, rate, seed, policy, who)
+                for seed in range(args.seeds)
+            ]
+            cells = " | ".join(f"{value:.4g}" for value in np.mean(rows, axis=0))
+            print(f"| `{policy}` | {who} | {cells} |", flush=True)
+
+
+def _capacity(triage: Triage, engine: Engine) -> float:
+    """Requests/s that fcfs sustains: of a burst."""
+    num_requests = 300
+    drawn = triage.drawn(num_requests, _BURST_SEED)
+    levels = said_by("nobody", triage, drawn, _BURST_SEED)
+    burst = triage.requests(levels, [0.0] * num_requests, _BURST_SEED)
+    result = simulate(engine, "fcfs", SageConfig(), burst)
+    return Saturation.measured(result.ttft_s, result.ttlt_s).capacity
+
+
+def _row(
+    args: argparse.Namespace,
+    triage: Triage,
+    engine: Engine,
+    load: str,
+    rate: float,
+    seed: int,
+    policy: str,
+    who: str,
+) -> list[float]:
+    seed = seed + (0 if args.tuning else _FIRST_SEED)
+    drawn = triage.drawn(args.num_requests, seed)
+    requests = triage.requests(
+        said_by(who, triage, drawn, seed), arrivals_s(load, args.num_requests, rate, seed), seed
+    )
+    result = simulate(engine, policy, SageConfig(), requests, Options(preempt=True))
+    return _numbers(result, triage.expert[drawn])
+
+
+def _numbers(result: Result, level: NDArray[np.int64]) -> list[float]:
+    """By _COLUMNS; those of levels by what the expert says, shape (requests,)."""
+    waited = (result.ttlt_s - result.alone_s) / result.answer_tokens
+    urgent = level <= 2
+    return [
+        float(waited[level == 1].mean()),
+        float(waited[urgent].mean()),
+        float(waited[~urgent].mean()),
+        float(waited.mean()),
+        float(result.ttft_s[level == 1].mean()),
+        float(result.ttlt_s.mean()),
+        float(np.percentile(result.ttlt_s, 99)),
+        float(result.answer_tokens.sum()) / result.duration_s,
+    ]

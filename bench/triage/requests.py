@@ -1,0 +1,114 @@
+"""Requests with levels of urgency, and who says which level one is of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.simulator.request import SimRequest
+from bench.workload.arrivals import poisson_arrivals
+from bench.workload.prompts import WorkloadError
+from predictor_store.dataset_files import raw_rows
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import DEFAULT_URGENCY, Hints
+
+LABELS, LENGTHS = "urgency_ktas.jsonl.gz", "semsched_priority_lengths.jsonl.gz"
+# Of the levels 1 to 5, as requests have them.
+SHARES = (0.10, 0.20, 0.30, 0.25, 0.15)
+CAP_TOKENS = 1024
+BURST_REQUESTS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Triage:
+    """Prompts with levels of urgency 1 to 5, and lengths that do not depend on them.
+
+    prompts; expert, nurse: the level of each, shape (prompts,). lengths: (input tokens, answer
+    tokens), shape (lengths, 2). history: answers by which these are foreseen, none of them.
+    """
+
+    prompts: tuple[str, ...]
+    expert: NDArray[np.int64]
+    nurse: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    history: NDArray[np.int64]
+
+    def drawn(self, num_requests: int, seed: int) -> NDArray[np.int64]:
+        """Numbers of prompts whose expert levels have SHARES."""
+        rng = np.random.default_rng([seed, 11])
+        levels = rng.choice(5, num_requests, p=SHARES) + 1
+        by_level = [np.flatnonzero(self.expert == level) for level in range(1, 6)]
+        return np.array([rng.choice(by_level[level - 1]) for level in levels.tolist()])
+
+    def requests(
+        self,
+        levels: Sequence[int],
+        arrivals_s: Sequence[float],
+        seed: int,
+    ) -> list[SimRequest]:
+        """One for each arrival, of the levels that somebody says they are of."""
+        rng = np.random.default_rng([seed, 13])
+        lengths = self.lengths[rng.integers(len(self.lengths), size=len(arrivals_s))]
+        foreseen = LengthDistribution.from_samples(self.history, "warm")
+        return [
+            SimRequest(
+                arrival_s=float(arrival_s),
+                input_tokens=int(input_tokens),
+                output_tokens=int(output_tokens),
+                max_new_tokens=CAP_TOKENS,
+                distribution=foreseen,
+                class_name="triage",
+                hints=Hints(urgency=level),
+            )
+            for level, arrival_s, (input_tokens, output_tokens) in zip(
+                levels, arrivals_s, lengths.tolist(), strict=True
+            )
+        ]
+
+
+def said_by(who: str, triage: Triage, drawn: NDArray[np.int64], seed: int) -> list[int]:
+    """The level of each request, as the expert, the nurse, nobody or pure chance says it."""
+    if who == "nobody":
+        return [DEFAULT_URGENCY] * len(drawn)
+    if who == "chance":
+        shuffled = np.random.default_rng([seed, 17]).permutation(triage.expert[drawn])
+        return [int(level) for level in shuffled]
+    levels = {"expert": triage.expert, "nurse": triage.nurse}[who]
+    return [int(level) for level in levels[drawn]]
+
+
+def arrivals_s(load: str, num_requests: int, rate: float, seed: int) -> list[float]:
+    """Poisson, or bursts of BURST_REQUESTS at once, at the same mean rate."""
+    if load == "poisson":
+        return [float(at) / rate for at in poisson_arrivals(num_requests, seed)]
+    starts = poisson_arrivals(-(-num_requests // BURST_REQUESTS), seed) * BURST_REQUESTS
+    return [float(at) / rate for at in np.repeat(starts, BURST_REQUESTS)[:num_requests]]
+
+
+def read_triage(folder: Path) -> Triage:
+    """Half of the lengths foretells the other half. Raises WorkloadError where there are none."""
+    labelled = _rows(folder / LABELS, "prompt", "urgency_ktas", "urgency_nurse")
+    of_lengths = _rows(folder / LENGTHS, "prompt_len", "output_len")
+    lengths = np.array([(row["prompt_len"], row["output_len"]) for row in of_lengths], np.int64)
+    if not labelled or len(lengths) < 2:
+        raise WorkloadError(f"{folder} has no {LABELS} with rows, or no {LENGTHS}")
+    lengths = np.random.default_rng(0).permutation(np.maximum(1, lengths))
+    half = len(lengths) // 2
+    return Triage(
+        prompts=tuple(str(row["prompt"]) for row in labelled),
+        expert=np.array([int(row["urgency_ktas"]) for row in labelled]),
+        nurse=np.array([int(row["urgency_nurse"]) for row in labelled]),
+        lengths=lengths[half:],
+        history=lengths[:half, 1],
+    )
+
+
+def _rows(path: Path, *fields: str) -> list[dict[str, Any]]:
+    """Those that have these fields."""
+    rows = [row for _, row in raw_rows(str(path)) if isinstance(row, dict)]
+    return [row for row in rows if all(row.get(field) is not None for field in fields)]

@@ -1,0 +1,87 @@
+"""Urgent requests among others, on made-up recordings."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.triage.requests import (
+    BURST_REQUESTS,
+    LABELS,
+    LENGTHS,
+    SHARES,
+    arrivals_s,
+    read_triage,
+    said_by,
+)
+from bench.workload.prompts import WorkloadError
+from sage_sched.cli import main
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    labels = [
+        {"prompt": f"complaint {i}", "urgency_ktas": 1 + i % 5, "urgency_nurse": 1 + (i + 1) % 5}
+        for i in range(50)
+    ]
+    lengths = [
+        {"prompt_len": int(rng.integers(50, 300)), "output_len": int(rng.integers(5, 400))}
+        for _ in range(60)
+    ]
+    for name, rows in ((LABELS, labels), (LENGTHS, lengths)):
+        (tmp_path / name).write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    return tmp_path
+
+
+def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
+    recordings: Path,
+) -> None:
+    triage = read_triage(recordings)
+    drawn = triage.drawn(2000, 5)
+    expert, chance = (said_by(who, triage, drawn, 5) for who in ("expert", "chance"))
+    counts = Counter(expert)
+    assert [counts[level] / 2000 for level in range(1, 6)] == pytest.approx(SHARES, abs=0.03)
+    assert Counter(chance) == counts
+    assert chance != expert
+    assert set(said_by("nobody", triage, drawn, 5)) == {3}
+    one, other = (triage.requests(levels, [0.0] * 2000, 5) for levels in (expert, chance))
+    assert [r.output_tokens for r in one] == [r.output_tokens for r in other]
+    assert [r.hints.urgency for r in one] == expert
+    # The answers that foretell are not among those that come.
+    assert len(triage.history) + len(triage.lengths) == 60
+
+
+def test_bursts_come_at_the_same_mean_rate() -> None:
+    poisson, bursts = (arrivals_s(load, 4000, 10.0, 1) for load in ("poisson", "bursts"))
+    assert poisson[-1] == pytest.approx(400, rel=0.1)
+    assert bursts[-1] == pytest.approx(400, rel=0.25)
+    assert set(Counter(bursts).values()) == {BURST_REQUESTS}
+
+
+def test_the_table_shows_that_who_is_urgent_waits_less(
+    recordings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"bench urgency --data {recordings} --seeds 1 --num-requests 150"
+    assert main(command.split()) == 0
+    said = capsys.readouterr().out.split("bursts")[0]
+    rows = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| `")]
+    ttft_s = {(row[0], row[1]): float(row[6]) for row in rows}
+    assert ttft_s["`urgency`", "expert"] < 0.5 * ttft_s["`fcfs`", "nobody"]
+    assert ttft_s["`urgency`", "expert"] < ttft_s["`urgency`", "chance"]
+
+
+def test_without_recordings_there_is_nothing_to_simulate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "urgency", "--data", str(tmp_path)]) == 2
+    assert "there is no file" in capsys.readouterr().err
+    for name in (LABELS, LENGTHS):
+        (tmp_path / name).write_bytes(gzip.compress(b"{}\n"))
+    with pytest.raises(WorkloadError, match=LABELS):
+        read_triage(tmp_path)
