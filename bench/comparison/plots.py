@@ -40,6 +40,31 @@ def colors(policies: Sequence[str]) -> dict[str, str]:
     return palette | ({"sage": _OURS} if "sage" in policies else {})
 
 
+def mean_against_tail(runs: Sequence[Run]) -> str:
+    """Mean TTLT and p99, a mark a policy: medians and ranges over seeds. Both are better the
+    smaller they are."""
+    palette = colors(ordered(run["policy"] for run in runs))
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+        for policy, color in palette.items():
+            of_policy = [run for run in runs if run["policy"] == policy]
+            x, across = _spread([run["mean_e2e_latency_ms"] / 1e3 for run in of_policy])
+            y, along = _spread([run["p99_e2e_latency_ms"] / 1e3 for run in of_policy])
+            axis.errorbar(x, y, along, across, fmt="o", color=color, label=policy, lw=0.8)
+        axis.set_xscale("log")
+        _plain_ticks(axis.xaxis)
+        axis.set_xlabel("mean time to last token, s (log)")
+        axis.set_ylabel("p99, s")
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return _svg(figure)
+
+
+def _spread(values: Sequence[float]) -> tuple[float, list[list[float]]]:
+    """The median, and how far the others are below and above it, as matplotlib wants it."""
+    median = float(np.median(values))
+    return median, [[median - min(values)], [max(values) - median]]
+
+
 def latency_against_rate(runs: Sequence[Run]) -> str:
     """Mean and p99 TTLT and mean TTFT over the arrival rate, median and range over seeds."""
     panels = (

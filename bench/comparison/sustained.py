@@ -1,4 +1,4 @@
-"""The README's table: `python -m bench.comparison.sustained [RUNS]`.
+"""The README's table and picture: `python -m bench.comparison.sustained [RUNS]`.
 
 Policies at twice what fcfs sustains, for as long as sustained load lasts: SGLang's as they come
 and at their best, those of others and ours, on the device clock of an H800 that serves Qwen3-32B.
@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.calibration.validation import read_runs, simulate_as
 from bench.comparison import command
+from bench.comparison.plots import mean_against_tail
 from bench.comparison.side_by_side import compare_policies
 from bench.comparison.stats import METRICS, Summary, summarize
 from bench.servers.device import device_note
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = f"{device_note(runs[0]['settings'])}\n\n{markdown(summarize(runs))}"
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "table.md").write_text(text, encoding="utf-8")
+    (args.output / "sustained.svg").write_text(mean_against_tail(runs), encoding="utf-8")
     print(f"\n{text}")
     if num_invalid:
         print(f"{num_invalid} runs are invalid and left out", file=sys.stderr)
