@@ -35,7 +35,7 @@ class StandInRequest:
     """What our hooks read of a request (sglang/srt/managers/schedule_batch.py, Req)."""
 
     to_finish = session = lock = None
-    extra_key = cache_salt = None
+    extra_key = cache_salt = input_embeds = None
     prefix_len = 0
     rid = "a request"
     cached_tokens = 0

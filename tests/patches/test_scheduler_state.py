@@ -32,6 +32,7 @@ def request(
         origin_input_ids=array("q", prompt),
         output_ids=array("q"),
         extra_key=None,
+        input_embeds=None,
         cache_salt=None,
         _compute_max_prefix_len=lambda num_tokens: num_tokens - 1,
         session=None,
