@@ -20,6 +20,7 @@ from predictor_store import asked as asked_numbers
 from predictor_store import predictor
 from predictor_store.asked import NEW_SESSION, Asked, Session
 from predictor_store.embedder import dimension, fingerprint
+from predictor_store.general_length import GeneralLength
 from predictor_store.history import Fitting, History
 from predictor_store.rolling_quality import WINDOW, Forecast, RollingQuality
 from predictor_store.store import Store, folder_of
@@ -51,7 +52,9 @@ class ModelHistory:
         encoder = config.predictor.encoder
         self._store = Store(config.store, fingerprint(encoder), dimension(encoder))
         try:
-            self._history = History.of_encoder(encoder, config.store.capacity)
+            self._history = History.of_encoder(
+                encoder, config.store.capacity, GeneralLength.shipped(encoder)
+            )
             for record in self._store.load():
                 self._remember(record)
         except BaseException:

@@ -19,6 +19,7 @@ from bench.workload import synthetic
 from patches.carrier import decode, encode
 from predictor_store import predictor
 from predictor_store.embedder import Embedder, embedding_dimension
+from predictor_store.general_length import GeneralLength
 from predictor_store.history import History
 from sage_sched.config import PredictorConfig
 
@@ -44,7 +45,7 @@ def measure() -> dict[str, list[float]]:
     prompts = prompts[:_NUM_PROMPTS]
     vectors = embedder.embed(prompts)
     rng = np.random.default_rng(0)
-    history = History.of_encoder(config.encoder, NUM_RECORDS)
+    history = History.of_encoder(config.encoder, NUM_RECORDS, GeneralLength.shipped(config.encoder))
     dimension = embedding_dimension(config.encoder)
     for i in range(NUM_RECORDS):
         embedding, features = np.split(vectors[i % len(vectors)], [dimension])
