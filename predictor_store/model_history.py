@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 150
 _MAX_SESSIONS = 10_000
+_NICENESS = 19
 
 
 def folder_of_model(config: StoreConfig, model: str) -> Path:
@@ -61,7 +62,8 @@ class ModelHistory:
             self._store.close()
             raise
         self._history.fit()
-        self._fitter = ThreadPoolExecutor(1)
+        # The engine goes first: nice() is about one thread (Linux).
+        self._fitter = ThreadPoolExecutor(1, initializer=lambda: os.nice(_NICENESS))
         self._fit: tuple[Fitting, Future[Any]] | None = None
         # Those about what its clients send; see Worker.
         self.counts = Counter(num_recorded=0, num_unrecorded=0, num_dropped=0, num_malformed=0)
