@@ -13,7 +13,7 @@ from predictor_store.embedder import NUM_BESIDE, embedding_dimension, searched_c
 from predictor_store.general_length import GeneralLength
 from predictor_store.length_score import PRIOR_WORTH, LengthScore
 from predictor_store.store_file import Origin
-from predictor_store.vector_index import VectorIndex
+from predictor_store.vector_index import Codes, VectorIndex
 
 # A score is fitted to so many at most, the newest: past them it only takes longer.
 _MAX_FITTED = 20_000
@@ -29,17 +29,21 @@ class Fitting(NamedTuple):
     """What a fit needs, copied, so that it can run beside the history's use.
 
     slots and stamps, int64: where the records were, and which (they may have made room since).
+    codes: see VectorIndex.codes; decoding them is the fit's to do.
     """
 
     slots: NDArray[np.int64]
     stamps: NDArray[np.int64]
-    vectors: NDArray[np.float32]
+    codes: Codes
+    features: NDArray[np.float32]
     lengths: NDArray[np.int64]
     prompts: NDArray[np.int64]
+    general: GeneralLength | None
 
     def fit(self) -> tuple[LengthScore, NDArray[np.float64]] | None:
         """LengthScore.fit; touches no history, so that any thread may run it."""
-        return LengthScore.fit(self.vectors, self.lengths, self.prompts)
+        vectors = np.hstack([self.codes.embeddings(), self.features])
+        return LengthScore.fit(_described(vectors, self.general), self.lengths, self.prompts)
 
 
 class History:
@@ -175,15 +179,12 @@ class History:
 
     def vectors(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy, shape (len(slots), embedding_dimension + num_features)."""
-        return np.hstack([self._index.embeddings(slots), self.features[slots]])
+        return np.hstack([self._index.codes(slots).embeddings(), self.features[slots]])
 
     def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """What a LengthScore is of, a row for each of these vectors: with what their prompts add
         to lengths in general, if that is known."""
-        if self.general is None:
-            return vectors
-        added = _GENERAL_SCALE * self.general.of(vectors)
-        return np.column_stack([vectors, added.astype(np.float32)])
+        return _described(vectors, self.general)
 
     def fitting(self) -> Fitting | None:
         """What to fit a score to; None where the one that there is will do."""
@@ -191,10 +192,15 @@ class History:
             return None
         self._num_unfitted = 0
         slots = np.argsort(-self._stamps[: len(self)], kind="stable")[:_MAX_FITTED]
-        stamps, lengths, prompts = (
-            values[slots] for values in (self._stamps, self.lengths, self._prompts)
+        return Fitting(
+            slots,
+            self._stamps[slots],
+            self._index.codes(slots),
+            self.features[slots],
+            self.lengths[slots],
+            self._prompts[slots],
+            self.general,
         )
-        return Fitting(slots, stamps, self.described(self.vectors(slots)), lengths, prompts)
 
     def install(
         self, fitting: Fitting, fitted: tuple[LengthScore, NDArray[np.float64]] | None
@@ -203,10 +209,10 @@ class History:
         if fitted is None:
             return
         self.score, held_out = fitted
-        size = len(self)
-        self.scores[:size] = self.score.of(self.described(self.vectors(np.arange(size))))
         same = self._stamps[fitting.slots] == fitting.stamps
         self.scores[fitting.slots[same]] = held_out[same]
+        rest = np.setdiff1d(np.arange(len(self)), fitting.slots[same])
+        self.scores[rest] = self.score.of(self.described(self.vectors(rest)))
 
     def fit(self) -> None:
         """At once, as for a history that will not grow; takes 0.3 s at 10,000 records."""
@@ -235,6 +241,13 @@ class History:
         self.num_of_same_prompt[list(same)] = len(same)
         if not same:
             del self._slots_of_prompt[prompt]
+
+
+def _described(vectors: NDArray[np.float32], general: GeneralLength | None) -> NDArray[np.float32]:
+    if general is None:
+        return vectors
+    added = _GENERAL_SCALE * general.of(vectors)
+    return np.column_stack([vectors, added.astype(np.float32)])
 
 
 def _general_score(general: GeneralLength | None) -> LengthScore | None:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Codes(NamedTuple):
+    """Embeddings as they are kept: whole, int8, shape (n, dimension), of 1 / steps each."""
+
+    whole: NDArray[np.int8]
+    steps: np.float32
+
+    def embeddings(self) -> NDArray[np.float32]:
+        """Shape (n, dimension)."""
+        found: NDArray[np.float32] = self.whole.astype(np.float32) / self.steps
+        return found
 
 
 class VectorIndex:
@@ -45,10 +58,9 @@ class VectorIndex:
         )
         searched.reshape(len(self), -1)[slot] = self._read(whole) + 128
 
-    def embeddings(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
-        """A copy, shape (len(slots), dimension)."""
-        found: NDArray[np.float32] = self._codes[slots].astype(np.float32) / self._steps
-        return found
+    def codes(self, slots: NDArray[np.int64]) -> Codes:
+        """A copy."""
+        return Codes(self._codes[slots], self._steps)
 
     def nearest(
         self, embedding: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None

@@ -17,10 +17,11 @@ from bench.overhead import queue_pass
 from bench.overhead.full_server import NUM_RUNNING
 from bench.workload import synthetic
 from patches.carrier import decode, encode
-from predictor_store import predictor
+from predictor_store import predictor, protocol
 from predictor_store.embedder import Embedder, embedding_dimension
 from predictor_store.general_length import GeneralLength
 from predictor_store.history import History
+from predictor_store.protocol import LineReader
 from sage_sched.config import PredictorConfig
 
 NUM_RECORDS = 10_000
@@ -67,6 +68,13 @@ def measure() -> dict[str, list[float]]:
         "search and distribution": _each_ms(
             lambda i: predictor.predict(history, vectors[i], config), len(prompts)
         ),
+        "worker's messages": _each_ms(
+            lambda i: (
+                list(LineReader().feed(protocol.encode({"predict": i, "text": prompts[i]}))),
+                protocol.encode({"distribution": protocol.encode_distribution(lengths[i])}),
+            ),
+            len(lengths),
+        ),
         "carrier, both ends": _each_ms(lambda i: decode(encode(lengths[i])), len(lengths)),
         "admission: costs and index": admissions_ms,
         f"a pass, {NUM_RUNNING} running": passes_ms,
@@ -75,8 +83,13 @@ def measure() -> dict[str, list[float]]:
 
 def main() -> None:
     print(f"{'stage':32} {'median ms':>10} {'p99 ms':>8}")
-    for stage, spent_ms in measure().items():
+    measured = measure()
+    for stage, spent_ms in measured.items():
         print(f"{stage:32} {np.median(spent_ms):10.3f} {np.quantile(spent_ms, 0.99):8.3f}")
+    of_worker = ("embedding, in batches of 32", "search and distribution", "worker's messages")
+    for name, at in (("median", 0.5), ("at best", 0.0)):
+        total_ms = sum(float(np.quantile(measured[stage], at)) for stage in of_worker)
+        print(f"a worker's predictions/s, by the stages' {name}: {1e3 / total_ms:.0f}")
 
 
 if __name__ == "__main__":

@@ -194,12 +194,12 @@ def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> Non
             else:
                 index.replace(i % capacity, vector)
     slots = np.arange(len(part))
-    np.testing.assert_array_equal(part.embeddings(slots), whole.embeddings(slots))
+    np.testing.assert_array_equal(part.codes(slots).embeddings(), whole.codes(slots).embeddings())
     for query in vectors[-20:]:
         found, at = part.nearest(query, 30, None)
         cosines, nearest = whole.nearest(query, len(whole), None)
         assert (np.diff(found) <= 0).all()
-        np.testing.assert_allclose(found, part.embeddings(at) @ query, atol=0.02)
+        np.testing.assert_allclose(found, part.codes(at).embeddings() @ query, atol=0.02)
         assert at[0] == nearest[0]
         assert np.isin(at[:10], nearest[:30]).mean() > 0.6
         every, _ = part.nearest(query, 10_000, None)
