@@ -33,6 +33,7 @@ class _Kind:
     dimension: int
     fingerprint: Callable[[], str]
     load: Callable[[int | None], Encoder]
+    searched: NDArray[np.int64] | None = None
 
 
 # By the names of predictor.encoder.
@@ -41,6 +42,7 @@ _KINDS = {
         static_encoder.NUM_DIMENSIONS,
         static_encoder.fingerprint,
         lambda num_threads: static_encoder.StaticEncoder(),
+        static_encoder.SEARCHED,
     ),
     "minilm": _Kind(minilm.NUM_DIMENSIONS, minilm.fingerprint, minilm.MiniLM),
 }
@@ -49,6 +51,11 @@ _KINDS = {
 def embedding_dimension(encoder: str = DEFAULT_ENCODER) -> int:
     """Of the encoder's part of a vector, which comes first."""
     return _KINDS[encoder].dimension
+
+
+def searched_columns(encoder: str = DEFAULT_ENCODER) -> NDArray[np.int64] | None:
+    """Those of the encoder's numbers that tell who is near; None for all of them."""
+    return _KINDS[encoder].searched
 
 
 def dimension(encoder: str = DEFAULT_ENCODER) -> int:

@@ -1,21 +1,19 @@
-"""The history in memory: vectors in a FAISS index, lengths beside them, first in first out."""
+"""The history in memory: vectors in an index, lengths beside them, first in first out."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict, deque
-from collections.abc import Iterator
 from typing import NamedTuple, Self
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store import asked
-from predictor_store.embedder import NUM_BESIDE, embedding_dimension
+from predictor_store.embedder import NUM_BESIDE, embedding_dimension, searched_columns
 from predictor_store.general_length import GeneralLength
 from predictor_store.length_score import PRIOR_WORTH, LengthScore
 from predictor_store.store_file import Origin
+from predictor_store.vector_index import Codes, VectorIndex
 
 # A score is fitted to so many at most, the newest: past them it only takes longer.
 _MAX_FITTED = 20_000
@@ -31,17 +29,21 @@ class Fitting(NamedTuple):
     """What a fit needs, copied, so that it can run beside the history's use.
 
     slots and stamps, int64: where the records were, and which (they may have made room since).
+    codes: see VectorIndex.codes; decoding them is the fit's to do.
     """
 
     slots: NDArray[np.int64]
     stamps: NDArray[np.int64]
-    vectors: NDArray[np.float32]
+    codes: Codes
+    features: NDArray[np.float32]
     lengths: NDArray[np.int64]
     prompts: NDArray[np.int64]
+    general: GeneralLength | None
 
     def fit(self) -> tuple[LengthScore, NDArray[np.float64]] | None:
         """LengthScore.fit; touches no history, so that any thread may run it."""
-        return LengthScore.fit(self.vectors, self.lengths, self.prompts)
+        vectors = np.hstack([self.codes.embeddings(), self.features])
+        return LengthScore.fit(_described(vectors, self.general), self.lengths, self.prompts)
 
 
 class History:
@@ -61,9 +63,10 @@ class History:
         num_features: int,
         capacity: int,
         general: GeneralLength | None = None,
+        columns: NDArray[np.int64] | None = None,
     ) -> None:
         """Vectors are an embedding, of unit length, and then features. general: what is known
-        beside the records; None: nothing."""
+        beside the records; None: nothing. columns: see VectorIndex."""
         self.capacity = capacity
         self.lengths = np.zeros(capacity, np.int64)
         self.censored = np.zeros(capacity, np.bool_)
@@ -79,8 +82,8 @@ class History:
         self._slots_of_prompt: defaultdict[int, set[int]] = defaultdict(set)
         self.num_of_same_prompt = np.zeros(capacity, np.int64)
         self._scope_numbers: dict[str, int] = {}
-        self._index = empty_index(embedding_dimension)
-        self._steps = steps_per_unit(embedding_dimension)
+        self._dimension = embedding_dimension
+        self._index = VectorIndex(embedding_dimension, capacity, columns)
         self._oldest_warm: deque[int] = deque()
         self._oldest_history: deque[int] = deque()
         self._stamps = np.zeros(capacity, np.int64)
@@ -88,13 +91,13 @@ class History:
         self._num_unfitted = 0
 
     @classmethod
-    def of_encoder(cls, encoder: str, capacity: int) -> Self:
+    def of_encoder(cls, encoder: str, capacity: int, general: GeneralLength | None) -> Self:
         """For the vectors of predictor_store.embedder."""
-        general = GeneralLength.shipped(encoder)
-        return cls(embedding_dimension(encoder), NUM_BESIDE, capacity, general)
+        dimension, columns = embedding_dimension(encoder), searched_columns(encoder)
+        return cls(dimension, NUM_BESIDE, capacity, general, columns)
 
     def __len__(self) -> int:
-        return int(self._index.ntotal)
+        return len(self._index)
 
     def scope(self, name: str) -> int:
         """The number of the traffic of this name, such as that of one LoRA adapter."""
@@ -121,14 +124,14 @@ class History:
         nothing but history.
         """
         warm = origin == "warm"
-        embedding = vector[: self._index.d]
+        embedding = vector[: self._dimension]
         excess = self._excess(vector, output_tokens, censored)
         if len(self) < self.capacity:
             slot = len(self)
-            self._index.add(self._whole(embedding)[np.newaxis])
+            self._index.add(embedding)
         elif self._oldest_warm or not warm:
             slot = (self._oldest_warm or self._oldest_history).popleft()
-            self._codes()[slot] = self._whole(embedding) + 128
+            self._index.replace(slot, embedding)
             self._leave_prompt(slot)
         else:
             return
@@ -137,7 +140,7 @@ class History:
         self.warm[slot] = warm
         self.scopes[slot] = self.scope(scope)
         self.kinds[slot] = self.kind(vector)
-        self.features[slot] = vector[self._index.d :]
+        self.features[slot] = vector[self._dimension :]
         self._join_prompt(slot, _prompt_number(vector))
         if self.score is not None:
             self.scores[slot] = self.score.of(self.described(vector[np.newaxis]))[0]
@@ -153,23 +156,11 @@ class History:
         """Cosines, float32, falling, and their slots, int64: num_nearest each, or as many as there
         are. among: bool, shape (len(self),), the slots to search. Of more records of one prompt
         than that, the newest."""
-        k = min(num_nearest, len(self))
-        if k == 0:
-            return np.empty(0, np.float32), np.empty(0, np.int64)
-        query = self._whole(vector[np.newaxis, : self._index.d])
-        only = None
-        if among is not None:
-            # FAISS's type stubs do not know what its Python layer makes of these.
-            bits = np.packbits(among, bitorder="little")
-            selector = faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
-            only = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
-        with one_thread():
-            cosines, slots = self._index.search(query, k, params=only)
-        found = slots[0] >= 0  # FAISS fills up with -1
-        nearest, found_slots = cosines[0][found] / self._steps**2, slots[0][found]
-        if found_slots.size == k and nearest[-1] >= SAME_COSINE:
-            found_slots = self._newest_of_prompt(vector, found_slots, among)
-        return nearest, found_slots
+        embedding = vector[: self._dimension]
+        cosines, slots = self._index.nearest(embedding, num_nearest, among)
+        if slots.size == num_nearest and cosines[-1] >= SAME_COSINE:
+            slots = self._newest_of_prompt(vector, slots, among)
+        return cosines, slots
 
     def _newest_of_prompt(
         self,
@@ -188,16 +179,12 @@ class History:
 
     def vectors(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy, shape (len(slots), embedding_dimension + num_features)."""
-        embeddings = (self._codes()[slots] - np.float32(128)) / self._steps
-        return np.hstack([embeddings, self.features[slots]])
+        return np.hstack([self._index.codes(slots).embeddings(), self.features[slots]])
 
     def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """What a LengthScore is of, a row for each of these vectors: with what their prompts add
         to lengths in general, if that is known."""
-        if self.general is None:
-            return vectors
-        added = _GENERAL_SCALE * self.general.of(vectors)
-        return np.column_stack([vectors, added.astype(np.float32)])
+        return _described(vectors, self.general)
 
     def fitting(self) -> Fitting | None:
         """What to fit a score to; None where the one that there is will do."""
@@ -205,10 +192,15 @@ class History:
             return None
         self._num_unfitted = 0
         slots = np.argsort(-self._stamps[: len(self)], kind="stable")[:_MAX_FITTED]
-        stamps, lengths, prompts = (
-            values[slots] for values in (self._stamps, self.lengths, self._prompts)
+        return Fitting(
+            slots,
+            self._stamps[slots],
+            self._index.codes(slots),
+            self.features[slots],
+            self.lengths[slots],
+            self._prompts[slots],
+            self.general,
         )
-        return Fitting(slots, stamps, self.described(self.vectors(slots)), lengths, prompts)
 
     def install(
         self, fitting: Fitting, fitted: tuple[LengthScore, NDArray[np.float64]] | None
@@ -217,10 +209,10 @@ class History:
         if fitted is None:
             return
         self.score, held_out = fitted
-        size = len(self)
-        self.scores[:size] = self.score.of(self.described(self.vectors(np.arange(size))))
         same = self._stamps[fitting.slots] == fitting.stamps
         self.scores[fitting.slots[same]] = held_out[same]
+        rest = np.setdiff1d(np.arange(len(self)), fitting.slots[same])
+        self.scores[rest] = self.score.of(self.described(self.vectors(rest)))
 
     def fit(self) -> None:
         """At once, as for a history that will not grow; takes 0.3 s at 10,000 records."""
@@ -250,18 +242,12 @@ class History:
         if not same:
             del self._slots_of_prompt[prompt]
 
-    def _whole(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-        # A query too: FAISS takes its numbers for whole ones where there are many.
-        whole: NDArray[np.float32] = np.rint(self._steps * embedding).clip(-128, 127)
-        return whole
 
-    def _codes(self) -> NDArray[np.uint8]:
-        # Taken anew each time: the index moves its memory when it grows. Overwriting in place
-        # takes microseconds, FAISS's remove_ids 2 ms.
-        codes: NDArray[np.uint8] = faiss.rev_swig_ptr(
-            self._index.codes.data(), len(self) * self._index.code_size
-        )
-        return codes.reshape(len(self), self._index.d)
+def _described(vectors: NDArray[np.float32], general: GeneralLength | None) -> NDArray[np.float32]:
+    if general is None:
+        return vectors
+    added = _GENERAL_SCALE * general.of(vectors)
+    return np.column_stack([vectors, added.astype(np.float32)])
 
 
 def _general_score(general: GeneralLength | None) -> LengthScore | None:
@@ -271,32 +257,6 @@ def _general_score(general: GeneralLength | None) -> LengthScore | None:
     weights = np.zeros(general.weights.size + 2)
     weights[-2] = 1 / _GENERAL_SCALE  # of what the prompt adds; the last is the constant
     return LengthScore(weights, general.level, general.spread, PRIOR_WORTH)
-
-
-def empty_index(dimension: int) -> faiss.IndexScalarQuantizer:
-    """For whole numbers from -128 to 127, as a search takes as long as it takes to read them all:
-    a quarter as long as of float32."""
-    return faiss.IndexScalarQuantizer(
-        dimension, faiss.ScalarQuantizer.QT_8bit_direct_signed, faiss.METRIC_INNER_PRODUCT
-    )
-
-
-def steps_per_unit(dimension: int) -> np.float32:
-    """By what the numbers of a unit vector are multiplied before they are rounded. A cosine is then
-    off by 0.001, where one in a thousand numbers may be cut off (the largest are as large)."""
-    return np.float32(127 * max(1.0, dimension**0.5 / 12))
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """FAISS would search these with all of OpenMP's threads, even for one vector. That takes the
-    cores of the engine, and hangs in a process forked from one that has used those threads."""
-    num_threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(num_threads)
 
 
 def _prompt_number(vector: NDArray[np.float32]) -> int:

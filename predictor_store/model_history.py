@@ -20,6 +20,7 @@ from predictor_store import asked as asked_numbers
 from predictor_store import predictor
 from predictor_store.asked import NEW_SESSION, Asked, Session
 from predictor_store.embedder import dimension, fingerprint
+from predictor_store.general_length import GeneralLength
 from predictor_store.history import Fitting, History
 from predictor_store.rolling_quality import WINDOW, Forecast, RollingQuality
 from predictor_store.store import Store, folder_of
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 150
 _MAX_SESSIONS = 10_000
+_NICENESS = 19
 
 
 def folder_of_model(config: StoreConfig, model: str) -> Path:
@@ -51,14 +53,17 @@ class ModelHistory:
         encoder = config.predictor.encoder
         self._store = Store(config.store, fingerprint(encoder), dimension(encoder))
         try:
-            self._history = History.of_encoder(encoder, config.store.capacity)
+            self._history = History.of_encoder(
+                encoder, config.store.capacity, GeneralLength.shipped(encoder)
+            )
             for record in self._store.load():
                 self._remember(record)
         except BaseException:
             self._store.close()
             raise
         self._history.fit()
-        self._fitter = ThreadPoolExecutor(1)
+        # The engine goes first: nice() is about one thread (Linux).
+        self._fitter = ThreadPoolExecutor(1, initializer=lambda: os.nice(_NICENESS))
         self._fit: tuple[Fitting, Future[Any]] | None = None
         # Those about what its clients send; see Worker.
         self.counts = Counter(num_recorded=0, num_unrecorded=0, num_dropped=0, num_malformed=0)

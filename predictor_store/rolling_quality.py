@@ -52,6 +52,7 @@ class RollingQuality:
         self._scored = deque[_Scored](maxlen=WINDOW)
         # Answers since `widened` has changed.
         self._num_since = 0
+        self._summary: dict[str, Any] | None = None
 
     def add(self, forecast: Forecast, output_tokens: int, was_late: bool) -> bool:
         """An answer that came to its own end; whether `widened` has changed by it. was_late: its
@@ -71,6 +72,7 @@ class RollingQuality:
             )
         )
         self._num_since += 1
+        self._summary = None
         if self._num_since < WINDOW:
             return False
         excess = sum(scored.crps - scored.blind_crps for scored in self._scored)
@@ -84,6 +86,11 @@ class RollingQuality:
         """Of all, and by the source of what was said: of how many answers, mean CRPS in tokens and
         its gain over the blind distribution's, the share in the central 80 %, Spearman's rho of
         the mean, and how many went on without."""
+        if self._summary is None:
+            self._summary = self._summarized()
+        return self._summary
+
+    def _summarized(self) -> dict[str, Any]:
         sources = sorted({scored.source for scored in self._scored})
         by_source = {
             source: _summary([scored for scored in self._scored if scored.source == source])

@@ -15,6 +15,8 @@ MAX_TOKENS = 400
 _NUM_FIRST = 12
 _FIRST_WEIGHT = 0.7
 NUM_DIMENSIONS = 2 * token_vectors.NUM_DIMENSIONS
+# The first principal axes of the whole and of the first tokens find whom all axes find (docs).
+SEARCHED = np.r_[:128, token_vectors.NUM_DIMENSIONS : token_vectors.NUM_DIMENSIONS + 64]
 
 
 def fingerprint() -> str:

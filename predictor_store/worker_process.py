@@ -37,10 +37,12 @@ def main() -> None:
         refused = {"refused": str(error), "because": "store"}
         connected.sendall(protocol.encode(refused))
         return
-    # From here on the engine goes first: on a host whose cores are all busy, embedding beside it at
-    # equal rank costs it a third of its throughput (`sage-sched bench`, 2 cores), and gains
-    # nothing. Not before: the server waits for this process to be ready.
-    os.nice(_NICENESS)
+    if config.predictor.encoder == "minilm":
+        # From here on the engine goes first: on a host whose cores are all busy, the transformer
+        # beside it at equal rank costs it a third of its throughput (`sage-sched bench`, 2 cores),
+        # and gains nothing. Not before: the server waits for this process to be ready. Means of
+        # token vectors take a millisecond a request with all the rest.
+        os.nice(_NICENESS)
     if not config.predictor.service:
         _run(Server(worker), worker, connected)
         return

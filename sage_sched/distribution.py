@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Source = Literal["history", "warm", "general", "prior", "truth"]
 # Below it, differences of sums of weights are rounding.
 _LEAST_WEIGHT = 1e-12
+_TRUE = np.ones(1, np.bool_)
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 
@@ -36,10 +37,10 @@ class LengthDistribution:
             raise ValueError(f"shapes {self.lengths.shape} and {self.weights.shape} do not match")
         if self.lengths.size == 0:
             raise ValueError("a length distribution needs at least one length")
-        if self.lengths[0] < 1 or np.any(np.diff(self.lengths) <= 0):
+        if self.lengths[0] < 1 or not (self.lengths[1:] > self.lengths[:-1]).all():
             raise ValueError("lengths must be at least 1 and strictly increasing")
         # Written so that NaN fails too.
-        heavy_enough = np.all(self.weights >= _LEAST_WEIGHT)
+        heavy_enough = self.weights.min() >= _LEAST_WEIGHT
         if not heavy_enough or not abs(float(self.weights.sum()) - 1.0) < 1e-6:
             raise ValueError(f"weights must be at least {_LEAST_WEIGHT} each and sum to 1")
         if not 0 < self.effective_samples < np.inf:
@@ -191,10 +192,16 @@ def _merged(
     lengths: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Distinct lengths with their weights summed to 1, less the negligible ones."""
-    distinct, inverse = np.unique(lengths, return_inverse=True)
-    shares = np.bincount(inverse, weights=weights) / weights.sum()
+    if lengths.size > 1 and not (lengths[1:] > lengths[:-1]).all():
+        order = np.argsort(lengths, kind="stable")
+        lengths, weights = lengths[order], weights[order]
+        first = np.flatnonzero(np.concatenate([_TRUE, lengths[1:] != lengths[:-1]]))
+        lengths, weights = lengths[first], np.add.reduceat(weights, first)
+    shares: NDArray[np.float64] = weights / weights.sum()
+    if shares.min() >= 2 * _LEAST_WEIGHT:
+        return lengths.copy(), shares
     keep = shares >= 2 * _LEAST_WEIGHT
-    return distinct[keep], shares[keep] / shares[keep].sum()
+    return lengths[keep], shares[keep] / shares[keep].sum()
 
 
 def _redistribute(

@@ -37,12 +37,49 @@ class Mutation:
 
 
 _CLIENT, _STORE = "tests/predictor_store/test_client.py", "tests/predictor_store/test_store.py"
+_SERVER, _WORKER = "tests/predictor_store/test_server.py", "tests/predictor_store/test_worker.py"
 _STATE, _CARRIER = "tests/patches/test_scheduler_state.py", "tests/patches/test_carrier.py"
 _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
 _CORRECTION = "tests/bench/simulator/test_correction.py"
 
 MUTATIONS = (
+    Mutation(
+        "a model is predicted from another's answers",
+        "predictor_store/worker.py",
+        "known = self._only or self._histories.get(model)",
+        "known = self._only or next(iter(self._histories.values()), None)",
+        f"{_SERVER}::test_models_are_told_apart_and_clients_of_one_share",
+    ),
+    Mutation(
+        "others may connect to a service's socket",
+        "predictor_store/service_socket.py",
+        "mask = os.umask(0o177)",
+        "mask = os.umask(0)",
+        f"{_SERVER}::test_a_unix_socket_is_its_owners_alone",
+    ),
+    Mutation(
+        "any token will do",
+        "predictor_store/worker.py",
+        "if by.token is not None and not _same_token(said, by.token):",
+        "if by.token is not None and not said:",
+        f"{_SERVER}::test_over_tcp_alone_a_token_is_asked_for",
+    ),
+    Mutation(
+        "predictions worse than none are used",
+        "predictor_store/model_history.py",
+        "return forecast.blind if self._quality.widened else forecast.said",
+        "return forecast.said",
+        f"{_WORKER}::test_a_poisoned_history_is_seen_through",
+    ),
+    Mutation(
+        "thinking, tools and formats make no difference before a regression is fitted",
+        "predictor_store/predictor.py",
+        "(foreign, _FOREIGN_WORTH), (other, _OTHER_WORTH)",
+        "(foreign, _FOREIGN_WORTH),",
+        "tests/predictor_store/test_asked.py"
+        "::test_the_same_words_asked_otherwise_are_answered_otherwise",
+    ),
     Mutation(
         "a late prediction costs the request its prior",
         "predictor_store/client.py",

@@ -30,7 +30,7 @@ from bench.workload.prompts import WorkloadError, WorkloadRequest
 from bench.workload.source import load_workload
 from predictor_store import predictor
 from predictor_store.dataset_files import DatasetError
-from predictor_store.embedder import NUM_BESIDE, Embedder, embedding_dimension
+from predictor_store.embedder import DEFAULT_ENCODER, Embedder
 from predictor_store.general_length import GeneralLength
 from predictor_store.history import History
 from sage_sched.config import SageConfig
@@ -84,7 +84,7 @@ def compare(
     chosen, arrivals_s = evaluation.chosen(case, seed)
 
     def measured(policy: str, warm: bool, general: GeneralLength | None) -> float:
-        history = History(embedding_dimension(), NUM_BESIDE, _CAPACITY, general)
+        history = History.of_encoder(DEFAULT_ENCODER, _CAPACITY, general)
         for seen in foresight.workload.observations() if warm else ():
             vector = foresight.vector(seen.prompt)
             history.add(vector, seen.output_tokens, False, "warm")

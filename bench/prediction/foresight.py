@@ -14,6 +14,7 @@ from bench.workload.prompts import Workload, WorkloadRequest
 from predictor_store import predictor
 from predictor_store.embedder import Embedder
 from predictor_store.exported_model import MODEL
+from predictor_store.general_length import GeneralLength
 from predictor_store.history import History
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
@@ -68,7 +69,7 @@ class Foresight:
     def history(self, encoder: str) -> History:
         """The workload's history, all warm."""
         observations = self.workload.observations()
-        history = History.of_encoder(encoder, len(observations))
+        history = History.of_encoder(encoder, len(observations), GeneralLength.shipped(encoder))
         for observation in observations:
             vector = self._vectors[encoder, observation.prompt]
             history.add(vector, observation.output_tokens, False, "warm")

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from bench.prediction.answers import by_prompt
 from bench.prediction.candidates import Candidate
 from bench.prediction.quality import Outcome, outcome
-from predictor_store.embedder import NUM_BESIDE, Embedder, embedding_dimension
+from predictor_store.embedder import Embedder
 from predictor_store.general_length import GeneralLength
 from predictor_store.history import History
 from predictor_store.warm import Observation
@@ -37,7 +37,7 @@ def replay(
     A cut answer is revealed and not judged. general: what is known beside the history; that must
     not have been fitted to these answers.
     """
-    history = History(embedding_dimension(embedder.encoder), NUM_BESIDE, capacity, general)
+    history = History.of_encoder(embedder.encoder, capacity, general)
     outcomes: dict[str, list[Outcome]] = {candidate: [] for candidate in candidates}
     rng = np.random.default_rng(0)
     num_revealed = 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from predictor_store.embedder import embedding_dimension
-from predictor_store.history import empty_index, one_thread
+from predictor_store.vector_index import empty_index, one_thread
 
 _NUM_QUERIES = 200
 _NUM_NEAREST = 100

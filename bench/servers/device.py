@@ -45,7 +45,7 @@ class Device:
             "--max-prefill-tokens", str(engine.max_prefill_tokens),
         )  # fmt: skip
 
-    def environment(self, folder: Path, vectors: Path) -> dict[str, str]:
+    def environment(self, folder: Path, vectors: Path | None) -> dict[str, str]:
         """With the clock, which is installed in folder. vectors: see bench.prediction.recall."""
         facts = self.engine.server_facts()
         model = DeviceModel(facts.step_time, facts.swap_token_s)

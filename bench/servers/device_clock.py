@@ -142,10 +142,10 @@ class DeviceClock:
             self._sleep(left_s)
 
 
-def install(folder: Path, model: DeviceModel, vectors: Path) -> dict[str, str]:
+def install(folder: Path, model: DeviceModel, vectors: Path | None) -> dict[str, str]:
     """Make the clock known to servers with this environment.
 
-    vectors: see bench.prediction.recall.
+    vectors: see bench.prediction.recall; None where predictions are to take their time.
     """
     info = folder / "bench_device_clock-1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
@@ -161,14 +161,15 @@ def install(folder: Path, model: DeviceModel, vectors: Path) -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         _MODEL_FILE: str(model_file),
-        _VECTORS_FILE: str(vectors.absolute()),
+        _VECTORS_FILE: "" if vectors is None else str(vectors.absolute()),
     }
 
 
 def register() -> None:
     """Entry point of the group sglang.srt.plugins. SGLang only logs what fails here: the bench sees
     it by the missing state."""
-    link.WORKER_MODULE = _WORKER_MODULE  # started by the HTTP process
+    if os.environ.get(_VECTORS_FILE):
+        link.WORKER_MODULE = _WORKER_MODULE  # started by the HTTP process
     if f"{_MANAGERS}.scheduler" not in sys.modules:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

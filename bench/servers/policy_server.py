@@ -52,6 +52,7 @@ class PolicyServers:
 
     folder: for logs, settings and the store. sage: our policies' settings; each server reads the
     warmed store, and what it learns stays in its memory. device: whose clock they go by, if any.
+    recalls: on a device clock, whether predictions find their vectors made (see foresee).
     """
 
     model: Path
@@ -60,6 +61,7 @@ class PolicyServers:
     env: Mapping[str, str]
     sage: SageConfig
     device: Device | None = None
+    recalls: bool = True
 
     @property
     def speed(self) -> float:
@@ -98,7 +100,8 @@ class PolicyServers:
         env = {**self.env, **rival.env}
         if self.device is not None:
             flags += self.device.flags()
-            env |= self.device.environment(self.folder / "device_clock", self._vectors)
+            vectors = self._vectors if self.recalls else None
+            env |= self.device.environment(self.folder / "device_clock", vectors)
         if policy in policy_names():
             sage = self.sage if self.device is None else self.device.in_its_time(self.sage)
             sections = sage.sections()

@@ -78,7 +78,7 @@ def test_the_same_words_asked_otherwise_are_answered_otherwise(
     embedder: Embedder, what: str, fitted: bool
 ) -> None:
     """Two modes of one prompt, by what is asked beside; told apart by the rule alone, too."""
-    history = History.of_encoder(embedder.encoder, 1_000)
+    history = History.of_encoder(embedder.encoder, 1_000, None)
     vectors = embedder.embed(PROMPTS)
     modes = dict(zip(APART[what], (3000, 20), strict=True))
 

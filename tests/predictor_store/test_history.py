@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from predictor_store.history import History
 from predictor_store.length_score import MIN_PROMPTS
+from predictor_store.vector_index import VectorIndex
 from tests.predictor_store.samples import grown, unit_vectors
 
 DIMENSION = 8
@@ -83,7 +84,7 @@ def test_cosines_are_right_in_any_dimension(dimension: int) -> None:
 
 def test_a_forked_process_can_search() -> None:
     history, vectors = grown(200)
-    history._index.search(vectors[:, :DIMENSION].copy(), 5)  # starts OpenMP's threads
+    history._index._searched.search(vectors[:, :DIMENSION].copy(), 5)  # starts OpenMP's threads
     process = multiprocessing.get_context("fork").Process(
         target=history.nearest, args=(vectors[0], 5)
     )
@@ -176,3 +177,30 @@ def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
     odd = history.lengths[:100] % 2 == 1
     _, slots = history.nearest(vector, 10, odd)
     assert sorted(history.lengths[slots]) == list(range(131, 151, 2))
+
+
+@pytest.mark.parametrize("capacity", [60, 300])
+def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> None:
+    """Columns that say a little find, all columns rank; in place of what made room, too."""
+    rng = np.random.default_rng(0)
+    columns = np.arange(16)
+    part, whole = VectorIndex(32, capacity, columns), VectorIndex(32, capacity)
+    vectors = rng.normal(size=(300, 32)).astype(np.float32) * np.where(np.arange(32) < 16, 3, 1)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    for i, vector in enumerate(vectors):
+        for index in (part, whole):
+            if i < capacity:
+                index.add(vector)
+            else:
+                index.replace(i % capacity, vector)
+    slots = np.arange(len(part))
+    np.testing.assert_array_equal(part.codes(slots).embeddings(), whole.codes(slots).embeddings())
+    for query in vectors[-20:]:
+        found, at = part.nearest(query, 30, None)
+        cosines, nearest = whole.nearest(query, len(whole), None)
+        assert (np.diff(found) <= 0).all()
+        np.testing.assert_allclose(found, part.codes(at).embeddings() @ query, atol=0.02)
+        assert at[0] == nearest[0]
+        assert np.isin(at[:10], nearest[:30]).mean() > 0.6
+        every, _ = part.nearest(query, 10_000, None)
+        np.testing.assert_allclose(every, cosines, atol=1e-6)

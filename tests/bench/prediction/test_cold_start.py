@@ -7,7 +7,7 @@ from bench.paper.runs import Evaluation
 from bench.prediction.cold_start import compare, mean_ttlt_s
 from bench.prediction.foresight import Foresight
 from bench.workload import synthetic
-from predictor_store.embedder import NUM_BESIDE, embedding_dimension
+from predictor_store.embedder import DEFAULT_ENCODER
 from predictor_store.general_length import GeneralLength
 from predictor_store.history import History
 from sage_sched.config import PredictorConfig
@@ -20,7 +20,7 @@ def test_the_history_learns_what_has_ended_and_nothing_else() -> None:
     foresight = Foresight(WORKLOAD, PredictorConfig(), len)
     foresight.read(WORKLOAD.evaluation)
     chosen = WORKLOAD.evaluation[:30]
-    history = History(embedding_dimension(), NUM_BESIDE, 1000)
+    history = History.of_encoder(DEFAULT_ENCODER, 1000, None)
     seen_s = []
     add = history.add
     history.add = lambda *values: (seen_s.append(values[1]), add(*values))[1]  # type: ignore[method-assign]
