@@ -24,6 +24,14 @@ from sage_sched.worth import Worth
 # Behind all that were promised something.
 _BEST_EFFORT = 1e9
 _STARVED = -1.0
+# Who has less time than this, or whose answer is worth more than half as much, yields to nobody;
+# and so many are asked in a pass, as what they would give back takes time to find.
+_LEAST_SLACK_S = 1.0
+_NUM_ASKED = 8
+# What is known of worth rests on powers of two, so that it keeps for a while: in a pass no more are
+# looked at again.
+_NUM_LOOKED_AT = 16
+_NEVER = (-1, -1)
 # What an answer is worth is looked at again every so many tokens.
 _INTERVAL_TOKENS = 64
 DENSITIES = ("next", "expected")
@@ -54,7 +62,7 @@ class ProserveParameters:
     catch_up: float = 0.8
     cuts: bool = True
     least_chunk_tokens: int = 50
-    starved_share: float = 0.2
+    starved_share: float = 0.05
     preempts: bool = True
 
     def __post_init__(self) -> None:
@@ -75,8 +83,9 @@ class _Promised:
     """What is known of a job that was promised something.
 
     worth: of its answer. exec_s: model seconds of its next token. due_s: when that is due, on the
-    ticks' clock. late: how many tokens it takes to catch up, in powers of two; 0: none. looked_at:
-    what density rests on. is_urgent, key: of the last pass. ttft_s: its first token's, as seen.
+    ticks' clock. looked_at: what density rests on: its age, and how many tokens it takes to catch
+    up, in powers of two; 0: none. is_urgent, may_yield, key: of the last pass. ttft_s: its first
+    token's, as seen.
     """
 
     promise: Promise
@@ -84,8 +93,9 @@ class _Promised:
     exec_s: float
     due_s: float = math.inf
     density: float = 0.0
-    looked_at: tuple[int, int] = (-1, -1)
+    looked_at: tuple[int, int] = _NEVER
     is_urgent: bool = False
+    may_yield: bool = False
     key: float = 0.0
     ttft_s: float = 0.0
 
@@ -227,7 +237,7 @@ class Proserve(Sage):
         tpot_s = np.array([p.promise.tpot_s for p in promised])
         fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s) * pace
         missing_s = exec_s + fixed_s - remain_s
-        self._look_at_worth(jobs, missing_s, tpot_s, view)
+        self._look_at_worth(jobs, promised, missing_s, tpot_s, view)
         queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
         least_s = ours.eta * min(float(tpot_s.min()), 1e6)
         slide = Slide(fixed_s, least_s, ours.gamma, ours.order)
@@ -243,10 +253,30 @@ class Proserve(Sage):
         ):
             p.key, p.is_urgent = place, is_urgent
         self._budget = self._in_tokens(budget_s / pace, view) if ours.cuts else None
+        if ours.preempts and view.preemption is not None:
+            self._choose_who_may_yield(promised, view)
+
+    def _choose_who_may_yield(self, promised: list[_Promised], view: SchedulerView) -> None:
+        """Of those that run, the last in the order that have time or are not worth much."""
+        running = promised[: len(view.running)]
+        best = max((p.density for p in promised[len(running) :] if p.is_urgent), default=0.0)
+        latest_s, most = view.now_s + _LEAST_SLACK_S, best / 2
+        expected = self.ours.density == "expected"
+        for p in running:
+            p.may_yield = False
+        willing = [
+            p
+            for p in running
+            if (p.due_s > latest_s and not p.is_urgent) or (expected and p.density < most)
+        ]
+        willing.sort(key=_key_of, reverse=True)
+        for p in willing[:_NUM_ASKED]:
+            p.may_yield = True
 
     def _look_at_worth(
         self,
         jobs: list[Job],
+        promised: list[_Promised],
         missing_s: Floats,
         tpot_s: Floats,
         view: SchedulerView,
@@ -257,8 +287,7 @@ class Proserve(Sage):
         a decode step is shorter than the TPOT: prefills are cut so that it may, see catch_up.
         """
         if self.ours.density == "next":
-            for job in jobs:
-                p = job.memo.more  # type: ignore[attr-defined]
+            for job, p in zip(jobs, promised, strict=True):
                 promise = p.promise
                 weight = promise.next_weight if job.generated_tokens else promise.first_weight
                 p.density = weight / p.exec_s
@@ -270,11 +299,12 @@ class Proserve(Sage):
         to_catch_up = np.minimum(np.maximum(missing_s, 0.0) / catching_s, 1e9)
         tokens = np.where(missing_s > 0, to_catch_up + 1, 0.5)
         late = (np.floor(np.log2(tokens)) + 1).astype(int).tolist()
-        for job, doublings in zip(jobs, late, strict=True):
-            p = job.memo.more  # type: ignore[attr-defined]
+        num_left = _NUM_LOOKED_AT
+        for job, p, doublings in zip(jobs, promised, late, strict=True):
             age = job.generated_tokens
-            looked_at = (-1 if age == 0 else age // _INTERVAL_TOKENS, doublings)
-            if p.looked_at != looked_at:
+            looked_at = (age and age // _INTERVAL_TOKENS + 1, doublings)
+            if p.looked_at != looked_at and (num_left > 0 or p.looked_at is _NEVER):
+                num_left -= 1
                 p.looked_at = looked_at
                 p.density = self._density(job, p, age, doublings)
 
@@ -343,24 +373,23 @@ class Proserve(Sage):
             return False
         if ours is None:
             return True
-        if waiting is self._starved:
+        if waiting is self._starved or not ours.may_yield:
             return False
         has_time = ours.due_s - view.now_s > _LEAST_SLACK_S + price_s
-        if has_time and not ours.is_urgent:
-            return True
-        return self.ours.density == "expected" and 2 * ours.density < theirs.density
+        return has_time or 2 * ours.density < theirs.density
 
     def budget(self, view: SchedulerView) -> Budget | None:
         """Until the first token is due."""
         return self._budget
 
 
-_LEAST_SLACK_S = 1.0
-
-
 def _promised(job: Job) -> _Promised | None:
     more: _Promised | None = getattr(job.memo, "more", None)
     return more
+
+
+def _key_of(promised: _Promised) -> float:
+    return promised.key
 
 
 def _arrival(job: Job) -> int:

@@ -136,7 +136,7 @@ def test_a_hopeless_request_shortens_nobodys_batch() -> None:
 def test_the_starved_have_their_share_by_arrival() -> None:
     starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
     fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
-    ours = policy(*starved, *fresh)
+    ours = policy(*starved, *fresh, starved_share=0.2)
     view = replace(waiting(*starved, *fresh), now_s=50.0)
     assert order(ours, view)[0] != 0
     # The server has worked; a fifth of that is theirs.
@@ -154,7 +154,7 @@ def test_the_starved_have_their_share_by_arrival() -> None:
 def test_a_starved_one_that_leaves_unserved_keeps_nobody_from_its_share() -> None:
     starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
     fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
-    ours = policy(*starved, *fresh)
+    ours = policy(*starved, *fresh, starved_share=0.2)
     view = replace(waiting(*starved, *fresh), now_s=50.0, served_tokens=1000)
     assert order(ours, view)[0] == 0
     left = replace(waiting(*starved[1:], *fresh), now_s=50.0, served_tokens=1000)
