@@ -67,6 +67,13 @@ def test_the_urgent_go_by_density_and_weight_counts() -> None:
     assert order(policy(*jobs), replace(waiting(*jobs), now_s=0.0)) == [2, 1, 0]
 
 
+def test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order() -> None:
+    jobs = [job(0, input_tokens=900), job(1, HIGH, input_tokens=900)]
+    ours = policy(*jobs)
+    view = replace(waiting(*jobs), cached_tokens=lambda position: 200)
+    assert decide(view, ours, Admission(0.5, 4096)).order == [1, 0]
+
+
 def test_those_who_have_time_go_by_deadline() -> None:
     late = replace(SOON, ttft_slo_ms=60_000.0)
     jobs = [job(0, late), job(1, late, arrival_s=0.5), job(2, replace(HIGH, ttft_slo_ms=90_000.0))]
