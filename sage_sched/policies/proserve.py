@@ -63,7 +63,7 @@ class ProserveParameters:
     catch_up: float = 0.8
     cuts: bool = True
     least_chunk_tokens: int = 50
-    starved_share: float = 0.05
+    starved_share: float = 0.02
     preempts: bool = True
 
     def __post_init__(self) -> None:
