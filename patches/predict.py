@@ -113,7 +113,8 @@ def _before_init_state(
     if _client(self) is None or not isinstance(obj, GenerateReqInput):
         return
     header = None if request is None else request.headers.get(_CLASS_HEADER)
-    for part in [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]:
+    is_batch = not getattr(obj, "is_single", True)  # a part of a batch does not say
+    for part in [obj[i] for i in range(obj.batch_size)] if is_batch else [obj]:
         state = _state(part)
         if state.slo_class is None:
             state.slo_class = self.sage_claims.class_of(header, part.priority)

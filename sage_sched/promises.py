@@ -64,7 +64,7 @@ class Promises:
         """Promise their turn to those whose bound is passed. Before the jobs are ordered."""
         if not self._jobs:
             return
-        self._forget(view)
+        self.forget(view)
         served = np.array([job.served_tokens for job in self._jobs], np.int64)
         behind = np.cumsum(served[::-1])[::-1]  # for each and all after it
         before = view.served_tokens - self._served_at_arrival - behind
@@ -72,7 +72,7 @@ class Promises:
         for place in np.flatnonzero(passed).tolist():
             self._jobs[place].promise()
 
-    def _forget(self, view: SchedulerView) -> None:
+    def forget(self, view: SchedulerView) -> None:
         """Those before the first that is unfinished, if it is worth the search. One that the view
         does not know of, as its grammar is not ready, say, is promised its turn: whatever is
         served from now on came after it."""

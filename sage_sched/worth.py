@@ -29,13 +29,16 @@ class Worth:
     `first`-th, it has nothing of those before. Seconds are those of a cost model, which charges
     room too. Computed at the lengths that the distribution knows.
 
-    lengths, ascending, and survival, the share of answers longer than the one before each; what
-    the answer has cost by each length; all of shape (lengths,).
+    lengths: ascending. before: the length before each. survival: the share of answers that are
+    longer than that. costs_s: what an answer has cost by each length. steps_s: since that before.
+    All of shape (lengths,).
     """
 
     lengths: Floats
+    before: Floats
     survival: Floats
     costs_s: Floats
+    steps_s: Floats
 
     @classmethod
     def of(
@@ -46,7 +49,8 @@ class Worth:
         weights = np.asarray(known.weights, np.float64)
         survival = np.cumsum(weights[::-1])[::-1]
         costs_s = np.asarray(cost(input_tokens, lengths, cached_tokens), np.float64)
-        return cls(lengths, survival, costs_s)
+        before = np.concatenate(([0.0], lengths[:-1]))
+        return cls(lengths, before, survival, costs_s, np.diff(costs_s, prepend=0.0))
 
     def density(
         self, first_weight: float, next_weight: float, age: int, first: int, spent_s: float
@@ -59,15 +63,15 @@ class Worth:
         at = int(np.searchsorted(self.lengths, age, side="right"))
         if at == len(self.lengths):
             return 0.0
-        lengths = self.lengths[at:]
-        survival = self.survival[at:] / self.survival[at]
-        # Of the tokens between one length and the next, how many are on time.
-        ends = np.maximum(lengths, first - 1)
-        starts = np.maximum(np.concatenate(([age], lengths[:-1])), first - 1)
-        on_time = ends - starts
+        # Shares of those that have come so far: that they are shares of all cancels out.
+        survival, lengths = self.survival[at:], self.lengths[at:]
+        before, costs_s = self.before[at:].copy(), self.steps_s[at:].copy()
+        before[0], costs_s[0] = age, self.costs_s[at] - spent_s
+        # Of the tokens between one length and the next, those that are on time.
+        late = first - 1
+        on_time = np.maximum(lengths, late) - np.maximum(before, late)
         gains = next_weight * survival * on_time
         if first <= 1 and age == 0:
             gains[0] += first_weight - next_weight
-        costs_s = np.diff(self.costs_s[at:], prepend=spent_s) * survival
-        worth, spent = np.cumsum(gains), np.cumsum(costs_s)
-        return float((worth / np.maximum(spent, 1e-9)).max())
+        spent = np.maximum((costs_s * survival).cumsum(), 1e-12)
+        return float((gains.cumsum() / spent).max())

@@ -17,12 +17,13 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
-from patches.carrier import encode
+from patches.carrier import encode, encode_hints
 from patches.executor import run_pass
 from patches.preemption import Preemption
 from patches.scheduler_state import SchedulerState
 from sage_sched.config import PredictorConfig, PreemptionConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.job import NO_HINTS, Hints
 from sage_sched.order import serving_order
 
 NUM_RUNNING = 256
@@ -40,14 +41,17 @@ class StandInRequest:
     rid = "a request"
     cached_tokens = 0
 
-    def __init__(self, generator: np.random.Generator) -> None:
+    def __init__(self, generator: np.random.Generator, hints: Hints = NO_HINTS) -> None:
         lengths = generator.lognormal(5.5, 1.0, PredictorConfig().max_atoms).astype(np.int64) + 1
         num_tokens = int(generator.integers(10, 2000))
         self.origin_input_ids = array("q", generator.integers(0, 1 << 17, num_tokens).tolist())
         self.output_ids = array("q")
         self.sampling_params = SimpleNamespace(
             max_new_tokens=4096,
-            custom_params=encode(LengthDistribution.from_samples(lengths, "warm")),
+            custom_params={
+                **encode(LengthDistribution.from_samples(lengths, "warm")),
+                **encode_hints(hints),
+            },
             ignore_eos=False,
         )
         self.kv = SimpleNamespace(
@@ -76,14 +80,13 @@ def stand_in_batch(reqs: list[Any]) -> Any:
     return batch
 
 
-def stand_in_scheduler(free_tokens: Callable[[], int]) -> Any:
-    """What we read of a scheduler (sglang/srt/managers/scheduler.py), under sage; nobody waits or
-    runs yet."""
+def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> Any:
+    """What we read of a scheduler (sglang/srt/managers/scheduler.py); nobody waits or runs yet."""
     pool = MHATokenToKVPool(64, 1, torch.float32, 1, 8, 1, "cpu", enable_memory_saver=False)
     allocator = TokenToKVPoolAllocator(64, torch.float32, "cpu", pool, False)
     allocator.available_size = free_tokens
     return SimpleNamespace(
-        schedule_policy="sage",
+        schedule_policy=policy,
         server_args=SimpleNamespace(
             model_path="", quantization=None, kv_cache_dtype="auto", tp_size=1
         ),
@@ -116,14 +119,17 @@ class FullServer:
     room in host memory: what a move takes is no part of a decision.
     """
 
-    def __init__(self, num_waiting: int, num_newcomers: int) -> None:
+    def __init__(
+        self, num_waiting: int, num_newcomers: int, policy: str = "sage", hints: Hints = NO_HINTS
+    ) -> None:
         generator = np.random.default_rng(num_waiting)
         requests: list[Any] = [
-            StandInRequest(generator) for _ in range(NUM_RUNNING + num_waiting + num_newcomers)
+            StandInRequest(generator, hints)
+            for _ in range(NUM_RUNNING + num_waiting + num_newcomers)
         ]
         self.batch = stand_in_batch([])
         self._free_tokens = 0
-        self.scheduler = stand_in_scheduler(lambda: self._free_tokens)
+        self.scheduler = stand_in_scheduler(lambda: self._free_tokens, policy)
         self.state = state = SchedulerState(self.scheduler, SageConfig(preemption=_OFF))
         self.scheduler.sage = state
         state.preemption = Preemption(self.scheduler, _NO_HOST_MEMORY, state.calibration)

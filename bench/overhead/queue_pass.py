@@ -2,11 +2,13 @@
 order, what running requests will still need, and who yields.
 
 `python -m bench.overhead.queue_pass` times patches/scheduler_state.py, the code that the scheduler
-runs, on requests with predicted lengths, and prints a table. No server is needed.
+runs, on requests with predicted lengths, and prints a table. No server is needed. `--policy
+proserve-expected` gives all of them deadlines.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,9 +17,12 @@ from typing import Any
 import numpy as np
 
 from bench.overhead.full_server import NUM_RUNNING, FullServer, StandInRequest
+from sage_sched.job import NO_HINTS, Hints
+from sage_sched.policy import policy_type
 
 QUEUE_LENGTHS = (100, 1_000, 10_000)
 _NUM_PASSES = 50
+_PROMISED = Hints(ttft_slo_ms=1000.0, tpot_slo_ms=100.0)
 
 
 def _timed_ms(action: Callable[[], object]) -> float:
@@ -26,12 +31,14 @@ def _timed_ms(action: Callable[[], object]) -> float:
     return (time.perf_counter() - started_s) * 1e3
 
 
-def measure(num_waiting: int) -> tuple[list[float], list[float]]:
+def measure(num_waiting: int, policy: str = "sage") -> tuple[list[float], list[float]]:
     """Milliseconds of each arrival, and of each pass with one newcomer since the last."""
-    server = FullServer(num_waiting, _NUM_PASSES)
+    hints = _PROMISED if policy_type(policy).uses_clock else NO_HINTS
+    server = FullServer(num_waiting, _NUM_PASSES, policy, hints)
     passes_ms = []
-    for _ in range(_NUM_PASSES):
+    for number in range(_NUM_PASSES):
         server.step()
+        server.state.jobs.ticked(0.05 * number, 1.0)
         passes_ms.append(_timed_ms(server.take_pass))
     generator = np.random.default_rng(num_waiting)
     requests: list[Any] = [StandInRequest(generator) for _ in range(_NUM_PASSES)]
@@ -39,9 +46,12 @@ def measure(num_waiting: int) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", default="sage", help="default: %(default)s")
+    policy = parser.parse_args().policy
     print(f"ms, median and p99       arrival    a whole pass, {NUM_RUNNING} running")
     for num_waiting in QUEUE_LENGTHS:
-        columns = measure(num_waiting)
+        columns = measure(num_waiting, policy)
         cells = (f"{np.median(ms):8.3f} {np.quantile(ms, 0.99):8.3f}" for ms in columns)
         print(f"{num_waiting:7,d} waiting", *cells)
 

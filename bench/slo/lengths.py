@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.workload.prompts import WorkloadError
-from predictor_store.dataset_files import RowError, raw_rows
+from predictor_store.dataset_files import DatasetError, RowError, raw_rows
 from sage_sched.distribution import LengthDistribution
 
 # Of a recording: its file, its fields, and by what lengths are divided, so that one fits a pool of
@@ -53,8 +53,12 @@ def read_lengths(folder: Path, name: str, *, held_out: bool) -> Lengths:
     """Of one of RECORDINGS: a third foresees, a third is for tuning, a third is held out. Raises
     WorkloadError where there is none."""
     file, input_field, output_field, divisor = RECORDINGS[name]
+    try:
+        found = [row for _, row in raw_rows(str(folder / file))]
+    except DatasetError as error:
+        raise WorkloadError(str(error)) from error
     rows = []
-    for _, row in raw_rows(str(folder / file)):
+    for row in found:
         if isinstance(row, RowError) or not isinstance(row, dict):
             continue
         tokens, answer = row.get(input_field), row.get(output_field)

@@ -24,6 +24,15 @@ from sage_sched.worth import Worth
 # Behind all that were promised something.
 _BEST_EFFORT = 1e9
 _STARVED = -1.0
+# Who has less time than this, or whose answer is worth more than half as much, yields to nobody;
+# and so many are asked in a pass, as what they would give back takes time to find.
+_LEAST_SLACK_S = 1.0
+_NUM_ASKED = 8
+# What is known of worth rests on powers of two, so that it keeps for a while: in a pass no more are
+# looked at again.
+_NUM_LOOKED_AT = 16
+_NEVER = -1
+_MOST_DOUBLINGS = 64
 # What an answer is worth is looked at again every so many tokens.
 _INTERVAL_TOKENS = 64
 DENSITIES = ("next", "expected")
@@ -54,7 +63,7 @@ class ProserveParameters:
     catch_up: float = 0.8
     cuts: bool = True
     least_chunk_tokens: int = 50
-    starved_share: float = 0.2
+    starved_share: float = 0.02
     preempts: bool = True
 
     def __post_init__(self) -> None:
@@ -75,19 +84,25 @@ class _Promised:
     """What is known of a job that was promised something.
 
     worth: of its answer. exec_s: model seconds of its next token. due_s: when that is due, on the
-    ticks' clock. late: how many tokens it takes to catch up, in powers of two; 0: none. looked_at:
-    what density rests on. is_urgent, key: of the last pass. ttft_s: its first token's, as seen.
+    ticks' clock. looked_at: what density rests on: its age, and how many tokens it takes to catch
+    up, in powers of two; 0: none. is_urgent, may_yield, key: of the last pass. ttft_s: its first
+    token's, as seen.
     """
 
     promise: Promise
+    tpot_s: float
     worth: Worth
     exec_s: float
     due_s: float = math.inf
     density: float = 0.0
-    looked_at: tuple[int, int] = (-1, -1)
+    looked_at: int = _NEVER
     is_urgent: bool = False
+    may_yield: bool = False
     key: float = 0.0
     ttft_s: float = 0.0
+
+
+_Pair = tuple[Job, _Promised]
 
 
 class Proserve(Sage):
@@ -122,6 +137,7 @@ class Proserve(Sage):
         self._starved: Job | None = None
         self._credit_tokens = 0.0
         self._served_tokens = 0
+        self._now_s = 0.0
 
     def on_arrival(self, job: Job) -> bool:
         """As sage, and what it was promised."""
@@ -146,12 +162,15 @@ class Proserve(Sage):
         assert job.distribution is not None
         known = job.distribution.with_tail(job.max_new_tokens)
         worth = Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
-        before = _promised(job)
-        job.memo.more = promised = _Promised(  # type: ignore[attr-defined]
-            Promise.of(job.hints), worth, self._prefill_s(job)
-        )
-        if before is not None:
-            promised.due_s, promised.ttft_s = before.due_s, before.ttft_s
+        promised = _promised(job)
+        if promised is None:
+            promise = Promise.of(job.hints)
+            job.memo.more = _Promised(  # type: ignore[attr-defined]
+                promise, promise.tpot_s, worth, self._prefill_s(job)
+            )
+        else:  # its place stays until the next pass
+            promised.worth, promised.looked_at = worth, _NEVER
+            promised.exec_s = self._prefill_s(job)
 
     def _prefill_s(self, job: Job) -> float:
         """Of what is left of its prompt, without the fixed time of a step."""
@@ -172,83 +191,103 @@ class Proserve(Sage):
         return _BEST_EFFORT + super().key(job, view) if promised is None else promised.key
 
     @property
-    def moves(self) -> bool:  # type: ignore[override]
-        """Only if deadlines count."""
-        return self._is_promised_any
-
-    @property
     def preempts(self) -> bool:
         """As its parameter says."""
         return self.ours.preempts
 
     def on_pass(self, view: SchedulerView) -> None:
         """Order all, and say how long the batch may take."""
+        self._now_s = view.now_s
         for job in self._undated:
             promised = _promised(job)
             assert promised is not None
             promised.due_s = job.arrival_s + promised.promise.ttft_s
         self._undated.clear()
-        begun = [*view.running] if view.chunked is None else [*view.running, view.chunked]
-        jobs = [
-            job for job in (*begun, *view.waiting) if job.is_ranked and _promised(job) is not None
-        ]
-        self._is_promised_any = bool(jobs)
+        running, waiting = _promised_of(view.running), _promised_of(view.waiting)
+        chunked = [] if view.chunked is None else _promised_of([view.chunked])
         self._budget = None
-        if not jobs:
+        if self._is_promised_any != bool(running or chunked or waiting):
+            self._is_promised_any = not self._is_promised_any
+            for job in (*view.running, *view.waiting):  # their keys are others now
+                job.place = None
+        if not self._is_promised_any:
             super().on_pass(view)
             return
-        self._bring_up_to_date(jobs, view)
-        self._order(jobs, view)
-        self._give_starved_their_share(jobs, view)
+        self._promises.forget(view)
+        self._bring_up_to_date([*running, *chunked, *(w for w in waiting if w[0].generated_tokens)])
+        self._order([*running, *chunked, *waiting], len(running), view)
+        self._give_starved_their_share(waiting, view)
 
-    def _bring_up_to_date(self, jobs: Iterable[Job], view: SchedulerView) -> None:
+    def _bring_up_to_date(self, begun: Iterable[_Pair]) -> None:
         """Of those that have begun, what their next token takes and when it is due."""
         step_time = self.server.step_time
-        for job in jobs:
+        for job, promised in begun:
             age = job.generated_tokens
-            promised = job.memo.more  # type: ignore[attr-defined]
             if age:
                 promise = promised.promise
                 if not promised.ttft_s:
-                    promised.ttft_s = max(1e-9, view.now_s - job.arrival_s)
+                    promised.ttft_s = max(1e-9, self._now_s - job.arrival_s)
                 promised.due_s = job.arrival_s + promise.due_s(age + 1, promised.ttft_s)
                 kv_tokens = job.input_tokens + age
                 promised.exec_s = (
                     step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s
                 )
-            elif job is view.chunked:
+            else:
                 promised.exec_s = self._prefill_s(job)
 
-    def _order(self, jobs: list[Job], view: SchedulerView) -> None:
+    def _order(self, jobs: list[_Pair], num_running: int, view: SchedulerView) -> None:
+        """jobs: of which the first num_running run."""
         step_time, ours, pace = self.server.step_time, self.ours, view.pace
-        promised = [job.memo.more for job in jobs]  # type: ignore[attr-defined]
+        promised = [p for _, p in jobs]
         exec_s = np.array([p.exec_s for p in promised]) * pace
         remain_s = np.array([p.due_s for p in promised]) - view.now_s
-        tpot_s = np.array([p.promise.tpot_s for p in promised])
+        tpot_s = np.array([p.tpot_s for p in promised])
         fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s) * pace
         missing_s = exec_s + fixed_s - remain_s
-        self._look_at_worth(jobs, missing_s, tpot_s, view)
+        self._look_at_worth(jobs, missing_s, tpot_s, num_running, view)
         queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
         least_s = ours.eta * min(float(tpot_s.min()), 1e6)
         slide = Slide(fixed_s, least_s, ours.gamma, ours.order)
         budget_s = slide.budget_s(queue)
         if ours.density == "expected":
             behind = (missing_s > 0) & (queue.density > 0)
-            behind[len(view.running) :] = False
+            behind[num_running:] = False
             if behind.any():
                 budget_s = max(min(budget_s, ours.catch_up * float(tpot_s[behind].min())), least_s)
         urgent = slide.is_urgent(queue, budget_s).tolist()
-        for p, place, is_urgent in zip(
-            promised, slide.places(queue, budget_s).tolist(), urgent, strict=True
-        ):
+        places = slide.places(queue, budget_s).tolist()
+        for (job, p), place, is_urgent in zip(jobs, places, urgent, strict=True):
             p.key, p.is_urgent = place, is_urgent
+            if not job.is_promised:
+                job.place = (place, job.arrival)
         self._budget = self._in_tokens(budget_s / pace, view) if ours.cuts else None
+        if ours.preempts and view.preemption is not None:
+            self._choose_who_may_yield(promised[:num_running], promised[num_running:], view)
+
+    def _choose_who_may_yield(
+        self, running: list[_Promised], others: list[_Promised], view: SchedulerView
+    ) -> None:
+        """Of those that run, the last in the order that have time or are not worth much."""
+        best = max([p.density for p in others if p.is_urgent], default=0.0)
+        latest_s, most = view.now_s + _LEAST_SLACK_S, best / 2
+        expected = self.ours.density == "expected"
+        for p in running:
+            p.may_yield = False
+        willing = [
+            p
+            for p in running
+            if (p.due_s > latest_s and not p.is_urgent) or (expected and p.density < most)
+        ]
+        willing.sort(key=_key_of, reverse=True)
+        for p in willing[:_NUM_ASKED]:
+            p.may_yield = True
 
     def _look_at_worth(
         self,
-        jobs: list[Job],
+        jobs: list[_Pair],
         missing_s: Floats,
         tpot_s: Floats,
+        num_running: int,
         view: SchedulerView,
     ) -> None:
         """Densities anew, of those for which anything has changed that they rest on.
@@ -257,8 +296,7 @@ class Proserve(Sage):
         a decode step is shorter than the TPOT: prefills are cut so that it may, see catch_up.
         """
         if self.ours.density == "next":
-            for job in jobs:
-                p = job.memo.more  # type: ignore[attr-defined]
+            for job, p in jobs:
                 promise = p.promise
                 weight = promise.next_weight if job.generated_tokens else promise.first_weight
                 p.density = weight / p.exec_s
@@ -269,14 +307,21 @@ class Proserve(Sage):
         catching_s = np.maximum(tpot_s - step_s, 1e-6)
         to_catch_up = np.minimum(np.maximum(missing_s, 0.0) / catching_s, 1e9)
         tokens = np.where(missing_s > 0, to_catch_up + 1, 0.5)
-        late = (np.floor(np.log2(tokens)) + 1).astype(int).tolist()
-        for job, doublings in zip(jobs, late, strict=True):
-            p = job.memo.more  # type: ignore[attr-defined]
-            age = job.generated_tokens
-            looked_at = (-1 if age == 0 else age // _INTERVAL_TOKENS, doublings)
-            if p.looked_at != looked_at:
-                p.looked_at = looked_at
-                p.density = self._density(job, p, age, doublings)
+        late = (np.floor(np.log2(tokens)) + 1).astype(np.int64)
+        ages = np.zeros(len(jobs), np.int64)
+        ages[:num_running] = [
+            job.generated_tokens // _INTERVAL_TOKENS + 1 for job, _ in jobs[:num_running]
+        ]
+        looked_at = late + _MOST_DOUBLINGS * ages
+        before = np.array([p.looked_at for _, p in jobs])
+        changed = np.flatnonzero(looked_at != before)
+        num_left = _NUM_LOOKED_AT
+        for at in changed.tolist():
+            job, p = jobs[at]
+            if num_left > 0 or p.looked_at == _NEVER:
+                num_left -= 1
+                p.looked_at = int(looked_at[at])
+                p.density = self._density(job, p, job.generated_tokens, int(late[at]))
 
     def _density(self, job: Job, p: _Promised, age: int, doublings: int) -> float:
         first = age + 1 + (0 if doublings == 0 else int(1.5 * 2.0 ** (doublings - 1)))
@@ -308,7 +353,7 @@ class Proserve(Sage):
             tokens = self.ours.least_chunk_tokens
         return Budget(prefill_tokens=tokens, reason="until the first token is due")
 
-    def _give_starved_their_share(self, jobs: list[Job], view: SchedulerView) -> None:
+    def _give_starved_their_share(self, waiting: list[_Pair], view: SchedulerView) -> None:
         """Who is late by more than its whole TTFT goes first, by arrival, as long as the work done
         for such has been less than their share."""
         starved, work = self._starved, view.served_tokens - self._served_tokens
@@ -322,14 +367,17 @@ class Proserve(Sage):
         earned = self.ours.starved_share * work
         self._credit_tokens = min(most, self._credit_tokens + earned)
         if starved is None and self._credit_tokens > 0 and self.ours.starved_share:
-            starved = min(
-                (job for job in jobs if _is_starved(job, view.now_s)),
-                key=_arrival,
-                default=None,
-            )
+            now_s = view.now_s
+            late = [
+                (job.arrival, job)
+                for job, p in waiting
+                if now_s > p.due_s + p.promise.ttft_s and not job.generated_tokens
+            ]
+            starved = min(late)[1] if late else None
         self._starved = starved
         if starved is not None and (promised := _promised(starved)) is not None:
             promised.key = _STARVED
+            starved.place = None
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
@@ -343,19 +391,14 @@ class Proserve(Sage):
             return False
         if ours is None:
             return True
-        if waiting is self._starved:
+        if waiting is self._starved or not ours.may_yield:
             return False
         has_time = ours.due_s - view.now_s > _LEAST_SLACK_S + price_s
-        if has_time and not ours.is_urgent:
-            return True
-        return self.ours.density == "expected" and 2 * ours.density < theirs.density
+        return has_time or 2 * ours.density < theirs.density
 
     def budget(self, view: SchedulerView) -> Budget | None:
         """Until the first token is due."""
         return self._budget
-
-
-_LEAST_SLACK_S = 1.0
 
 
 def _promised(job: Job) -> _Promised | None:
@@ -363,20 +406,22 @@ def _promised(job: Job) -> _Promised | None:
     return more
 
 
-def _arrival(job: Job) -> int:
-    return job.arrival
+def _key_of(promised: _Promised) -> float:
+    return promised.key
+
+
+def _promised_of(jobs: Iterable[Job]) -> list[_Pair]:
+    """Of these, those that were promised something."""
+    return [
+        (job, job.memo.more)  # type: ignore[attr-defined]
+        for job in jobs
+        if job.is_ranked and job.memo.more is not None  # type: ignore[attr-defined]
+    ]
 
 
 def _mean_tokens(job: Job) -> float:
     assert job.distribution is not None
     return job.distribution.capped(job.max_new_tokens).mean()
-
-
-def _is_starved(job: Job, now_s: float) -> bool:
-    promised = _promised(job)
-    if promised is None or job.generated_tokens or job.prefilled_tokens:
-        return False
-    return now_s > promised.due_s + promised.promise.ttft_s
 
 
 def _shared_base(server: ServerFacts) -> ServerFacts:

@@ -67,6 +67,13 @@ def test_the_urgent_go_by_density_and_weight_counts() -> None:
     assert order(policy(*jobs), replace(waiting(*jobs), now_s=0.0)) == [2, 1, 0]
 
 
+def test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order() -> None:
+    jobs = [job(0, input_tokens=900), job(1, HIGH, input_tokens=900)]
+    ours = policy(*jobs)
+    view = replace(waiting(*jobs), cached_tokens=lambda position: 200)
+    assert decide(view, ours, Admission(0.5, 4096)).order == [1, 0]
+
+
 def test_those_who_have_time_go_by_deadline() -> None:
     late = replace(SOON, ttft_slo_ms=60_000.0)
     jobs = [job(0, late), job(1, late, arrival_s=0.5), job(2, replace(HIGH, ttft_slo_ms=90_000.0))]
@@ -136,7 +143,7 @@ def test_a_hopeless_request_shortens_nobodys_batch() -> None:
 def test_the_starved_have_their_share_by_arrival() -> None:
     starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
     fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
-    ours = policy(*starved, *fresh)
+    ours = policy(*starved, *fresh, starved_share=0.2)
     view = replace(waiting(*starved, *fresh), now_s=50.0)
     assert order(ours, view)[0] != 0
     # The server has worked; a fifth of that is theirs.
@@ -154,7 +161,7 @@ def test_the_starved_have_their_share_by_arrival() -> None:
 def test_a_starved_one_that_leaves_unserved_keeps_nobody_from_its_share() -> None:
     starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
     fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
-    ours = policy(*starved, *fresh)
+    ours = policy(*starved, *fresh, starved_share=0.2)
     view = replace(waiting(*starved, *fresh), now_s=50.0, served_tokens=1000)
     assert order(ours, view)[0] == 0
     left = replace(waiting(*starved[1:], *fresh), now_s=50.0, served_tokens=1000)
