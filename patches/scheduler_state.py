@@ -18,6 +18,8 @@ from patches.failures import Failures
 from patches.jobs import Jobs
 from patches.kv_copy import swapped
 from patches.preemption import Preemption, preemption_of
+from patches.probe import Scores
+from patches.probe_setup import probing_of
 from patches.step_time_file import StepTimeFile, kind_of
 from sage_sched.admission import Admission
 from sage_sched.config import SageConfig
@@ -55,6 +57,7 @@ class SchedulerState:
         self.admission = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures)
+        self.probing = probing_of(scheduler, self.policy, config.probe)
         self.preemption: Preemption | None = preemption_of(
             scheduler, self.policy, config.preemption, self.calibration
         )
@@ -80,6 +83,28 @@ class SchedulerState:
         except Exception:
             self.failures.count("take in step times")
 
+    def arrived(self, req: Req) -> None:
+        """A new request."""
+        self.jobs.arrived(req)
+        refining = None if self.probing is None else self.probing.refining
+        if refining is not None and req.sage.job.is_ranked:
+            refining.arrived(req.sage.job)
+
+    def scored(self, scores: Scores) -> None:
+        """On all ranks: what rank 0 has read of hidden states."""
+        assert self.probing is not None
+        try:
+            self.probing.told(scores)
+        except Exception:
+            self.failures.count("take in scores")
+
+    def weights_updated(self) -> None:
+        """The probe was trained on other ones: from now on it is the prompt alone."""
+        refining = None if self.probing is None else self.probing.refining
+        if refining is not None:
+            logger.warning("the model's weights were updated: its probe is not used any more")
+            refining.stop("the model's weights were updated")
+
     def plan(self, running_batch: Batch) -> Plan:
         """What the coming pass is to do; first come, first served if the policy fails."""
         started_s = time.perf_counter()
@@ -100,8 +125,10 @@ class SchedulerState:
         """A batch's results are in: admission learns from the answers that are complete. All ranks
         see the same ones between the same two passes."""
         before = self.admission.correction.factor
-        for job in self.jobs.ended(batch):
-            self.admission.ended(job)
+        for req in self.jobs.ended(batch):
+            self.admission.ended(req.sage.job)
+            if self.probing is not None:
+                self.probing.ended(req)
         if (factor := self.admission.correction.factor) != before:
             logger.info("forecasts of lengths are taken by %.3g now", factor)
 
@@ -199,6 +226,7 @@ class SchedulerState:
             "admission": self.admission.correction.stats(),
             "preemption": None if self.preemption is None else self.preemption.stats(),
             "step_time": self.calibration.stats(),
+            "probe": None if self.probing is None else self.probing.stats(),
         }
 
 

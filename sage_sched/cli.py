@@ -9,6 +9,10 @@ import sys
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 _COMMANDS = {
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
+    "train-probe": (
+        "predictor_store.train_probe_command",
+        "train a probe on hidden states that a server wrote down",
+    ),
     "store info": ("predictor_store.info_command", "show what the predictor's store holds"),
     "bench fit": ("bench.calibration.fit", "measure a server's step times"),
     "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),

@@ -113,6 +113,20 @@ class Posterior:
         self._revise(news, age, ends, seen)
         return news
 
+    def gain(self, job: Job) -> float | None:
+        """See sage_sched.refined.Refiner."""
+        evidence = job.evidence
+        if not isinstance(evidence, _Evidence) or job.distribution is None:
+            return None
+        ends = _ends(job.max_new_tokens, evidence.log_seen.size)
+        held = np.maximum(ends[1:] - np.maximum(ends[:-1], evidence.age_tokens), 0)
+        cell = int(np.searchsorted(ends, job.generated_tokens)) - 1
+        if not 0 <= cell < held.size or not held[cell]:
+            return None
+        prompt = np.log(_density(job.distribution, job.max_new_tokens))
+        both = evidence.log_prior + evidence.log_seen
+        return _log_share(both, held, cell) - _log_share(prompt, held, cell)
+
     def _start(self, distribution: LengthDistribution, cap_tokens: int) -> _Evidence:
         log_prior = np.log(_density(distribution, cap_tokens))
         return _Evidence(-1, self.reading.alpha * log_prior, np.zeros(log_prior.size))
@@ -175,6 +189,12 @@ def _density(distribution: LengthDistribution, cap_tokens: int) -> Floats:
     unseen = 1.0 / (distribution.effective_samples + 1.0)
     density: Floats = (mass * (1 - unseen) + unseen / num_cells) / np.diff(ends)
     return density
+
+
+def _log_share(log_density: Floats, held: NDArray[np.int64], cell: int) -> float:
+    top = log_density[held > 0].max()
+    total = held @ np.exp(np.minimum(log_density - top, 0.0))
+    return float(log_density[cell] - top - np.log(total))
 
 
 @lru_cache(maxsize=1)

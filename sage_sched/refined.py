@@ -50,3 +50,9 @@ class Refiner(Protocol):
         that is not above the last one of a job's is no news (a token computed again), and ignored.
         """
         ...
+
+    def gain(self, job: Job) -> float | None:
+        """Of an answer that has ended at its present age: by how much better, in nats, its length
+        was foretold than by the prompt alone, given the age of the last scores. None if there were
+        none, or if there is nothing to compare with."""
+        ...

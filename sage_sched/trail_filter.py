@@ -103,6 +103,10 @@ class TrailFilter:
             job.revise(Refined(evidence.age_tokens, evidence.age_tokens + middles, evidence.q))
         return revised
 
+    def gain(self, job: Job) -> float | None:
+        """None: it has never known the prompt's forecast."""
+        return None
+
     def _step(
         self,
         jobs: Sequence[Job],

@@ -2,9 +2,9 @@
 
     python -m bench.servers.plan_model --output DIR
 
-writes model, tokenizer, and what the model answered to prompts, once and for all: `answers.jsonl`
+writes model, tokenizer, and prompts with answers in the language, once and for all: `answers.jsonl`
 is what servers are then made to say (bench.workload.forced_tokens), so that every policy serves the
-same text, and hidden states are the model's own.
+same text, and the states are those of a model that says it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,24 @@ def train(folder: Path, seconds: float, seed: int = 0) -> Path:
 
 
 def write_answers(folder: Path, number: int, seed: int = 1) -> None:
-    """What the model answers to this many prompts, no prompt twice; one JSON object a line."""
+    """Answers in the language to this many prompts, no prompt twice; one JSON object a line.
+
+    In the language and not the model's own, so that Reader's forecasts of them are exact.
+    """
+    words, rng = plan_words(), np.random.default_rng(seed)
+    prompts: dict[str, Prompt] = {}
+    while len(prompts) < number:
+        prompt = ask(words, rng)
+        prompts.setdefault(prompt.text, prompt)
+    with (folder / ANSWERS).open("w") as file:
+        for prompt in prompts.values():
+            tokens = answer(prompt, words, rng)
+            row = {"prompt": prompt.text, "kind": prompt.kind, "tokens": tokens}
+            file.write(json.dumps(row) + "\n")
+
+
+def obedience(folder: Path, number: int, seed: int = 2) -> float:
+    """Of the model's own answers that say how many sections they will be of, how many are."""
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     torch.set_num_threads(1)
@@ -85,20 +102,10 @@ def write_answers(folder: Path, number: int, seed: int = 1) -> None:
     words, rng = plan_words(), np.random.default_rng(seed)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = LlamaForCausalLM.from_pretrained(folder).eval()
-    prompts: dict[str, Prompt] = {}
-    while len(prompts) < number:
-        prompt = ask(words, rng)
-        prompts.setdefault(prompt.text, prompt)
-    waiting, num_obeyed, num_told = [*prompts.values()], 0, 0
-    with (folder / ANSWERS).open("w") as file:
-        for start in range(0, number, 256):
-            some = waiting[start : start + 256]
-            for prompt, tokens in zip(some, _sampled(model, tokenizer, some, words), strict=True):
-                row = {"prompt": prompt.text, "kind": prompt.kind, "tokens": tokens}
-                file.write(json.dumps(row) + "\n")
-                if (obeyed := obeys(tokens, words)) is not None:
-                    num_told, num_obeyed = num_told + 1, num_obeyed + obeyed
-            print(f"{start + len(some)} answers, {num_obeyed / num_told:.1%} obey", flush=True)
+    prompts = [ask(words, rng) for _ in range(number)]
+    answers = _sampled(model, tokenizer, prompts, words)
+    told = [obeyed for tokens in answers if (obeyed := obeys(tokens, words)) is not None]
+    return sum(told) / len(told)
 
 
 def obeys(tokens: list[int], words: Words) -> bool | None:
@@ -227,6 +234,7 @@ def main() -> None:
     if not (args.output / "config.json").exists():
         train(args.output, args.minutes * 60)
     write_answers(args.output, args.answers)
+    print(f"{obedience(args.output, 128):.1%} of its answers keep to their plans")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bench.simulator.radix_tree import Span, TreeNode
 from sage_sched.distribution import LengthDistribution
@@ -21,6 +24,9 @@ class SimRequest:
     follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
     session: what its client says of it (sage_sched.job.Hints).
+    scores: what a probe says at the ages at which it says something, ln P by bin. They depend on
+        the true length, as hidden states do, so they are drawn before the run, and each is shown
+        no sooner than its age is reached.
     """
 
     arrival_s: float
@@ -33,6 +39,7 @@ class SimRequest:
     follows: int | None = None
     pause_s: float = 0.0
     session: str = ""
+    scores: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from sage_sched.admission import Admission
 from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.job import Job
 from sage_sched.policy import Policy
+from sage_sched.posterior import Reading
 from sage_sched.view import Holding, SchedulerView
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
@@ -33,12 +34,14 @@ class Options:
         memory. max_yields: how often one request does at most.
     prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
     check: whether the invariants are checked at every event.
+    reading: how the requests' scores are to be read, for policies that go by some.
     """
 
     preempt: bool = False
     max_yields: int = 4
     prediction_delay_s: float = 0.0
     check: bool = False
+    reading: Reading | None = None
 
 
 class NewTokenRatio:
