@@ -27,7 +27,11 @@ _BATCH_ROWS = 512
 # Rows of one answer tell the same story: more of them teach little.
 _MOST_ROWS = 400_000
 _PATIENCE = 3
-_GRID = {"alpha": (0.6, 0.8, 1.0), "beta": (0.0, 0.2, 0.4, 0.7, 1.0), "gamma": (0.6, 0.9, 1.0)}
+_GRID = {
+    "alpha": (0.4, 0.6, 0.8, 1.0),
+    "beta": (0.0, 0.15, 0.3, 0.5, 0.7, 1.0),
+    "gamma": (0.5, 0.7, 0.85, 0.95, 1.0),
+}
 _PRIOR_ROWS = 1.0
 
 
@@ -206,28 +210,30 @@ def _base(bins: NDArray[np.int64], ages: NDArray[np.int64], num_bins: int) -> ND
 def _weighed(
     recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
 ) -> Reading:
-    """With the alpha, beta and gamma under which the lengths that were held out are likeliest."""
+    """With the alpha, beta and gamma under which the lengths that were held out are likeliest, all
+    bands of ages counting alike: most scores are of the few answers that are long, late in them."""
     best, chosen = -np.inf, reading
     for alpha, beta, gamma in product(*_GRID.values()):
         if beta == 0.0 and (alpha, gamma) != (1.0, 1.0):
             continue
         tried = Reading(reading.edges, reading.band_ages, reading.log_base, alpha, beta, gamma)
         rule = Posterior(tried)
-        gains = [
-            gain
-            for job, _ in _replayed(recording, log_p, rule, rows)
-            if (gain := rule.gain(job)) is not None
-        ]
-        if (mean := float(np.mean(gains))) > best:
+        gains: dict[int, list[float]] = {}
+        for job, age, _ in _replayed(recording, log_p, rule, rows):
+            if (gain := rule.gain(job)) is not None:
+                band = int(np.searchsorted(BAND_AGES, age, side="right"))
+                gains.setdefault(band, []).append(gain)
+        mean = float(np.mean([np.mean(of_band) for of_band in gains.values()]))
+        if mean > best:
             best, chosen = mean, tried
     return chosen
 
 
 def _replayed(
     recording: Recording, log_p: NDArray[np.float64], rule: Posterior, rows: NDArray[np.bool_]
-) -> Iterator[tuple[Job, int]]:
-    """Each chosen row's answer as a job, after its scores: the job, and the answer. All answers at
-    once, age by age. The job's age is the answer's length, as if it had ended."""
+) -> Iterator[tuple[Job, int, int]]:
+    """Each chosen row's answer as a job, after its scores: the job, the age, and the answer. All
+    answers at once, age by age. The job's age is the answer's length, as if it had ended."""
     jobs: dict[int, Job] = {}
     for age in np.unique(recording.ages[rows]).tolist():
         if not rule.wants(age):
@@ -240,14 +246,14 @@ def _replayed(
                 jobs[answer] = Job(0, 1, cap, recording.forecasts[answer], 0)
                 jobs[answer].generated_tokens = int(recording.lengths[answer])
         rule.refine([jobs[answer] for answer in answers], [age] * len(answers), log_p[here])
-        yield from ((jobs[answer], answer) for answer in answers)
+        yield from ((jobs[answer], age, answer) for answer in answers)
 
 
 def forecasts(
     recording: Recording, log_p: NDArray[np.float64], rule: Posterior, rows: NDArray[np.bool_]
 ) -> Iterator[Forecast]:
     """Of each row: the age, what was left, and what it was foretold to be, with weights."""
-    for job, answer in _replayed(recording, log_p, rule, rows):
+    for job, _, answer in _replayed(recording, log_p, rule, rows):
         refined = job.refined
         if refined is not None:
             left = int(recording.lengths[answer]) - refined.age_tokens

@@ -18,6 +18,9 @@ _CELL_SHARE = 0.05
 # Scores are of use at the ages 0, 1, 2, 4, 8, 16, 32, and then every so many tokens.
 DUE_INTERVAL_TOKENS = 32
 _LEAST_LOG = -60.0
+# A length that was seen stands for those around it, as many cells up and down: a forecast is of a
+# few dozen lengths, and what lies between them is not impossible.
+_KERNEL = np.array([1.0, 2.0, 3.0, 4.0, 3.0, 2.0, 1.0]) / 16
 
 
 def is_due(age_tokens: int) -> bool:
@@ -186,6 +189,8 @@ def _density(distribution: LengthDistribution, cap_tokens: int) -> Floats:
     mass = np.bincount(
         np.searchsorted(ends, capped) - 1, weights=distribution.weights, minlength=num_cells
     )
+    mass = np.convolve(mass, _KERNEL)[_KERNEL.size // 2 :][:num_cells]
+    mass /= mass.sum()
     unseen = 1.0 / (distribution.effective_samples + 1.0)
     density: Floats = (mass * (1 - unseen) + unseen / num_cells) / np.diff(ends)
     return density

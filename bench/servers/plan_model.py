@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import log_softmax
 
 from bench.servers.model import END_TOKEN, SPECIAL_TOKENS, save_tokenizer
-from bench.workload.plan_language import MAX_TOKENS, NUM_SECTIONS, Prompt, Words, answer, ask
+from bench.workload.plan_language import Prompt, Words, answer, ask
 from bench.workload.plan_language import words_of as _words_of
 from predictor_store.torchvision_schemas import define_missing
 
@@ -93,47 +93,31 @@ def write_answers(folder: Path, number: int, seed: int = 1) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def obedience(folder: Path, number: int, seed: int = 2) -> float:
-    """Of the model's own answers that say how many sections they will be of, how many are."""
+def obedience(folder: Path, number: int = 200) -> float:
+    """How likely the model keeps to the plan of an answer that says how many sections it will be
+    of: the mean, over answers, of the product of its chances to go on, or end, as it should where a
+    section ends."""
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    words, rng = plan_words(), np.random.default_rng(seed)
+    words = plan_words()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = LlamaForCausalLM.from_pretrained(folder).eval()
-    prompts = [ask(words, rng) for _ in range(number)]
-    answers = _sampled(model, tokenizer, prompts, words)
-    told = [obeyed for tokens in answers if (obeyed := obeys(tokens, words)) is not None]
-    return sum(told) / len(told)
-
-
-def obeys(tokens: list[int], words: Words) -> bool | None:
-    """Whether an answer has as many sections as it says; None if it does not say."""
-    said = {int(word): plan for plan, row in enumerate(words.openers[:-1]) for word in row.flat}
-    plans = {said[token] for token in tokens[:3] if token in said}
-    if not plans:
-        return None
-    ordinals = [token for token in tokens if token in set(words.ordinals.tolist())]
-    wanted = words.ordinals[: NUM_SECTIONS[min(plans)]].tolist()
-    return len(plans) == 1 and ordinals == wanted and tokens[-1] == words.end
-
-
-def _sampled(model: Any, tokenizer: Any, prompts: list[Prompt], words: Words) -> list[list[int]]:
-    asked = tokenizer(
-        [p.text for p in prompts], padding=True, padding_side="left", return_tensors="pt"
-    )
-    with torch.no_grad():
-        said = model.generate(
-            input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], do_sample=True,
-            top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=MAX_TOKENS,
-            eos_token_id=words.end, pad_token_id=0,
-        )  # fmt: skip
-    answers = []
-    for row in said[:, asked["input_ids"].shape[1] :].tolist():
-        end = row.index(words.end) + 1 if words.end in row else len(row)
-        answers.append(row[:end])
-    return answers
+    choices = torch.tensor([*words.ordinals.tolist(), words.end])
+    neutral = set(words.openers[-1].reshape(-1).tolist())
+    chances = []
+    for line in (folder / ANSWERS).read_text().splitlines()[-number:]:
+        row = json.loads(line)
+        if row["tokens"][0] in neutral:
+            continue
+        asked = tokenizer(row["prompt"])["input_ids"]
+        ids = torch.tensor(asked + row["tokens"])
+        with torch.no_grad():
+            logits = model(input_ids=ids[None, :-1]).logits[0]
+        ends = [place for place in range(len(asked), len(ids)) if ids[place] in choices]
+        among = log_softmax(logits[[place - 1 for place in ends]][:, choices], dim=-1)
+        right = [int((choices == ids[place]).nonzero()) for place in ends]
+        chances.append(float(among[range(len(ends)), right].sum().exp()))
+    return sum(chances) / len(chances)
 
 
 def _model() -> Any:
@@ -234,7 +218,7 @@ def main() -> None:
     if not (args.output / "config.json").exists():
         train(args.output, args.minutes * 60)
     write_answers(args.output, args.answers)
-    print(f"{obedience(args.output, 128):.1%} of its answers keep to their plans")
+    print(f"it keeps to {obedience(args.output):.1%} of plans")
 
 
 if __name__ == "__main__":
