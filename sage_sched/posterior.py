@@ -186,11 +186,11 @@ def _density(distribution: LengthDistribution, cap_tokens: int) -> Floats:
     num_cells = _num_cells(cap_tokens)
     ends = _ends(cap_tokens, num_cells)
     capped = np.minimum(distribution.lengths, cap_tokens)
-    mass = np.bincount(
+    seen = np.bincount(
         np.searchsorted(ends, capped) - 1, weights=distribution.weights, minlength=num_cells
     )
-    mass = np.convolve(mass, _KERNEL)[_KERNEL.size // 2 :][:num_cells]
-    mass /= mass.sum()
+    mass: Floats = np.convolve(seen, _KERNEL)[_KERNEL.size // 2 :][:num_cells]
+    mass = mass / mass.sum()
     unseen = 1.0 / (distribution.effective_samples + 1.0)
     density: Floats = (mass * (1 - unseen) + unseen / num_cells) / np.diff(ends)
     return density
