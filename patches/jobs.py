@@ -116,7 +116,7 @@ class Jobs:
             jobs.append(job)
         return jobs
 
-    def ended(self, batch: Batch) -> Iterator[Job]:
+    def ended(self, batch: Batch) -> Iterator[Req]:
         """Those whose answers a batch has completed, at their last age. Each once, though under
         overlap it is in two batches; an aborted one never."""
         for req in batch.reqs:
@@ -124,7 +124,7 @@ class Jobs:
                 req.sage.has_ended = True
                 if not isinstance(req.finished_reason, FINISH_ABORT):
                     req.sage.job.grow(len(req.output_ids))
-                    yield req.sage.job
+                    yield req
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info."""

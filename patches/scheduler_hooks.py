@@ -18,6 +18,8 @@ from patches.calibration import StepTimes
 from patches.engine_types import Batch, Req, Scheduler
 from patches.executor import run_pass, without_swapped
 from patches.hook import AFTER, AROUND, BEFORE, Hook
+from patches.probe import Scores
+from patches.probe_setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler_state import SchedulerState
 from sage_sched.config import SageConfig
@@ -26,6 +28,8 @@ from sage_sched.policy import policy_names
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 
 
@@ -59,7 +63,11 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         state = self.sage = SchedulerState(self, config)
 
     def after_init_dispatcher(result: None, self: Scheduler) -> None:
-        told = [(Tick, partial(_ticked, self)), (StepTimes, partial(_told, self))]
+        told = [
+            (Tick, partial(_ticked, self)),
+            (StepTimes, partial(_told, self)),
+            (Scores, partial(_scored, self)),
+        ]
         self._request_dispatcher += TypeBasedDispatcher(told)
 
     def after_init_max_new_tokens(result: None, self: Scheduler, req: Req) -> None:
@@ -85,6 +93,8 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         told = without_swapped(self, partial(original, self))
         if (news := self.sage.news()) is not None:
             told = [*told, news]
+        if self.sage.probing is not None and (scores := self.sage.probing.news()) is not None:
+            told = [*told, scores]
         if not self.sage.policy.uses_clock:
             return told
         return [*told, Tick(now_s=time.monotonic(), pace=self.sage.calibration.beta.factor)]
@@ -142,6 +152,21 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
             self.sage.calibration.steps.ended(getattr(result, "sage_work", None))
         self.sage.ended(batch)
 
+    def before_attention_backends(self: Any) -> None:
+        # Before graphs are captured.
+        if not self.is_draft_worker:
+            install_tap(self, config.probe, lambda: None if state is None else state.probing)
+
+    def around_pruned_states(original: Any, self: Any, *args: Any, **kw: Any) -> Any:
+        pruned = original(self, *args, **kw)
+        if (tap := getattr(self, "sage_tap", None)) is not None and pruned[2] is not None:
+            tap.capture(captured=pruned[2], sample_rows=pruned[3])
+        return pruned
+
+    def after_weights(done: None, self: Any, *args: Any, **kw: Any) -> None:
+        if state is not None:
+            state.weights_updated()
+
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
         result.internal_state["sage"] = self.sage.stats()
 
@@ -167,6 +192,14 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         of_scheduler("run_batch", AROUND, around_run_batch, "batch"),
         of_scheduler("process_batch_result", AFTER, after_batch_result, "batch", "result"),
         of_scheduler("get_internal_state", AFTER, after_internal_state, "recv_req"),
+        Hook(f"{_RUNNER}.init_attention_backends", BEFORE, before_attention_backends, ()),
+        Hook(
+            "sglang.srt.layers.logits_processor.LogitsProcessor._get_pruned_states",
+            AROUND,
+            around_pruned_states,
+            ("aux_hidden_states",),
+        ),
+        Hook(f"{_UPDATER}.flush_cache_after_weight_update", AFTER, after_weights, ()),
         Hook(f"{_POLICY}.shortest_prefill_chunk_limit", AROUND, around_chunk_limit, ()),
         Hook(f"{_BATCH}._get_decode_retraction_order", AROUND, around_retraction_order, ("reqs",)),
         Hook(f"{_ADDER}.__init__", AFTER, after_adder_init, ("running_batch", "new_token_ratio")),
@@ -182,6 +215,10 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
 def _ticked(scheduler: Scheduler, tick: Tick) -> None:
     scheduler.sage.jobs.ticked(tick.now_s, tick.pace)
+
+
+def _scored(scheduler: Scheduler, scores: Scores) -> None:
+    scheduler.sage.scored(scores)
 
 
 def _told(scheduler: Scheduler, news: StepTimes) -> None:

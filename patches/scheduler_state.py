@@ -16,6 +16,8 @@ from patches.failures import Failures
 from patches.jobs import Jobs
 from patches.kv_copy import swapped
 from patches.preemption import Preemption, preemption_of
+from patches.probe import Scores
+from patches.probe_setup import probing_of
 from patches.prompts import Prompts
 from patches.slo_meter import SloMeter
 from patches.step_time_file import StepTimeFile, kind_of
@@ -57,6 +59,7 @@ class SchedulerState:
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures)
         self.slo = SloMeter(scheduler)
+        self.probing = probing_of(scheduler, self.policy, config.probe)
         self.preemption: Preemption | None = preemption_of(
             scheduler, self.policy, config.preemption, self.calibration
         )
@@ -82,6 +85,29 @@ class SchedulerState:
         except Exception:
             self.failures.count("take in step times")
 
+    def arrived(self, req: Req) -> None:
+        """Put a Job on a new request."""
+        self.jobs.arrived(req)
+        req.sage.seen = self.slo.arrived(req, req.sage.job)
+        refining = None if self.probing is None else self.probing.refining
+        if refining is not None and req.sage.job.is_ranked:
+            refining.arrived(req.sage.job)
+
+    def scored(self, scores: Scores) -> None:
+        """On all ranks: what rank 0 has read of hidden states."""
+        assert self.probing is not None
+        try:
+            self.probing.told(scores)
+        except Exception:
+            self.failures.count("take in scores")
+
+    def weights_updated(self) -> None:
+        """The probe was trained on other ones: from now on it is the prompt alone."""
+        refining = None if self.probing is None else self.probing.refining
+        if refining is not None:
+            logger.warning("the model's weights were updated: its probe is not used any more")
+            refining.stop("the model's weights were updated")
+
     def plan(self, running_batch: Batch) -> Plan:
         """What the coming pass is to do; first come, first served if the policy fails."""
         started_s = time.perf_counter()
@@ -98,18 +124,15 @@ class SchedulerState:
         self._longest_pass_s = max(self._longest_pass_s, spent_s)
         return plan
 
-    def arrived(self, req: Req) -> None:
-        """Put a Job on a new request."""
-        self.jobs.arrived(req)
-        req.sage.seen = self.slo.arrived(req, req.sage.job)
-
     def ended(self, batch: Batch) -> None:
         """A batch's results are in: admission learns from the answers that are complete. All ranks
         see the same ones between the same two passes."""
         self.slo.stepped(batch)
         before = self.admission.correction.factor
-        for job in self.jobs.ended(batch):
-            self.admission.ended(job)
+        for req in self.jobs.ended(batch):
+            self.admission.ended(req.sage.job)
+            if self.probing is not None:
+                self.probing.ended(req)
         if (factor := self.admission.correction.factor) != before:
             logger.info("forecasts of lengths are taken by %.3g now", factor)
 
@@ -206,6 +229,7 @@ class SchedulerState:
             "preemption": None if self.preemption is None else self.preemption.stats(),
             "step_time": self.calibration.stats(),
             "slo": self.slo.stats(),
+            "probe": None if self.probing is None else self.probing.stats(),
         }
 
 

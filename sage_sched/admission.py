@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sage_sched.correction import Correction
+from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 
 # A forecast holds for so many tokens of age; there is always as much to come.
@@ -39,12 +40,11 @@ class Admission:
     def ended(self, job: Job) -> None:
         """Its answer is complete, at its present age. Not for an aborted one: its length says
         nothing."""
-        foreseen = self._foreseen(job)
-        # A revised forecast is not what was said at its arrival.
-        if foreseen is not None and not job.revision:
-            said_tokens = foreseen.quantile_tokens(0, self.quantile)
+        if self._is_foreseen(job) and job.distribution is not None:
+            # By the prompt alone, whatever was seen of it later.
+            said_tokens = _by_prompt(job, job.distribution).quantile_tokens(0, self.quantile)
             assert said_tokens is not None
-            self.correction.ended(said_tokens, job.generated_tokens, job.max_new_tokens)
+            self.correction.ended(int(said_tokens), job.generated_tokens, job.max_new_tokens)
 
     def foreseen_tokens(self, job: Job) -> int | None:
         """How many tokens of its answer are still to come, at most what the cap leaves; None if
@@ -52,7 +52,9 @@ class Admission:
         foreseen = self._foreseen(job)
         if foreseen is None:
             return None
-        age_tokens, factor = job.generated_tokens, self.correction.factor
+        # What was seen of the answer itself needs no correction by what others turned out to be.
+        factor = self.correction.factor if job.refined is None else 1.0
+        age_tokens = job.generated_tokens
         if (
             factor != foreseen.factor
             or not 0 <= age_tokens - foreseen.age_tokens < _INTERVAL_TOKENS
@@ -66,16 +68,20 @@ class Admission:
         return max(1, min(_INTERVAL_TOKENS, job.max_new_tokens - age_tokens))
 
     def _foreseen(self, job: Job) -> _Foreseen | None:
-        if self.quantile <= 0 or job.has_fixed_length or not job.is_ranked:
-            return None
-        if job.distribution is None:
+        if not self._is_foreseen(job) or job.distribution is None:
             return None
         foreseen = job.foreseen
         if not isinstance(foreseen, _Foreseen) or foreseen.revision != job.revision:
-            known = job.distribution.with_tail(job.max_new_tokens)
-            lengths, cumulative = known.lengths.tolist(), np.cumsum(known.weights).tolist()
-            job.foreseen = foreseen = _Foreseen(job.revision, lengths, cumulative)
+            if job.refined is None:
+                foreseen = _by_prompt(job, job.distribution)
+            else:
+                lengths, weights = job.refined.lengths, job.refined.weights
+                foreseen = _Foreseen(job.revision, lengths.tolist(), weights.cumsum().tolist())
+            job.foreseen = foreseen
         return foreseen
+
+    def _is_foreseen(self, job: Job) -> bool:
+        return self.quantile > 0 and not job.has_fixed_length and job.is_ranked
 
     def asked_tokens(self, job: Job) -> int:
         """How many tokens admission asks for a waiting job, from its first one."""
@@ -116,7 +122,7 @@ class _Foreseen:
     In lists and not LengthDistribution.surviving, as every pass asks for all that run."""
 
     revision: int
-    lengths: list[int]
+    lengths: list[float]
     cumulative: list[float]
     age_tokens: int = -_INTERVAL_TOKENS
     factor: float = 1.0
@@ -133,7 +139,7 @@ class _Foreseen:
         else:
             self.length_tokens = min(math.ceil(length_tokens * factor), cap_tokens)
 
-    def quantile_tokens(self, age_tokens: float, quantile: float) -> int | None:
+    def quantile_tokens(self, age_tokens: float, quantile: float) -> float | None:
         """Of the lengths above an age; None if there are none."""
         first = bisect_right(self.lengths, age_tokens)
         if first == len(self.lengths):
@@ -142,6 +148,12 @@ class _Foreseen:
         reached = gone + (self.cumulative[-1] - gone) * quantile
         place = bisect_left(self.cumulative, reached - 1e-9, lo=first)
         return self.lengths[min(place, len(self.lengths) - 1)]
+
+
+def _by_prompt(job: Job, distribution: LengthDistribution) -> _Foreseen:
+    known = distribution.with_tail(job.max_new_tokens)
+    lengths, cumulative = known.lengths.tolist(), np.cumsum(known.weights).tolist()
+    return _Foreseen(job.revision, lengths, cumulative)
 
 
 def shared_peak_tokens(

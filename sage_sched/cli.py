@@ -10,6 +10,10 @@ import sys
 _COMMANDS = {
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
     "predictor serve": ("predictor_store.serve_command", "serve one predictor to many servers"),
+    "train-probe": (
+        "predictor_store.train_probe_command",
+        "train a probe on hidden states that a server wrote down",
+    ),
     "store info": ("predictor_store.info_command", "show what the predictor's store holds"),
     "bench fit": ("bench.calibration.fit", "measure a server's step times"),
     "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),

@@ -112,6 +112,24 @@ class HintsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeConfig:
+    """A probe that reads hidden states (docs/probe.md).
+
+    file: of the probe, for policies that go by one; "" for none.
+    record: a folder to write hidden states to, for a probe to be trained on; "" for none. They say
+        what prompts and answers were: the files are readable by their owner only.
+    record_gib: how much of them is kept, the latest.
+    """
+
+    file: str = ""
+    record: str = ""
+    record_gib: float = 2.0
+
+    def __post_init__(self) -> None:
+        require(0.1 <= self.record_gib < 1e6, "probe.record_gib", self.record_gib, "0.1 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class PreemptionConfig:
     """Running requests that yield, with their KV swapped to host memory.
 
@@ -189,6 +207,7 @@ class SageConfig:
     slo: SloConfig = field(default_factory=SloConfig)
     policy: Mapping[str, Any] = field(default_factory=dict, hash=False)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     step_time: StepTimeConfig | None = None
 
@@ -225,6 +244,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "predictor": PredictorConfig,
     "hints": HintsConfig,
     "admission": AdmissionConfig,
+    "probe": ProbeConfig,
     "preemption": PreemptionConfig,
     "step_time": StepTimeConfig,
 }

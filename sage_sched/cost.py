@@ -11,9 +11,9 @@ from sage_sched.step_time import ServerFacts, attended_pairs
 class Cost(Protocol):
     """What a request has cost by its output_tokens-th token; strictly increasing in them."""
 
-    def __call__(self, input_tokens: int, output_tokens: Any, cached_tokens: int = 0) -> Any:
-        """output_tokens: at least 1, or an array of such. cached_tokens: of the input, what needs
-        no prefill."""
+    def __call__(self, input_tokens: Any, output_tokens: Any, cached_tokens: Any = 0) -> Any:
+        """output_tokens: at least 1. cached_tokens: of the input, what needs no prefill. All may be
+        arrays."""
 
 
 def _resource_bound(server: ServerFacts) -> Cost:
@@ -50,7 +50,7 @@ def _measured(server: ServerFacts) -> Cost:
     per_kv_token_s = step.decode_kv_token_s + step.decode_base_s / server.kv_pool_tokens
     per_request_s = step.prefill_request_s + step.prefill_base_s
 
-    def seconds(input_tokens: int, output_tokens: Any, cached_tokens: int = 0) -> Any:
+    def seconds(input_tokens: Any, output_tokens: Any, cached_tokens: Any = 0) -> Any:
         new_tokens = input_tokens - cached_tokens
         prefill_s = (
             per_request_s

@@ -20,10 +20,22 @@ class GittinsTable(IndexTable):
     __slots__ = ()
 
     def _computed(self, weights: NDArray[np.float64], costs: NDArray[np.float64]) -> float:
-        done = weights.cumsum()
-        # Summed from the right, the probability of outliving an atom keeps its precision in the
-        # tail, where it counts.
-        outlives = weights[::-1].cumsum()[::-1]
-        spent = (weights * costs).cumsum()
-        spent[:-1] += outlives[1:] * costs[:-1]
-        return float((spent / done).min())
+        return float(gittins_index(weights, costs))
+
+
+def gittins_index(weights: NDArray[np.float64], costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The index at one age of requests whose remaining costs are one of these, not decreasing, with
+    these weights; both of shape (..., atoms), what comes back (...). At an atom of no weight before
+    all others a cost may be anything."""
+    done = weights.cumsum(axis=-1)
+    # Summed from the right, the probability of outliving an atom keeps its precision in the
+    # tail, where it counts.
+    outlives = weights[..., ::-1].cumsum(axis=-1)[..., ::-1]
+    spent = (weights * costs).cumsum(axis=-1)
+    spent[..., :-1] += outlives[..., 1:] * costs[..., :-1]
+    if done[..., 0].all():
+        ratio = spent / done
+    else:
+        ratio = np.where(done > 0, spent / np.maximum(done, 1e-300), np.inf)
+    least: NDArray[np.float64] = ratio.min(axis=-1)
+    return least

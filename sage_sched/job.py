@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sage_sched.distribution import LengthDistribution
+from sage_sched.refined import Refined
 
 DEFAULT_URGENCY = 3
 _TOO_MUCH = 1e12
@@ -62,14 +63,14 @@ NO_HINTS = Hints()
 CLIENTS_HINTS = ("weight", "ttft_slo_ms", "tpot_slo_ms", "urgency", "session")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
     """One request, as a policy sees it. The executor keeps its age and its tokens current.
 
     arrival: how many requests came before it.
     input_tokens: length of its prompt.
     max_new_tokens: the cap on its answer, at least 1.
-    distribution: of its answer's length; None if nothing is known.
+    distribution: of its answer's length, by its prompt; None if nothing is known.
     served_at_arrival_tokens: what the server had worked off by then (prefill and decode).
     arrival_s: when it came, on the clock of SchedulerView.now_s; from its first pass on.
     hints: what was said of its importance.
@@ -86,10 +87,11 @@ class Job:
     num_yields: how often it has made room for another.
     is_promised: whether nobody may overtake it any more (sage_sched.promises).
     is_ranked: whether its policy can rank it.
-    revision: how often its distribution was revised. What is cached about a job is keyed on it
-        and on the age.
+    refined: its length by what was seen of its answer; None as long as nothing was.
+    revision: how often that was revised. What is cached about a job is keyed on it and on the age.
     ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
     place: (key, arrival) of its policy at this revision and age, or None; sage_sched.order's.
+    evidence: what a sage_sched.refined.Refiner has seen of it; no one else reads it.
     foreseen: what sage_sched.admission computed of it; no one else reads it.
     memo: what the policy computed of it; no one else reads it.
     """
@@ -112,9 +114,11 @@ class Job:
     num_yields: int = 0
     is_promised: bool = False
     is_ranked: bool = True
+    refined: Refined | None = None
     revision: int = 0
     ranked_at: int = 0
     place: tuple[float, int] | None = field(default=None, repr=False)
+    evidence: object = field(default=None, repr=False)
     foreseen: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)
 
@@ -139,9 +143,10 @@ class Job:
         """Of its prompt; of a retracted job's sequence more may be cached."""
         return min(self.cached_tokens, self.input_tokens)
 
-    def revise(self, distribution: LengthDistribution) -> None:
-        """A better forecast of its length. Tell its policy (Policy.on_forecast) afterwards."""
-        self.distribution = distribution
+    def revise(self, refined: Refined | None) -> None:
+        """What was seen of its answer says this of its length; None: nothing to be believed. Tell
+        its policy (Policy.on_forecasts) afterwards."""
+        self.refined = refined
         self.revision += 1
         self.place = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,6 +43,9 @@ class Policy(ABC):
     moves: whether the key of a job changes while the job waits.
     is_clairvoyant: whether it needs true lengths. No server has them, so none runs such a policy.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
+    refines_by: what it makes of the scores of a probe that reads hidden states: "posterior"
+        (sage_sched.posterior), "trail" (sage_sched.trail_filter), or "" if it takes none. A server
+        runs one that takes some with a probe alone.
     refresh_interval_tokens: while the batch is full, who yields is looked at again when a running
         job's age reaches a multiple of it.
     revision: how often its server's step times were found to be others.
@@ -53,6 +56,7 @@ class Policy(ABC):
     moves: ClassVar[bool] = False
     is_clairvoyant: ClassVar[bool] = False
     uses_clock: ClassVar[bool] = False
+    refines_by: str = ""
     refresh_interval_tokens: int = 200
     revision: int = 0
 
@@ -67,9 +71,15 @@ class Policy(ABC):
         return True
 
     def on_forecast(self, job: Job) -> None:
-        """What a ranked job rests on has changed while it waits or runs: its distribution was
-        revised, more or less of its prompt is cached, or the server is known better."""
+        """What a ranked job rests on has changed while it waits or runs: it was revised, more or
+        less of its prompt is cached, or the server is known better."""
         self.on_arrival(job)
+
+    def on_forecasts(self, jobs: Sequence[Job]) -> None:
+        """What was seen of these ranked jobs' answers has revised how long they are (Job.refined).
+        All at once, as it is done after many steps, for many jobs."""
+        for job in jobs:
+            self.on_forecast(job)
 
     def on_server(self, server: ServerFacts) -> None:
         """The server's step times are known better now. on_forecast follows for each ranked job,

@@ -49,7 +49,7 @@ def test_the_example_policy_runs_in_the_simulator(
 
 
 def test_every_policy_is_in_the_table() -> None:
-    listed = set(re.findall(r"`([a-z-]+)`", "".join(re.findall(r"^\| `.*?\|", POLICIES_MD, re.M))))
+    listed = set(re.findall(r"`([a-z+-]+)`", "".join(re.findall(r"^\| `.*?\|", POLICIES_MD, re.M))))
     assert listed == set(policy_names())
 
 

@@ -37,7 +37,7 @@ import matplotlib.pyplot as plt
 
 POLICIES = (
     "fcfs", "fcfs@conservativeness=0.3", "fcfs@conservativeness=0.1", "hrrn",
-    "shortest-prefill-first", "uniboost", "ssjf", "trail", "sage-order", "sage",
+    "shortest-prefill-first", "uniboost", "ssjf", "trail-prompt", "sage-order", "sage",
 )  # fmt: skip
 RATES = ("1x", "1.5x", "2x")
 NUM_SEEDS = 3

@@ -28,7 +28,7 @@ RATE = "2x"
 # SGLang's are tuned as suits them best at this load; `sage-sched bench paper --figures G` has more.
 POLICIES = (
     "fcfs", "fcfs@clip=256", "shortest-prefill-first@clip=256", "uniboost", "fcfs-foresight",
-    "ssjf", "trail", "sage-order", "sage",
+    "ssjf", "trail-prompt", "sage-order", "sage",
 )  # fmt: skip
 CLAIRVOYANT = "srpt-oracle"
 _COLUMNS = (

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from sage_sched.config import AdmissionConfig, PredictorConfig, SageConfig
 from sage_sched.policies.sage import SageParameters
 
-RIVALS = ("fcfs", "fastserve", "ssjf", "ltr", "trail")
+RIVALS = ("fcfs", "fastserve", "ssjf", "ltr", "trail-prompt")
 STOCK = ("fcfs", "lpm", "hrrn", "shortest-prefill-first")
-EVERYONE = (*STOCK, "fastserve", "ssjf", "ltr", "trail", "uniboost", "sage-mean", "sage")
+EVERYONE = (*STOCK, "fastserve", "ssjf", "ltr", "trail-prompt", "uniboost", "sage-mean", "sage")
 # Of clips from 4096 to 256, each with conservativeness from 1 to 0.03, this was the best for stock
 # policies on seeds 0 and 1 of the sustained load.
 AT_THEIR_BEST = (
@@ -19,7 +19,7 @@ AT_THEIR_BEST = (
     "hrrn", "hrrn@conservativeness=0.1", "hrrn@clip=256",
     "shortest-prefill-first", "shortest-prefill-first@conservativeness=0.1",
     "shortest-prefill-first@clip=256",
-    "uniboost", "ssjf", "trail", "sage-order", "sage", "srpt-oracle",
+    "uniboost", "ssjf", "trail-prompt", "sage-order", "sage", "srpt-oracle",
 )  # fmt: skip
 DATASETS = ("chat", "summarization", "writing")
 H800, A40 = "h800-qwen3-32b", "a40-llama-3.1-8b"
@@ -281,7 +281,7 @@ def _front_rows() -> list[tuple[str, str, SageConfig]]:
     """A label, a policy and its configuration: rivals tuned, and sage at each strength."""
     rivals = (
         "fcfs", "fcfs@conservativeness=0.1", "fcfs-foresight",
-        "shortest-prefill-first@conservativeness=0.1", "ssjf", "trail", "srpt-oracle",
+        "shortest-prefill-first@conservativeness=0.1", "ssjf", "trail-prompt", "srpt-oracle",
     )  # fmt: skip
     return [
         *((name, name, SageConfig()) for name in rivals),
@@ -306,7 +306,7 @@ def _over_rates(name: str, title: str, engine: str, rates: tuple[float, ...]) ->
                 *((p, p, SageConfig()) for p in (*EVERYONE, "srpt-oracle")),
                 *(
                     (f"{p}, SGLang's admission", p, _admission(0.0))
-                    for p in ("ssjf", "trail", "sage")
+                    for p in ("ssjf", "trail-prompt", "sage")
                 ),
             )
         ),

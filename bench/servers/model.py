@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 END_TOKEN = "[SEP]"
 _WEIGHTS = "model.safetensors"
 PAD_TOKEN = "[PAD]"
-_SPECIAL_TOKENS = (PAD_TOKEN, "[UNK]", "[CLS]", END_TOKEN, "<|user|>", "<|assistant|>")
-NUM_SPECIAL_TOKENS = len(_SPECIAL_TOKENS)
+SPECIAL_TOKENS = (PAD_TOKEN, "[UNK]", "[CLS]", END_TOKEN, "<|user|>", "<|assistant|>")
+NUM_SPECIAL_TOKENS = len(SPECIAL_TOKENS)
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + ('assistant' if message['role'] == 'assistant' else 'user') + '|> ' }}"
@@ -91,9 +91,9 @@ def write_model(
         "max_position_embeddings": context_length,
         "vocab_size": vocab_size,
         "tie_word_embeddings": False,
-        "bos_token_id": _SPECIAL_TOKENS.index("[CLS]"),
-        "eos_token_id": _SPECIAL_TOKENS.index(END_TOKEN),
-        "pad_token_id": _SPECIAL_TOKENS.index(PAD_TOKEN),
+        "bos_token_id": SPECIAL_TOKENS.index("[CLS]"),
+        "eos_token_id": SPECIAL_TOKENS.index(END_TOKEN),
+        "pad_token_id": SPECIAL_TOKENS.index(PAD_TOKEN),
         "torch_dtype": dtype,
     }
     if latent_attention:
@@ -123,9 +123,9 @@ def _write_tokenizer(folder: Path, vocab_size: int, context_length: int) -> None
     words = [
         word
         for word in sorted(source, key=source.__getitem__)
-        if word not in _SPECIAL_TOKENS and not word.startswith("[")
+        if word not in SPECIAL_TOKENS and not word.startswith("[")
     ]
-    vocab = [*_SPECIAL_TOKENS, *words][:vocab_size]
+    vocab = [*SPECIAL_TOKENS, *words][:vocab_size]
     vocab += [f"filler{i}" for i in range(len(vocab), vocab_size)]
     tokenizer = Tokenizer(
         models.WordPiece({word: i for i, word in enumerate(vocab)}, unk_token="[UNK]")

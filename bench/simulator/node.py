@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.simulator.batch import Part
 from bench.simulator.executor import scheduling_pass
@@ -20,6 +21,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.policy import Policy
+from sage_sched.refining import Refining, refiner_of
 from sage_sched.step_time import StepTime, attended_pairs
 from sage_sched.tdg import Promise, num_on_time
 
@@ -54,6 +56,10 @@ class Node:
         self._policy = policy
         self._options = options
         self._on_finish = on_finish
+        self._refining: Refining | None = None
+        if isinstance(policy, Policy):
+            refiner = refiner_of(policy, options.reading)
+            self._refining = None if refiner is None else Refining(refiner, policy)
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
         self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
 
@@ -118,6 +124,8 @@ class Node:
                 job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
             state.num_queued += 1
             job.is_ranked = self._policy.on_arrival(job)
+            if self._refining is not None and job.is_ranked:
+                self._refining.arrived(job)
             promise = Promise.of(request.hints) if request.hints.has_slo else None
             state.queue.append(Progress(request, index, job, promise=promise))
 
@@ -164,6 +172,7 @@ class Node:
 
     def _first_token(self, progress: Progress) -> None:
         progress.job.grow(progress.generated_tokens + 1)
+        self._refine([progress])
         if progress.first_token_s < 0:
             progress.first_token_s = self.now_s
         elif progress.promise is not None:  # it was retracted, and goes on
@@ -190,6 +199,8 @@ class Node:
             steps = min(steps, decode.steps_to_refresh(interval_tokens))
         next_s = min(until_s, self._coming[0][0]) if self._coming else until_s
         steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
+        if self._refining is not None:
+            steps = min(steps, *(self._steps_to_score(progress) for progress in decode))
         seconds = decode.seconds(step_time, steps)
         for _ in range(min(steps, _MOST_PACED)):
             state.pace.add(seconds, decode.seconds(state.server.step_time, steps))
@@ -213,6 +224,36 @@ class Node:
         decode.leap(steps)
         for progress in decode.finished():
             self._finish(progress)
+        self._refine([*decode])
+
+    def _refine(self, progresses: Sequence[Progress]) -> None:
+        """Show what is due. The step that has made a token has shown the state before it."""
+        if self._refining is None:
+            return
+        told: list[tuple[int, int, NDArray[np.float64]]] = []
+        for progress in progresses:
+            age_tokens = self._age(progress) - 1
+            if self._refining.refiner.wants(age_tokens):
+                log_p = progress.request.scores.get(age_tokens)
+                if log_p is not None:
+                    told.append((progress.job.arrival, age_tokens, log_p))
+        if told:
+            arrivals, ages, rows = zip(*told, strict=True)
+            self._refining.scored(arrivals, ages, np.stack(rows))
+
+    def _age(self, progress: Progress) -> int:
+        """Of one that decodes, or has its first token coming."""
+        if progress.finish_step >= 0:
+            self.state.decode.sync(progress)
+        return progress.generated_tokens
+
+    def _steps_to_score(self, progress: Progress) -> int:
+        """Until the age at which the next scores of a decoding request are due."""
+        assert self._refining is not None
+        age_tokens, wants = self._age(progress), self._refining.refiner.wants
+        while not wants(age_tokens) and age_tokens < progress.request.max_new_tokens:
+            age_tokens += 1
+        return age_tokens + 1 - progress.generated_tokens
 
     def _finish(self, progress: Progress) -> None:
         state = self.state
@@ -220,6 +261,8 @@ class Node:
         state.pool.publish(progress, progress.kv_tokens)
         state.pool.leave(progress)
         state.admission.ended(progress.job)
+        if self._refining is not None:
+            self._refining.ended(progress.job)
         state.batch_is_full = False
         self.num_outstanding -= 1
         self._on_finish(progress)

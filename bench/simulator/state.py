@@ -15,6 +15,7 @@ from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.job import Job
 from sage_sched.pace import Pace
 from sage_sched.policy import Policy
+from sage_sched.posterior import Reading
 from sage_sched.step_time import StepTime
 from sage_sched.view import Holding, SchedulerView
 
@@ -37,6 +38,7 @@ class Options:
     prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
     pace: by how much steps take longer than policies are told at the start.
     check: whether the invariants are checked at every event.
+    reading: how the requests' scores are to be read, for policies that go by some.
     """
 
     preempt: bool = False
@@ -44,6 +46,7 @@ class Options:
     prediction_delay_s: float = 0.0
     pace: float = 1.0
     check: bool = False
+    reading: Reading | None = None
 
 
 class NewTokenRatio:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # The recorded length travels in the request's own custom_params; no policy reads it.
 LENGTH_KEY = "bench_output_tokens"
 # Beats any logit, and stays finite in half precision and after division by a temperature.
-_CERTAIN = 1e4
+CERTAIN = 1e4
 
 
 class ForcedLength(CustomLogitProcessor):  # type: ignore[misc]
@@ -36,21 +36,21 @@ class ForcedLength(CustomLogitProcessor):  # type: ignore[misc]
         if not rows:
             return logits
         end_tokens = _end_tokens(rows[0][1])
-        last = [row for row, request, length in rows if _num_output_tokens(request) >= length]
+        last = [row for row, request, length in rows if num_output_tokens(request) >= length]
         if len(rows) == len(logits):
             logits[:, end_tokens] = -float("inf")
         else:
             for row, _, _ in rows:
                 logits[row, end_tokens] = -float("inf")
         if last:
-            logits[last, end_tokens[0]] = _CERTAIN
+            logits[last, end_tokens[0]] = CERTAIN
         return logits
 
     # SGLang deserialises the class anew for every batch that it builds, and merges processors by
     # the text of their serialisation: it must not depend on anything but the class's name.
 
 
-def _num_output_tokens(request: Any) -> int:
+def num_output_tokens(request: Any) -> int:
     """How many output tokens the request has once the token now being sampled is added.
 
     The KV that this forward pass covers reaches up to the token before it: prompt and output so

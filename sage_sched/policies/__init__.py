@@ -8,6 +8,7 @@ from sage_sched.policies.sage import Sage
 from sage_sched.policies.srpt_oracle import SrptOracle
 from sage_sched.policies.ssjf import Ssjf
 from sage_sched.policies.trail import Trail
+from sage_sched.policies.trail_prompt import TrailPrompt
 from sage_sched.policies.uniboost import UniBoost
 from sage_sched.policies.urgency import Urgency
 from sage_sched.policy import Policy
@@ -21,6 +22,7 @@ POLICIES: dict[str, type[Policy]] = {
     "srpt-oracle": SrptOracle,
     "ssjf": Ssjf,
     "trail": Trail,
+    "trail-prompt": TrailPrompt,
     "uniboost": UniBoost,
     "urgency": Urgency,
 }

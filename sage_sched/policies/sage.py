@@ -13,12 +13,13 @@ import numpy as np
 from sage_sched.cost import COSTS, cost_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import require
-from sage_sched.gittins import GittinsTable
+from sage_sched.gittins import GittinsTable, gittins_index
 from sage_sched.job import Job
 from sage_sched.mean_cost import MeanCost
 from sage_sched.outlook import Those, gains_steps
 from sage_sched.policy import Policy
 from sage_sched.promises import Promises
+from sage_sched.refined import Refined
 from sage_sched.sessions import Sessions
 from sage_sched.step_time import ServerFacts
 from sage_sched.view import SchedulerView
@@ -56,6 +57,8 @@ class SageParameters:
     preempts: whether running requests yield.
     sessions: whether the requests of a session (Hints.session) count as come when that began; see
         sage_sched.sessions.
+    posterior: whether a probe that reads hidden states refines the forecast of a running request
+        (sage_sched.posterior).
     """
 
     index: str = "gittins"
@@ -66,6 +69,7 @@ class SageParameters:
     regret: float = 8.0
     preempts: bool = True
     sessions: bool = True
+    posterior: bool = False
 
     def __post_init__(self) -> None:
         require(self.index in _TABLES, "policy.sage.index", self.index, ", ".join(_TABLES))
@@ -75,6 +79,10 @@ class SageParameters:
         require(0 <= self.refresh <= 1, "policy.sage.refresh", self.refresh, "0 to 1")
         require(self.aging_pools > 0, "policy.sage.aging_pools", self.aging_pools, "above 0")
         require(self.regret >= 0, "policy.sage.regret", self.regret, "0 or more, inf")
+        allowed = "false (with policy.sage.index mean)"
+        require(
+            not self.posterior or self.index == "gittins", "policy.sage.posterior", True, allowed
+        )
 
 
 @dataclass(slots=True)
@@ -82,17 +90,19 @@ class _Memo:
     """A job's index and how many steps it has to go, at all ages; and both, with its key, in the
     interval of ages last asked for.
 
-    revision: the job's, of the distribution that all rests on. came_at: what the server had served
-        when the job counts as come. more: what a subclass computed of it; no one else reads it.
+    came_at: what the server had served when the job counts as come. refined: whether index and
+        steps are by what was seen of its answer, at its revision; else by the tables. more: what a
+        subclass computed of it; no one else reads it.
     """
 
     table: GittinsTable | MeanCost
     steps_table: MeanCost
-    revision: int
     log_at_arrival: float
     came_at: int
+    refined: bool = False
     interval: int = -1
     key: float = 0.0
+    log_index: float = 0.0
     index: float = 0.0
     steps: float = 0.0
     more: object = None
@@ -119,11 +129,13 @@ class Sage(Policy):
 
     The variants are the ablations of SageSched, Fig. 10 (costs) and Fig. 11 (mean, norefresh: the
     index at arrival, whatever a job has become), the order of the waiting alone, and requests by
-    themselves, whatever session they are of.
+    themselves, whatever session they are of. sage+ goes on from the forecast by the prompt: the
+    index of a running request is that of what is left of it by what the model has shown so far.
     """
 
     Parameters = SageParameters
     variants: ClassVar = {
+        "sage+": {"posterior": True},
         "sage-order": {"preempts": False},
         "sage-mean": {"index": "mean"},
         "sage-norefresh": {"refresh_interval_tokens": 1 << 30},
@@ -141,6 +153,7 @@ class Sage(Policy):
         self._aging_tokens = parameters.aging_pools * server.kv_pool_tokens
         self._promises = Promises(parameters.regret)
         self._refresh = parameters.refresh
+        self.refines_by = "posterior" if parameters.posterior else ""
         self._sessions = Sessions() if parameters.sessions else None
         self._seen: tuple[ref[SchedulerView], dict[Job, float]] | None = None
 
@@ -162,7 +175,8 @@ class Sage(Policy):
             moved, came_at = self._sessions.moved_up(view.waiting)
             for job in moved:
                 memo = _memo(job)
-                memo.came_at, memo.interval, job.place = min(memo.came_at, came_at), -1, None
+                memo.came_at, job.place = min(memo.came_at, came_at), None
+                memo.key = memo.log_index + memo.came_at / self._aging_tokens
 
     def on_server(self, server: ServerFacts) -> None:
         """All costs are others."""
@@ -172,13 +186,34 @@ class Sage(Policy):
     def on_forecast(self, job: Job) -> None:
         """Its index anew."""
         memo = _memo(job)
-        if memo.revision != job.revision:
-            assert job.distribution is not None
-            self._rank(job, job.distribution, memo.came_at)
-            return
         memo.table.set_cost(self._cost, job.cached_input_tokens)
         memo.log_at_arrival = math.log(memo.table.index(0))
-        memo.interval = -1
+        self.on_forecasts([job])
+
+    def on_forecasts(self, jobs: Sequence[Job]) -> None:
+        """The index at its age alone, of all of them at once: scores come after every step."""
+        for job in jobs:
+            memo = _memo(job)
+            memo.refined, memo.interval = False, -1
+        seen = [(job, job.refined) for job in jobs if job.refined is not None]
+        for num_lengths in dict.fromkeys(refined.lengths.size for _, refined in seen):
+            self._refine([(job, r) for job, r in seen if r.lengths.size == num_lengths])
+
+    def _refine(self, seen: Sequence[tuple[Job, Refined]]) -> None:
+        """All with as many lengths."""
+        age = np.array([refined.age_tokens for _, refined in seen])
+        lengths = np.stack([refined.lengths for _, refined in seen])
+        weights = np.stack([refined.weights for _, refined in seen])
+        inputs = np.array([[job.input_tokens, job.cached_input_tokens] for job, _ in seen])
+        input_tokens, cached_tokens = inputs[:, :1], inputs[:, 1:]
+        spent = self._cost(input_tokens, age[:, None], cached_tokens) * (age[:, None] > 0)
+        costs = self._cost(input_tokens, lengths, cached_tokens) - spent
+        indices = gittins_index(weights, costs).tolist()
+        steps = ((lengths * weights).sum(axis=1) - age).tolist()
+        for (job, _), index, num_steps in zip(seen, indices, steps, strict=True):
+            memo = _memo(job)
+            memo.refined = True
+            self._set(memo, index, num_steps)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """`ln G + a / w`, see the class."""
@@ -242,14 +277,18 @@ class Sage(Policy):
     def _at_its_age(self, job: Job) -> _Memo:
         memo = _memo(job)
         interval = job.generated_tokens // self.refresh_interval_tokens
-        if memo.interval != interval:
+        if memo.interval != interval and not memo.refined:
             memo.interval = interval
-            change = math.log(memo.table.index(job.generated_tokens)) - memo.log_at_arrival
-            log_index = memo.log_at_arrival + change * (self._refresh if change > 0 else 1.0)
-            memo.key = log_index + memo.came_at / self._aging_tokens
-            memo.index = math.exp(log_index)
-            memo.steps = memo.steps_table.index(job.generated_tokens)
+            age_tokens = job.generated_tokens
+            self._set(memo, memo.table.index(age_tokens), memo.steps_table.index(age_tokens))
         return memo
+
+    def _set(self, memo: _Memo, index: float, steps: float) -> None:
+        change = math.log(index) - memo.log_at_arrival
+        memo.log_index = memo.log_at_arrival + change * (self._refresh if change > 0 else 1.0)
+        memo.key = memo.log_index + memo.came_at / self._aging_tokens
+        memo.index = math.exp(memo.log_index)
+        memo.steps = steps
 
     def _rank(self, job: Job, distribution: LengthDistribution, came_at: int) -> None:
         kind = _TABLES[self.parameters.index]
@@ -262,7 +301,7 @@ class Sage(Policy):
         steps_table = MeanCost(distribution, _steps, **sizes)
         log_index = math.log(table.index(0))
         more = job.memo.more if isinstance(job.memo, _Memo) else None
-        job.memo = _Memo(table, steps_table, job.revision, log_index, came_at, more=more)
+        job.memo = _Memo(table, steps_table, log_index, came_at, more=more)
 
 
 def _memo(job: Job) -> _Memo:

@@ -1,13 +1,12 @@
-"""TRAIL: the shortest predicted remaining length first, with limited preemption."""
+"""TRAIL: the shortest remaining length first as hidden states predict it, limited preemption."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from sage_sched.cost import cost_named
 from sage_sched.fields import require
 from sage_sched.job import Job
-from sage_sched.mean_cost import MeanCost
 from sage_sched.policy import Policy
 from sage_sched.step_time import ServerFacts
 from sage_sched.view import SchedulerView
@@ -18,72 +17,71 @@ class TrailParameters:
     """Settings of trail.
 
     limit: a request no longer yields past this share of its first prediction (the paper's c).
-    refresh_interval_tokens: the remaining length is predicted anew every so many tokens.
     """
 
     limit: float = 0.8
-    refresh_interval_tokens: int = 200
 
     def __post_init__(self) -> None:
         require(self.limit > 0, "policy.trail.limit", self.limit, "above 0")
-        interval = self.refresh_interval_tokens
-        require(interval >= 1, "policy.trail.refresh_interval_tokens", interval, "at least 1")
 
 
 @dataclass(slots=True)
 class _Memo:
-    remaining: MeanCost
-    first_prediction_tokens: float
+    """By the prompt: the predicted length. From then on what is left by the hidden states; how long
+    it may yield."""
+
+    left_tokens: float
+    limit_tokens: int
 
 
 class Trail(Policy):
-    """TRAIL (section 3.3): by the predicted remaining length; a running request may yield while
-    its age is less than limit times its first prediction.
+    """TRAIL (Shahout et al., ICLR 2025, section 3.3): by the predicted remaining length; a running
+    request may yield during its first floor(limit * first prediction) tokens.
 
-    The paper predicts the remaining length anew after each token from hidden states. Here it is
-    the mean of the prompt's distribution given the age: what the same knowledge of the prompt says.
+    The prompt's forecast orders those that have not begun (the paper's BERT). From the prefill on
+    the remaining length is predicted anew at each token (sage_sched.trail_filter).
     """
 
     Parameters = TrailParameters
+    refines_by = "trail"
+    refresh_interval_tokens = 1
 
     def __init__(self, parameters: TrailParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
-        self.refresh_interval_tokens = parameters.refresh_interval_tokens
-        self._tokens = cost_named("output", server)
 
     def on_arrival(self, job: Job) -> bool:
-        """Compute its remaining length at all ages."""
+        """Its predicted length."""
         if job.distribution is None:
             return False
-        remaining = self._remaining(job)
-        job.memo = _Memo(remaining, remaining.index(0))
+        first_tokens = job.distribution.capped(job.max_new_tokens).mean()
+        job.memo = _Memo(first_tokens, self._limit_tokens(first_tokens))
         return True
 
     def on_forecast(self, job: Job) -> None:
-        """The remaining length anew. What it was first predicted to be stays."""
+        """What is left of it, by now. The limit is that of the first prediction by a hidden state,
+        the middle of its likeliest bin."""
+        refined = job.refined
         assert isinstance(job.memo, _Memo)
-        job.memo.remaining = self._remaining(job)
+        if refined is None:
+            return
+        if job.revision == 1:
+            first = refined.lengths[refined.weights.argmax()] - refined.age_tokens
+            job.memo.limit_tokens = self._limit_tokens(float(first))
+        job.memo.left_tokens = refined.mean_left_tokens()
 
-    def _remaining(self, job: Job) -> MeanCost:
-        assert job.distribution is not None
-        return MeanCost(
-            job.distribution,
-            self._tokens,
-            input_tokens=job.input_tokens,
-            max_tokens=job.max_new_tokens,
-            interval_tokens=self.refresh_interval_tokens,
-        )
+    def _limit_tokens(self, first_tokens: float) -> int:
+        limit: float = self.parameters.limit
+        return math.floor(limit * first_tokens)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """The predicted remaining length."""
         assert isinstance(job.memo, _Memo)
-        return job.memo.remaining.index(job.generated_tokens)
+        return job.memo.left_tokens
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
         """If less is left of the waiting job, and the running one is young enough."""
         assert isinstance(running.memo, _Memo)
-        limit_tokens = self.parameters.limit * running.memo.first_prediction_tokens
         ahead = self.key(waiting, view) < self.key(running, view)
-        return bool(ahead and running.generated_tokens < limit_tokens)
+        return ahead and running.generated_tokens < running.memo.limit_tokens

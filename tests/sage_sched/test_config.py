@@ -40,8 +40,8 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"policy": {"sage": {"regret": -0.5}}}, ["policy.sage.regret", "-0.5", "0 or more, inf"]),
         ({"policy": {"sage": {"regret": float("nan")}}}, ["policy.sage.regret", "nan"]),
         (
-            {"policy": {"trail": {"refresh_interval_tokens": True}}},
-            ["policy.trail.refresh", "True", "int"],
+            {"policy": {"trail-prompt": {"refresh_interval_tokens": True}}},
+            ["policy.trail-prompt.refresh", "True", "int"],
         ),
         (
             {"policy": {"sage": {"cost": "tokens"}}},

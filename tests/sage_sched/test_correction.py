@@ -11,6 +11,7 @@ from sage_sched.admission import Admission
 from sage_sched.correction import Correction
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
+from sage_sched.refined import Refined
 
 CAP = 1 << 20
 quantiles = st.sampled_from((0.3, 0.5, 0.7, 0.9))
@@ -109,12 +110,25 @@ def test_what_was_asked_before_a_correction_is_asked_anew() -> None:
     assert admission.foreseen_tokens(running) == (math.ceil(500 * admission.correction.factor) - 3)
 
 
-def test_revised_forecasts_and_fixed_lengths_do_not_count() -> None:
+def test_what_was_seen_of_an_answer_is_taken_as_it_is() -> None:
+    admission, running = Admission(0.5, 4096), job([500] * 9)
+    told(admission, foreseen=500, answer=100, num=200)
+    running.grow(3)
+    running.revise(Refined(3, np.array([100.0, 200.0, 300.0]), np.array([0.2, 0.6, 0.2])))
+    assert admission.foreseen_tokens(running) == 197
+    running.grow(210)
+    assert admission.foreseen_tokens(running) == 90
+    # Answers are held against what their prompts foretold.
+    before = admission.correction.exact_factor
+    admission.ended(running)
+    assert admission.correction.exact_factor != before
+
+
+def test_fixed_lengths_do_not_count() -> None:
     admission = Admission(0.5, 4096)
-    revised, fixed, unknown = job([500] * 9), job([500] * 9), job([500] * 9)
-    revised.revise(LengthDistribution.from_samples([20], "history"))
+    fixed, unknown = job([500] * 9), job([500] * 9)
     fixed.has_fixed_length, unknown.distribution = True, None
-    for one in (revised, fixed, unknown):
+    for one in (fixed, unknown):
         one.grow(20)
         admission.ended(one)
     assert admission.correction.num_answers == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from sage_sched.admission import Admission
@@ -14,6 +15,7 @@ from sage_sched.job import Hints, Job
 from sage_sched.plan import Budget, Enter, Plan, Resume, Way, Yield
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import NoParameters, Policy
+from sage_sched.refined import Refined
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, waiting
 
@@ -183,7 +185,7 @@ def test_a_deadline_sets_the_budget_and_decode_only() -> None:
     assert not decided(replace(view, now_s=9.0), FirstTokenByDeadline).decode_only
 
 
-def test_a_revised_forecast_changes_the_order_of_those_that_wait() -> None:
+def test_what_was_seen_of_an_answer_changes_the_order_of_those_that_wait() -> None:
     policy = Sage(SageParameters(), SERVER)
     jobs = [job(number, cap=4000) for number in range(2)]
     for one, length in zip(jobs, (100, 1000), strict=True):
@@ -192,7 +194,7 @@ def test_a_revised_forecast_changes_the_order_of_those_that_wait() -> None:
     view = waiting(*jobs)
     assert decide(view, policy, ADMISSION).order == [0, 1]
     needed = ADMISSION.needed_tokens(jobs[1], 1)
-    jobs[1].revise(LengthDistribution.from_samples([10] * 50, "history"))
+    jobs[1].revise(Refined(0, np.array([10.0]), np.array([1.0])))
     policy.on_forecast(jobs[1])
     assert decide(view, policy, ADMISSION).order == [1, 0]
     assert ADMISSION.needed_tokens(jobs[1], 1) < needed

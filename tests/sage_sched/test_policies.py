@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from sage_sched.job import Job
 from sage_sched.mean_cost import MeanCost
 from sage_sched.order import serving_order
 from sage_sched.policy import Policy, policy_named, policy_names, policy_type, section_of
+from sage_sched.refined import Refined
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 
 POOL = SERVER.kv_pool_tokens
@@ -210,9 +212,9 @@ def test_the_measured_cost_is_in_seconds_of_the_server() -> None:
     assert cost_named("measured", SERVER)(1000, 10) == pytest.approx(expected)
 
 
-def test_trail_yields_while_young_and_to_a_shorter_one_only() -> None:
+def test_trail_prompt_yields_while_young_and_to_a_shorter_one_only() -> None:
     running, shorter, longer = job(1000), job(100), job(2000)
-    policy = ranking("trail", running, shorter, longer)
+    policy = ranking("trail-prompt", running, shorter, longer)
     assert policy.should_preempt(running, shorter, 0.0, IDLE)
     assert not policy.should_preempt(running, longer, 0.0, IDLE)
     running.generated_tokens = 799
@@ -268,15 +270,51 @@ def test_the_oracle_takes_true_lengths_only() -> None:
     assert order("srpt-oracle", [nearly_done, short]) == [0, 1]
 
 
-@pytest.mark.parametrize("name", sorted(NEEDS_LENGTHS))
-def test_a_revised_forecast_counts_at_any_age(name: str) -> None:
-    revised, fresh = job(30, age=20), job(4000, age=20)
-    policy = ranking(name, revised, fresh)
-    revised.revise(job(4000).distribution)  # type: ignore[arg-type]
-    policy.on_forecast(revised)
-    if name == "sage-norefresh":
-        assert policy.key(revised, IDLE) == policy.key(fresh, IDLE)
-    assert policy.key(revised, IDLE) == pytest.approx(policy.key(fresh, IDLE))
+@pytest.mark.parametrize("age", [0, 200, 1800])
+def test_what_was_seen_of_an_answer_counts_as_if_it_had_been_known(age: int) -> None:
+    seen, fresh, unseen = job(30, age=age), job(1500, 4000, age=age), job(30, age=age)
+    policy = ranking("sage+", seen, fresh, unseen)
+    known = fresh.distribution.with_tail(4096)  # type: ignore[union-attr]
+    left = known.surviving(age)
+    assert left is not None
+    seen.revise(Refined(age, left.lengths.astype(float), left.weights))
+    policy.on_forecasts([seen])
+    assert policy.key(seen, IDLE) == pytest.approx(policy.key(fresh, IDLE))
+    assert policy.key(seen, IDLE) != policy.key(unseen, IDLE)
+    # If nothing of it is believed any more, it is what its prompt says.
+    seen.revise(None)
+    policy.on_forecasts([seen])
+    assert policy.key(seen, IDLE) == policy.key(unseen, IDLE)
+
+
+def test_what_was_seen_counts_by_the_cost_that_is_known_now() -> None:
+    one = job(1500, 4000, age=200)
+    policy = ranking("sage+", one)
+    one.revise(Refined(200, np.array([300.0, 500.0]), np.array([0.5, 0.5])))
+    policy.on_forecasts([one])
+    before = policy.key(one, IDLE)
+    slower = replace(SERVER, step_time=replace(SERVER.step_time, decode_base_s=9.0))
+    policy.on_server(slower)
+    policy.on_forecast(one)
+    assert policy.key(one, IDLE) > before
+
+
+def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
+    running, shorter = job(1000), job(100, arrival=1)
+    policy = ranking("trail", running, shorter)
+    assert policy.key(running, IDLE) == 1000
+    for age in (0, 1):
+        weights = np.array([0.0, 1.0]) if age == 0 else np.array([0.5, 0.5])
+        running.generated_tokens = age
+        running.revise(Refined(age, age + np.array([50.0, 250.0]), weights))
+        policy.on_forecasts([running])
+    assert policy.key(running, IDLE) == 150
+    assert policy.should_preempt(running, shorter, 0.0, IDLE)
+    # The limit is that of the first prediction, 250.
+    running.generated_tokens = 199
+    assert policy.should_preempt(running, shorter, 0.0, IDLE)
+    running.generated_tokens = 200
+    assert not policy.should_preempt(running, shorter, 0.0, IDLE)
 
 
 @given(distributions(), st.sampled_from([0, 100, 700, 2000]))

@@ -66,7 +66,8 @@ def test_a_revised_forecast_leaves_it_in_its_place() -> None:
     arrived(policy, old)
     order(policy, old)
     arrived(policy, later)
-    old.revise(KNOWN)
+    old.find(old.input_tokens // 2)
+    old.find(0)
     policy.on_forecast(old)
     assert order(policy, old, later) == [1, 2]
     assert policy.key(old, waiting(old)) == policy.key(later, waiting(later))

@@ -82,4 +82,4 @@ def test_no_runs_are_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_ours_and_a_rival_of_each_kind_are_in_it() -> None:
     assert sustained.POLICIES[0] == "fcfs"
     ours = set(sustained.POLICIES) & set(policy_names())
-    assert ours == {"uniboost", "fcfs-foresight", "ssjf", "trail", "sage-order", "sage"}
+    assert ours == {"uniboost", "fcfs-foresight", "ssjf", "trail-prompt", "sage-order", "sage"}

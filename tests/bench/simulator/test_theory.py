@@ -20,7 +20,7 @@ from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.policies.sage import SageParameters
 from sage_sched.policies.srpt_oracle import SrptOracleParameters
-from sage_sched.policies.trail import TrailParameters
+from sage_sched.policies.trail_prompt import TrailPromptParameters
 from sage_sched.step_time import StepTime
 
 TOKEN_S = 0.001
@@ -143,8 +143,8 @@ def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
         replace(r, distribution=LengthDistribution.from_samples([r.output_tokens], "prior"))
         for r in requests
     ]
-    config = SageConfig(policy={"trail": TrailParameters(limit, refresh_interval_tokens=10)})
-    mean, error = mean_and_error(simulate(ONE_SLOT, "trail", config, exact, PREEMPTIVE))
+    config = SageConfig(policy={"trail-prompt": TrailPromptParameters(limit, 10)})
+    mean, error = mean_and_error(simulate(ONE_SLOT, "trail-prompt", config, exact, PREEMPTIVE))
     assert mean == pytest.approx(_srpt_response(rate, limit), abs=4 * error + 1.0)
     # The demand is one that can fail: without the limit it would be another.
     assert mean > _srpt_response(rate) + error or limit > 0.5

@@ -1,0 +1,145 @@
+"""What hidden states are worth to schedules, in the plan language, simulated.
+
+    python -m bench.prediction.plan_simulation --model results/plan --probe F --trail-probe F
+
+Requests are answers that no probe was trained on, with what their probes say at each age, read from
+the model beforehand: real scores, not modelled ones. The same requests go to each policy. Ratios
+are of mean times to the last token, medians over seeds with bootstrapped 95 % intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.prediction.plan_quality import forecasts_of_prompts
+from bench.prediction.plan_recording import CAP_TOKENS, plan_answers
+from bench.prediction.plan_states import read_answers
+from bench.simulator.presets import PRESETS, Engine
+from bench.simulator.request import SimRequest
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
+from predictor_store.probe_file import ProbeFile
+from predictor_store.torchvision_schemas import define_missing
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+
+POLICIES = ("fcfs", "trail-prompt", "trail", "sage", "sage+", "srpt-oracle")
+_CLASS = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Of one answer. scores, trail_scores: ln P by bin at each age."""
+
+    length: int
+    forecast: LengthDistribution
+    scores: NDArray[np.float64]
+    trail_scores: NDArray[np.float64]
+
+
+def requests_of(
+    material: Sequence[Material], rate: float, input_tokens: int, seed: int, policy: str
+) -> list[SimRequest]:
+    """Poisson arrivals of all the answers, in random order."""
+    rng = np.random.default_rng(seed)
+    times_s = np.cumsum(rng.exponential(1 / rate, len(material)))
+    requests = []
+    for number, place in enumerate(rng.permutation(len(material)).tolist()):
+        one = material[place]
+        scores = one.trail_scores if policy == "trail" else one.scores
+        requests.append(
+            SimRequest(
+                float(times_s[number]),
+                input_tokens,
+                one.length,
+                CAP_TOKENS,
+                one.forecast,
+                _CLASS,
+                scores=dict(enumerate(scores)),
+            )
+        )
+    return requests
+
+
+def engine_of(bound: str) -> Engine:
+    """The H800 preset, where slots bind or KV memory does."""
+    engine = PRESETS["h800-qwen3-32b"]
+    if bound == "slots":
+        return replace(engine, max_running_requests=16)
+    return replace(engine, kv_pool_tokens=16_384)
+
+
+def capacity(engine: Engine, material: Sequence[Material], input_tokens: int) -> float:
+    """Requests a second that the engine serves if all wait at once, first come, first served."""
+    burst = [
+        replace(request, arrival_s=0.0)
+        for request in requests_of(material, 1.0, input_tokens, 0, "fcfs")
+    ]
+    result = simulate(engine, "fcfs", SageConfig(), burst)
+    return len(burst) / float(result.ttlt_s.max())
+
+
+def main() -> None:
+    """A table for each bound and load."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--probe", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--trail-probe", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--skip", type=int, default=1200, help="answers that were recorded")
+    parser.add_argument("--answers", type=int, default=600)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--policies", nargs="+", default=POLICIES)
+    args = parser.parse_args()
+    define_missing()
+    probes = [ProbeFile.read(args.probe), ProbeFile.read(args.trail_probe)]
+    rows = plan_answers(args.model)[args.skip : args.skip + args.answers]
+    known = forecasts_of_prompts([row["prompt"] for row in rows])
+    material = [
+        Material(len(row["tokens"]), forecast, *read)
+        for row, forecast, read in zip(
+            rows, known, read_answers(args.model, rows, probes), strict=True
+        )
+    ]
+    readings = {"trail": probes[1].reading}
+    for bound, input_tokens in (("slots", 50), ("KV memory", 400)):
+        engine = engine_of("slots" if bound == "slots" else "memory")
+        served = capacity(engine, material, input_tokens)
+        for load in (1.5, 2.0):
+            means: dict[str, list[float]] = {policy: [] for policy in args.policies}
+            for seed in range(args.seeds):
+                for policy in args.policies:
+                    requests = requests_of(material, load * served, input_tokens, seed, policy)
+                    reading = readings.get(policy, probes[0].reading)
+                    options = Options(preempt=True, reading=reading)
+                    result = simulate(engine, policy, SageConfig(), requests, options)
+                    means[policy].append(float(result.ttlt_s.mean()))
+            print(f"\n{bound}, {load:g} times what fcfs serves ({served:.2f} requests/s)\n")
+            print_table(means)
+
+
+def print_table(means: dict[str, list[float]]) -> None:
+    """Markdown: means, and ratios to sage and to trail over paired seeds."""
+    print("| policy | mean TTLT, s | to `sage` | to `trail` |\n|---|---|---|---|", flush=True)
+    for policy, found in means.items():
+        ratios = [
+            _ratio(found, means[other]) if other in means else "" for other in ("sage", "trail")
+        ]
+        print(f"| `{policy}` | {np.median(found):.2f} | {ratios[0]} | {ratios[1]} |", flush=True)
+
+
+def _ratio(ours: Sequence[float], others: Sequence[float]) -> str:
+    ratios = np.array(ours) / np.array(others)
+    rng = np.random.default_rng(0)
+    medians = np.median(ratios[rng.integers(len(ratios), size=(2000, len(ratios)))], axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return f"{np.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What probes read of the plan language's model at every token of an answer, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from predictor_store.probe_file import ProbeFile
+from sage_sched.refining import from_steps, in_steps
+
+
+def read_answers(
+    model: Path, rows: Sequence[dict[str, Any]], probes: Sequence[ProbeFile]
+) -> Iterator[list[NDArray[np.float64]]]:
+    """Of each row (bench.servers.plan_model's answers) and probe: ln P by bin at every age of the
+    answer, from 0, as they would travel; shape (tokens, bins).
+
+    The same states as on a server, whose answers are forced to these tokens: the pass over prompt
+    and answer shows at the prompt's last token that at age 0, and so on.
+    """
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    llama = LlamaForCausalLM.from_pretrained(model).eval()
+    for row in rows:
+        asked = tokenizer(row["prompt"])["input_ids"]
+        ids = torch.tensor([asked + row["tokens"][:-1]])
+        with torch.no_grad():
+            states = llama(input_ids=ids, output_hidden_states=True).hidden_states
+        read = []
+        for probe in probes:
+            # The first of the states are the embeddings.
+            seen = states[probe.layer + 1][0, len(asked) - 1 :].numpy()
+            read.append(from_steps(in_steps(probe.log_p(seen))))
+        yield read

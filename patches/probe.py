@@ -1,0 +1,135 @@
+"""On rank 0: what was read of the model's states, made scores that are told to all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sglang.srt.managers.io_struct import BaseReq
+
+from patches.engine_types import Batch, Req
+from patches.recorder import Recorder
+from predictor_store.probe_file import ProbeFile
+from sage_sched.policy import Policy
+from sage_sched.refined import Refiner
+from sage_sched.refining import Refining, from_steps, in_steps, refiner_of
+
+logger = logging.getLogger(__name__)
+
+# Of scores that are not delivered, as SGLang skips broadcasts: the latest.
+_MAX_PENDING = 65_536
+
+
+class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
+    """Rank 0's scores, which ride the broadcast of requests to all ranks.
+
+    number: of the last of them, since the start. arrivals, ages: of each row. steps: int8, rows of
+    bins (sage_sched.refining.in_steps). is_believed: whether scores count.
+    """
+
+    number: int
+    arrivals: list[int]
+    ages: list[int]
+    steps: bytes
+    is_believed: bool
+
+
+def refining_of(policy: Policy, probe: ProbeFile | None) -> Refining | None:
+    """What takes scores in; None if the policy takes none."""
+    refiner = refiner_of(policy, None if probe is None else probe.reading)
+    return None if refiner is None else Refining(refiner, policy)
+
+
+class Probing:
+    """Of one scheduler; rank 0's alone reads."""
+
+    def __init__(self, refining: Refining | None, recorder: Recorder | None) -> None:
+        self.refining = refining
+        self.recorder = recorder
+        self._number = 0
+        self._arrivals: list[int] = []
+        self._ages: list[int] = []
+        self._steps: list[Any] = []
+        self._was_believed = True
+        self._num_not_finite = 0
+
+    def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
+        """See patches.tap.Sink. Never raises: it would end the server."""
+        try:
+            if self.refining is not None and logits is not None:
+                self._score(self.refining.refiner, batch, commits, logits)
+            if self.recorder is not None and states is not None:
+                self.recorder.read(batch, commits, states)
+        except Exception:
+            logger.exception("hidden states are read no longer")
+            self.refining = self.recorder = None
+
+    def _score(self, refiner: Refiner, batch: Batch, commits: Sequence[Any], logits: Any) -> None:
+        rows, wants = [], refiner.wants
+        for row, (req, commit) in enumerate(zip(batch.reqs, commits, strict=True)):
+            if commit is not None and wants(commit.output_index):
+                if not np.isfinite(logits[row]).all():
+                    self._num_not_finite += 1
+                    continue
+                rows.append(row)
+                self._arrivals.append(req.sage.job.arrival)
+                self._ages.append(commit.output_index)
+        if rows:
+            self._number += len(rows)
+            self._steps.extend(in_steps(logits[rows].astype(np.float64)))
+            if len(self._steps) > _MAX_PENDING:
+                self._drop(len(self._steps) - _MAX_PENDING)
+
+    def _drop(self, number: int) -> None:
+        del self._arrivals[:number], self._ages[:number], self._steps[:number]
+
+    def news(self) -> Scores | None:
+        """In every pass: what to tell all ranks. It is said until it has come back."""
+        if self.refining is None:
+            return None
+        is_believed = self.refining.deserves_belief
+        if not self._steps and is_believed == self._was_believed:
+            return None
+        if is_believed != self._was_believed:
+            logger.warning(
+                "a probe that foretells answers worse than their prompts is not believed"
+                if not is_believed
+                else "the probe foretells answers better than their prompts again"
+            )
+        self._was_believed = is_believed
+        return Scores(
+            number=self._number,
+            arrivals=self._arrivals.copy(),
+            ages=self._ages.copy(),
+            steps=b"".join(row.tobytes() for row in self._steps),
+            is_believed=is_believed,
+        )
+
+    def told(self, scores: Scores) -> None:
+        """On all ranks: it has come. Raises what the policy raises."""
+        if self.refining is None:
+            return
+        # On rank 0, what has come is told no more.
+        self._drop(len(self._steps) - (self._number - scores.number) if self._steps else 0)
+        self.refining.believe(scores.is_believed)
+        if scores.arrivals:
+            steps = np.frombuffer(scores.steps, np.int8).reshape(len(scores.arrivals), -1)
+            self.refining.scored(scores.arrivals, scores.ages, from_steps(steps))
+
+    def ended(self, req: Req) -> None:
+        """On all ranks: its answer is complete."""
+        job = req.sage.job
+        if self.refining is not None:
+            self.refining.ended(job)
+        if self.recorder is not None:
+            self.recorder.ended(req, job.generated_tokens)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info."""
+        return {
+            **({} if self.refining is None else self.refining.stats()),
+            "num_not_finite": self._num_not_finite,
+            "recorder": None if self.recorder is None else self.recorder.stats(),
+        }

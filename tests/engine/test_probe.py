@@ -1,0 +1,110 @@
+"""Hidden states are read on a real server, and its answers are what they would have been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from bench.checks.exactness import TWO_RANKS, ask, differences
+from predictor_store.model_fingerprint import fingerprint
+from predictor_store.recording import Recording
+from tests.engine.conftest import ASKED, CHECKED, YIELDING_FLAGS, Stock
+from tests.engine.crowds import ask_together
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until, warmed_store
+from tests.predictor_store.probes import probe
+
+# A request's rank changes with each token, and none is too old to yield.
+SETTINGS = """
+[policy.trail]
+limit = 1000.0
+[preemption]
+max_yields = 1000
+[step_time]
+decode_base_ms = 6.0
+[probe]
+file = "{probe}"
+record = "{record}"
+"""
+
+
+def started(model: Path, folder: Path, *flags: str, **env: str) -> SageServer:
+    """Under trail, with a probe that says anything at all."""
+    written = replace(probe(fingerprint(model)), recipe="trail")
+    written.write(folder / "probe")
+    settings = SETTINGS.format(probe=folder / "probe", record=folder / "recorded")
+    return SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=[*YIELDING_FLAGS, *flags],
+        env=CHECKED | env,
+        settings=settings,
+        policy="trail",
+    )
+
+
+# For the tests of one class, so that it is gone when the next one starts.
+@pytest.fixture(scope="class")
+def reading(
+    model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SageServer]:
+    with started(model, tmp_path_factory.mktemp("reading")) as server:
+        yield server
+
+
+class TestStatesAreRead:
+    def test_answers_are_the_same_and_scores_have_come(
+        self, reading: SageServer, stock: Stock
+    ) -> None:
+        num_different, largest = differences(stock.answers, ask_together(reading, ASKED))
+        assert num_different == 0
+        assert largest < 1e-3
+        stats = reading.stats()
+        assert stats["preemption"]["num_yields"] > 20
+        assert stats["num_policy_errors"] == 0
+        # Each token of each answer but the last, whose answer is complete by then.
+        assert stats["probe"]["num_scores"] > 0.8 * sum(num_tokens for _, num_tokens in ASKED)
+        assert stats["probe"]["num_not_finite"] == 0
+
+    def test_prompts_whose_tokens_are_scored_by_the_model_too(self, reading: SageServer) -> None:
+        before = reading.stats()["probe"]["num_scores"]
+        answer = generate(reading, SHORT_PROMPT, 8, return_logprob=True, logprob_start_len=0)
+        assert len(answer["meta_info"]["input_token_logprobs"]) > 1
+        assert reading.stats()["probe"]["num_scores"] > before
+
+    def test_what_was_recorded_is_of_the_answers(self, reading: SageServer) -> None:
+        folder = reading.log.parent / "recorded"
+        wait_until(lambda: any(folder.glob("*.answers.jsonl")))
+        recording = Recording.read(folder)
+        lengths = {num_tokens for _, num_tokens in ASKED}
+        assert lengths <= set(recording.lengths.tolist())
+        assert np.all(recording.ages < recording.lengths[recording.answer])
+        assert np.all(np.isfinite(recording.states))
+        for path in folder.iterdir():
+            assert path.stat().st_mode & 0o077 == 0
+
+    def test_other_weights_end_it(self, reading: SageServer, model: Path) -> None:
+        body = {"model_path": str(model), "flush_cache": True}
+        response = requests.post(f"{reading.url}/update_weights_from_disk", json=body, timeout=300)
+        assert response.json()["success"]
+        before: dict[str, Any] = reading.stats()["probe"]
+        assert "weights" in before["stopped"]
+        generate(reading, SHORT_PROMPT, 8)
+        assert reading.stats()["probe"]["num_scores"] == before["num_scores"]
+
+
+def test_two_ranks_go_by_the_same_scores(model: Path, stock: Stock, tmp_path: Path) -> None:
+    """SGLang compares what the ranks do, and ends the server if they differ."""
+    with started(model, tmp_path, "--tp", "2", **TWO_RANKS) as server:
+        answers = ask(server, ASKED, 36)
+        assert [len(answer.ids) for answer in answers] == [num for _, num in ASKED]
+        stats = server.stats()
+        assert stats["preemption"]["num_yields"] > 20
+        assert stats["probe"]["num_scores"] > 0
+        assert stats["num_policy_errors"] == 0

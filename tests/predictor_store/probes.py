@@ -1,0 +1,65 @@
+"""Probes and recordings that no model has been asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from predictor_store.probe_file import ProbeFile
+from predictor_store.recording import ANSWERS, ROWS, about_recording, row_type
+from sage_sched.posterior import Reading
+
+EDGES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 1 << 20])
+
+
+def probe(
+    fingerprint: str = "0123",
+    *,
+    hidden_size: int = 128,
+    layer: int = 0,
+    recipe: str = "log",
+    seed: int = 0,
+) -> ProbeFile:
+    """One that says anything at all."""
+    rng = np.random.default_rng(seed)
+    bins = EDGES.size - 1
+    return ProbeFile(
+        rng.normal(size=(16, hidden_size)).astype(np.float32),
+        np.zeros(16, np.float32),
+        rng.normal(size=(bins, 16)).astype(np.float32),
+        np.zeros(bins, np.float32),
+        layer=layer,
+        fingerprint=fingerprint,
+        recipe=recipe,
+        reading=Reading(EDGES, np.array([0, 16]), np.log(np.full((2, bins), 1 / bins))),
+        confusion=np.eye(bins),
+    )
+
+
+def write_recording(folder: Path, num_answers: int, *, told: bool = True, seed: int = 0) -> None:
+    """Of a model of two layers whose second one's states say how much is left of an answer (unless
+    told is false, where they are noise), as the first one's do not."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    about_recording(folder, {"fingerprint": "0123", "hidden_size": 8, "layers": [0, 1]})
+    rows, answers = [], []
+    for arrival in range(num_answers):
+        length = int(rng.choice([20, 400]))
+        for age in (0, 1, 2, 4, 8, 16, 32, 64, 96, 128):
+            if age < length:
+                states = rng.normal(size=(2, 8))
+                if told:
+                    states[1, 0] = np.log(length - age)
+                rows.append((arrival, age, states))
+        answers.append(
+            {
+                "session": "1", "arrival": arrival, "prompt": f"{rng.integers(1 << 62):016x}",
+                "tokens": length, "is_cut": False, "cap": 1000, "lengths": [20, 400],
+                "weights": [0.5, 0.5], "effective_samples": 100.0, "source": "history",
+            }
+        )  # fmt: skip
+    (folder / f"1-000000{ROWS}").write_bytes(np.array(rows, row_type(2, 8)).tobytes())
+    lines = "".join(json.dumps(answer) + "\n" for answer in answers)
+    (folder / f"1-000000{ANSWERS}").write_text(lines)

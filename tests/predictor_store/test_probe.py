@@ -1,0 +1,167 @@
+"""The file of a probe, and how one is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from predictor_store import train_probe_command
+from predictor_store.model_fingerprint import fingerprint
+from predictor_store.probe_file import ProbeFile, ProbeFileError
+from predictor_store.probe_score import crps, quality_by_age
+from predictor_store.probe_training import RECIPES, TrainingError, train
+from predictor_store.recording import Recording, RecordingError, about_recording
+from sage_sched.cli import main
+from tests.predictor_store.probes import probe, write_recording
+
+QUICK = replace(RECIPES["log"], num_epochs=8)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """On busy cores, threads that wait for one another take the longest."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_probe_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    written = probe(layer=3)
+    written.write(tmp_path / "probe")
+    read = ProbeFile.read(tmp_path / "probe")
+    states = np.random.default_rng(0).normal(size=(5, 128)).astype(np.float32)
+    assert np.array_equal(read.log_p(states), written.log_p(states))
+    assert np.exp(read.log_p(states)).sum(axis=1) == pytest.approx(np.ones(5))
+    assert (read.layer, read.fingerprint, read.recipe) == (3, "0123", "log")
+    assert np.array_equal(read.reading.log_base, written.reading.log_base)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("format", "sage-sched probe 9"),
+        ("pooling", "mean"),
+        ("recipe", "guess"),
+        ("hidden_size", 64),
+        ("hidden_size", -1),
+        ("edges", [0, 4, 2]),
+        ("beta", "much"),
+        ("log_base", [[0.0]]),
+        ("confusion", [[1.0]]),
+    ],
+)
+def test_a_probe_that_makes_no_sense_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    path = tmp_path / "probe"
+    probe().write(path)
+    arrays = load_file(path)
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        about = json.loads(file.metadata()["sage_sched"])
+    save_file(arrays, path, metadata={"sage_sched": json.dumps({**about, field: value})})
+    with pytest.raises(ProbeFileError, match="cannot be used"):
+        ProbeFile.read(path)
+
+
+def test_a_damaged_probe_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "probe"
+    probe().write(path)
+    whole = path.read_bytes()
+    for content in (b"", whole[:100], whole[:-10], b"\xff" * 1000):
+        path.write_bytes(content)
+        with pytest.raises(ProbeFileError):
+            ProbeFile.read(path)
+    save_file({"w1": np.zeros(3, np.float32)}, path)
+    with pytest.raises(ProbeFileError):
+        ProbeFile.read(path)
+
+
+def test_a_fingerprint_tells_models_apart(tmp_path: Path) -> None:
+    def model(name: str, weights: float, config: str = "{}") -> str:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(config)
+        save_file({"w": np.full((100, 100), weights, np.float32)}, folder / "model.safetensors")
+        return fingerprint(folder)
+
+    first = model("first", 1.0)
+    assert model("same", 1.0) == first
+    assert model("other", 2.0) != first
+    assert model("configured", 1.0, '{"hidden_size": 2}') != first
+    with pytest.raises(ValueError, match="no folder of a model"):
+        fingerprint(tmp_path)
+
+
+def test_states_that_tell_are_found_and_used(tmp_path: Path) -> None:
+    write_recording(tmp_path, 300)
+    trained = train(Recording.read(tmp_path), RECIPES["log"], say=lambda line: None)
+    assert trained.probe.layer == 1
+    assert trained.probe.reading.beta > 0
+    assert trained.posterior[4].crps < 0.5 * trained.prompt[4].crps
+    assert trained.posterior[4].mae < 0.5 * trained.prompt[4].mae
+
+
+def test_states_that_tell_nothing_do_no_harm(tmp_path: Path) -> None:
+    write_recording(tmp_path, 200, told=False)
+    trained = train(Recording.read(tmp_path), QUICK, say=lambda line: None)
+    assert trained.posterior[4].crps < 1.1 * trained.prompt[4].crps
+
+
+def test_the_command_says_what_came_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recording(tmp_path / "recorded", 200)
+    monkeypatch.setitem(RECIPES, "trail", replace(RECIPES["trail"], num_epochs=2))
+    out, plot = tmp_path / "probe", tmp_path / "plot.png"
+    arguments = [str(tmp_path / "recorded"), "--out", str(out), "--recipe", "trail"]
+    assert main(["train-probe", *arguments, "--plot", str(plot)]) == 0
+    said = capsys.readouterr().out
+    assert "held-out loss" in said
+    assert "age 16" in said
+    assert ProbeFile.read(out).recipe == "trail"
+    assert np.diff(ProbeFile.read(out).reading.edges)[:9].tolist() == pytest.approx(
+        [51.2] * 9, abs=1
+    )
+    assert plot.stat().st_size > 1000
+
+
+def test_too_little_is_no_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train-probe", str(tmp_path), "--out", str(tmp_path / "probe")]) == 1
+    assert "no recording" in capsys.readouterr().err
+    write_recording(tmp_path, 30)
+    with pytest.raises(TrainingError, match="fewer than 20 answers"):
+        train(Recording.read(tmp_path), RECIPES["log"], say=lambda line: None)
+    with pytest.raises(RecordingError, match="these are of"):
+        about_recording(tmp_path, {"fingerprint": "another", "hidden_size": 8, "layers": [0, 1]})
+
+
+def test_a_recording_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    write_recording(tmp_path, 50)
+    whole = Recording.read(tmp_path)
+    (rows,) = tmp_path.glob("*.rows")
+    rows.write_bytes(rows.read_bytes()[:-7])
+    (answers,) = tmp_path.glob("*.answers.jsonl")
+    answers.write_text(answers.read_text()[:-30])
+    cut = Recording.read(tmp_path)
+    assert len(cut.lengths) == len(whole.lengths) - 1
+    assert len(whole.ages) - 12 <= len(cut.ages) < len(whole.ages)
+
+
+def test_crps_is_the_mean_absolute_error_of_a_sure_forecast() -> None:
+    assert crps(10, np.array([4.0]), np.ones(1)) == 6
+    lengths, weights = np.array([1.0, 5.0, 9.0]), np.array([0.2, 0.5, 0.3])
+    spread = np.abs(lengths[:, None] - lengths) * np.outer(weights, weights)
+    expected = float(np.abs(lengths - 3) @ weights - spread.sum() / 2)
+    assert crps(3, lengths, weights) == pytest.approx(expected)
+    quality = quality_by_age([(4, 3, lengths, weights), (5, 3, lengths, weights)])
+    assert quality[4].number == 1
+    assert quality[4].covered
+    assert train_probe_command.table({"a": quality}).count("\n") == 2
