@@ -11,10 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-# Of each that is wanted so many are put in order, where the search does not read all numbers.
-_NUM_FOUND = 2
-
-
 class Codes(NamedTuple):
     """Embeddings as they are kept: whole, int8, shape (n, dimension), of 1 / steps each."""
 
@@ -81,15 +77,13 @@ class VectorIndex:
             bits = np.packbits(among, bitorder="little")
             selector = faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
             only = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
-        num_found = k if self._columns is None else min(_NUM_FOUND * k, len(self))
-        read = self._read(query)[np.newaxis]
         with one_thread():
-            products, slots = self._searched.search(read, num_found, params=only)
+            products, slots = self._searched.search(self._read(query)[np.newaxis], k, params=only)
         found = slots[0] >= 0  # FAISS fills up with -1
         by_search, nearest = products[0][found], slots[0][found]
         if self._columns is not None:
             by_search = self._codes[nearest].astype(np.float32) @ query
-            falling = np.argsort(-by_search, kind="stable")[:k]
+            falling = np.argsort(-by_search, kind="stable")
             by_search, nearest = by_search[falling], nearest[falling]
         return by_search / self._steps**2, nearest
 
