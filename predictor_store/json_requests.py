@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, NoReturn
 
 from predictor_store import protocol
+from predictor_store.asked import Asked
 from predictor_store.features import excerpt
 from sage_sched.distribution import LengthDistribution
 
@@ -64,14 +65,19 @@ class JsonRequests:
         finally:
             self._room.release()
 
-    def ask(self, model: str, token: str, text: str, scope: str) -> LengthDistribution:
-        """Raises RequestError."""
+    def ask(self, asked: dict[str, Any], token: str) -> LengthDistribution:
+        """asked: as _checked has it. Raises RequestError."""
         try:
             with socket.socket(self.family) as connected:
                 connected.settimeout(_ANSWER_SECONDS)
                 connected.connect(self.address)
-                hello = protocol.hello(model, token, only_asks=True)
-                question = {"predict": 0, "text": excerpt(text), "scope": scope}
+                hello = protocol.hello(asked["model"], token, only_asks=True)
+                question = {
+                    "predict": 0,
+                    "text": excerpt(asked["prompt"]),
+                    "scope": asked["lora"],
+                    "asked": asked["asked"],
+                }
                 connected.sendall(protocol.encode(hello) + protocol.encode(question))
                 return _answer(connected)
         except OSError as error:
@@ -134,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _predict(self, asked: dict[str, Any]) -> dict[str, Any]:
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else ""
-        found = self.server.ask(asked["model"], token, asked["prompt"], asked["lora"])
+        found = self.server.ask(asked, token)
         if asked["max_tokens"] is not None:
             found = found.capped(asked["max_tokens"])
         return {
@@ -160,8 +166,10 @@ def _checked(body: object) -> dict[str, Any]:
     """The fields of a request, all of them. Raises RequestError."""
     if not isinstance(body, dict):
         _bad("the body is no JSON object")
-    asked = {"lora": "", "max_tokens": None, "quantiles": list(_QUANTILES), **body}
-    allowed = ("model", "prompt", "lora", "max_tokens", "quantiles")
+    left_out: dict[str, Any] = {"lora": "", "asked": {}, "max_tokens": None}
+    left_out["quantiles"] = list(_QUANTILES)
+    asked = {**left_out, **body}
+    allowed = ("model", "prompt", *left_out)
     for name in asked:
         if name not in allowed:
             _bad(f"unknown field {name[:100]!r}, allowed: {', '.join(allowed)}")
@@ -171,6 +179,12 @@ def _checked(body: object) -> dict[str, Any]:
     for name in ("model", "lora"):
         if len(asked[name]) > _MAX_NAME_CHARS:
             _bad(f"{name} may have {_MAX_NAME_CHARS} characters")
+    if not isinstance(asked["asked"], dict):
+        _bad("asked must be an object")
+    try:
+        Asked.from_fields(asked["asked"])
+    except ValueError as error:
+        _bad(f"asked is {error}")
     cap = asked["max_tokens"]
     if cap is not None and not (type(cap) is int and 1 <= cap < _MAX_TOKENS):
         _bad("max_tokens must be a whole number of at least 1")

@@ -77,8 +77,11 @@ def service(
     service_socket.remove(address, listener)
 
 
-def ask(link: Link, handle: int, text: str) -> LengthDistribution:
-    link.socket.sendall(protocol.encode({"predict": handle, "text": text, "scope": ""}))
+def ask(
+    link: Link, handle: int, text: str, asked: dict[str, int] | None = None
+) -> LengthDistribution:
+    message = {"predict": handle, "text": text, "scope": "", "asked": asked or {}}
+    link.socket.sendall(protocol.encode(message))
     found = protocol.decode_distribution(until(link, "predicted")["distribution"])
     assert found is not None
     return found
@@ -260,6 +263,14 @@ def test_a_router_asks_for_a_distribution_as_json(service: Service) -> None:
         sum(n * p for n, p in zip(found["lengths"], found["probabilities"], strict=True))
     )
     assert max(post(service, {**prompt, "max_tokens": 100})[1]["lengths"]) == 100
+    # The same words, asked otherwise.
+    thinking = {"thinks": 1, "num_tools": 3}
+    ask(link, 1, prompt["prompt"], thinking)
+    for _ in range(40):
+        end(link, 1, 500)
+    until(link, "stats", lambda stats: stats["num_recorded"] == 80)
+    assert post(service, {**prompt, "asked": thinking})[1]["quantiles"]["0.5"] == 500
+    assert post(service, prompt)[1]["quantiles"]["0.1"] == 10
     link.close()
 
 
@@ -274,6 +285,8 @@ BAD = [
     ({"model": "one", "prompt": "x", "max_tokens": True}, 400, "max_tokens"),
     ({"model": "one", "prompt": "x", "quantiles": [2]}, 400, "quantiles"),
     ({"model": "one", "prompt": "x", "quantiles": [0.5] * 101}, 400, "quantiles"),
+    ({"model": "one", "prompt": "x", "asked": [1]}, 400, "asked must be an object"),
+    ({"model": "one", "prompt": "x", "asked": {"thinks": 2.5}}, 400, "thinks"),
     ({"model": "x" * 1001, "prompt": "x"}, 400, "model may have"),
     ({"model": "unheard of", "prompt": "x"}, 404, "unheard of"),
     (b"x" * (1 << 20) + b"x", 413, "bytes"),
