@@ -81,6 +81,50 @@ MUTATIONS = (
         "::test_the_same_words_asked_otherwise_are_answered_otherwise",
     ),
     Mutation(
+        "a class is granted beyond its share",
+        "sage_sched/slo.py",
+        "            name = config.default\n            self._num_demoted",
+        "            self._num_demoted",
+        "tests/sage_sched/test_slo.py"
+        "::test_if_all_claim_the_best_class_those_beyond_its_share_get_the_default",
+    ),
+    Mutation(
+        "a client says of which class it is",
+        "patches/carrier.py",
+        "_hints(custom_params, CLIENTS_HINTS)",
+        "_hints(custom_params, _HINTS)",
+        f"{_CARRIER}::test_no_client_names_its_class",
+    ),
+    Mutation(
+        "a stamp from another clock makes a request an hour late",
+        "patches/carrier.py",
+        "now_s - _MOST_AGE_S <= came_s <= now_s",
+        "came_s == came_s",
+        f"{_CARRIER}::test_a_stamp_that_cannot_be_counts_as_now",
+    ),
+    Mutation(
+        "a batch is planned as if steps took no longer than foreseen",
+        "patches/scheduler_state.py",
+        "pace=self.jobs.pace,",
+        "pace=1.0,",
+        f"{_STATE}::test_a_tick_dates_those_that_came_with_it",
+    ),
+    Mutation(
+        "a request that can no longer be in time shortens everybody's batch",
+        "sage_sched/slide.py",
+        "in_time = queue.remain_s >= queue.exec_s + self.fixed_s",
+        "in_time = queue.remain_s >= -math.inf",
+        "tests/sage_sched/test_slide.py::test_the_order_is_that_of_algorithm_1",
+    ),
+    Mutation(
+        "a prompt that is found to be cached loses its place",
+        "sage_sched/policies/proserve.py",
+        "            promised.worth, promised.looked_at = worth, _NEVER\n",
+        "            promised.worth, promised.looked_at, promised.key = worth, _NEVER, 0.0\n",
+        "tests/sage_sched/test_proserve.py"
+        "::test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order",
+    ),
+    Mutation(
         "a late prediction costs the request its prior",
         "predictor_store/client.py",
         "answer.set_result(Prediction(handle, self._prior))",
