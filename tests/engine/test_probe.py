@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,7 @@ record = "{record}"
 
 def started(model: Path, folder: Path, *flags: str, **env: str) -> SageServer:
     """Under trail, with a probe that says anything at all."""
-    written = replace(probe(fingerprint(model)), recipe="trail")
-    written.write(folder / "probe")
+    probe(fingerprint(model), recipe="trail").write(folder / "probe")
     settings = SETTINGS.format(probe=folder / "probe", record=folder / "recorded")
     return SageServer(
         model,

@@ -25,6 +25,7 @@ def probe(
     """One that says anything at all."""
     rng = np.random.default_rng(seed)
     bins = EDGES.size - 1
+    edges = EDGES if recipe == "log" else 50 * np.arange(bins + 1)
     return ProbeFile(
         rng.normal(size=(16, hidden_size)).astype(np.float32),
         np.zeros(16, np.float32),
@@ -33,7 +34,7 @@ def probe(
         layer=layer,
         fingerprint=fingerprint,
         recipe=recipe,
-        reading=Reading(EDGES, np.array([0, 16]), np.log(np.full((2, bins), 1 / bins))),
+        reading=Reading(edges, np.array([0, 16]), np.log(np.full((2, bins), 1 / bins))),
         confusion=np.eye(bins),
     )
 

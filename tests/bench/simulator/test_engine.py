@@ -20,6 +20,7 @@ from bench.simulator.stock import STOCK
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.policy import policy_names, policy_type
+from sage_sched.posterior import Reading
 from sage_sched.step_time import attended_pairs
 from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, STEP_TIME, burst, mixed, request
 
@@ -242,6 +243,39 @@ def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str)
     assert [p.index for p in finished_too] == [p.index for p in finished]
     last_s = [p.last_token_s for p in finished]
     assert [p.last_token_s for p in finished_too] == pytest.approx(last_s)
+
+
+@pytest.mark.parametrize("policy", ["sage+", "trail"])
+def test_a_score_counts_from_its_age_on_and_no_sooner(policy: str) -> None:
+    edges = np.array([0, 20, 40, 80, 160, 1 << 20])
+    reading = Reading(edges, np.array([0]), np.log(np.full((1, 5), 0.2)))
+    options = replace(PREEMPTIVE, reading=reading)
+    rng = np.random.default_rng(0)
+    requests = [
+        replace(each, scores={age: np.log(rng.dirichlet(np.ones(5))) for age in range(400)})
+        for each in mixed(120, 6.0, 6)
+    ]
+    nodes, until_s = list[Node](), 0.0
+    for known_until in (400, 60, 0):
+        others = [
+            replace(each, scores={a: p for a, p in each.scores.items() if a < known_until})
+            for each in requests
+        ]
+        node = started(policy, others, [], options)
+        # As long as nobody is older than 60, later scores are nobody's business.
+        while not nodes and max_age(node) < 55:
+            until_s += 0.05
+            node.advance(until_s)
+        node.advance(until_s)
+        nodes.append(node)
+    assert snapshot(nodes[0]) == snapshot(nodes[1])
+    assert snapshot(nodes[0]) != snapshot(nodes[2])
+
+
+def max_age(node: Node) -> int:
+    for progress in node.state.decode:
+        node.state.decode.sync(progress)
+    return max((progress.generated_tokens for progress in node.state.decode), default=0)
 
 
 def snapshot(node: Node) -> object:
