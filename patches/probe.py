@@ -54,31 +54,38 @@ class Probing:
         self._steps: list[Any] = []
         self._was_believed = True
         self._num_not_finite = 0
+        self._reads = True
 
     def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
         """See patches.tap.Sink. Never raises: it would end the server."""
+        if not self._reads:
+            return
         try:
             if self.refining is not None and logits is not None:
                 self._score(self.refining.refiner, batch, commits, logits)
             if self.recorder is not None and states is not None:
                 self.recorder.read(batch, commits, states)
         except Exception:
+            # What was told is on its way to the other ranks, so this one goes on listening.
             logger.exception("hidden states are read no longer")
-            self.refining = self.recorder = None
+            self._reads, self.recorder = False, None
 
     def _score(self, refiner: Refiner, batch: Batch, commits: Sequence[Any], logits: Any) -> None:
-        rows, wants = [], refiner.wants
+        rows, arrivals, ages, wants = [], [], [], refiner.wants
         for row, (req, commit) in enumerate(zip(batch.reqs, commits, strict=True)):
             if commit is not None and wants(commit.output_index):
                 if not np.isfinite(logits[row]).all():
                     self._num_not_finite += 1
                     continue
                 rows.append(row)
-                self._arrivals.append(req.sage.job.arrival)
-                self._ages.append(commit.output_index)
+                arrivals.append(req.sage.job.arrival)
+                ages.append(commit.output_index)
         if rows:
+            steps = in_steps(logits[rows].astype(np.float64))
             self._number += len(rows)
-            self._steps.extend(in_steps(logits[rows].astype(np.float64)))
+            self._arrivals += arrivals
+            self._ages += ages
+            self._steps.extend(steps)
             if len(self._steps) > _MAX_PENDING:
                 self._drop(len(self._steps) - _MAX_PENDING)
 

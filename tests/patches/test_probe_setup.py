@@ -173,6 +173,18 @@ def test_scores_that_are_no_numbers_are_counted_and_dropped() -> None:
     assert one.news() is not None
 
 
+def test_a_rank_that_can_read_no_longer_applies_what_it_has_told_as_the_others_do() -> None:
+    one, job = probing()
+    one.read(*step(job, 1), LONG, None)
+    told = one.news()
+    assert told is not None
+    one.read(*step(job, 2), LONG[:0], None)  # of nobody, though one decodes
+    one.read(*step(job, 4), LONG, None)
+    one.told(told)
+    assert job.revision == 1
+    assert one.news() is None
+
+
 def test_a_message_that_is_late_is_taken_and_counted() -> None:
     one, job = probing()
     one.read(*step(job, 1), LONG, None)
