@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -99,29 +100,30 @@ class Posterior:
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """See sage_sched.refined.Refiner. Jobs without a forecast are left as they are."""
-        rows = []
+        # Alike are those of one cap; of a job that is told of twice, one age comes after the other.
+        alike: dict[tuple[int, int], list[int]] = {}
+        turns = Counter[Job]()
         for row, (job, age_tokens) in enumerate(zip(jobs, ages, strict=True)):
             evidence = job.evidence
             if evidence is None and job.distribution is not None:
                 job.evidence = evidence = self._start(job.distribution, job.max_new_tokens)
             if isinstance(evidence, _Evidence) and evidence.age_tokens < age_tokens:
-                rows.append(row)
-        if not rows:
-            return []
-        news = [jobs[row] for row in rows]
-        num_cells = max(_num_cells(job.max_new_tokens) for job in news)
-        age = np.array([ages[row] for row in rows], np.int64)
-        ends = np.stack([_ends(job.max_new_tokens, num_cells) for job in news])
-        seen = self._by_cell(age, ends, self._scores(age, log_p[rows]))
-        self._revise(news, age, ends, seen)
-        return news
+                evidence.age_tokens = age_tokens
+                # From its cap on there is nothing to be said of it.
+                if age_tokens < job.max_new_tokens:
+                    alike.setdefault((turns[job], job.max_new_tokens), []).append(row)
+                    turns[job] += 1
+        for (_, cap_tokens), rows in sorted(alike.items()):
+            age = np.array([ages[row] for row in rows], np.int64)[:, None]
+            self._refine([jobs[row] for row in rows], age, _ends(cap_tokens), log_p[rows])
+        return [*turns]
 
     def gain(self, job: Job) -> float | None:
         """See sage_sched.refined.Refiner."""
         evidence = job.evidence
         if not isinstance(evidence, _Evidence) or job.distribution is None:
             return None
-        ends = _ends(job.max_new_tokens, evidence.log_seen.size)
+        ends = _ends(job.max_new_tokens)
         held = np.maximum(ends[1:] - np.maximum(ends[:-1], evidence.age_tokens), 0)
         cell = int(np.searchsorted(ends, job.generated_tokens)) - 1
         if not 0 <= cell < held.size or not held[cell]:
@@ -134,57 +136,49 @@ class Posterior:
         log_prior = np.log(_density(distribution, cap_tokens))
         return _Evidence(-1, self.reading.alpha * log_prior, np.zeros(log_prior.size))
 
-    def _scores(self, age: NDArray[np.int64], log_p: Floats) -> Floats:
-        """ln p - ln pi, shape (jobs, bins)."""
-        band = np.searchsorted(self.reading.band_ages, age, side="right") - 1
-        scores: Floats = log_p - self.reading.log_base[band]
-        return scores
+    def _refine(
+        self, jobs: Sequence[Job], age: NDArray[np.int64], ends: NDArray[np.int64], log_p: Floats
+    ) -> None:
+        """Jobs of one cap. age: (jobs, 1). ends: of the cells."""
+        reading = self.reading
+        band = np.searchsorted(reading.band_ages, age[:, 0], side="right") - 1
+        left = np.maximum(ends - age, 0)
+        held = left[:, 1:] - left[:, :-1]
+        seen = self._by_cell(left, held, log_p - reading.log_base[band])
+        told = [evidence for job in jobs if isinstance(evidence := job.evidence, _Evidence)]
+        log_seen = np.array([evidence.log_seen for evidence in told])
+        log_seen = reading.gamma * log_seen + reading.beta * seen
+        log_seen -= log_seen.max(axis=1, keepdims=True)
+        logs = log_seen + np.array([evidence.log_prior for evidence in told])
+        logs[held == 0] = -np.inf
+        logs -= logs.max(axis=1, keepdims=True)
+        weights = held * np.exp(np.maximum(logs, _LEAST_LOG))
+        weights /= weights.sum(axis=1, keepdims=True)
+        lengths = age + (left[:, :-1] + left[:, 1:] + 1) / 2
+        for row, job in enumerate(jobs):
+            told[row].log_seen = log_seen[row]
+            job.revise(Refined(int(age[row, 0]), lengths[row], weights[row]))
 
-    def _by_cell(self, age: NDArray[np.int64], ends: NDArray[np.int64], scores: Floats) -> Floats:
-        """ln of the mean of e^score over what each cell still holds, shape (jobs, cells)."""
+    def _by_cell(self, left: NDArray[np.int64], held: NDArray[np.int64], scores: Floats) -> Floats:
+        """ln of the mean of e^score over what each cell still holds, shape (jobs, cells). left: up
+        to where each cell ends, (jobs, cells + 1)."""
         edges = self.reading.edges
         level = np.exp(scores - scores.max(axis=1, keepdims=True))
-        area = np.zeros((len(age), edges.size))
+        area = np.zeros((len(left), edges.size))
         np.cumsum(level * np.diff(edges), axis=1, out=area[:, 1:])
-        left = np.maximum(ends - age[:, None], 0)
-        bin_of = np.minimum(np.searchsorted(edges, left, side="left") - 1, level.shape[1] - 1)
-        np.maximum(bin_of, 0, out=bin_of)
-        under = np.take_along_axis(area, bin_of, 1)
-        under += np.take_along_axis(level, bin_of, 1) * (left - edges[bin_of])
-        held = np.diff(left, axis=1)
-        mean = np.diff(under, axis=1) / np.maximum(held, 1)
+        bin_of = np.searchsorted(edges, left, side="left") - 1
+        np.clip(bin_of, 0, level.shape[1] - 1, out=bin_of)
+        rows = np.arange(len(left))[:, None]
+        under = area[rows, bin_of] + level[rows, bin_of] * (left - edges[bin_of])
+        mean = (under[:, 1:] - under[:, :-1]) / np.maximum(held, 1)
         seen: Floats = np.log(np.maximum(mean, 1e-26))
         return seen
-
-    def _revise(
-        self, jobs: Sequence[Job], age: NDArray[np.int64], ends: NDArray[np.int64], seen: Floats
-    ) -> None:
-        reading = self.reading
-        logs = np.full(seen.shape, -np.inf)
-        for row, job in enumerate(jobs):
-            evidence = job.evidence
-            assert isinstance(evidence, _Evidence)
-            evidence.age_tokens = int(age[row])
-            cells = evidence.log_seen.size
-            log_seen = reading.gamma * evidence.log_seen + reading.beta * seen[row, :cells]
-            evidence.log_seen = log_seen - log_seen.max()
-            logs[row, :cells] = evidence.log_prior + evidence.log_seen
-        begun = np.maximum(ends[:, :-1], age[:, None])
-        held = np.maximum(ends[:, 1:] - begun, 0)
-        logs = np.where(held > 0, logs, -np.inf)
-        top = logs.max(axis=1, keepdims=True)
-        weights = held * np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0), _LEAST_LOG))
-        weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
-        lengths = (begun + np.maximum(ends[:, 1:], begun) + 1) / 2
-        for row, job in enumerate(jobs):
-            if held[row].any():
-                job.revise(Refined(int(age[row]), lengths[row], weights[row]))
 
 
 def _density(distribution: LengthDistribution, cap_tokens: int) -> Floats:
     """Of each cell up to the cap, what a token's length in it weighs, above 0."""
-    num_cells = _num_cells(cap_tokens)
-    ends = _ends(cap_tokens, num_cells)
+    ends = _ends(cap_tokens)
+    num_cells = ends.size - 1
     capped = np.minimum(distribution.lengths, cap_tokens)
     seen = np.bincount(
         np.searchsorted(ends, capped) - 1, weights=distribution.weights, minlength=num_cells
@@ -211,12 +205,7 @@ def _grid() -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=256)
-def _num_cells(cap_tokens: int) -> int:
-    """Of them, up to the cap; the last ends there."""
-    return int(np.searchsorted(_grid(), cap_tokens))
-
-
-@lru_cache(maxsize=256)
-def _ends(cap_tokens: int, num_cells: int) -> NDArray[np.int64]:
-    """Where each cell of lengths ends, from 0, shape (num_cells + 1,); those past the cap there."""
+def _ends(cap_tokens: int) -> NDArray[np.int64]:
+    """Where each cell of lengths ends, from 0; the last at the cap."""
+    num_cells = int(np.searchsorted(_grid(), cap_tokens))
     return np.minimum(_grid()[: num_cells + 1], cap_tokens)

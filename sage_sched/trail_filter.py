@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,43 +83,42 @@ class TrailFilter:
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """See sage_sched.refined.Refiner."""
         p = np.exp(log_p)
-        revised: list[Job] = []
-        rows, qs, gaps = list[int](), list[Floats](), list[int]()
+        # Of a job that is told of twice, one age comes after the other; and those of one gap, more
+        # than a token where a message was late, go together.
+        alike: dict[tuple[int, int], list[int]] = {}
+        turns, last = Counter[Job](), dict[Job, int]()
         for row, (job, age_tokens) in enumerate(zip(jobs, ages, strict=True)):
             evidence = job.evidence
-            if not isinstance(evidence, _Evidence):
-                job.evidence = evidence = _Evidence(age_tokens, _normalized(p[row]))
-                revised.append(job)
-            elif age_tokens > evidence.age_tokens:
-                rows.append(row)
-                qs.append(evidence.q)
-                gaps.append(age_tokens - evidence.age_tokens)
-                revised.append(job)
-        if rows:
-            self._step(jobs, ages, rows, np.array(qs), np.array(gaps), p[rows])
+            if job not in last:
+                last[job] = evidence.age_tokens if isinstance(evidence, _Evidence) else -1
+            if age_tokens > last[job]:
+                gap = age_tokens - last[job] if last[job] >= 0 else 0
+                alike.setdefault((turns[job], gap), []).append(row)
+                last[job] = age_tokens
+                turns[job] += 1
+        for (_, gap), rows in sorted(alike.items()):
+            self._step(jobs, ages, rows, gap, p[rows])
         middles = np.asarray(self._width_tokens * (np.arange(p.shape[1]) + 0.5), np.float64)
-        for job in revised:
+        for job in turns:
             evidence = job.evidence
             assert isinstance(evidence, _Evidence)
             job.revise(Refined(evidence.age_tokens, evidence.age_tokens + middles, evidence.q))
-        return revised
+        return [*turns]
 
     def gain(self, job: Job) -> float | None:
         """None: it has never known the prompt's forecast."""
         return None
 
     def _step(
-        self,
-        jobs: Sequence[Job],
-        ages: Sequence[int],
-        rows: Sequence[int],
-        q: Floats,
-        gaps: Floats,
-        p: Floats,
+        self, jobs: Sequence[Job], ages: Sequence[int], rows: Sequence[int], gap: int, p: Floats
     ) -> None:
-        """gaps: tokens since the last scores; more than one where a message was late."""
-        for gap in np.unique(gaps).tolist():
-            where = gaps == gap
-            q[where] = filtered(q[where], p[where], self._width_tokens, int(gap))
-        for row, found in zip(rows, q, strict=True):
+        """gap: tokens since the last scores; 0 if these are the first."""
+        if gap:
+            known = [
+                evidence.q for r in rows if isinstance(evidence := jobs[r].evidence, _Evidence)
+            ]
+            p = filtered(np.array(known), p, self._width_tokens, gap)
+        else:
+            p = _normalized(p)
+        for row, found in zip(rows, p, strict=True):
             jobs[row].evidence = _Evidence(ages[row], found)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.posterior import Posterior, Reading, is_due
+from sage_sched.refined import Refiner
 from sage_sched.trail_filter import (
     TrailFilter,
     filtered,
@@ -128,7 +129,7 @@ def test_many_at_once_are_as_one_by_one() -> None:
 
 def test_past_the_cap_there_is_nothing_to_say() -> None:
     one = job(20, cap=64)
-    assert posterior().refine([one], [64], says(3)) == [one]
+    assert posterior().refine([one], [64], says(3)) == []
     assert one.revision == 0
 
 
@@ -204,3 +205,15 @@ def test_trails_filter_refines_jobs_at_every_token() -> None:
     assert other.refined is not None
     expected = filtered(np.exp(p[1]), np.exp(p[0]), 10.0, 2)
     assert other.refined.weights == pytest.approx(expected)
+
+
+def test_two_ages_in_one_message_are_as_one_after_the_other() -> None:
+    for make in (posterior(gamma=0.9), TrailFilter(10.0)):
+        rule: Refiner = make
+        one, other = job(20, 400), job(20, 400)
+        assert rule.refine([one, one], [1, 2], np.concatenate([says(9), says(8)])) == [one]
+        rule.refine([other], [1], says(9))
+        rule.refine([other], [2], says(8))
+        assert one.refined is not None
+        assert other.refined is not None
+        assert one.refined.weights == pytest.approx(other.refined.weights)
