@@ -141,7 +141,7 @@ MUTATIONS = (
     Mutation(
         "admission learns nothing of how long answers become",
         "patches/scheduler_state.py",
-        "self.admission.ended(job)",
+        "self.admission.ended(req.sage.job)",
         "pass",
         f"{_STATE}::test_all_ranks_count_on_the_same_lengths",
     ),
