@@ -83,7 +83,9 @@ class PolicyServers:
 
     @property
     def _vectors(self) -> Path:
-        return self.folder / f"vectors-{self.sage.predictor.encoder}.npz"
+        # Named by what makes them, so that those of another release are not taken for ours.
+        made_by = stable_hash(fingerprint(self.sage.predictor.encoder)) % 10**8
+        return self.folder / f"vectors-{self.sage.predictor.encoder}-{made_by:08}.npz"
 
     def foresee(self, requests: Iterable[WorkloadRequest]) -> None:
         """On a device clock, make ready what predictions for these requests need, as they are to
