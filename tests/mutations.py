@@ -40,9 +40,31 @@ _CLIENT, _STORE = "tests/predictor_store/test_client.py", "tests/predictor_store
 _STATE, _CARRIER = "tests/patches/test_scheduler_state.py", "tests/patches/test_carrier.py"
 _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
+_PROBE = "tests/patches/test_probe_setup.py"
 _CORRECTION = "tests/bench/simulator/test_correction.py"
 
 MUTATIONS = (
+    Mutation(
+        "scores of hidden states are told once, and lost if SGLang skips the broadcast",
+        "patches/probe.py",
+        '            steps=b"".join(row.tobytes() for row in self._steps),',
+        '            steps=b"".join([self._steps.pop().tobytes() for _ in self._arrivals]),',
+        f"{_PROBE}::test_scores_are_told_until_they_have_come_and_once_applied",
+    ),
+    Mutation(
+        "scores that are no numbers count",
+        "patches/probe.py",
+        "if not np.isfinite(logits[row]).all():",
+        "if False:",
+        f"{_PROBE}::test_scores_that_are_no_numbers_are_counted_and_dropped",
+    ),
+    Mutation(
+        "a probe of another model is taken",
+        "patches/probe_setup.py",
+        "        if of_probe != of_model:",
+        "        if False:",
+        f"{_PROBE}::test_a_probe_of_another_model_stops_the_start_and_both_values_are_named",
+    ),
     Mutation(
         "a late prediction costs the request its prior",
         "predictor_store/client.py",
@@ -60,7 +82,7 @@ MUTATIONS = (
     Mutation(
         "admission learns nothing of how long answers become",
         "patches/scheduler_state.py",
-        "self.admission.ended(job)",
+        "self.admission.ended(req.sage.job)",
         "pass",
         f"{_STATE}::test_all_ranks_count_on_the_same_lengths",
     ),
