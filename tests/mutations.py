@@ -41,6 +41,7 @@ _SERVER, _WORKER = "tests/predictor_store/test_server.py", "tests/predictor_stor
 _STATE, _CARRIER = "tests/patches/test_scheduler_state.py", "tests/patches/test_carrier.py"
 _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
+_PROBE = "tests/patches/test_probe_setup.py"
 _CORRECTION = "tests/bench/simulator/test_correction.py"
 
 MUTATIONS = (
@@ -123,6 +124,27 @@ MUTATIONS = (
         "            promised.worth, promised.looked_at, promised.key = worth, _NEVER, 0.0\n",
         "tests/sage_sched/test_proserve.py"
         "::test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order",
+    ),
+    Mutation(
+        "scores of hidden states are told once, and lost if SGLang skips the broadcast",
+        "patches/probe.py",
+        '            steps=b"".join(row.tobytes() for row in self._steps),',
+        '            steps=b"".join([self._steps.pop().tobytes() for _ in self._arrivals]),',
+        f"{_PROBE}::test_scores_are_told_until_they_have_come_and_once_applied",
+    ),
+    Mutation(
+        "scores that are no numbers count",
+        "patches/probe.py",
+        "if not np.isfinite(logits[row]).all():",
+        "if False:",
+        f"{_PROBE}::test_scores_that_are_no_numbers_are_counted_and_dropped",
+    ),
+    Mutation(
+        "a probe of another model is taken",
+        "patches/probe_setup.py",
+        "        if of_probe != of_model:",
+        "        if False:",
+        f"{_PROBE}::test_a_probe_of_another_model_stops_the_start_and_both_values_are_named",
     ),
     Mutation(
         "a late prediction costs the request its prior",
