@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from typing import TYPE_CHECKING, Any, Protocol
 
 from patches.engine_types import SamplingParams
+from patches.urgency import UrgencyGuess
 from predictor_store.client import PredictorClient
 from sage_sched.config import SageConfig
 from sage_sched.slo import SloClaims
@@ -84,6 +85,7 @@ class TokenizerManager(Protocol):
 
     sage_client: PredictorClient
     sage_claims: SloClaims
+    sage_urgency: UrgencyGuess
     sage_stamps: bool
     server_args: ServerArgs
     server_status: object

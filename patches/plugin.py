@@ -71,12 +71,14 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
 def _prepare(server_args: Any, config_path: str | None) -> None:
     from patches.probe_setup import refuse_probe
     from patches.refusals import refuse_unsupported
+    from patches.urgency import refuse_urgency
 
     check_release()
     refuse_unsupported(server_args)
     # Not one of the record's fields, so it may be set, and it travels to every process.
     server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
     refuse_probe(server_args, server_args._sage_config)
+    refuse_urgency(server_args._sage_config.urgency)
 
 
 def _activate_main(server_args: Any) -> None:

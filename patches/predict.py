@@ -23,6 +23,7 @@ from patches.http_types import (
     TokenizedRequest,
     TokenizerManager,
 )
+from patches.urgency import UrgencyGuess
 from predictor_store.asked import Asked
 from predictor_store.client import Prediction, PredictorClient
 from sage_sched.job import NO_HINTS
@@ -98,6 +99,7 @@ def _after_init(
     config = getattr(server_args, "_sage_config", None)
     if config is not None:
         self.sage_claims = SloClaims(config.slo)
+        self.sage_urgency = UrgencyGuess(config.urgency)
         self.sage_stamps = policy_type(server_args.schedule_policy).uses_clock or bool(
             config.slo.classes
         )
@@ -160,10 +162,12 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
         if manager.server_args._sage_config.hints.trust == "body" and isinstance(stripped, dict):
             said = clients_hints(stripped)
+    text = None if _is_internal(manager, obj) else _prompt_text(manager, obj)
     hints = manager.sage_claims.hints(state.slo_class or "", said, obj.priority)
+    hints = manager.sage_urgency.hints(hints, text)
     stamp = encode_stamp(state.came_s) if manager.sage_stamps else {}
     state.carried = {**encode_hints(hints), **stamp}
-    if not _is_internal(manager, obj) and (text := _prompt_text(manager, obj)) is not None:
+    if text is not None:
         asked = asked_of(obj, state.asked)
         state.prediction = asyncio.ensure_future(client.predict(text, _scope(obj), asked))
 
@@ -236,6 +240,7 @@ async def _around_internal_state(original: Awaited, self: TokenizerManager) -> l
         for state in states:
             state["sage"]["predictor"] = client.stats()
             state["sage"]["slo"] |= self.sage_claims.stats()
+            state["sage"]["urgency"] = self.sage_urgency.stats()
     return states
 
 

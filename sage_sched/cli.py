@@ -14,6 +14,7 @@ _COMMANDS = {
         "predictor_store.train_probe_command",
         "train a probe on hidden states that a server wrote down",
     ),
+    "urgency train": ("predictor_store.urgency_command", "train a guess at how urgent prompts are"),
     "store info": ("predictor_store.info_command", "show what the predictor's store holds"),
     "bench fit": ("bench.calibration.fit", "measure a server's step times"),
     "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),

@@ -1,0 +1,180 @@
+"""How urgent a prompt is, by its words: a guess, made of labelled prompts."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = "sage-sched urgency 1"
+NUM_LEVELS = 5
+# One that is of no level, as it is no such prompt, is served as this one.
+MIDDLE = 3
+_NUM_CLASSES = NUM_LEVELS + 1
+_NUM_WORDS = 1 << 15
+_RIDGE = 1.0
+_MAX_CHARS = 4_000
+_WORD = re.compile(r"[a-z]+|\d+")
+
+Floats = NDArray[np.float64]
+
+
+class UrgencyFileError(ValueError):
+    """The file is no urgency model; the message says what was found."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UrgencyHead:
+    """A linear model of hashed words and pairs of words.
+
+    weights: float32, shape (words, classes): levels 1 to 5, and none. biases: shape (classes,).
+    temperature: what its sums are divided by before they become probabilities. under_cost: how much
+    worse it is to take a prompt for one level less urgent than it is than for one level more.
+    """
+
+    weights: NDArray[np.float32]
+    biases: Floats
+    temperature: float
+    under_cost: float
+
+    def probabilities(self, text: str) -> Floats:
+        """Of levels 1 to 5, and of none; shape (6,)."""
+        words = hashed(text)
+        scale = 1.0 / math.sqrt(max(1, words.size))
+        return _softmax(self.weights[words].sum(axis=0) * scale + self.biases, self.temperature)
+
+    def level(self, text: str) -> int:
+        """The level of least expected loss."""
+        return int(levels_of(self.probabilities(text)[None], self.under_cost)[0])
+
+    def write(self, path: Path) -> None:
+        """As safetensors."""
+        from safetensors.numpy import save_file
+
+        about = {
+            "format": FORMAT,
+            "temperature": self.temperature,
+            "under_cost": self.under_cost,
+            "biases": self.biases.tolist(),
+        }
+        save_file({"weights": self.weights}, path, metadata={"sage_sched": json.dumps(about)})
+
+    @classmethod
+    def read(cls, path: Path) -> UrgencyHead:
+        """Raises UrgencyFileError, OSError."""
+        from safetensors import SafetensorError, safe_open
+
+        path.stat()
+        try:
+            with safe_open(path, framework="numpy") as file:
+                about = json.loads((file.metadata() or {})["sage_sched"])
+                weights = file.get_tensor("weights")
+            if about["format"] != FORMAT:
+                raise ValueError(f"its format is {about['format']!r:.60}, allowed: {FORMAT!r}")
+            head = cls(
+                weights,
+                np.array(about["biases"], np.float64),
+                float(about["temperature"]),
+                float(about["under_cost"]),
+            )
+            head._check()
+        except (
+            SafetensorError, json.JSONDecodeError, KeyError, TypeError, ValueError,
+        ) as error:  # fmt: skip
+            raise UrgencyFileError(f"the urgency model {path} cannot be used: {error}") from error
+        return head
+
+    def _check(self) -> None:
+        shapes = (self.weights.shape, self.biases.shape)
+        if shapes != ((_NUM_WORDS, _NUM_CLASSES), (_NUM_CLASSES,)):
+            raise ValueError(f"its shapes are {shapes}")
+        if not (np.isfinite(self.weights).all() and np.isfinite(self.biases).all()):
+            raise ValueError("its weights are not finite")
+        if not 0 < self.temperature < math.inf or not 0 < self.under_cost < math.inf:
+            raise ValueError("temperature and under_cost must be above 0")
+
+
+def hashed(text: str) -> NDArray[np.int64]:
+    """The numbers of its words and of pairs of neighbours, each once, sorted."""
+    words = _WORD.findall(text[:_MAX_CHARS].lower())
+    pairs = (f"{one} {two}" for one, two in pairwise(words))
+    numbers = {zlib.crc32(each.encode("ascii")) % _NUM_WORDS for each in (*words, *pairs)}
+    return np.array(sorted(numbers), np.int64)
+
+
+def levels_of(probabilities: Floats, under_cost: float) -> NDArray[np.int64]:
+    """The level of least expected loss for each row of probabilities, shape (rows, 6)."""
+    true = np.array([*range(1, NUM_LEVELS + 1), MIDDLE])
+    said = np.arange(1, NUM_LEVELS + 1)
+    off = said[None, :] - true[:, None]
+    loss = np.where(off > 0, under_cost * off, -off)
+    best: NDArray[np.int64] = (probabilities @ loss).argmin(axis=1) + 1
+    return best
+
+
+def fit(
+    texts: Sequence[str], levels: Sequence[int | None], under_cost: float, seed: int = 0
+) -> tuple[UrgencyHead, NDArray[np.int64]]:
+    """A head of labelled prompts, and the level of each by a head of the other four fifths.
+
+    levels: 1 to 5, None for prompts that are of none. Raises ValueError if there are too few.
+    """
+    classes = np.array([_NUM_CLASSES - 1 if level is None else level - 1 for level in levels])
+    if len(texts) < 50 or np.unique(classes).size < 2:
+        raise ValueError(f"{len(texts)} prompts of {np.unique(classes).size} levels are too few")
+    rows = [hashed(text) for text in texts]
+    kernel = _kernel(rows)
+    fold = np.random.default_rng(seed).permutation(len(rows)) % 5
+    held_out = np.empty((len(rows), _NUM_CLASSES))
+    for number in range(5):
+        train, test = fold != number, fold == number
+        dual, biases = _ridge(kernel[np.ix_(train, train)], classes[train])
+        held_out[test] = kernel[np.ix_(test, train)] @ dual + biases
+    temperature = _calibrated(held_out, classes)
+    dual, biases = _ridge(kernel, classes)
+    weights = np.zeros((_NUM_WORDS, _NUM_CLASSES))
+    for row, values in zip(rows, dual, strict=True):
+        weights[row] += values / math.sqrt(max(1, row.size))
+    head = UrgencyHead(weights.astype(np.float32), biases, temperature, under_cost)
+    return head, levels_of(_softmax(held_out, temperature), under_cost)
+
+
+def _kernel(rows: Sequence[NDArray[np.int64]]) -> Floats:
+    from scipy.sparse import csr_array
+
+    sizes = np.array([row.size for row in rows])
+    values = np.repeat(1 / np.sqrt(np.maximum(1, sizes)), sizes)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    matrix = csr_array((values, np.concatenate(rows), starts), shape=(len(rows), _NUM_WORDS))
+    return np.asarray((matrix @ matrix.T).todense(), np.float64)
+
+
+def _ridge(kernel: Floats, classes: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Dual weights, shape (rows, classes), of a ridge regression on the classes' indicators."""
+    wanted = np.eye(_NUM_CLASSES)[classes]
+    biases: Floats = wanted.mean(axis=0)
+    dual = np.linalg.solve(kernel + _RIDGE * np.eye(len(kernel)), wanted - biases)
+    return np.asarray(dual, np.float64), biases
+
+
+def _calibrated(sums: Floats, classes: NDArray[np.int64]) -> float:
+    """The temperature under which what came true was likeliest."""
+    choices = np.geomspace(0.01, 10, 60)
+    rows = np.arange(len(classes))
+    likely = [np.log(_softmax(sums, t)[rows, classes] + 1e-12).mean() for t in choices]
+    return float(choices[int(np.argmax(likely))])
+
+
+def _softmax(sums: Floats, temperature: float) -> Floats:
+    scaled = sums / temperature
+    scaled = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    shares: Floats = scaled / scaled.sum(axis=-1, keepdims=True)
+    return shares
