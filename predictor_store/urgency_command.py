@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store.dataset_files import DatasetError, RowError, raw_rows
-from predictor_store.urgency_head import NUM_LEVELS, fit
+from predictor_store.urgency_head import NUM_LEVELS, UNDER_COST, fit
 
 # Those of whom an operator wants to miss none.
 _URGENT = 2
@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for the model")
     parser.add_argument(
-        "--under-cost", type=float, default=8.0,
+        "--under-cost", type=float, default=UNDER_COST,
         help="how much worse a level too few is than a level too many (default: %(default)s)",
     )  # fmt: skip
 

@@ -18,6 +18,9 @@ FORMAT = "sage-sched urgency 1"
 NUM_LEVELS = 5
 # One that is of no level, as it is no such prompt, is served as this one.
 MIDDLE = 3
+# Of the triage data that it was tried on, four fifths of levels 1 and 2 are found then, for a third
+# of all that is taken for such.
+UNDER_COST = 8.0
 _NUM_CLASSES = NUM_LEVELS + 1
 _NUM_WORDS = 1 << 15
 _RIDGE = 1.0

@@ -30,6 +30,7 @@ ARMS = (
     ("sage", "nobody"),
     ("urgency", "expert"),
     ("urgency", "nurse"),
+    ("urgency", "model"),
     ("urgency", "chance"),
     ("urgency-order", "expert"),
     ("urgency-arrival", "expert"),

@@ -14,6 +14,7 @@ from bench.simulator.request import SimRequest
 from bench.workload.arrivals import poisson_arrivals
 from bench.workload.prompts import WorkloadError
 from predictor_store.dataset_files import raw_rows
+from predictor_store.urgency_head import UNDER_COST, fit
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints
 
@@ -28,13 +29,14 @@ BURST_REQUESTS = 40
 class Triage:
     """Prompts with levels of urgency 1 to 5, and lengths that do not depend on them.
 
-    prompts; expert, nurse: the level of each, shape (prompts,). lengths: (input tokens, answer
+    expert, nurse, model: the level of each prompt, as these say it, shape (prompts,); the model is
+        trained on the other four fifths each time. lengths: (input tokens, answer
     tokens), shape (lengths, 2). history: answers by which these are foreseen, none of them.
     """
 
-    prompts: tuple[str, ...]
     expert: NDArray[np.int64]
     nurse: NDArray[np.int64]
+    model: NDArray[np.int64]
     lengths: NDArray[np.int64]
     history: NDArray[np.int64]
 
@@ -72,13 +74,14 @@ class Triage:
 
 
 def said_by(who: str, triage: Triage, drawn: NDArray[np.int64], seed: int) -> list[int]:
-    """The level of each request, as the expert, the nurse, nobody or pure chance says it."""
+    """The level of each request, as the expert, the nurse, the model, nobody or pure chance says
+    it."""
     if who == "nobody":
         return [DEFAULT_URGENCY] * len(drawn)
     if who == "chance":
         shuffled = np.random.default_rng([seed, 17]).permutation(triage.expert[drawn])
         return [int(level) for level in shuffled]
-    levels = {"expert": triage.expert, "nurse": triage.nurse}[who]
+    levels = {"expert": triage.expert, "nurse": triage.nurse, "model": triage.model}[who]
     return [int(level) for level in levels[drawn]]
 
 
@@ -97,12 +100,13 @@ def read_triage(folder: Path) -> Triage:
     lengths = np.array([(row["prompt_len"], row["output_len"]) for row in of_lengths], np.int64)
     if not labelled or len(lengths) < 2:
         raise WorkloadError(f"{folder} has no {LABELS} with rows, or no {LENGTHS}")
+    expert = [int(row["urgency_ktas"]) for row in labelled]
     lengths = np.random.default_rng(0).permutation(np.maximum(1, lengths))
     half = len(lengths) // 2
     return Triage(
-        prompts=tuple(str(row["prompt"]) for row in labelled),
-        expert=np.array([int(row["urgency_ktas"]) for row in labelled]),
+        expert=np.array(expert),
         nurse=np.array([int(row["urgency_nurse"]) for row in labelled]),
+        model=fit([str(row["prompt"]) for row in labelled], expert, UNDER_COST)[1],
         lengths=lengths[half:],
         history=lengths[:half, 1],
     )
