@@ -82,4 +82,6 @@ def report(levels: Sequence[int | None], guessed: NDArray[np.int64]) -> str:
         lines.append(f"\nLevels 1 and 2: {found:.2f} of them found, {share:.2f} of all flagged.")
     if (given == 0).any():
         lines.append(f"Of prompts of no level, {flagged[given == 0].mean():.3f} are flagged.")
+    else:
+        lines.append("No row is of no level (null): expect most other prompts to be flagged.")
     return "\n".join(lines)

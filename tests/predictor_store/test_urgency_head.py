@@ -117,6 +117,10 @@ def test_the_command_trains_and_reports(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "Levels 1 and 2: 1.00 of them found" in said
     assert UrgencyHead.read(tmp_path / "urgency").under_cost == 8.0
+    assert "Of prompts of no level" in said
+    labels.write_text("\n".join(json.dumps(row) for row in rows if row["urgency"]))
+    assert main(["urgency", "train", str(labels), "--out", str(tmp_path / "urgency")]) == 0
+    assert "No row is of no level" in capsys.readouterr().out
     labels.write_text(json.dumps({"prompt": "x", "urgency": 6}))
     assert main(["urgency", "train", str(labels), "--out", str(tmp_path / "urgency")]) == 2
     assert "labels.jsonl:1" in capsys.readouterr().err
