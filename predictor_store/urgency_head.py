@@ -25,7 +25,7 @@ _NUM_CLASSES = NUM_LEVELS + 1
 _NUM_WORDS = 1 << 15
 _RIDGE = 1.0
 _MAX_CHARS = 4_000
-_WORD = re.compile(r"[a-z]+|\d+")
+_WORD = re.compile(r"[a-z]+|[0-9]+")
 
 Floats = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from predictor_store.urgency_head import (
@@ -80,6 +80,7 @@ def test_to_miss_the_urgent_costs_more_the_more_it_is_said_to() -> None:
 
 
 @given(st.text(max_size=200))
+@example("\N{OSMANYA DIGIT ZERO} \N{KELVIN SIGN}")
 def test_any_text_has_a_level(text: str) -> None:
     weights = np.zeros((1 << 15, 6), np.float32)
     assert 1 <= UrgencyHead(weights, np.zeros(6), 1.0, 4.0).level(text) <= 5
