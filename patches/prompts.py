@@ -19,7 +19,6 @@ class Prompts:
         self._tree_cache = scheduler.tree_cache
         self._waiting = scheduler.waiting_queue
         self._served = served
-        self._req_of: dict[Job, Req] | None = None
 
     def cached_tokens(self, position: int) -> int:
         """As SGLang's policies that are aware of the radix tree find it out."""
@@ -27,20 +26,28 @@ class Prompts:
         match_kv_cache(req, self._tree_cache)
         return req.num_matched_prefix_tokens
 
-    def common_tokens(self, position: int, other: Job) -> int:
-        """How many tokens it begins with that another one's begins with too, as the radix tree
-        tells prompts apart: not if they differ in LoRA adapter or salt, or in what no token id
-        says."""
+    def common_tokens(self, position: int, other: int | Job) -> int:
+        """As the radix tree tells prompts apart: none if they differ in LoRA adapter or salt, or in
+        what no token id says. See SchedulerView.common_tokens."""
         if self._tree_cache.disable:
             return 0
-        if self._req_of is None:
-            self._req_of = {req.sage.job: req for req in (*self._waiting, *self._served)}
-        one, two = self._waiting[position], self._req_of[other]
+        one = self._waiting[position]
+        two = self._waiting[other] if isinstance(other, int) else self._of(other)
+        ids, other_ids = one.origin_input_ids, two.origin_input_ids
+        cached_tokens = one.sage.job.cached_tokens
+        # Most pairs are told apart by one token: this is asked often.
+        if cached_tokens >= min(len(ids), len(other_ids)):
+            return 0
+        if ids[cached_tokens] != other_ids[cached_tokens]:
+            return 0
         if (one.extra_key, one.cache_salt) != (two.extra_key, two.cache_salt):
             return 0
         if one.input_embeds is not None or two.input_embeds is not None:
             return 0
-        return common_length(one.origin_input_ids, two.origin_input_ids)
+        return common_length(ids, other_ids)
+
+    def _of(self, job: Job) -> Req:
+        return next(req for req in self._served if req.sage.job is job)
 
 
 def common_length(one: Sequence[int], two: Sequence[int]) -> int:

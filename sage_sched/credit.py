@@ -32,6 +32,8 @@ class Credit:
         earned = self._share * (view.served_tokens - self._served_tokens)
         self._served_tokens = view.served_tokens
         self._left_tokens = min(self._most_tokens, self._left_tokens + earned)
+        if not self._charged:
+            return
         for job, charged in self._charged.items():
             if job.served_tokens > charged:
                 self._left_tokens -= job.served_tokens - charged

@@ -17,12 +17,13 @@ def twins_of_those_served(order: Sequence[int], view: SchedulerView) -> list[int
     These are jobs of whose prompt another one computes a beginning first, if to compute that twice
     takes longer than one more prefill step. Others compute: the chunked one, those without a token
     yet (SGLang's overlap plans a pass before the radix tree has what the last one computed), and
-    those before it in the order, which is of the waiting that may enter. Nobody waits who is
-    promised his turn.
+    those before it in the order, which is of the waiting that may enter. One that is promised its
+    turn never waits.
     """
-    computing = [job for job in view.running if not job.generated_tokens]
+    begun = [job for job in view.running if not job.generated_tokens]
     if view.chunked is not None:
-        computing.append(view.chunked)
+        begun.append(view.chunked)
+    computing: list[tuple[Job, int | Job]] = [(job, job) for job in begun]
     waits: list[int] = []
     for position in order[:_NUM_COMPARED]:
         job = view.waiting[position]
@@ -31,14 +32,17 @@ def twins_of_those_served(order: Sequence[int], view: SchedulerView) -> list[int
         if not job.is_promised and _has_twin(position, job, computing, view):
             waits.append(position)
         else:
-            computing.append(job)
+            computing.append((job, position))
     return waits
 
 
-def _has_twin(position: int, job: Job, computing: Iterable[Job], view: SchedulerView) -> bool:
-    for other in computing:
-        num_tokens = view.common_tokens(position, other)
-        if _is_long(num_tokens, other, view) and _is_long(num_tokens, job, view):
+def _has_twin(
+    position: int, job: Job, computing: Iterable[tuple[Job, int | Job]], view: SchedulerView
+) -> bool:
+    """computing: jobs, and by what common_tokens knows each."""
+    for other, where in computing:
+        num_tokens = view.common_tokens(position, where)
+        if num_tokens and _is_long(num_tokens, other, view) and _is_long(num_tokens, job, view):
             return True
     return False
 

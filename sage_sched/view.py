@@ -51,7 +51,8 @@ class SchedulerView:
     cached_tokens: of the waiting job at this position, what a prefill would find in the radix tree.
         Asked of new jobs and of the first to serve, as the answer takes time to find.
     common_tokens: with how many tokens the prompt of the waiting job at this position begins that
-        another one's, which waits or is served, begins with too.
+        another one's begins with too: of the one that waits at that position, is being chunked, or
+        runs and has no token yet. 0 if these are no more than what is cached of it.
     holding: what a running job holds; None if it has to stay. Asked of those alone that a policy
         would let go for nothing, as the answer takes time to find.
     """
@@ -77,7 +78,7 @@ class SchedulerView:
     server: ServerFacts
     preemption: PreemptionConfig | None
     cached_tokens: Callable[[int], int]
-    common_tokens: Callable[[int, Job], int]
+    common_tokens: Callable[[int, int | Job], int]
     holding: Callable[[Job], Holding | None]
 
     @property

@@ -165,14 +165,13 @@ class EngineState:
             holding=self._holding,
         )
 
-    def _common_tokens(self, position: int, other: Job) -> int:
-        """Nobody runs who has no token yet: there is no overlap."""
-        spans = self.queue[position].request.spans
-        if not spans:
-            return 0
-        served = [] if self.chunked is None else [self.chunked]
-        others = next(p.request.spans for p in (*self.queue, *served) if p.job is other)
-        return common_tokens(spans, others)
+    def _common_tokens(self, position: int, other: int | Job) -> int:
+        """Nobody runs who has no token yet, as there is no overlap: a job is the chunked one."""
+        two = self.queue[other] if isinstance(other, int) else self.chunked
+        assert two is not None
+        one = self.queue[position]
+        num_tokens = common_tokens(one.request.spans, two.request.spans)
+        return num_tokens if num_tokens > one.job.cached_tokens else 0
 
     def _holding(self, job: Job) -> Holding:
         kv_tokens = job.input_tokens + job.generated_tokens

@@ -13,12 +13,12 @@ from tests.sage_sched.test_decide import decided, job
 
 def sharing(num_tokens: int, view: SchedulerView, *jobs: Job) -> SchedulerView:
     """All of these, and nobody else, begin with the same tokens."""
-    return replace(
-        view,
-        common_tokens=lambda position, other: (
-            num_tokens if other in jobs and view.waiting[position] in jobs else 0
-        ),
-    )
+
+    def common_tokens(position: int, other: int | Job) -> int:
+        pair = (view.waiting[position], view.waiting[other] if isinstance(other, int) else other)
+        return num_tokens if all(each in jobs for each in pair) else 0
+
+    return replace(view, common_tokens=common_tokens)
 
 
 def entering(view: SchedulerView) -> list[Job]:
@@ -61,7 +61,7 @@ def test_nobody_waits_for_what_is_cached_or_quick_to_compute() -> None:
 def test_nobody_waits_for_a_twin_that_waits_itself() -> None:
     """Two documents in one: the third shares with the second what that does not compute now."""
     first, second, third = job(0, 2000), job(1, 2100), job(2, 2200)
-    pairs = {(1, first): 1000, (2, second): 1000}
+    pairs: dict[tuple[int, int | Job], int] = {(1, 0): 1000, (2, 1): 1000}
     view = replace(
         waiting(first, second, third),
         common_tokens=lambda position, other: pairs.get((position, other), 0),
