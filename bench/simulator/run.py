@@ -16,21 +16,22 @@ from bench.simulator.result import Result, result_of
 from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
 from sage_sched.config import SageConfig
-from sage_sched.policy import policy_named
+from sage_sched.policy import Policy, policy_named
 
 
 def simulate(
     engine: Engine,
-    policy_name: str,
+    policy: str | Policy,
     config: SageConfig,
     requests: Sequence[SimRequest],
     options: Options | None = None,
 ) -> Result:
     """Serve the requests (at least one, in order of arrival) on one engine.
 
-    policy_name: a registered policy or one of stock.STOCK, tuned as bench.rival.Rival says. Of
-    config only the sections policy and admission count: the policy gets the engine's own step
-    time. Raises ValueError for an unknown policy and for requests that the engine cannot serve.
+    policy: one that is not registered, or the name of one that is or of stock.STOCK, tuned as
+    bench.rival.Rival says. Of config only the sections policy and admission count: the policy gets
+    the engine's own step time. Raises ValueError for an unknown policy and for requests that the
+    engine cannot serve.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
@@ -45,7 +46,7 @@ def simulate(
             comes_s = progress.last_token_s + requests[index].pause_s
             node.submit(replace(requests[index], arrival_s=comes_s), index)
 
-    node = make_node(engine, policy_name, config, options or Options(), on_finish)
+    node = make_node(engine, policy, config, options or Options(), on_finish)
     for index in followers[None]:
         node.submit(requests[index], index)
     node.advance(math.inf)
@@ -61,19 +62,21 @@ def simulate(
 
 def make_node(
     engine: Engine,
-    policy_name: str,
+    policy: str | Policy,
     config: SageConfig,
     options: Options,
     on_finish: Callable[[Progress], None],
 ) -> Node:
     """One engine under a policy. Raises ValueError where the policy is unknown."""
-    rival = Rival.parse(policy_name)
+    if isinstance(policy, Policy):
+        return Node(engine, policy, config, options, on_finish)
+    rival = Rival.parse(policy)
     tuned = replace(engine, **rival.engine_fields)  # type: ignore[arg-type]
     stock = STOCK.get(rival.policy)
     if stock is not None:
         return Node(tuned, stock(), config, options, on_finish)
-    policy = policy_named(rival.policy, config.policy, tuned.server_facts())
-    return Node(tuned, policy, config, options, on_finish)
+    named = policy_named(rival.policy, config.policy, tuned.server_facts())
+    return Node(tuned, named, config, options, on_finish)
 
 
 def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.comparison.baseline import Saturation
-from bench.simulator.node import Node
 from bench.simulator.presets import H800_QWEN3_32B, Engine
-from bench.simulator.request import Progress, SimRequest
-from bench.simulator.result import Result, result_of
-from bench.simulator.run import make_node
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
+from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.slo.lengths import Lengths
 from bench.slo.rivals import RIVALS, rival
@@ -90,23 +88,8 @@ class Setting:
         name, _, unmixed = policy.partition("/")
         engine = replace(self.engine, mixed_chunk=False) if unmixed else self.engine
         options = Options(preempt=True, pace=self.pace)
-        finished: list[Progress] = []
-        if name in RIVALS:
-            facts = engine.server_facts()
-            node = Node(engine, rival(name, facts), self.config, options, finished.append)
-        else:
-            node = make_node(engine, name, self.config, options, finished.append)
-        for index, request in enumerate(requests):
-            node.submit(request, index)
-        node.advance(math.inf)
-        return result_of(
-            engine,
-            requests,
-            finished,
-            prefill_tokens=node.prefill_tokens,
-            moved_tokens=node.moved_tokens,
-            wall_s=0.0,
-        )
+        chosen = rival(name, engine.server_facts()) if name in RIVALS else name
+        return simulate(engine, chosen, self.config, requests, options)
 
 
 def numbers_of(result: Result, lightest: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from sage_sched.plan import Yield
 from sage_sched.policies.urgency import Urgency, UrgencyParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.test_decide import full
 from tests.sage_sched.test_promises import NUM_RUNS, NUM_STEPS, Engine
 
 POOL = SERVER.kv_pool_tokens
@@ -93,13 +94,10 @@ def test_credit_comes_back_with_the_work_that_is_done() -> None:
     assert again.index(other) == 1
 
 
-def full(view: SchedulerView, *running: Job) -> SchedulerView:
+def roomy(view: SchedulerView, *running: Job) -> SchedulerView:
+    """A full batch, of which any one that leaves makes room for whoever comes."""
     return replace(
-        view,
-        running=running,
-        batch_is_full=True,
-        free_slots=0,
-        free_tokens=0,
+        full(view, *running),
         holding=lambda job: Holding(job.input_tokens, 0, job.input_tokens + 1000, True),
     )
 
@@ -112,7 +110,7 @@ def test_one_yields_to_a_more_urgent_one_alone(victim: int, newcomer: int, yield
     running, comes = job(0, victim, known=LONG, generated_tokens=1), job(1, newcomer)
     for each in (running, comes):
         policy.on_arrival(each)
-    plan = decide(full(waiting(comes), running), policy, Admission(0.5, 4096))
+    plan = decide(roomy(waiting(comes), running), policy, Admission(0.5, 4096))
     assert any(isinstance(action, Yield) for action in plan.actions) == yields
 
 
@@ -126,8 +124,8 @@ def test_nobody_yields_who_is_about_to_end_or_to_one_that_has_only_waited_for_lo
     for each in (running, old, ending, urgent):
         policy.on_arrival(each)
     running.served_at_arrival_tokens = 5 * POOL  # it is far behind the old one
-    assert not decide(full(waiting(old), running), policy, Admission(0.5, 4096)).actions
-    view = replace(full(waiting(urgent), ending), server=slow)
+    assert not decide(roomy(waiting(old), running), policy, Admission(0.5, 4096)).actions
+    view = replace(roomy(waiting(urgent), ending), server=slow)
     assert not decide(view, policy, Admission(0.5, 4096)).actions
 
 
