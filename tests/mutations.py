@@ -170,7 +170,7 @@ MUTATIONS = (
     Mutation(
         "a document that many ask about at once is computed for each",
         "patches/prompts.py",
-        "return common_length(one.origin_input_ids, two.origin_input_ids)",
+        "return common_length(ids, other_ids)",
         "return 0",
         "tests/engine/test_twins.py",
     ),
