@@ -211,6 +211,13 @@ MUTATIONS = (
         "tests/sage_sched/test_correction.py::test_what_was_asked_before_a_correction_is_asked_anew",
     ),
     Mutation(
+        "what is asked beside a prompt's words never reaches the worker",
+        "predictor_store/client.py",
+        '            "asked": asked.as_fields(),\n',
+        "",
+        f"{_CLIENT}::test_what_is_asked_beside_the_words_comes_along",
+    ),
+    Mutation(
         "each request waits in vain for a worker that hangs",
         "predictor_store/client.py",
         "if self._is_silent:",
