@@ -150,6 +150,10 @@ class Scheduler(Protocol):
     forward_stream: Any
     _request_dispatcher: Any
     metrics_collector_context: Any
+    grammar_manager: Any
+    policy: Any
     _sched_idled: bool
+
+    def _collect_inflight_batches(self) -> Sequence[Batch | None]: ...
 
     def get_num_allocatable_reqs(self, running_bs: int, *, running_batch: Batch) -> int: ...

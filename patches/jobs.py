@@ -66,16 +66,31 @@ class Jobs:
         self.num_arrivals += 1
         if self._policy.uses_clock:
             self._undated.append((job, req))
-        try:
-            job.is_ranked = self._policy.on_arrival(job)
-        except Exception:
-            job.is_ranked = False
-            self._failures.count("rank a request")
+        self._rank(job)
         req.sage = RequestState(job)
         if job.is_ranked:
             self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
         else:
             self._num_unranked += 1
+
+    def _rank(self, job: Job) -> None:
+        try:
+            job.is_ranked = self._policy.on_arrival(job)
+        except Exception:
+            job.is_ranked = False
+            self._failures.count("rank a request")
+
+    def follow(self, policy: Policy, reqs: Sequence[Req], now_s: float) -> None:
+        """From now on go by another policy; it meets the unfinished requests in the order in which
+        they came. now_s: on the clock of the ticks."""
+        self._policy = policy
+        self._undated.clear()
+        self.now_s, self.pace = max(self.now_s, now_s), 1.0
+        for req in sorted(reqs, key=lambda req: req.sage.job.arrival):
+            job = req.sage.job
+            job.arrival_s = decode_stamp(req.sampling_params.custom_params, self.now_s)
+            job.meet()
+            self._rank(job)
 
     def _carried(self, decoded: Any, req: Req, otherwise: Any) -> Any:
         try:

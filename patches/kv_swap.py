@@ -29,7 +29,7 @@ class KvSwap:
     ) -> None:
         self._scheduler = scheduler
         self._token_bytes = token_bytes(scheduler)
-        self._host_pool_tokens = int(host_pool_gib * 2**30) // self._token_bytes
+        self.resize(host_pool_gib)
         self._meter = SwapMeter(scheduler, calibration)
         self._num_gone = 0
         self._num_resumed = 0
@@ -37,6 +37,10 @@ class KvSwap:
         self._num_left_in_tree = 0
         self._num_without_device_room = 0
         self._moved_tokens = 0
+
+    def resize(self, host_pool_gib: float) -> None:
+        """Host memory takes so much from now on; what is in it stays."""
+        self._host_pool_tokens = int(host_pool_gib * 2**30) // self._token_bytes
 
     def stats(self) -> dict[str, float]:
         """Counters for /server_info, and what a token's move is thought to take, one way."""

@@ -6,6 +6,7 @@ Every other hook is placed only once one of its policies is, in the process that
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Any
@@ -16,6 +17,7 @@ from sage_sched.policy import policy_names
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+_CONTROLLER_MODULE = "sglang.srt.managers.data_parallel_controller"
 
 
 def register() -> None:
@@ -35,6 +37,9 @@ def register() -> None:
     if _SCHEDULER_MODULE in sys.modules:
         target = f"{_SCHEDULER_MODULE}.Scheduler.__init__"
         hooks.append(Hook(target, BEFORE, _activate_scheduler, ("server_args",)))
+    if _CONTROLLER_MODULE in sys.modules:
+        target = f"{_CONTROLLER_MODULE}.DataParallelController.__init__"
+        hooks.append(Hook(target, BEFORE, _activate_controller, ("server_args",)))
     apply_all(hooks)
 
 
@@ -107,3 +112,9 @@ def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> N
 
     check_release()
     apply_all(scheduler_hooks(server_args._sage_config))
+
+
+def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
+    # It passes on what it does not know, once it can read it.
+    if _is_ours(server_args):
+        importlib.import_module("patches.switch")

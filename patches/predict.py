@@ -23,11 +23,11 @@ from patches.http_types import (
     TokenizedRequest,
     TokenizerManager,
 )
+from patches.settings_route import add_settings_route
 from patches.urgency import UrgencyGuess
 from predictor_store.asked import Asked
 from predictor_store.client import Prediction, PredictorClient
 from sage_sched.job import NO_HINTS
-from sage_sched.policy import policy_type
 from sage_sched.slo import SloClaims
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
@@ -100,11 +100,9 @@ def _after_init(
     if config is not None:
         self.sage_claims = SloClaims(config.slo)
         self.sage_urgency = UrgencyGuess(config.urgency)
-        self.sage_stamps = policy_type(server_args.schedule_policy).uses_clock or bool(
-            config.slo.classes
-        )
         model = server_args.served_model_name or server_args.model_path
         self.sage_client = PredictorClient(config, model)
+        add_settings_route(self)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
 
@@ -165,8 +163,7 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
     text = None if _is_internal(manager, obj) else _prompt_text(manager, obj)
     hints = manager.sage_claims.hints(state.slo_class or "", said, obj.priority)
     hints = manager.sage_urgency.hints(hints, text)
-    stamp = encode_stamp(state.came_s) if manager.sage_stamps else {}
-    state.carried = {**encode_hints(hints), **stamp}
+    state.carried = {**encode_hints(hints), **encode_stamp(state.came_s)}
     if text is not None:
         asked = asked_of(obj, state.asked)
         state.prediction = asyncio.ensure_future(client.predict(text, _scope(obj), asked))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
@@ -74,6 +74,13 @@ class Preemption:
         self.num_arrivals_planned = -1
         self._num_staying: Counter[str] = Counter()
         self._num_without_host_room = 0
+
+    def follow(self, policy: Policy, config: PreemptionConfig) -> None:
+        """From now on requests yield by another policy, or none does any more: then those that have
+        yielded come back."""
+        self.config = replace(config, enabled=config.enabled and policy.preempts)
+        self.swap.resize(config.host_pool_gib)
+        self.num_arrivals_planned = -1
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info. num_staying: requests that were asked to yield and may not, by

@@ -15,7 +15,7 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.failures import Failures
 from patches.jobs import Jobs
 from patches.kv_copy import swapped
-from patches.preemption import Preemption, preemption_of
+from patches.preemption import preemption_of
 from patches.probe import Scores
 from patches.probe_setup import probing_of
 from patches.prompts import Prompts
@@ -28,8 +28,9 @@ from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
 from sage_sched.policies.fcfs_foresight import FcfsForesight
-from sage_sched.policy import NoParameters, policy_named
+from sage_sched.policy import NoParameters, Policy, policy_named
 from sage_sched.step_time import ServerFacts
+from sage_sched.switch import Settings
 from sage_sched.view import Holding, SchedulerView
 
 logger = logging.getLogger(__name__)
@@ -53,14 +54,16 @@ class SchedulerState:
         )
         self._scheduler = scheduler
         self._server = server
-        self.policy = policy_named(scheduler.schedule_policy, config.policy, server)
+        self.settings = Settings(scheduler.schedule_policy, config)
+        self.policy = self.policy_of(self.settings)
         self._first_come = FcfsForesight(NoParameters(), server)
-        self.admission = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
+        self.admission = self._learned = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures)
         self.slo = SloMeter(scheduler)
         self.probing = probing_of(scheduler, self.policy, config.probe)
-        self.preemption: Preemption | None = preemption_of(
+        # Of requests that may yield, or have yielded; once there was one, it is kept.
+        self.preemption = self._preemption = preemption_of(
             scheduler, self.policy, config.preemption, self.calibration
         )
         # Of the pass that is going on.
@@ -68,6 +71,7 @@ class SchedulerState:
         self.num_visible: int | None = None
         self.unplanned: list[Req] = []
         self._num_passes = 0
+        self._num_switches = 0
         self._num_too_long = 0
         self._pass_s = 0.0
         self._longest_pass_s = 0.0
@@ -84,6 +88,43 @@ class SchedulerState:
             self.policy.on_server(self._server)
         except Exception:
             self.failures.count("take in step times")
+
+    def policy_of(self, settings: Settings) -> Policy:
+        """The policy to go by: where SGLang goes by its own order, first come, first served. Raises
+        what a policy raises that cannot be set up."""
+        if settings.is_stock:
+            return FcfsForesight(NoParameters(), self._server)
+        return policy_named(settings.schedule_policy, settings.config.policy, self._server)
+
+    def go_by(
+        self, settings: Settings, policy: Policy, unfinished: Sequence[Req], now_s: float
+    ) -> None:
+        """On all ranks, between the same two passes: from now on go by other settings, and by a
+        policy that is theirs. now_s: on the clock of the ticks."""
+        self.settings, self.policy = settings, policy
+        self._num_switches += 1
+        config = settings.config
+        if config.admission.quantile != self._learned.quantile:
+            self._learned = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
+        self.admission = Admission(0.0, CLIP_MAX_NEW_TOKENS) if settings.is_stock else self._learned
+        self.jobs.follow(policy, unfinished, now_s)
+        if self.probing is not None:
+            self.probing.follow(policy, [req.sage.job for req in unfinished])
+        if self._preemption is None:
+            self._preemption = preemption_of(
+                self._scheduler, policy, config.preemption, self.calibration
+            )
+        if self._preemption is not None:
+            self._preemption.follow(policy, config.preemption)
+        self.preemption = self._preemption
+
+    def plans(self) -> bool:
+        """Whether the coming pass goes by a plan of ours: not where SGLang goes by its own order,
+        once nobody's KV is in host memory any more."""
+        is_off = self.preemption is not None and not self.preemption.config.enabled
+        if is_off and not swapped(self._scheduler.waiting_queue):
+            self.preemption = None
+        return not self.settings.is_stock or self.preemption is not None
 
     def arrived(self, req: Req) -> None:
         """Put a Job on a new request."""
@@ -102,11 +143,9 @@ class SchedulerState:
             self.failures.count("take in scores")
 
     def weights_updated(self) -> None:
-        """The probe was trained on other ones: from now on it is the prompt alone."""
-        refining = None if self.probing is None else self.probing.refining
-        if refining is not None:
-            logger.warning("the model's weights were updated: its probe is not used any more")
-            refining.stop("the model's weights were updated")
+        """See Probing.weights_updated."""
+        if self.probing is not None:
+            self.probing.weights_updated()
 
     def plan(self, running_batch: Batch) -> Plan:
         """What the coming pass is to do; first come, first served if the policy fails."""
@@ -128,12 +167,12 @@ class SchedulerState:
         """A batch's results are in: admission learns from the answers that are complete. All ranks
         see the same ones between the same two passes."""
         self.slo.stepped(batch)
-        before = self.admission.correction.factor
+        before = self._learned.correction.factor
         for req in self.jobs.ended(batch):
-            self.admission.ended(req.sage.job)
+            self._learned.ended(req.sage.job)
             if self.probing is not None:
                 self.probing.ended(req)
-        if (factor := self.admission.correction.factor) != before:
+        if (factor := self._learned.correction.factor) != before:
             logger.info("forecasts of lengths are taken by %.3g now", factor)
 
     def view(self, running_batch: Batch) -> SchedulerView:
@@ -205,7 +244,9 @@ class SchedulerState:
 
     def retention_order(self, reqs: Sequence[Req], default: Sequence[int]) -> list[int]:
         """The positions of running requests, from the first to keep to the first to retract;
-        SGLang's own order if the policy fails."""
+        SGLang's own order if the policy fails, or SGLang goes by its own."""
+        if self.settings.is_stock:
+            return list(default)
         view = replace(
             self.view(self._scheduler.running_batch), running=(jobs := self.jobs.running(reqs))
         )
@@ -219,14 +260,16 @@ class SchedulerState:
         """Counters for /server_info. num_too_long: over all passes, prompts that go before one that
         is being chunked, and are themselves too long to be prefilled beside a chunk of it."""
         return {
+            "schedule_policy": self.settings.schedule_policy,
+            "num_switches": self._num_switches,
             **self.jobs.stats(),
             "num_policy_errors": self.failures.num_failures,
             "num_passes": self._num_passes,
             "num_too_long": self._num_too_long,
             "mean_pass_ms": 1e3 * self._pass_s / max(1, self._num_passes),
             "longest_pass_ms": 1e3 * self._longest_pass_s,
-            "admission": self.admission.correction.stats(),
-            "preemption": None if self.preemption is None else self.preemption.stats(),
+            "admission": self._learned.correction.stats(),
+            "preemption": None if self._preemption is None else self._preemption.stats(),
             "step_time": self.calibration.stats(),
             "slo": self.slo.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
