@@ -12,6 +12,7 @@ from sage_sched.config import SageConfig
 from sage_sched.slo import SloClaims
 
 if TYPE_CHECKING:
+    from patches.http_metrics import HttpMetrics
     from patches.predict import RequestPrediction
 
 
@@ -86,6 +87,9 @@ class TokenizerManager(Protocol):
     sage_client: PredictorClient
     sage_claims: SloClaims
     sage_urgency: UrgencyGuess
+    sage_metrics: HttpMetrics
+    enable_metrics: bool
+    metrics_collector: Any
     server_args: ServerArgs
     server_status: object
     rid_to_state: MutableMapping[str, ReqState]

@@ -41,6 +41,7 @@ class Jobs:
         self._policy = policy
         self._failures = failures
         self.served_tokens = 0
+        self.recomputed_tokens = 0
         self.num_arrivals = 0
         self.now_s = 0.0
         self.pace = 1.0
@@ -111,8 +112,15 @@ class Jobs:
         # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
         if batch.forward_mode.is_extend_without_speculative():
             self.served_tokens += batch.extend_num_tokens
-            for req, num_tokens in zip(batch.reqs, batch.extend_lens, strict=True):
+            num_mixed = len(batch.decoding_reqs) if batch.forward_mode.is_mixed() else 0
+            num_prefills = len(batch.reqs) - num_mixed
+            for place, (req, num_tokens) in enumerate(
+                zip(batch.reqs, batch.extend_lens, strict=True)
+            ):
                 req.sage.job.served_tokens += num_tokens
+                # Prefilled with an answer begun: it has been retracted, or left its KV behind.
+                if req.output_ids and place < num_prefills:
+                    self.recomputed_tokens += num_tokens
         else:
             self.served_tokens += len(batch.reqs)
             for req in batch.reqs:
@@ -148,4 +156,5 @@ class Jobs:
             "num_unranked": self._num_unranked,
             "num_malformed": self._num_malformed,
             "served_tokens": self.served_tokens,
+            "recomputed_tokens": self.recomputed_tokens,
         }

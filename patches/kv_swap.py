@@ -51,6 +51,7 @@ class KvSwap:
             "num_recomputed": self._num_recomputed,
             "num_without_device_room": self._num_without_device_room,
             "swapped_bytes": self._moved_tokens * self._token_bytes,
+            "swapped_s": self._meter.total_s,
             "swap_token_us": 1e6 * self._meter.token_s,
         }
 

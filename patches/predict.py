@@ -15,6 +15,7 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus
 from patches.asked import asked_of, asked_of_chat, text_of
 from patches.carrier import clients_hints, encode, encode_hints, encode_stamp, strip
 from patches.hook import AFTER, AROUND, BEFORE, Hook
+from patches.http_metrics import HttpMetrics
 from patches.http_types import (
     Awaited,
     BatchOutput,
@@ -102,6 +103,7 @@ def _after_init(
         self.sage_urgency = UrgencyGuess(config.urgency)
         model = server_args.served_model_name or server_args.model_path
         self.sage_client = PredictorClient(config, model)
+        self.sage_metrics = HttpMetrics(self)
         add_settings_route(self)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
@@ -113,6 +115,7 @@ def _before_init_state(
     if _client(self) is None or not isinstance(obj, GenerateReqInput):
         return
     header = None if request is None else request.headers.get(_CLASS_HEADER)
+    self.sage_metrics.start()
     is_batch = not getattr(obj, "is_single", True)  # a part of a batch does not say
     for part in [obj[i] for i in range(obj.batch_size)] if is_batch else [obj]:
         state = _state(part)
@@ -166,7 +169,9 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
     state.carried = {**encode_hints(hints), **encode_stamp(state.came_s)}
     if text is not None:
         asked = asked_of(obj, state.asked)
-        state.prediction = asyncio.ensure_future(client.predict(text, _scope(obj), asked))
+        state.prediction = asyncio.ensure_future(
+            manager.sage_metrics.timed(client.predict(text, _scope(obj), asked))
+        )
 
 
 async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:

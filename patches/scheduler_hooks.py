@@ -92,6 +92,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
     def around_timeouts(original: Any, self: Scheduler) -> Any:
         # On the entry rank only.
+        self.sage.metrics.look()
         told = without_swapped(self, partial(original, self))
         if (news := self.sage.news()) is not None:
             told = [*told, news]

@@ -19,6 +19,7 @@ from patches.preemption import preemption_of
 from patches.probe import Scores
 from patches.probe_setup import probing_of
 from patches.prompts import Prompts
+from patches.scheduler_metrics import SchedulerMetrics
 from patches.slo_meter import SloMeter
 from patches.step_time_file import StepTimeFile, kind_of
 from sage_sched.admission import Admission
@@ -60,7 +61,8 @@ class SchedulerState:
         self.admission = self._learned = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures)
-        self.slo = SloMeter(scheduler)
+        self.metrics = SchedulerMetrics(scheduler)
+        self.slo = SloMeter(self.metrics)
         self.probing = probing_of(scheduler, self.policy, config.probe)
         # Of requests that may yield, or have yielded; once there was one, it is kept.
         self.preemption = self._preemption = preemption_of(
@@ -88,6 +90,12 @@ class SchedulerState:
             self.policy.on_server(self._server)
         except Exception:
             self.failures.count("take in step times")
+
+    @property
+    def server(self) -> ServerFacts:
+        """As it is known by now."""
+        preemption = self.preemption
+        return self._server if preemption is None else preemption.swap.priced(self._server)
 
     def policy_of(self, settings: Settings) -> Policy:
         """The policy to go by: where SGLang goes by its own order, first come, first served. Raises
@@ -215,7 +223,7 @@ class SchedulerState:
             page_size=scheduler.page_size,
             pass_tokens=self._pass_tokens(running_batch),
             expected_share=scheduler.new_token_ratio_tracker.current,
-            server=self._server if preemption is None else preemption.swap.priced(self._server),
+            server=self.server,
             preemption=None if preemption is None else preemption.config,
             cached_tokens=prompts.cached_tokens,
             common_tokens=prompts.common_tokens,
