@@ -54,6 +54,7 @@ class Req(Protocol):
     beam_group: object | None
     multimodal_inputs: object | None
     time_stats: Any
+    customized_info: dict[str, Any] | None
     to_finish: object | None
     finished_reason: object | None
     lock: Any

@@ -7,22 +7,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
-from patches.carrier import decode, decode_hints, decode_stamp
+from patches import explanation
+from patches.carrier import decode, decode_explain, decode_hints, decode_stamp
 from patches.engine_types import Batch, Req
+from patches.explanation import Explanation
 from patches.failures import Failures
 from patches.slo_meter import Seen
+from patches.waits import Waits
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.policy import Policy
 
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`: its Job; what is kept of a promise to it; whether its answer has ended; whether
-    it was asked to yield, and what keeps it from that."""
+    """`Req.sage`: its Job; how long it has waited; what is kept of a promise to it; whether its
+    answer has ended; whether it was asked to yield, and what keeps it from that."""
 
     job: Job
+    waits: Waits
     seen: Seen | None = None
     has_ended: bool = False
     was_asked_to_yield: bool = False
@@ -68,7 +70,9 @@ class Jobs:
         if self._policy.uses_clock:
             self._undated.append((job, req))
         self._rank(job)
-        req.sage = RequestState(job)
+        req.sage = RequestState(job, Waits.of(req))
+        if decode_explain(req.sampling_params.custom_params):
+            req.customized_info = {explanation.NAME: Explanation(req)}
         if job.is_ranked:
             self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
         else:
@@ -121,6 +125,8 @@ class Jobs:
                 # Prefilled with an answer begun: it has been retracted, or left its KV behind.
                 if req.output_ids and place < num_prefills:
                     self.recomputed_tokens += num_tokens
+                    req.sage.waits.was_retracted(req.time_stats.wait_queue_entry_time)
+                req.sage.waits.ends()
         else:
             self.served_tokens += len(batch.reqs)
             for req in batch.reqs:
@@ -140,14 +146,13 @@ class Jobs:
         return jobs
 
     def ended(self, batch: Batch) -> Iterator[Req]:
-        """Those whose answers a batch has completed, at their last age. Each once, though under
-        overlap it is in two batches; an aborted one never."""
+        """Those that a batch has brought to their end, at their last age. Each once, though under
+        overlap it is in two batches."""
         for req in batch.reqs:
             if req.finished() and not req.sage.has_ended:
                 req.sage.has_ended = True
-                if not isinstance(req.finished_reason, FINISH_ABORT):
-                    req.sage.job.grow(len(req.output_ids))
-                    yield req
+                req.sage.job.grow(len(req.output_ids))
+                yield req
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info."""

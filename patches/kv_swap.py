@@ -77,6 +77,7 @@ class KvSwap:
             leave_in_tree(self._scheduler, running_batch, req)
             self._num_left_in_tree += 1
         req.sage.job.num_yields += 1
+        req.sage.waits.begins()
         self._num_gone += 1
         return True
 

@@ -138,6 +138,16 @@ class Preemption:
             running_batch, left = self.swap.resume(running_batch, back)
             if left:
                 self._plan_again(running_batch)
+        if (trace := self._scheduler.sage.trace) is not None:
+            known = (*queue[: len(plan.actions)], *yielded)
+            trace.carried_out(
+                plan.actions[: len(entering) + len(yielded)],
+                {req.sage.job: req.rid for req in known},
+                [req.rid for req in left],
+            )
+        for req in back:
+            if req not in left:
+                req.sage.waits.ends()
         self._carried_out(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
         num_planned = sum(not isinstance(action, Yield) for action in plan.actions)
         num_left_out = num_planned - len(entering) + len(left)

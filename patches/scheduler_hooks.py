@@ -140,7 +140,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     def around_run_batch(
         original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any
     ) -> Any:
-        self.sage.jobs.about_to_run(batch)
+        self.sage.about_to_run(batch)
         steps = self.sage.calibration.steps
         work = steps.launched(batch, after_idle=self._sched_idled)
         result = original(self, batch, *args, **kw)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from patches.calibration import Calibration, StepTimes
@@ -22,6 +23,7 @@ from patches.prompts import Prompts
 from patches.scheduler_metrics import SchedulerMetrics
 from patches.slo_meter import SloMeter
 from patches.step_time_file import StepTimeFile, kind_of
+from patches.trace import trace_of
 from sage_sched.admission import Admission
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
@@ -72,6 +74,10 @@ class SchedulerState:
         self.chunk_limit_tokens: int | None = None
         self.num_visible: int | None = None
         self.unplanned: list[Req] = []
+        self.trace = trace_of(scheduler)
+        if self.trace is not None:
+            self.trace.policy(self.settings.schedule_policy)
+        self._unplaced: list[Req] = []
         self._num_passes = 0
         self._num_switches = 0
         self._num_too_long = 0
@@ -111,6 +117,9 @@ class SchedulerState:
         policy that is theirs. now_s: on the clock of the ticks."""
         self.settings, self.policy = settings, policy
         self._num_switches += 1
+        self._unplaced.clear()
+        if self.trace is not None:
+            self.trace.policy(settings.schedule_policy)
         config = settings.config
         if config.admission.quantile != self._learned.quantile:
             self._learned = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
@@ -137,6 +146,11 @@ class SchedulerState:
     def arrived(self, req: Req) -> None:
         """Put a Job on a new request."""
         self.jobs.arrived(req)
+        if not self.settings.is_stock:
+            self._unplaced.append(req)
+        if self.trace is not None:
+            num_waiting = len(self._scheduler.waiting_queue)
+            self.trace.came(req, num_waiting, len(self._scheduler.running_batch.reqs))
         req.sage.seen = self.slo.arrived(req, req.sage.job)
         refining = None if self.probing is None else self.probing.refining
         if refining is not None and req.sage.job.is_ranked:
@@ -165,11 +179,27 @@ class SchedulerState:
             self.failures.count("plan a pass")
             plan = decide(view, self._first_come, self.admission)
         self._num_too_long += plan.num_too_long
+        if self._unplaced and plan.order is not None:
+            self._place(view, plan.order)
         spent_s = time.perf_counter() - started_s
         self._num_passes += 1
         self._pass_s += spent_s
         self._longest_pass_s = max(self._longest_pass_s, spent_s)
         return plan
+
+    def _place(self, view: SchedulerView, order: Sequence[int]) -> None:
+        """Say how many go before each of those that were put in order for the first time."""
+        places = {view.waiting[position]: place for place, position in enumerate(order)}
+        for req in self._unplaced:
+            if req.sage.waits.place is None:
+                req.sage.waits.place = places.get(req.sage.job)
+        self._unplaced.clear()
+
+    def about_to_run(self, batch: Batch) -> None:
+        """A batch is about to run."""
+        if self.trace is not None:
+            self.trace.runs(batch)
+        self.jobs.about_to_run(batch)
 
     def ended(self, batch: Batch) -> None:
         """A batch's results are in: admission learns from the answers that are complete. All ranks
@@ -177,6 +207,11 @@ class SchedulerState:
         self.slo.stepped(batch)
         before = self._learned.correction.factor
         for req in self.jobs.ended(batch):
+            was_aborted = isinstance(req.finished_reason, FINISH_ABORT)
+            if self.trace is not None:
+                self.trace.ended(req, was_aborted)
+            if was_aborted:
+                continue  # its length says nothing
             self._learned.ended(req.sage.job)
             if self.probing is not None:
                 self.probing.ended(req)
@@ -280,6 +315,7 @@ class SchedulerState:
             "preemption": None if self._preemption is None else self._preemption.stats(),
             "step_time": self.calibration.stats(),
             "slo": self.slo.stats(),
+            "trace": None if self.trace is None else self.trace.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
         }
 
