@@ -38,7 +38,7 @@ class Explanation:
         state = self._req.sage
         facts = {
             **self._predicted,
-            "place_at_arrival": state.waits.place,
+            "place_at_arrival": state.waits.num_before,
             "wait_ms": round(1e3 * state.waits.so_far_s(), 3),
             "num_yields": state.job.num_yields,
         }

@@ -191,8 +191,8 @@ class SchedulerState:
         """Say how many go before each of those that were put in order for the first time."""
         places = {view.waiting[position]: place for place, position in enumerate(order)}
         for req in self._unplaced:
-            if req.sage.waits.place is None:
-                req.sage.waits.place = places.get(req.sage.job)
+            if req.sage.waits.num_before is None:
+                req.sage.waits.num_before = places.get(req.sage.job)
         self._unplaced.clear()
 
     def about_to_run(self, batch: Batch) -> None:

@@ -103,7 +103,7 @@ class Trace:
                     "starts",
                     rid=req.rid,
                     waited_s=round(waits.so_far_s(), 4),
-                    place=waits.place,
+                    place=waits.num_before,
                     tokens=len(req.output_ids),
                 )
 

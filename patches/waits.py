@@ -13,13 +13,14 @@ from patches.engine_types import Req
 class Waits:
     """Of one request, in seconds of this rank's clock.
 
-    since_s: when its present wait began; None while it runs. waited_s: all waits before. place: how
-    many were to be served before it when it was first put in order; None until then.
+    since_s: when its present wait began; None while it runs. waited_s: all waits before.
+    num_before: how many were to be served before it when it was first put in order; None until
+    then.
     """
 
     since_s: float | None
     waited_s: float = 0.0
-    place: int | None = None
+    num_before: int | None = None
 
     @classmethod
     def of(cls, req: Req) -> Waits:

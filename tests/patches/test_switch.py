@@ -11,7 +11,7 @@ from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
 from bench.overhead.full_server import stand_in_scheduler
-from patches import stock_order
+from patches import settings_route, stock_order
 from patches.carrier import encode_hints, encode_stamp
 from patches.scheduler_state import SchedulerState
 from patches.switch import SetSettings, SettingsNow, switch
@@ -167,6 +167,33 @@ def test_what_admission_has_learned_stays_unless_it_goes_by_another_quantile(
     asked = scheduler.sage.admission.asked_tokens(req.sage.job)
     told(scheduler, {"admission": {"quantile": 0.9}})
     assert scheduler.sage.admission.asked_tokens(req.sage.job) > asked
+
+
+@pytest.mark.parametrize(
+    ("keys", "sent", "is_refused"),
+    [
+        ((None, None), None, False),
+        ((None, "admin"), None, True),
+        ((None, "admin"), "Bearer admin", False),
+        (("client", "admin"), "Bearer client", True),
+        (("client", None), "Bearer client", False),
+        (("client", None), None, True),
+    ],
+)
+def test_who_may_change_settings(
+    monkeypatch: pytest.MonkeyPatch,
+    keys: tuple[str | None, str | None],
+    sent: str | None,
+    is_refused: bool,
+) -> None:
+    serving = SimpleNamespace(api_key=keys[0], admin_api_key=keys[1])
+    monkeypatch.setattr(settings_route, "get_serving", lambda: serving)
+    asked: Any = SimpleNamespace(
+        method="POST",
+        url=SimpleNamespace(path=settings_route.PATH),
+        headers={} if sent is None else {"Authorization": sent},
+    )
+    assert (settings_route._refused(asked) is not None) is is_refused
 
 
 def test_messages_cross_processes() -> None:
