@@ -8,6 +8,8 @@ import sys
 
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 _COMMANDS = {
+    "set": ("patches.set_command", "change by what a running server goes"),
+    "explain": ("patches.explain_command", "say what happened to requests and why, by a trace"),
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
     "predictor serve": ("predictor_store.serve_command", "serve one predictor to many servers"),
     "train-probe": (
