@@ -11,7 +11,7 @@ from predictor_store.shared_worker import SharedWorker
 
 _APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 # SGLang loads no plugin in these processes, but serves whatever app is named there.
-_APP = "patches.http_worker:app"
+_APP = "sage_sched.entry_points:app"
 
 
 def has_other_app() -> bool:

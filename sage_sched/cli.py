@@ -6,6 +6,8 @@ import argparse
 import importlib
 import sys
 
+from sage_sched.entry_points import ALL, find_parts
+
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 _COMMANDS = {
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
@@ -30,6 +32,7 @@ _COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run the command line argv (without the program's name); its exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    find_parts(ALL)
     if argv[:1] == ["serve"]:  # its flags are SGLang's own, so no parser of ours reads them
         serve = importlib.import_module("patches.serve_command")
         return int(serve.run(argv[1:]))
