@@ -10,6 +10,7 @@ from sage_sched.entry_points import ALL, find_parts
 
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 _COMMANDS = {
+    "doctor": ("patches.doctor", "say whether a server would start here, and what to do if not"),
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
     "predictor serve": ("predictor_store.serve_command", "serve one predictor to many servers"),
     "train-probe": (
