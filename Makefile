@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check test-release dist lock clean
+.PHONY: demo test check test-release dist sbom site gpu-check lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m bench.comparison.demo
@@ -29,6 +29,18 @@ dist: $(VENV)/ready
 	rm -rf dist build
 	$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")'
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist dist/*.tar.gz
+
+# What is installed, with licences: results/sbom.json and results/licences.md.
+sbom: $(VENV)/ready
+	$(BIN)/python -m bench.checks.sbom
+
+# The site, as `make check` builds it in a test: results/site.
+site: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# On a host with a GPU (docs/gpu.md); elsewhere each check says why it is left out.
+gpu-check: $(VENV)/ready
+	$(BIN)/python -m bench.checks.gpu
 
 # Each step leaves a mark, so a broken-off set-up goes on where it stopped; pip keeps what it has
 # downloaded. torch brings what its build needs (CUDA libraries, if it is a CUDA build); the others

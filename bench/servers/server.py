@@ -85,9 +85,6 @@ class Server:
         self.log = log
         self._command = [*command, "--model-path", str(model), "--port", str(self.port), *flags]
         self._env = {**os.environ, **(env or {})}
-        # What the bench sends into a server (bench/workload/forced_length.py) goes by name.
-        path = [self._env.get("PYTHONPATH", ""), str(Path(__file__).parents[2])]
-        self._env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
 
