@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lock clean
+.PHONY: demo test check test-release dist sbom site gpu-check lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m bench.comparison.demo
@@ -17,6 +17,30 @@ check: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not server" -n 2 --dist loadfile
+
+# The tests that use SGLang, on another release: make test-release RELEASE=0.5.22
+test-release: $(VENV)/ready
+	$(BIN)/python -m bench.checks.canary --release $(RELEASE)
+	PYTHONPATH=$(CURDIR)/results/releases/$(RELEASE) \
+	  $(BIN)/python -m pytest tests/patches tests/engine -n 2 --dist loadfile
+
+# Source distribution and wheel, in dist/.
+dist: $(VENV)/ready
+	rm -rf dist build
+	$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")'
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist dist/*.tar.gz
+
+# What is installed, with licences: results/sbom.json and results/licences.md.
+sbom: $(VENV)/ready
+	$(BIN)/python -m bench.checks.sbom
+
+# The site, as `make check` builds it in a test: results/site.
+site: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# On a host with a GPU (docs/gpu.md); elsewhere each check says why it is left out.
+gpu-check: $(VENV)/ready
+	$(BIN)/python -m bench.checks.gpu
 
 # Each step leaves a mark, so a broken-off set-up goes on where it stopped; pip keeps what it has
 # downloaded. torch brings what its build needs (CUDA libraries, if it is a CUDA build); the others
@@ -43,4 +67,4 @@ lock: $(VENV)/ready
 	mv requirements.new requirements.txt
 
 clean:
-	rm -rf $(VENV) results
+	rm -rf $(VENV) results dist build

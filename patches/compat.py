@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
-SUPPORTED_RELEASES = ("0.5.23",)
+# Every hook fits all of these. The first one that does not will carry the releases that it is for.
+SUPPORTED_RELEASES = ("0.5.22", "0.5.23")
+
+_COMMON = "sglang.srt.mem_cache.common"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+_BACKUP = ("req", "tree_cache", "req_to_token_pool", "token_to_kv_pool_allocator", "backend")
+# What we call beside what we hook, and what we pass by name or count on.
+CALLS = (
+    (f"{_COMMON}.backup_kv_cache", _BACKUP),
+    (f"{_COMMON}.restore_kv_cache", _BACKUP),
+    (f"{_COMMON}.discard_kv_cache_backup", ("req", "tree_cache", "backend")),
+    # `is_insert` until 0.5.21.
+    (f"{_COMMON}.release_kv_cache", ("req", "tree_cache", "checkpoint")),
+    (f"{_COMMON}.evict_from_tree_cache", ("tree_cache", "num_tokens")),
+    (f"{_COMMON}.match_kv_cache", ("req", "tree_cache")),
+    (
+        "sglang.srt.disaggregation.decode.alloc_for_decode_prealloc",
+        ("req", "fill_len", "delta_len", "prefix_len", "total_prefix_len", "prefix_indices",
+         "uses_swa_tail", "swa_tail_len", "req_to_token_pool"),
+    ),
+    (
+        f"{_BATCH}.init_new",
+        ("reqs", "req_to_token_pool", "token_to_kv_pool_allocator", "tree_cache", "model_config",
+         "enable_overlap", "spec_algorithm"),
+    ),
+    (f"{_BATCH}.prepare_for_prebuilt", ()),
+    (f"{_BATCH}.process_prebuilt", ("future_map",)),
+    (f"{_BATCH}.release_req", ("idx", "remaing_req_count")),
+    (f"{_BATCH}.filter_batch", ("keep_indices",)),
+    (f"{_BATCH}.merge_batch", ("other",)),
+)  # fmt: skip
 
 
 class UnsupportedServerError(RuntimeError):

@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 from sglang.version import __version__ as sglang_release
 
-from patches.compat import UnsupportedServerError
+from patches.compat import CALLS, UnsupportedServerError
 
 _applied: set[str] = set()
 _SOURCE = HookSource(plugin_name="sage_sched", dist_name="sage-sched")
@@ -34,14 +34,7 @@ class Hook:
 
     def check(self) -> None:
         """Raises UnsupportedServerError unless the target exists and has the parameters."""
-        try:
-            owner = pkgutil.resolve_name(self.target.rpartition(".")[0])
-            known = inspect.signature(getattr(owner, self.target.rpartition(".")[2])).parameters
-        except (ImportError, AttributeError) as error:
-            raise self._misfit(f"is not there ({error})") from error
-        missing = [name for name in self.parameters if name not in known]
-        if missing:
-            raise self._misfit(f"has no parameter {', '.join(missing)}")
+        check_target("hook", self.target, self.parameters)
 
     def apply(self) -> None:
         """Check the target, then hook it.
@@ -57,17 +50,37 @@ class Hook:
         HookRegistry._patched.add(self.target)
         _applied.add(self.target)
 
-    def _misfit(self, what: str) -> UnsupportedServerError:
-        return UnsupportedServerError(
-            f"the hook {self.target} of SGLang {sglang_release} {what}, so sage-sched cannot "
-            "schedule here. Install a supported release, or choose one of SGLang's own policies."
-        )
+
+def check_target(use: str, target: str, parameters: Iterable[str]) -> None:
+    """Raises UnsupportedServerError unless this function or method of SGLang exists and has these
+    parameters. use: what we do with it, for the message."""
+    where, _, name = target.rpartition(".")
+    try:
+        known = inspect.signature(getattr(pkgutil.resolve_name(where), name)).parameters
+    except (ImportError, AttributeError) as error:
+        raise _misfit(use, target, f"is not there ({error})") from error
+    missing = [parameter for parameter in parameters if parameter not in known]
+    if missing:
+        raise _misfit(use, target, f"has no parameter {', '.join(missing)}")
+
+
+def _misfit(use: str, target: str, what: str) -> UnsupportedServerError:
+    return UnsupportedServerError(
+        f"the {use} {target} of SGLang {sglang_release} {what}, so sage-sched cannot "
+        "schedule here. Install a supported release, or choose one of SGLang's own policies."
+    )
 
 
 def check_all(hooks: Iterable[Hook]) -> None:
     """Raises UnsupportedServerError for the first hook that does not fit."""
     for hook in hooks:
         hook.check()
+
+
+def check_calls() -> None:
+    """Raises UnsupportedServerError for the first function that we call which does not fit."""
+    for target, parameters in CALLS:
+        check_target("function", target, parameters)
 
 
 def apply_all(hooks: Iterable[Hook]) -> None:

@@ -11,7 +11,7 @@ from predictor_store.shared_worker import SharedWorker
 
 _APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 # SGLang loads no plugin in these processes, but serves whatever app is named there.
-_APP = "patches.http_worker:app"
+_APP = "sage_sched.entry_points:app"
 
 
 def has_other_app() -> bool:
@@ -22,6 +22,11 @@ def has_other_app() -> bool:
 def main_process_hooks() -> list[Hook]:
     """For the process that starts them; sets the environment that they inherit."""
     os.environ[_APP_VARIABLE] = _APP
+    return router_hooks()
+
+
+def router_hooks() -> list[Hook]:
+    """Of the process that starts them."""
     router = "sglang.srt.managers.multi_tokenizer_mixin.MultiTokenizerRouter"
     return [Hook(f"{router}.__init__", AFTER, _after_router_init, ("server_args",))]
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patches.compat import UnsupportedServerError, check_release
 from predictor_store.config_file import read_config
 from sage_sched.policy import policy_names
+
+if TYPE_CHECKING:
+    from patches.hook import Hook
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
@@ -26,21 +29,30 @@ def register() -> None:
     A failure in here is only logged by SGLang; the policy then is no choice of --schedule-policy,
     and SGLang itself refuses it.
     """
-    from patches.hook import AFTER, BEFORE, Hook, apply_all
+    from patches.hook import apply_all
+
+    # Hooking imports the target's module, which is for the process that runs it to do.
+    of_scheduler, of_controller = (m in sys.modules for m in (_SCHEDULER_MODULE, _CONTROLLER_MODULE))
+    apply_all(first_hooks(of_scheduler=of_scheduler, of_controller=of_controller))
+
+
+def first_hooks(*, of_scheduler: bool, of_controller: bool) -> list[Hook]:
+    """Those that are placed before a policy is chosen, in a scheduler's process, in that of a
+    data-parallel controller, or in others."""
+    from patches.hook import AFTER, BEFORE, Hook
 
     hooks = [
         Hook(f"{_ARGS}.add_cli_args", AFTER, _add_flags, ("parser",)),
         Hook(f"{_ARGS}.from_cli_args", AFTER, _read_flags, ("args",)),
         Hook(f"{_ARGS}.check_server_args", BEFORE, _activate_main, ()),
     ]
-    # Hooking imports the target's module, which is for the scheduler's own process to do.
-    if _SCHEDULER_MODULE in sys.modules:
+    if of_scheduler:
         target = f"{_SCHEDULER_MODULE}.Scheduler.__init__"
         hooks.append(Hook(target, BEFORE, _activate_scheduler, ("server_args",)))
-    if _CONTROLLER_MODULE in sys.modules:
+    if of_controller:
         target = f"{_CONTROLLER_MODULE}.DataParallelController.__init__"
         hooks.append(Hook(target, BEFORE, _activate_controller, ("server_args",)))
-    apply_all(hooks)
+    return hooks
 
 
 def _is_ours(server_args: Any) -> bool:
@@ -101,11 +113,12 @@ def _activate_main(server_args: Any) -> None:
         return
     if not hasattr(server_args, "_sage_config"):  # the Engine API, which has no command line
         _prepare(server_args, None, None)
-    from patches.hook import apply_all, check_all
+    from patches.hook import apply_all, check_all, check_calls
     from patches.predict import predict_hooks
     from patches.scheduler_hooks import scheduler_hooks
 
     check_all(scheduler_hooks(server_args._sage_config))
+    check_calls()
     apply_all(predict_hooks())
     if server_args.tokenizer_worker_num > 1:
         from patches.http_processes import main_process_hooks

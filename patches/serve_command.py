@@ -14,5 +14,5 @@ def run(argv: list[str]) -> NoReturn:
     named = any(arg == _FLAG or arg.startswith(_FLAG + "=") for arg in argv)
     policy = [] if named else [_FLAG, "sage"]
     serve = "import sys; from sglang.cli.main import main; sys.exit(main())"
-    # -P: a package called `patches` where it was started from must not take the place of ours.
+    # -P: modules where it was started from must not take the place of SGLang's or ours.
     os.execv(sys.executable, [sys.executable, "-P", "-c", serve, "serve", *argv, *policy])

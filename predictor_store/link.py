@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from predictor_store import protocol, service_socket
@@ -118,12 +119,18 @@ def start_worker(config: SageConfig) -> Link:
                 [*command, str(theirs.fileno()), json.dumps(sections)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | _ENVIRONMENT,
+                env=os.environ | _ENVIRONMENT | {"PYTHONPATH": _own_path()},
             ),
             ours,
         )
     _greet(link, protocol.hello(""))
     return link
+
+
+def _own_path() -> str:
+    """PYTHONPATH with the folder that this package is in, which may be on nobody's path."""
+    folder = str(Path(__file__).parents[1])
+    return os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
 
 
 def connect_worker(config: SageConfig, model: str) -> Link:

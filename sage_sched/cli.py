@@ -6,10 +6,13 @@ import argparse
 import importlib
 import sys
 
+from sage_sched.entry_points import ALL, find_parts
+
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 _COMMANDS = {
     "set": ("patches.set_command", "change by what a running server goes"),
     "explain": ("patches.explain_command", "say what happened to requests and why, by a trace"),
+    "doctor": ("patches.doctor", "say whether a server would start here, and what to do if not"),
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
     "predictor serve": ("predictor_store.serve_command", "serve one predictor to many servers"),
     "train-probe": (
@@ -32,6 +35,7 @@ _COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run the command line argv (without the program's name); its exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    find_parts(ALL)
     if argv[:1] == ["serve"]:  # its flags are SGLang's own, so no parser of ours reads them
         serve = importlib.import_module("patches.serve_command")
         return int(serve.run(argv[1:]))

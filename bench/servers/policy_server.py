@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,11 @@ class PolicyServers:
             flags += self.device.flags()
             vectors = self._vectors if self.recalls else None
             env |= self.device.environment(self.folder / "device_clock", vectors)
+        else:
+            # What the bench sends into a server (bench/workload/forced_length.py) goes by name.
+            env = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")} | env
+            path = (env["PYTHONPATH"], str(Path(__file__).parents[2]))
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         if policy in policy_names():
             sage = self.sage if self.device is None else self.device.in_its_time(self.sage)
             sections = sage.sections()

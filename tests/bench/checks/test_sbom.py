@@ -1,0 +1,31 @@
+"""The bill of materials names what is installed, and no more."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.checks import sbom
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_pinned_package_is_in_it_with_its_version(tmp_path: Path) -> None:
+    assert sbom.main(["--output", str(tmp_path)]) == 0
+    bill = json.loads((tmp_path / "sbom.json").read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    found = {part["name"]: part["version"] for part in bill["components"]}
+    assert len(found) == len(bill["components"]), "a package is named twice"
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pinned = [line.split("==")[0] for line in lines if "==" in line and line[0] != "#"]
+    names = {name: name.lower().replace("_", "-").replace(".", "-") for name in pinned}
+    assert {name: found.get(names[name]) for name in pinned} == {n: version(n) for n in pinned}
+    assert all(part["purl"].startswith("pkg:pypi/") for part in bill["components"])
+
+
+def test_licences_are_those_that_packages_state() -> None:
+    by_name = {sbom._name(package): package for package in sbom.installed()}
+    assert sbom.licence(by_name["numpy"]).startswith("BSD-3-Clause")
+    table = sbom.table([by_name["numpy"]])
+    assert f"numpy {version('numpy')}" in table

@@ -1,0 +1,31 @@
+"""All of it fits the installed SGLang, and the page on versions says what that is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from patches.compat import SUPPORTED_RELEASES
+
+PAGE = Path(__file__).parents[2] / "docs" / "versions.md"
+# In a process of its own, as it imports all of SGLang.
+CODE = "from patches.fit import main, targets; assert main() == 0; print(*targets())"
+
+
+def test_the_installed_sglang_fits_and_the_page_names_every_hook() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict, hooked = done.stdout.splitlines()[-2:]
+    assert verdict.endswith(" fits")
+    rows = re.findall(r"^\| `([a-z_.]+(?:\.[A-Z]\w+)+)` \| (.*) \|$", PAGE.read_text(), re.M)
+    listed = [
+        f"sglang.srt.{owner}.{name}" for owner, row in rows for name in row[1:-1].split("`, `")
+    ]
+    assert sorted(listed) == sorted(hooked.split())
+
+
+def test_the_page_names_the_releases_that_are_supported() -> None:
+    supported = re.findall(r"^\| (0\.\S+) \| supported", PAGE.read_text(), re.M)
+    assert sorted(supported) == sorted(SUPPORTED_RELEASES)

@@ -1,0 +1,111 @@
+"""The site builds without a warning, and what it tells the reader to type is there."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from patches.refusals import _REFUSALS
+from sage_sched.cli import _COMMANDS
+from tests.pages import DOCS, NOT_RUN, blocks
+
+ROOT = DOCS.parent
+PAGES = sorted(DOCS.glob("*.md"))
+# Pages whose commands tests/engine/test_installed.py runs as they stand.
+RUN = {"index.md", "warm.md", "compare.md"}
+
+
+def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    index = (tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8")
+    assert "Gittins" in index
+    # A page takes nothing from elsewhere.
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        fetched = re.findall(
+            r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(.*?)"', text
+        )
+        assert not [place for place in fetched if place.startswith(("http", "//"))], page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_command_is_run_by_a_test_or_marked(page: Path) -> None:
+    unmarked = [code for title, code in blocks(page, "sh") if not title.startswith(NOT_RUN)]
+    assert page.name in RUN or not unmarked
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Page and command: lines of shell blocks, and code within the text that is one."""
+    start = re.compile(r"(?:[A-Z_]+=\S+ )*(?:sage-sched|python -m|make) \S")
+    for page in (*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        text = page.read_text(encoding="utf-8")
+        for code in re.findall(r"`([^`\n]+)`", text) + text.splitlines():
+            line = code.strip()
+            if start.match(line) and "[" not in line:
+                yield page.name, line.split("  #")[0].replace("...", "")
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(set(commands())))
+def test_what_a_command_names_is_there(page: str, command: str) -> None:
+    words = [
+        word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)
+    ]
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+        assert words[1] in targets
+    elif words[0] == "sage-sched":
+        named = [name for name in _COMMANDS if words[1:][: len(name.split())] == name.split()]
+        if words[1] in ("serve", "--help") or words[1:3] == ["COMMAND", "--help"]:
+            return
+        parser = argparse.ArgumentParser()
+        importlib.import_module(_COMMANDS[max(named, key=len)][0]).configure(parser)
+        assert flags <= set(parser._option_string_actions)
+    elif words[2].split(".")[0] in ("bench", "tests", "patches"):
+        found = importlib.util.find_spec(words[2])
+        assert found is not None
+        assert found.origin is not None
+        # Some build on the options of others, so they are looked for in all of that folder.
+        files = [*(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+        sources = "".join(file.read_text(encoding="utf-8") for file in files)
+        assert not [flag for flag in flags if f'"{flag}"' not in sources and flag != "--help"]
+    else:
+        assert importlib.util.find_spec(words[2]) is not None
+
+
+def test_the_modes_page_names_what_is_refused_and_tests_that_exist() -> None:
+    text = (DOCS / "modes.md").read_text(encoding="utf-8")
+    for name, _, reason in _REFUSALS:
+        flags = [f"`{flag}`" for flag in re.findall(r"--[a-z-]+|SGLANG_\w+", name)]
+        rows = [row for row in text.splitlines() if row.startswith("| ") and reason in row]
+        assert [row for row in rows if all(flag in row for flag in flags)], name
+    named = set(re.findall(r"`(tests/[a-z_/.]+)`", text))
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_what_troubleshooting_tells_to_look_at_is_reported() -> None:
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    files = [*(ROOT / "patches").glob("*.py"), *(ROOT / "predictor_store").glob("*.py")]
+    sources = "".join(file.read_text(encoding="utf-8") for file in files)
+    counters = re.findall(r"`(?:[a-z]+\.)*(num_[a-z_]+|widened)`", text)
+    assert len(counters) > 6
+    assert [name for name in counters if name not in sources] == ["num_retractions"]  # SGLang's
