@@ -10,8 +10,8 @@ from typing import Any
 from bench.whatif.comparison import Row, compare
 from bench.whatif.engine import OwnServer
 from bench.whatif.log import TrafficLog, faster
-from bench.whatif.simulation import most_tokens, outcomes, requests_of
-from bench.whatif.told import told_of
+from bench.whatif.simulation import most_tokens, outcomes, predicts, requests_of
+from bench.whatif.told import Told, told_of
 from bench.workload.prompts import WorkloadError
 from sage_sched.config import SageConfig
 
@@ -50,9 +50,12 @@ def answer_of(
             "tokens"
         )
     requests = faster(fits, load)
-    told = told_of(
-        requests, engine, config, store=store, gain=server.crps_gain, num_seeds=num_seeds
-    )
+    if any(map(predicts, policies)):
+        told = told_of(
+            requests, engine, config, store=store, gain=server.crps_gain, num_seeds=num_seeds
+        )
+    else:
+        told = Told(([None] * len(requests),), 1, "none is needed", {})
     simulated = requests_of(engine, requests, cap_tokens)
     rows = compare(outcomes(engine, policies, simulated, told, config))
     notes = [f"log: {log.description}, {log.arrivals_s / load:.0f} s"]

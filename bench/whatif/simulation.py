@@ -67,7 +67,7 @@ def outcomes(
 ) -> list[Outcome]:
     """Each policy's, with a bar that counts requests served. Raises ValueError for a policy that is
     unknown."""
-    num_runs = sum(len(told.variants) if _predicts(policy) else 1 for policy in policies)
+    num_runs = sum(len(told.variants) if predicts(policy) else 1 for policy in policies)
     found = []
     options = Options(preempt=config.preemption.enabled, max_yields=config.preemption.max_yields)
     with tqdm(
@@ -75,7 +75,7 @@ def outcomes(
     ) as bar:
         for policy in policies:
             bar.set_postfix_str(policy)
-            variants = told.variants if _predicts(policy) else told.variants[:1]
+            variants = told.variants if predicts(policy) else told.variants[:1]
             results = tuple(
                 simulate(engine, policy, config, _with(requests, said), options, bar.update)
                 for said in variants
@@ -84,7 +84,8 @@ def outcomes(
     return found
 
 
-def _predicts(policy: str) -> bool:
+def predicts(policy: str) -> bool:
+    """Whether it is told of answers beforehand."""
     return Rival.parse(policy).policy in policy_names()
 
 
