@@ -6,6 +6,17 @@ import argparse
 import importlib
 import sys
 
+from sage_sched.shadow import displaced, what_is_in_the_way
+
+# Subcommand: its module, which has run(argv) -> exit status, as its flags are SGLang's own; what it
+# does.
+_OF_SERVERS = {
+    "serve": (
+        "patches.serve_command",
+        "start SGLang with --schedule-policy sage; takes every flag of `sglang serve`",
+    ),
+    "doctor": ("patches.doctor", "say what keeps a server from starting here, and what to do"),
+}
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 _COMMANDS = {
     "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),
@@ -28,26 +39,34 @@ _COMMANDS = {
 }
 
 
+_WAY_OUT = "take its folder off PYTHONPATH, or give that package another name"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line argv (without the program's name); its exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["serve"]:  # its flags are SGLang's own, so no parser of ours reads them
-        serve = importlib.import_module("patches.serve_command")
-        return int(serve.run(argv[1:]))
-    for name, (module, _) in _COMMANDS.items():
+    for name, (module, _) in (_OF_SERVERS | _COMMANDS).items():
         words = name.split()
         if argv[: len(words)] == words:
-            command = importlib.import_module(module)
-            parser = argparse.ArgumentParser(prog=f"sage-sched {name}")
-            command.configure(parser)
-            return int(command.run(parser.parse_args(argv[len(words) :])))
+            return _run(name, module, argv[len(words) :])
     asked_for_help = argv in (["-h"], ["--help"])
     print(_usage(), file=sys.stdout if asked_for_help else sys.stderr)
     return 0 if asked_for_help else 2
 
 
+def _run(name: str, module: str, argv: list[str]) -> int:
+    for package, origin in displaced({module.partition(".")[0], "predictor_store"}).items():
+        print(f"sage-sched: {what_is_in_the_way(package, origin)}: {_WAY_OUT}", file=sys.stderr)
+        return 1
+    command = importlib.import_module(module)
+    if name in _OF_SERVERS:
+        return int(command.run(argv))
+    parser = argparse.ArgumentParser(prog=f"sage-sched {name}")
+    command.configure(parser)
+    return int(command.run(parser.parse_args(argv)))
+
+
 def _usage() -> str:
-    serve = "start SGLang with --schedule-policy sage; takes every flag of `sglang serve`"
-    rows = [("serve", serve), *((name, what) for name, (_, what) in _COMMANDS.items())]
+    rows = [(name, what) for name, (_, what) in (_OF_SERVERS | _COMMANDS).items()]
     lines = [f"  {name:17}{what}" for name, what in rows]
     return "\n".join(["usage: sage-sched COMMAND ... (COMMAND --help says more)", "", *lines])
