@@ -32,7 +32,9 @@ def register() -> None:
     from patches.hook import apply_all
 
     # Hooking imports the target's module, which is for the process that runs it to do.
-    of_scheduler, of_controller = (m in sys.modules for m in (_SCHEDULER_MODULE, _CONTROLLER_MODULE))
+    of_scheduler, of_controller = (
+        m in sys.modules for m in (_SCHEDULER_MODULE, _CONTROLLER_MODULE)
+    )
     apply_all(first_hooks(of_scheduler=of_scheduler, of_controller=of_controller))
 
 
