@@ -18,6 +18,7 @@ _LENGTHS = _PREFIX + "lengths"
 _HINT_PREFIX = _PREFIX + "hint_"
 _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
 _CAME = _PREFIX + "came_s"
+_EXPLAIN = _PREFIX + "explain"
 # A stamp is older than the tick that comes with it, but by no more than a request is awaited.
 _MOST_AGE_S = 3600.0
 
@@ -65,6 +66,16 @@ def _hints(fields: Mapping[str, Any], names: tuple[str, ...]) -> Hints:
 def encode_stamp(came_s: float) -> dict[str, Any]:
     """The reserved key that says when a request came, on the clock of the ticks."""
     return {_CAME: came_s}
+
+
+def encode_explain() -> dict[str, Any]:
+    """The reserved key by which a request's answer is to say what was predicted of it."""
+    return {_EXPLAIN: True}
+
+
+def decode_explain(custom_params: object) -> bool:
+    """Whether it is there."""
+    return isinstance(custom_params, Mapping) and custom_params.get(_EXPLAIN) is True
 
 
 def decode_stamp(custom_params: object, now_s: float) -> float:

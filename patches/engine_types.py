@@ -54,6 +54,7 @@ class Req(Protocol):
     beam_group: object | None
     multimodal_inputs: object | None
     time_stats: Any
+    customized_info: dict[str, Any] | None
     to_finish: object | None
     finished_reason: object | None
     lock: Any
@@ -150,6 +151,10 @@ class Scheduler(Protocol):
     forward_stream: Any
     _request_dispatcher: Any
     metrics_collector_context: Any
+    grammar_manager: Any
+    policy: Any
     _sched_idled: bool
+
+    def _collect_inflight_batches(self) -> Sequence[Batch | None]: ...
 
     def get_num_allocatable_reqs(self, running_bs: int, *, running_batch: Batch) -> int: ...

@@ -20,7 +20,10 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
     """Scheduler.get_new_batch_prefill, by the policy's plan.
 
     SGLang's pass sees the requests that may enter now: never a swapped one, as it would prefill it.
+    If it goes by its own order (sage_sched.switch), it sees all.
     """
+    if not scheduler.sage.plans():
+        return original(running_batch)
     if scheduler.chunked_req is None and _has_nothing_to_plan(scheduler, running_batch):
         return _showing(scheduler, [], lambda: original(running_batch))
     plan = scheduler.sage.plan(running_batch)

@@ -74,7 +74,7 @@ def _scheduler_hooks() -> Iterable[Hook]:
 def _first_hooks() -> Iterable[Hook]:
     from patches.plugin import first_hooks
 
-    return first_hooks(of_scheduler=True)
+    return first_hooks(of_scheduler=True, of_controller=True)
 
 
 def _predict_hooks() -> Iterable[Hook]:

@@ -12,6 +12,7 @@ from sage_sched.config import SageConfig
 from sage_sched.slo import SloClaims
 
 if TYPE_CHECKING:
+    from patches.http_metrics import HttpMetrics
     from patches.predict import RequestPrediction
 
 
@@ -86,14 +87,22 @@ class TokenizerManager(Protocol):
     sage_client: PredictorClient
     sage_claims: SloClaims
     sage_urgency: UrgencyGuess
-    sage_stamps: bool
+    sage_metrics: HttpMetrics
+    enable_metrics: bool
+    metrics_collector: Any
     server_args: ServerArgs
     server_status: object
     rid_to_state: MutableMapping[str, ReqState]
     tokenizer: Tokenizer | None
     _server_stop_hook: object | None
 
+    _result_dispatcher: Any
+
     def abort_request(self, rid: str) -> None: ...
+
+    def auto_create_handle_loop(self) -> None: ...
+
+    def _dispatch_to_scheduler(self, obj: Any) -> None: ...
 
 
 # A method of theirs that is awaited; it takes what they please.

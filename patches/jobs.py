@@ -7,22 +7,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
-from patches.carrier import decode, decode_hints, decode_stamp
+from patches import explanation
+from patches.carrier import decode, decode_explain, decode_hints, decode_stamp
 from patches.engine_types import Batch, Req
+from patches.explanation import Explanation
 from patches.failures import Failures
 from patches.slo_meter import Seen
+from patches.waits import Waits
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.policy import Policy
 
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`: its Job; what is kept of a promise to it; whether its answer has ended; whether
-    it was asked to yield, and what keeps it from that."""
+    """`Req.sage`: its Job; how long it has waited; what is kept of a promise to it; whether its
+    answer has ended; whether it was asked to yield, and what keeps it from that."""
 
     job: Job
+    waits: Waits
     seen: Seen | None = None
     has_ended: bool = False
     was_asked_to_yield: bool = False
@@ -41,6 +43,7 @@ class Jobs:
         self._policy = policy
         self._failures = failures
         self.served_tokens = 0
+        self.recomputed_tokens = 0
         self.num_arrivals = 0
         self.now_s = 0.0
         self.pace = 1.0
@@ -66,16 +69,33 @@ class Jobs:
         self.num_arrivals += 1
         if self._policy.uses_clock:
             self._undated.append((job, req))
+        self._rank(job)
+        req.sage = RequestState(job, Waits.of(req))
+        if decode_explain(req.sampling_params.custom_params):
+            req.customized_info = {explanation.NAME: Explanation(req)}
+        if job.is_ranked:
+            self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
+        else:
+            self._num_unranked += 1
+
+    def _rank(self, job: Job) -> None:
         try:
             job.is_ranked = self._policy.on_arrival(job)
         except Exception:
             job.is_ranked = False
             self._failures.count("rank a request")
-        req.sage = RequestState(job)
-        if job.is_ranked:
-            self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
-        else:
-            self._num_unranked += 1
+
+    def follow(self, policy: Policy, reqs: Sequence[Req], now_s: float) -> None:
+        """From now on go by another policy; it meets the unfinished requests in the order in which
+        they came. now_s: on the clock of the ticks."""
+        self._policy = policy
+        self._undated.clear()
+        self.now_s, self.pace = max(self.now_s, now_s), 1.0
+        for req in sorted(reqs, key=lambda req: req.sage.job.arrival):
+            job = req.sage.job
+            job.arrival_s = decode_stamp(req.sampling_params.custom_params, self.now_s)
+            job.meet()
+            self._rank(job)
 
     def _carried(self, decoded: Any, req: Req, otherwise: Any) -> Any:
         try:
@@ -96,8 +116,17 @@ class Jobs:
         # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
         if batch.forward_mode.is_extend_without_speculative():
             self.served_tokens += batch.extend_num_tokens
-            for req, num_tokens in zip(batch.reqs, batch.extend_lens, strict=True):
+            num_mixed = len(batch.decoding_reqs) if batch.forward_mode.is_mixed() else 0
+            num_prefills = len(batch.reqs) - num_mixed
+            for place, (req, num_tokens) in enumerate(
+                zip(batch.reqs, batch.extend_lens, strict=True)
+            ):
                 req.sage.job.served_tokens += num_tokens
+                # Prefilled with an answer begun: it has been retracted, or left its KV behind.
+                if req.output_ids and place < num_prefills:
+                    self.recomputed_tokens += num_tokens
+                    req.sage.waits.was_retracted(req.time_stats.wait_queue_entry_time)
+                req.sage.waits.ends()
         else:
             self.served_tokens += len(batch.reqs)
             for req in batch.reqs:
@@ -117,14 +146,13 @@ class Jobs:
         return jobs
 
     def ended(self, batch: Batch) -> Iterator[Req]:
-        """Those whose answers a batch has completed, at their last age. Each once, though under
-        overlap it is in two batches; an aborted one never."""
+        """Those that a batch has brought to their end, at their last age. Each once, though under
+        overlap it is in two batches."""
         for req in batch.reqs:
             if req.finished() and not req.sage.has_ended:
                 req.sage.has_ended = True
-                if not isinstance(req.finished_reason, FINISH_ABORT):
-                    req.sage.job.grow(len(req.output_ids))
-                    yield req
+                req.sage.job.grow(len(req.output_ids))
+                yield req
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info."""
@@ -133,4 +161,5 @@ class Jobs:
             "num_unranked": self._num_unranked,
             "num_malformed": self._num_malformed,
             "served_tokens": self.served_tokens,
+            "recomputed_tokens": self.recomputed_tokens,
         }

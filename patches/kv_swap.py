@@ -29,7 +29,7 @@ class KvSwap:
     ) -> None:
         self._scheduler = scheduler
         self._token_bytes = token_bytes(scheduler)
-        self._host_pool_tokens = int(host_pool_gib * 2**30) // self._token_bytes
+        self.resize(host_pool_gib)
         self._meter = SwapMeter(scheduler, calibration)
         self._num_gone = 0
         self._num_resumed = 0
@@ -37,6 +37,10 @@ class KvSwap:
         self._num_left_in_tree = 0
         self._num_without_device_room = 0
         self._moved_tokens = 0
+
+    def resize(self, host_pool_gib: float) -> None:
+        """Host memory takes so much from now on; what is in it stays."""
+        self._host_pool_tokens = int(host_pool_gib * 2**30) // self._token_bytes
 
     def stats(self) -> dict[str, float]:
         """Counters for /server_info, and what a token's move is thought to take, one way."""
@@ -47,6 +51,7 @@ class KvSwap:
             "num_recomputed": self._num_recomputed,
             "num_without_device_room": self._num_without_device_room,
             "swapped_bytes": self._moved_tokens * self._token_bytes,
+            "swapped_s": self._meter.total_s,
             "swap_token_us": 1e6 * self._meter.token_s,
         }
 
@@ -72,6 +77,7 @@ class KvSwap:
             leave_in_tree(self._scheduler, running_batch, req)
             self._num_left_in_tree += 1
         req.sage.job.num_yields += 1
+        req.sage.waits.begins()
         self._num_gone += 1
         return True
 

@@ -6,6 +6,7 @@ Every other hook is placed only once one of its policies is, in the process that
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+_CONTROLLER_MODULE = "sglang.srt.managers.data_parallel_controller"
 
 
 def register() -> None:
@@ -29,12 +31,16 @@ def register() -> None:
     """
     from patches.hook import apply_all
 
-    # Hooking imports the target's module, which is for the scheduler's own process to do.
-    apply_all(first_hooks(of_scheduler=_SCHEDULER_MODULE in sys.modules))
+    # Hooking imports the target's module, which is for the process that runs it to do.
+    of_scheduler, of_controller = (
+        m in sys.modules for m in (_SCHEDULER_MODULE, _CONTROLLER_MODULE)
+    )
+    apply_all(first_hooks(of_scheduler=of_scheduler, of_controller=of_controller))
 
 
-def first_hooks(*, of_scheduler: bool) -> list[Hook]:
-    """Those that are placed before a policy is chosen, in a scheduler's process or in others."""
+def first_hooks(*, of_scheduler: bool, of_controller: bool) -> list[Hook]:
+    """Those that are placed before a policy is chosen, in a scheduler's process, in that of a
+    data-parallel controller, or in others."""
     from patches.hook import AFTER, BEFORE, Hook
 
     hooks = [
@@ -45,6 +51,9 @@ def first_hooks(*, of_scheduler: bool) -> list[Hook]:
     if of_scheduler:
         target = f"{_SCHEDULER_MODULE}.Scheduler.__init__"
         hooks.append(Hook(target, BEFORE, _activate_scheduler, ("server_args",)))
+    if of_controller:
+        target = f"{_CONTROLLER_MODULE}.DataParallelController.__init__"
+        hooks.append(Hook(target, BEFORE, _activate_controller, ("server_args",)))
     return hooks
 
 
@@ -62,31 +71,40 @@ def _add_flags(result: None, parser: Any) -> None:
         help="TOML or YAML file with the settings of sage-sched (default: the defaults, or the "
         "file that the environment variable SAGE_CONFIG names).",
     )
+    parser.add_argument(
+        "--sage-trace",
+        metavar="FILE",
+        help="where to write what happens to each request and why, as JSON lines (default: the "
+        "file that the environment variable SAGE_TRACE names, or nowhere).",
+    )
 
 
 def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
     """On the command line, say what is wrong in one line."""
-    if args.sage_config is not None and not _is_ours(server_args):
-        raise SystemExit(
-            f"sage-sched: --sage-config needs --schedule-policy {'|'.join(policy_names())}"
-        )
+    for flag, value in (("--sage-config", args.sage_config), ("--sage-trace", args.sage_trace)):
+        if value is not None and not _is_ours(server_args):
+            raise SystemExit(
+                f"sage-sched: {flag} needs --schedule-policy {'|'.join(policy_names())}"
+            )
     if _is_ours(server_args):
         try:
-            _prepare(server_args, args.sage_config)
+            _prepare(server_args, args.sage_config, args.sage_trace)
         except (ValueError, UnsupportedServerError) as error:  # ConfigError, a policy's
             raise SystemExit(f"sage-sched: {error}") from error
     return server_args
 
 
-def _prepare(server_args: Any, config_path: str | None) -> None:
+def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
     from patches.probe_setup import refuse_probe
-    from patches.refusals import refuse_unsupported
+    from patches.refusals import refuse_trace, refuse_unsupported
     from patches.urgency import refuse_urgency
 
     check_release()
     refuse_unsupported(server_args)
-    # Not one of the record's fields, so it may be set, and it travels to every process.
+    # None of the record's fields, so they may be set, and they travel to every process.
     server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
+    server_args._sage_trace = trace_path or os.environ.get("SAGE_TRACE") or None
+    refuse_trace(server_args._sage_trace)
     refuse_probe(server_args, server_args._sage_config)
     refuse_urgency(server_args._sage_config.urgency)
 
@@ -96,7 +114,7 @@ def _activate_main(server_args: Any) -> None:
     if not _is_ours(server_args):
         return
     if not hasattr(server_args, "_sage_config"):  # the Engine API, which has no command line
-        _prepare(server_args, None)
+        _prepare(server_args, None, None)
     from patches.hook import apply_all, check_all, check_calls
     from patches.predict import predict_hooks
     from patches.scheduler_hooks import scheduler_hooks
@@ -118,3 +136,9 @@ def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> N
 
     check_release()
     apply_all(scheduler_hooks(server_args._sage_config))
+
+
+def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
+    # It passes on what it does not know, once it can read it.
+    if _is_ours(server_args):
+        importlib.import_module("patches.switch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,27 +13,38 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from patches.asked import asked_of, asked_of_chat, text_of
-from patches.carrier import clients_hints, encode, encode_hints, encode_stamp, strip
+from patches.carrier import (
+    clients_hints,
+    encode,
+    encode_explain,
+    encode_hints,
+    encode_stamp,
+    strip,
+)
+from patches.explanation import NAME, explained
 from patches.hook import AFTER, AROUND, BEFORE, Hook
+from patches.http_metrics import HttpMetrics
 from patches.http_types import (
     Awaited,
     BatchOutput,
+    ReqState,
     Request,
     ServerArgs,
     TokenizedRequest,
     TokenizerManager,
 )
+from patches.settings_route import add_settings_route
 from patches.urgency import UrgencyGuess
 from predictor_store.asked import Asked
 from predictor_store.client import Prediction, PredictorClient
 from sage_sched.job import NO_HINTS
-from sage_sched.policy import policy_type
 from sage_sched.slo import SloClaims
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _REQUEST = "sglang.srt.managers.io_struct.GenerateReqInput"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _CLASS_HEADER = "x-smg-priority"
+_EXPLAIN_HEADER = "x-sage-explain"
 # More text than the embedder reads; decoding 100,000 token ids would hold up the event loop.
 _MAX_DECODED_TOKENS = 512
 
@@ -55,6 +66,12 @@ def predict_hooks() -> list[Hook]:
         Hook(f"{_MANAGER}._send_one_request", AROUND, _around_send_one, ("tokenized_obj",)),
         Hook(f"{_MANAGER}._send_batch_request", AROUND, _around_send_batch, ("tokenized_objs",)),
         Hook(f"{_MANAGER}._handle_batch_output", BEFORE, _before_output, ("recv_obj",)),
+        Hook(
+            f"{_MANAGER}.update_request_meta_info",
+            AROUND,
+            _around_meta_info,
+            ("meta_info", "customized_info", "index"),
+        ),
         Hook(f"{_MANAGER}.get_internal_state", AROUND, _around_internal_state, ()),
         Hook(f"{_REQUEST}.__getitem__", AFTER, _after_getitem, ("i",)),
         Hook(f"{_CHAT}._convert_to_internal_request", AFTER, _after_chat, ("request",)),
@@ -69,7 +86,8 @@ class RequestPrediction:
     text: of a chat, its last user message; else None. asked: of a chat, what is asked beside; else
     None. slo_class: None before it was asked. came_s: when it came (time.monotonic). is_started:
     whether what we alone may write was stripped, and a prediction asked for, if there is to be one.
-    carried: what travels with it. was_aborted: while that was awaited.
+    explains: whether its answer is to say what was predicted of it. carried: what travels with it.
+    was_aborted: while that was awaited.
     """
 
     text: str | None = None
@@ -81,6 +99,7 @@ class RequestPrediction:
     handle: int | None = None
     is_started: bool = False
     was_aborted: bool = False
+    explains: bool = False
 
 
 def _state(obj: Request) -> RequestPrediction:
@@ -100,11 +119,10 @@ def _after_init(
     if config is not None:
         self.sage_claims = SloClaims(config.slo)
         self.sage_urgency = UrgencyGuess(config.urgency)
-        self.sage_stamps = policy_type(server_args.schedule_policy).uses_clock or bool(
-            config.slo.classes
-        )
         model = server_args.served_model_name or server_args.model_path
         self.sage_client = PredictorClient(config, model)
+        self.sage_metrics = HttpMetrics(self)
+        add_settings_route(self)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
 
@@ -114,13 +132,16 @@ def _before_init_state(
     """Every route comes by here. Samples are copies, which are of a class already."""
     if _client(self) is None or not isinstance(obj, GenerateReqInput):
         return
-    header = None if request is None else request.headers.get(_CLASS_HEADER)
+    headers = {} if request is None else request.headers
+    header = headers.get(_CLASS_HEADER)
+    self.sage_metrics.start()
     is_batch = not getattr(obj, "is_single", True)  # a part of a batch does not say
     for part in [obj[i] for i in range(obj.batch_size)] if is_batch else [obj]:
         state = _state(part)
         if state.slo_class is None:
             state.slo_class = self.sage_claims.class_of(header, part.priority)
             state.came_s = time.monotonic()
+            state.explains = headers.get(_EXPLAIN_HEADER, "").lower() in ("1", "true", "yes")
 
 
 def _before_batch(self: TokenizerManager, obj: Request, *args: Any, **kw: Any) -> None:
@@ -160,16 +181,21 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
         # A copy: the samples of a batch may share one dict with what the client sent.
         stripped = strip(obj.sampling_params["custom_params"])
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
+        if isinstance(stripped, dict) and stripped.get("explain") is True:
+            state.explains = True
         if manager.server_args._sage_config.hints.trust == "body" and isinstance(stripped, dict):
             said = clients_hints(stripped)
     text = None if _is_internal(manager, obj) else _prompt_text(manager, obj)
     hints = manager.sage_claims.hints(state.slo_class or "", said, obj.priority)
     hints = manager.sage_urgency.hints(hints, text)
-    stamp = encode_stamp(state.came_s) if manager.sage_stamps else {}
-    state.carried = {**encode_hints(hints), **stamp}
+    state.carried = {**encode_hints(hints), **encode_stamp(state.came_s)}
+    if state.explains:
+        state.carried |= encode_explain()
     if text is not None:
         asked = asked_of(obj, state.asked)
-        state.prediction = asyncio.ensure_future(client.predict(text, _scope(obj), asked))
+        state.prediction = asyncio.ensure_future(
+            manager.sage_metrics.timed(client.predict(text, _scope(obj), asked))
+        )
 
 
 async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:
@@ -232,6 +258,21 @@ def _before_output(self: TokenizerManager, recv_obj: BatchOutput) -> None:
         if handle is not None and output_tokens > 0:
             cut = reason["type"] != "stop"
             client.finished(handle, input_tokens, output_tokens, cut)
+
+
+def _around_meta_info(
+    original: Callable[..., None],
+    self: TokenizerManager,
+    meta_info: dict[str, Any],
+    state: ReqState,
+    customized_info: dict[str, Any],
+    index: int,
+    *args: Any,
+    **kw: Any,
+) -> None:
+    others = {name: told for name, told in customized_info.items() if name != NAME}
+    original(self, meta_info, state, others, index, *args, **kw)
+    explained(meta_info, customized_info, index)
 
 
 async def _around_internal_state(original: Awaited, self: TokenizerManager) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
@@ -75,6 +75,13 @@ class Preemption:
         self._num_staying: Counter[str] = Counter()
         self._num_without_host_room = 0
 
+    def follow(self, policy: Policy, config: PreemptionConfig) -> None:
+        """From now on requests yield by another policy, or none does any more: then those that have
+        yielded come back."""
+        self.config = replace(config, enabled=config.enabled and policy.preempts)
+        self.swap.resize(config.host_pool_gib)
+        self.num_arrivals_planned = -1
+
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info. num_staying: requests that were asked to yield and may not, by
         what they use."""
@@ -131,6 +138,16 @@ class Preemption:
             running_batch, left = self.swap.resume(running_batch, back)
             if left:
                 self._plan_again(running_batch)
+        if (trace := self._scheduler.sage.trace) is not None:
+            known = (*queue[: len(plan.actions)], *yielded)
+            trace.carried_out(
+                plan.actions[: len(entering) + len(yielded)],
+                {req.sage.job: req.rid for req in known},
+                [req.rid for req in left],
+            )
+        for req in back:
+            if req not in left:
+                req.sage.waits.ends()
         self._carried_out(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
         num_planned = sum(not isinstance(action, Yield) for action in plan.actions)
         num_left_out = num_planned - len(entering) + len(left)

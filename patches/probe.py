@@ -12,6 +12,7 @@ from sglang.srt.managers.io_struct import BaseReq
 from patches.engine_types import Batch, Req
 from patches.recorder import Recorder
 from predictor_store.probe_file import ProbeFile
+from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.refined import Refiner
 from sage_sched.refining import Refining, from_steps, in_steps, refiner_of
@@ -42,11 +43,26 @@ def refining_of(policy: Policy, probe: ProbeFile | None) -> Refining | None:
     return None if refiner is None else Refining(refiner, policy)
 
 
+def why_no_probe(policy: Policy, probing: Probing | None) -> str:
+    """Why a policy cannot go by the probe that there is; "" if it can, or goes by none."""
+    if not policy.refines_by:
+        return ""
+    if probing is None or probing.probe is None:
+        return "none was loaded at the start (probe.file)"
+    if probing.is_stale:
+        return "the model's weights were updated since its probe was trained"
+    if policy.refines_by == "trail" and probing.probe.recipe != "trail":
+        return f"the one that was loaded is of recipe {probing.probe.recipe}, and not of trail"
+    return ""
+
+
 class Probing:
     """Of one scheduler; rank 0's alone reads."""
 
-    def __init__(self, refining: Refining | None, recorder: Recorder | None) -> None:
-        self.refining = refining
+    def __init__(self, policy: Policy, probe: ProbeFile | None, recorder: Recorder | None) -> None:
+        self.probe = probe
+        self.is_stale = False
+        self.refining = refining_of(policy, probe)
         self.recorder = recorder
         self._number = 0
         self._arrivals: list[int] = []
@@ -55,6 +71,23 @@ class Probing:
         self._was_believed = True
         self._num_not_finite = 0
         self._reads = True
+
+    def follow(self, policy: Policy, jobs: Sequence[Job]) -> None:
+        """On all ranks: from now on go by another policy, for which why_no_probe gave no reason."""
+        self.refining = refining_of(policy, self.probe)
+        self._drop(len(self._steps))
+        self._was_believed = True
+        if self.refining is not None:
+            for job in jobs:
+                if job.is_ranked:
+                    self.refining.arrived(job)
+
+    def weights_updated(self) -> None:
+        """The probe was trained on other ones: from now on it is the prompt alone."""
+        self.is_stale = True
+        if self.refining is not None:
+            logger.warning("the model's weights were updated: its probe is not used any more")
+            self.refining.stop("the model's weights were updated")
 
     def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
         """See patches.tap.Sink. Never raises: it would end the server."""

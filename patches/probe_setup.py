@@ -12,7 +12,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from patches.compat import UnsupportedServerError
 from patches.engine_types import Scheduler
-from patches.probe import Probing, refining_of
+from patches.probe import Probing
 from patches.recorder import Recorder
 from patches.tap import Observer, Tap
 from predictor_store.model_fingerprint import fingerprint
@@ -144,4 +144,4 @@ def probing_of(scheduler: Scheduler, policy: Policy, config: ProbeConfig) -> Pro
             recorded_layers(num_layers),
             about,
         )
-    return Probing(refining_of(policy, probe), recorder)
+    return Probing(policy, probe, recorder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from patches.compat import UnsupportedServerError
@@ -67,6 +68,17 @@ def refuse_unsupported(server_args: Any) -> None:
                 f"--schedule-policy {server_args.schedule_policy} does not work with {name}: "
                 f"{reason}. Leave one of them out."
             )
+
+
+def refuse_trace(path: str | None) -> None:
+    """Raises UnsupportedServerError if a trace cannot be written there."""
+    if path is None:
+        return
+    folder = Path(path).absolute().parent
+    if not os.access(folder, os.W_OK) or (os.path.lexists(path) and not os.path.isfile(path)):
+        raise UnsupportedServerError(
+            f"--sage-trace is {path!r}, allowed: a file in a folder that can be written to"
+        )
 
 
 def refuse_model(model_config: Any) -> None:

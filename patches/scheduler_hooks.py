@@ -22,6 +22,7 @@ from patches.probe import Scores
 from patches.probe_setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler_state import SchedulerState
+from patches.switch import SetSettings, switch
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
 
@@ -67,6 +68,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
             (Tick, partial(_ticked, self)),
             (StepTimes, partial(_told, self)),
             (Scores, partial(_scored, self)),
+            (SetSettings, partial(switch, self)),
         ]
         self._request_dispatcher += TypeBasedDispatcher(told)
 
@@ -90,6 +92,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
     def around_timeouts(original: Any, self: Scheduler) -> Any:
         # On the entry rank only.
+        self.sage.metrics.look()
         told = without_swapped(self, partial(original, self))
         if (news := self.sage.news()) is not None:
             told = [*told, news]
@@ -126,6 +129,8 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
     def around_select_admission(original: Any, self: object, req: Req, **kw: Any) -> Any:
         found = original(self, req, **kw)
+        if state is not None and state.settings.is_stock:
+            return found
         if kw["has_chunked_req"] and getattr(found, "is_chunked", False):
             # SGLang can track one chunked prompt, and leaves the rest of its chunk to nobody but
             # under shortest-prefill-first, which it knows by name.
@@ -135,7 +140,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     def around_run_batch(
         original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any
     ) -> Any:
-        self.sage.jobs.about_to_run(batch)
+        self.sage.about_to_run(batch)
         steps = self.sage.calibration.steps
         work = steps.launched(batch, after_idle=self._sched_idled)
         result = original(self, batch, *args, **kw)

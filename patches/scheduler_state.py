@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from patches.calibration import Calibration, StepTimes
@@ -15,12 +16,14 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.failures import Failures
 from patches.jobs import Jobs
 from patches.kv_copy import swapped
-from patches.preemption import Preemption, preemption_of
+from patches.preemption import preemption_of
 from patches.probe import Scores
 from patches.probe_setup import probing_of
 from patches.prompts import Prompts
+from patches.scheduler_metrics import SchedulerMetrics
 from patches.slo_meter import SloMeter
 from patches.step_time_file import StepTimeFile, kind_of
+from patches.trace import trace_of
 from sage_sched.admission import Admission
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
@@ -28,8 +31,9 @@ from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
 from sage_sched.policies.fcfs_foresight import FcfsForesight
-from sage_sched.policy import NoParameters, policy_named
+from sage_sched.policy import NoParameters, Policy, policy_named
 from sage_sched.step_time import ServerFacts
+from sage_sched.switch import Settings
 from sage_sched.view import Holding, SchedulerView
 
 logger = logging.getLogger(__name__)
@@ -53,21 +57,29 @@ class SchedulerState:
         )
         self._scheduler = scheduler
         self._server = server
-        self.policy = policy_named(scheduler.schedule_policy, config.policy, server)
+        self.settings = Settings(scheduler.schedule_policy, config)
+        self.policy = self.policy_of(self.settings)
         self._first_come = FcfsForesight(NoParameters(), server)
-        self.admission = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
+        self.admission = self._learned = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures)
-        self.slo = SloMeter(scheduler)
+        self.metrics = SchedulerMetrics(scheduler)
+        self.slo = SloMeter(self.metrics)
         self.probing = probing_of(scheduler, self.policy, config.probe)
-        self.preemption: Preemption | None = preemption_of(
+        # Of requests that may yield, or have yielded; once there was one, it is kept.
+        self.preemption = self._preemption = preemption_of(
             scheduler, self.policy, config.preemption, self.calibration
         )
         # Of the pass that is going on.
         self.chunk_limit_tokens: int | None = None
         self.num_visible: int | None = None
         self.unplanned: list[Req] = []
+        self.trace = trace_of(scheduler)
+        if self.trace is not None:
+            self.trace.policy(self.settings.schedule_policy)
+        self._unplaced: list[Req] = []
         self._num_passes = 0
+        self._num_switches = 0
         self._num_too_long = 0
         self._pass_s = 0.0
         self._longest_pass_s = 0.0
@@ -85,9 +97,60 @@ class SchedulerState:
         except Exception:
             self.failures.count("take in step times")
 
+    @property
+    def server(self) -> ServerFacts:
+        """As it is known by now."""
+        preemption = self.preemption
+        return self._server if preemption is None else preemption.swap.priced(self._server)
+
+    def policy_of(self, settings: Settings) -> Policy:
+        """The policy to go by: where SGLang goes by its own order, first come, first served. Raises
+        what a policy raises that cannot be set up."""
+        if settings.is_stock:
+            return FcfsForesight(NoParameters(), self._server)
+        return policy_named(settings.schedule_policy, settings.config.policy, self._server)
+
+    def go_by(
+        self, settings: Settings, policy: Policy, unfinished: Sequence[Req], now_s: float
+    ) -> None:
+        """On all ranks, between the same two passes: from now on go by other settings, and by a
+        policy that is theirs. now_s: on the clock of the ticks."""
+        self.settings, self.policy = settings, policy
+        self._num_switches += 1
+        self._unplaced.clear()
+        if self.trace is not None:
+            self.trace.policy(settings.schedule_policy)
+        config = settings.config
+        if config.admission.quantile != self._learned.quantile:
+            self._learned = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
+        self.admission = Admission(0.0, CLIP_MAX_NEW_TOKENS) if settings.is_stock else self._learned
+        self.jobs.follow(policy, unfinished, now_s)
+        if self.probing is not None:
+            self.probing.follow(policy, [req.sage.job for req in unfinished])
+        if self._preemption is None:
+            self._preemption = preemption_of(
+                self._scheduler, policy, config.preemption, self.calibration
+            )
+        if self._preemption is not None:
+            self._preemption.follow(policy, config.preemption)
+        self.preemption = self._preemption
+
+    def plans(self) -> bool:
+        """Whether the coming pass goes by a plan of ours: not where SGLang goes by its own order,
+        once nobody's KV is in host memory any more."""
+        is_off = self.preemption is not None and not self.preemption.config.enabled
+        if is_off and not swapped(self._scheduler.waiting_queue):
+            self.preemption = None
+        return not self.settings.is_stock or self.preemption is not None
+
     def arrived(self, req: Req) -> None:
         """Put a Job on a new request."""
         self.jobs.arrived(req)
+        if not self.settings.is_stock:
+            self._unplaced.append(req)
+        if self.trace is not None:
+            num_waiting = len(self._scheduler.waiting_queue)
+            self.trace.came(req, num_waiting, len(self._scheduler.running_batch.reqs))
         req.sage.seen = self.slo.arrived(req, req.sage.job)
         refining = None if self.probing is None else self.probing.refining
         if refining is not None and req.sage.job.is_ranked:
@@ -102,11 +165,9 @@ class SchedulerState:
             self.failures.count("take in scores")
 
     def weights_updated(self) -> None:
-        """The probe was trained on other ones: from now on it is the prompt alone."""
-        refining = None if self.probing is None else self.probing.refining
-        if refining is not None:
-            logger.warning("the model's weights were updated: its probe is not used any more")
-            refining.stop("the model's weights were updated")
+        """See Probing.weights_updated."""
+        if self.probing is not None:
+            self.probing.weights_updated()
 
     def plan(self, running_batch: Batch) -> Plan:
         """What the coming pass is to do; first come, first served if the policy fails."""
@@ -118,22 +179,43 @@ class SchedulerState:
             self.failures.count("plan a pass")
             plan = decide(view, self._first_come, self.admission)
         self._num_too_long += plan.num_too_long
+        if self._unplaced and plan.order is not None:
+            self._place(view, plan.order)
         spent_s = time.perf_counter() - started_s
         self._num_passes += 1
         self._pass_s += spent_s
         self._longest_pass_s = max(self._longest_pass_s, spent_s)
         return plan
 
+    def _place(self, view: SchedulerView, order: Sequence[int]) -> None:
+        """Say how many go before each of those that were put in order for the first time."""
+        places = {view.waiting[position]: place for place, position in enumerate(order)}
+        for req in self._unplaced:
+            if req.sage.waits.num_before is None:
+                req.sage.waits.num_before = places.get(req.sage.job)
+        self._unplaced.clear()
+
+    def about_to_run(self, batch: Batch) -> None:
+        """A batch is about to run."""
+        if self.trace is not None:
+            self.trace.runs(batch)
+        self.jobs.about_to_run(batch)
+
     def ended(self, batch: Batch) -> None:
         """A batch's results are in: admission learns from the answers that are complete. All ranks
         see the same ones between the same two passes."""
         self.slo.stepped(batch)
-        before = self.admission.correction.factor
+        before = self._learned.correction.factor
         for req in self.jobs.ended(batch):
-            self.admission.ended(req.sage.job)
+            was_aborted = isinstance(req.finished_reason, FINISH_ABORT)
+            if self.trace is not None:
+                self.trace.ended(req, was_aborted)
+            if was_aborted:
+                continue  # its length says nothing
+            self._learned.ended(req.sage.job)
             if self.probing is not None:
                 self.probing.ended(req)
-        if (factor := self.admission.correction.factor) != before:
+        if (factor := self._learned.correction.factor) != before:
             logger.info("forecasts of lengths are taken by %.3g now", factor)
 
     def view(self, running_batch: Batch) -> SchedulerView:
@@ -176,7 +258,7 @@ class SchedulerState:
             page_size=scheduler.page_size,
             pass_tokens=self._pass_tokens(running_batch),
             expected_share=scheduler.new_token_ratio_tracker.current,
-            server=self._server if preemption is None else preemption.swap.priced(self._server),
+            server=self.server,
             preemption=None if preemption is None else preemption.config,
             cached_tokens=prompts.cached_tokens,
             common_tokens=prompts.common_tokens,
@@ -205,7 +287,9 @@ class SchedulerState:
 
     def retention_order(self, reqs: Sequence[Req], default: Sequence[int]) -> list[int]:
         """The positions of running requests, from the first to keep to the first to retract;
-        SGLang's own order if the policy fails."""
+        SGLang's own order if the policy fails, or SGLang goes by its own."""
+        if self.settings.is_stock:
+            return list(default)
         view = replace(
             self.view(self._scheduler.running_batch), running=(jobs := self.jobs.running(reqs))
         )
@@ -219,16 +303,19 @@ class SchedulerState:
         """Counters for /server_info. num_too_long: over all passes, prompts that go before one that
         is being chunked, and are themselves too long to be prefilled beside a chunk of it."""
         return {
+            "schedule_policy": self.settings.schedule_policy,
+            "num_switches": self._num_switches,
             **self.jobs.stats(),
             "num_policy_errors": self.failures.num_failures,
             "num_passes": self._num_passes,
             "num_too_long": self._num_too_long,
             "mean_pass_ms": 1e3 * self._pass_s / max(1, self._num_passes),
             "longest_pass_ms": 1e3 * self._longest_pass_s,
-            "admission": self.admission.correction.stats(),
-            "preemption": None if self.preemption is None else self.preemption.stats(),
+            "admission": self._learned.correction.stats(),
+            "preemption": None if self._preemption is None else self._preemption.stats(),
             "step_time": self.calibration.stats(),
             "slo": self.slo.stats(),
+            "trace": None if self.trace is None else self.trace.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
         }
 

@@ -1,18 +1,34 @@
-"""`sage-sched serve`: `sglang serve` with our policy."""
+"""`sage-sched serve`: `sglang serve` with our policy; and the flags of a server."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 _FLAG = "--schedule-policy"
 
 
-def run(argv: list[str]) -> NoReturn:
+def run(argv: Sequence[str]) -> NoReturn:
     """Become `sglang serve argv`, with --schedule-policy sage unless argv names one."""
-    named = any(arg == _FLAG or arg.startswith(_FLAG + "=") for arg in argv)
-    policy = [] if named else [_FLAG, "sage"]
     serve = "import sys; from sglang.cli.main import main; sys.exit(main())"
     # -P: modules where it was started from must not take the place of SGLang's or ours.
-    os.execv(sys.executable, [sys.executable, "-P", "-c", serve, "serve", *argv, *policy])
+    command = [sys.executable, "-P", "-c", serve, "serve", *with_policy(argv)]
+    os.execv(sys.executable, command)
+
+
+def with_policy(argv: Sequence[str]) -> list[str]:
+    """A server's flags, with a policy."""
+    return [*argv] if value_of(argv, _FLAG) is not None else [*argv, _FLAG, "sage"]
+
+
+def value_of(argv: Sequence[str], *flags: str) -> str | None:
+    """Of the last of these flags that is given, as `--flag value` or `--flag=value`; "" if its
+    value is missing. None if none is given."""
+    found = None
+    for arg, following in zip(argv, (*argv[1:], ""), strict=False):
+        name, has_value, value = arg.partition("=")
+        if name in flags:
+            found = value if has_value else following
+    return found

@@ -9,7 +9,9 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from patches.carrier import decode_stamp
-from patches.engine_types import Batch, Req, Scheduler
+from patches.engine_types import Batch, Req
+from patches.scheduler_metrics import SchedulerMetrics
+from patches.series import Series
 from sage_sched.attainment import Attainment
 from sage_sched.job import Job
 from sage_sched.tdg import Promise
@@ -32,11 +34,10 @@ class SloMeter:
     """One scheduler's: tokens count as they come out of a step, before they go to the client. The
     clock is read for these numbers alone."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, metrics: SchedulerMetrics) -> None:
+        self._metrics = metrics
         self._attainment = Attainment()
         self._started_s: float | None = None
-        self._series: dict[str, Any] | None = None
 
     def arrived(self, req: Req, job: Job) -> Seen | None:
         """What is to be kept of a new request, if it was promised anything."""
@@ -75,43 +76,20 @@ class SloMeter:
         self._attainment.add(
             job.hints, seen.ttft_s, seen.last_s, seen.num_tokens, seen.num_next_on_time
         )
-        if self._scheduler.metrics_collector_context.current_scheduler_metrics_enabled:
-            self._export(job.hints.slo_class)
+        if (series := self._metrics.series()) is not None:
+            self._export(series, job.hints.slo_class)
 
-    def _export(self, slo_class: str) -> None:
+    def _export(self, series: Series, slo_class: str) -> None:
         """Bring the series of a class up to date."""
-        gauges = self._series = self._series or _gauges()
-        tally, labels = self._attainment.tallies[slo_class], {"slo_class": slo_class}
-        gauges["slo_requests"].labels(**labels).set(tally.num_requests)
-        gauges["slo_good_requests"].labels(**labels).set(tally.num_good)
-        gauges["slo_attainment"].labels(**labels, metric="all").set(
-            tally.num_good / tally.num_requests
-        )
-        for metric, num_met in tally.num_met.items():
-            gauges["slo_attainment"].labels(**labels, metric=metric).set(
-                num_met / tally.num_requests
-            )
-        gauges["tdg_ratio"].labels(**labels).set(tally.gained / tally.ideal)
+        tally = self._attainment.tallies[slo_class]
+        series.set("slo_requests", tally.num_requests, slo_class=slo_class)
+        series.set("slo_good_requests", tally.num_good, slo_class=slo_class)
+        for metric, num_met in {"all": tally.num_good, **tally.num_met}.items():
+            share = num_met / tally.num_requests
+            series.set("slo_attainment", share, slo_class=slo_class, metric=metric)
+        series.set("tdg_ratio", tally.gained / tally.ideal, slo_class=slo_class)
 
     def stats(self) -> dict[str, Any]:
         """For /server_info: since the first request that was promised anything."""
         started_s = self._started_s
         return self._attainment.metrics(0.0 if started_s is None else time.monotonic() - started_s)
-
-
-def _gauges() -> dict[str, Any]:
-    """Made with the first request that was promised anything, long after SGLang has told
-    prometheus_client where its processes meet, which must come before it is imported."""
-    from prometheus_client import Gauge
-
-    def gauge(name: str, what: str, *labels: str) -> Any:
-        return Gauge(f"sage:{name}", what, ["slo_class", *labels], multiprocess_mode="mostrecent")
-
-    return {
-        "slo_requests": gauge("slo_requests", "Requests that were promised anything."),
-        "slo_good_requests": gauge(
-            "slo_good_requests", "Those that got all of it; request_goodput is its rate."
-        ),
-        "slo_attainment": gauge("slo_attainment", "Share of requests, by metric.", "metric"),
-        "tdg_ratio": gauge("tdg_ratio", "What tokens on time were worth, of what all would be."),
-    }

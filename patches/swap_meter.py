@@ -30,6 +30,8 @@ class SwapMeter:
 
     Seconds are those of the step times, as all costs are: where the server takes half as long for
     its steps as was configured, a move is worth twice its time.
+
+    total_s: of all moves so far, on this rank.
     """
 
     def __init__(self, scheduler: Scheduler, calibration: Calibration) -> None:
@@ -38,6 +40,7 @@ class SwapMeter:
         self._num_moves = 0
         self._num_tokens = 0
         self._seconds = 0.0
+        self.total_s = 0.0
         self.token_s = self._agreed(_trial_token_s(scheduler))
 
     @contextmanager
@@ -49,7 +52,9 @@ class SwapMeter:
         started = time.perf_counter()
         yield move
         if move.num_tokens:
-            self._seconds += time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            self._seconds += seconds
+            self.total_s += seconds
             self._num_tokens += move.num_tokens
             self._num_moves += 1
             if self._num_moves % _MOVES_PER_ROUND == 0:

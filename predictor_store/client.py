@@ -98,6 +98,7 @@ class PredictorClient:
             "predict": handle,
             "text": excerpt(text),
             "scope": scope[: protocol.MAX_SCOPE_CHARS],
+            "asked": asked.as_fields(),
         }
         try:
             if self._send(message):

@@ -97,7 +97,7 @@ def _warm(args: argparse.Namespace) -> None:
     folder = (args.store or default_path()).expanduser().absolute()
     capacity = args.capacity or recorded_capacity(folder) or StoreConfig().capacity
     config = StoreConfig(capacity=capacity, keep_prompts=args.keep_prompts)
-    tokenizer = _load_tokenizer(args.tokenizer) if args.tokenizer else None
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     readers = [
         Reader(
             dataset,
@@ -143,7 +143,8 @@ def _num_tokens(tokenizer: Any, text: str) -> int:
     return len(tokenizer(tokenizable, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _load_tokenizer(model_path: str) -> Any:
+def load_tokenizer(model_path: str) -> Any:
+    """Of a model's folder. Raises DatasetError."""
     define_missing()
     from transformers import AutoTokenizer
 

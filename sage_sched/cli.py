@@ -8,9 +8,20 @@ import sys
 
 from sage_sched.entry_points import ALL, find_parts
 
+# Subcommand: its module, which has run(argv) -> exit status, as its flags are SGLang's own; what it
+# does.
+_OF_SERVERS = {
+    "serve": (
+        "patches.serve_command",
+        "start SGLang with --schedule-policy sage; takes every flag of `sglang serve`",
+    ),
+    "doctor": ("patches.doctor", "say what keeps a server from starting here, and what to do"),
+}
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 _COMMANDS = {
-    "doctor": ("patches.doctor", "say whether a server would start here, and what to do if not"),
+    "set": ("patches.set_command", "change by what a running server goes"),
+    "explain": ("patches.explain_command", "say what happened to requests and why, by a trace"),
+    "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),
     "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
     "predictor serve": ("predictor_store.serve_command", "serve one predictor to many servers"),
     "train-probe": (
@@ -34,23 +45,25 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line argv (without the program's name); its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     find_parts(ALL)
-    if argv[:1] == ["serve"]:  # its flags are SGLang's own, so no parser of ours reads them
-        serve = importlib.import_module("patches.serve_command")
-        return int(serve.run(argv[1:]))
-    for name, (module, _) in _COMMANDS.items():
+    for name, (module, _) in (_OF_SERVERS | _COMMANDS).items():
         words = name.split()
         if argv[: len(words)] == words:
-            command = importlib.import_module(module)
-            parser = argparse.ArgumentParser(prog=f"sage-sched {name}")
-            command.configure(parser)
-            return int(command.run(parser.parse_args(argv[len(words) :])))
+            return _run(name, module, argv[len(words) :])
     asked_for_help = argv in (["-h"], ["--help"])
     print(_usage(), file=sys.stdout if asked_for_help else sys.stderr)
     return 0 if asked_for_help else 2
 
 
+def _run(name: str, module: str, argv: list[str]) -> int:
+    command = importlib.import_module(module)
+    if name in _OF_SERVERS:
+        return int(command.run(argv))
+    parser = argparse.ArgumentParser(prog=f"sage-sched {name}")
+    command.configure(parser)
+    return int(command.run(parser.parse_args(argv)))
+
+
 def _usage() -> str:
-    serve = "start SGLang with --schedule-policy sage; takes every flag of `sglang serve`"
-    rows = [("serve", serve), *((name, what) for name, (_, what) in _COMMANDS.items())]
+    rows = [(name, what) for name, (_, what) in (_OF_SERVERS | _COMMANDS).items()]
     lines = [f"  {name:17}{what}" for name, what in rows]
     return "\n".join(["usage: sage-sched COMMAND ... (COMMAND --help says more)", "", *lines])

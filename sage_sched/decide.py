@@ -174,13 +174,13 @@ def _turns(
         (job for job in view.running if job.is_ranked),
         [
             Candidate(job, admission.needed_tokens(job, view.page_size))
-            for job in takewhile(may_displace, queue)
+            for job in takewhile(lambda job: may_displace(job) or job in view.swapped, queue)
         ],
         free_slots=free_slots,
         free_tokens=free_tokens,
         policy=policy,
         view=view,
-        max_yields=0 if preemption is None else preemption.max_yields,
+        max_yields=preemption.max_yields if preemption and preemption.enabled else 0,
         departure=_departure(aside_tokens, without_host_room, view),
     )
     if view.batch_is_full:

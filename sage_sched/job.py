@@ -150,6 +150,14 @@ class Job:
         self.revision += 1
         self.place = None
 
+    def meet(self) -> None:
+        """It comes before another policy, which knows nothing of it. Its age, its tokens and what
+        it was promised stay."""
+        self.is_ranked = True
+        self.refined = None
+        self.revision = self.ranked_at = 0
+        self.place = self.evidence = self.foreseen = self.memo = None
+
     def promise(self) -> None:
         """Nobody overtakes it any more."""
         if not self.is_promised:

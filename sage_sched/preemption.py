@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +41,7 @@ class Victim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A waiting ranked job, and how many tokens admission asks for it."""
+    """A waiting job, and how many tokens admission asks for it."""
 
     job: Job
     needed_tokens: int
@@ -121,7 +122,8 @@ def plan_turns(
     left.sort(reverse=True)
     turns = []
     for candidate in candidates:
-        key = policy.key(candidate.job, view)
+        # Nobody yields to one that the policy cannot rank.
+        key = policy.key(candidate.job, view) if candidate.job.is_ranked else math.inf
         willing = (
             Victim(job, leaving)
             for _, _, job in takewhile(partial(_is_behind, key), left)

@@ -47,7 +47,8 @@ class SchedulerView:
     pass_tokens: the most that a pass prefills, of all prompts together.
     expected_share: of its cap that SGLang expects an answer to use, in [0, 1].
     server: its step times and sizes.
-    preemption: None if no request may yield.
+    preemption: None if no request may yield. If it is not enabled, none does any more, and those
+        that have yielded come back.
     cached_tokens: of the waiting job at this position, what a prefill would find in the radix tree.
         Asked of new jobs and of the first to serve, as the answer takes time to find.
     common_tokens: with how many tokens the prompt of the waiting job at this position begins that

@@ -43,6 +43,8 @@ _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
 _PROBE = "tests/patches/test_probe_setup.py"
 _CORRECTION = "tests/bench/simulator/test_correction.py"
+_SWITCH, _SWITCHED = "tests/patches/test_switch.py", "tests/engine/test_switch.py"
+_TRACE = "tests/patches/test_trace.py"
 
 MUTATIONS = (
     Mutation(
@@ -163,7 +165,7 @@ MUTATIONS = (
     Mutation(
         "admission learns nothing of how long answers become",
         "patches/scheduler_state.py",
-        "self.admission.ended(req.sage.job)",
+        "self._learned.ended(req.sage.job)",
         "pass",
         f"{_STATE}::test_all_ranks_count_on_the_same_lengths",
     ),
@@ -183,9 +185,9 @@ MUTATIONS = (
     ),
     Mutation(
         "an aborted answer is taken for a short one",
-        "patches/jobs.py",
-        "if not isinstance(req.finished_reason, FINISH_ABORT):",
-        "if True:",
+        "patches/scheduler_state.py",
+        "was_aborted = isinstance(req.finished_reason, FINISH_ABORT)",
+        "was_aborted = False",
         f"{_STATE}::test_admission_learns_from_answers_that_end_once_each_and_none_that_was_aborted",
     ),
     Mutation(
@@ -209,6 +211,13 @@ MUTATIONS = (
         "factor != foreseen.factor",
         "False",
         "tests/sage_sched/test_correction.py::test_what_was_asked_before_a_correction_is_asked_anew",
+    ),
+    Mutation(
+        "what is asked beside a prompt's words never reaches the worker",
+        "predictor_store/client.py",
+        '            "asked": asked.as_fields(),\n',
+        "",
+        f"{_CLIENT}::test_what_is_asked_beside_the_words_comes_along",
     ),
     Mutation(
         "each request waits in vain for a worker that hangs",
@@ -414,6 +423,78 @@ MUTATIONS = (
         "        said = torch.tensor(reqs[0].output_ids[:0],",
         f"{_PREEMPTION}::TestPagesOf16WithoutOverlapAndLittleHostMemory::"
         "test_what_is_counted_in_an_answer_goes_on_where_it_was",
+    ),
+    Mutation(
+        "a policy is switched to that needs a probe which there is not",
+        "patches/switch.py",
+        "    require(not reason,",
+        "    require(True,",
+        f"{_SWITCH}::test_a_refused_value_changes_nothing_and_says_why",
+    ),
+    Mutation(
+        "who runs never meets the policy that was switched to",
+        "patches/switch.py",
+        "        *(req for batch in batches for req in batch.reqs),",
+        "        *(),",
+        f"{_SWITCH}::test_who_runs_and_who_waits_for_a_grammar_meets_the_new_policy_too",
+    ),
+    Mutation(
+        "a promise ends with the policy that made it",
+        "sage_sched/job.py",
+        "        self.is_ranked = True\n        self.refined = None\n",
+        "        self.is_ranked, self.is_promised = True, False\n        self.refined = None\n",
+        f"{_SWITCH}::test_a_promise_stands",
+    ),
+    Mutation(
+        "requests yield though that was switched off",
+        "sage_sched/decide.py",
+        "preemption.max_yields if preemption and preemption.enabled else 0",
+        "preemption.max_yields if preemption else 0",
+        "tests/sage_sched/test_decide.py"
+        "::test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back",
+    ),
+    Mutation(
+        "what is in host memory is prefilled again under SGLang's own order",
+        "patches/scheduler_state.py",
+        "return not self.settings.is_stock or self.preemption is not None",
+        "return not self.settings.is_stock",
+        f"{_SWITCHED}::test_those_in_host_memory_come_back_under_sglangs_own_order",
+    ),
+    Mutation(
+        "anybody may change settings where there are several HTTP processes",
+        "patches/settings_route.py",
+        "auth_level=AuthLevel.ADMIN_OPTIONAL,",
+        "auth_level=AuthLevel.NORMAL,",
+        f"{_SWITCH}::test_who_may_change_settings",
+    ),
+    Mutation(
+        "the rank that speaks on /metrics goes on with other ages than the others",
+        "patches/scheduler_metrics.py",
+        "    job = copy(req.sage.job)",
+        "    job = req.sage.job",
+        "tests/patches/test_scheduler_metrics.py"
+        "::test_the_rank_that_speaks_goes_on_as_the_others_do",
+    ),
+    Mutation(
+        "anybody may read a trace",
+        "patches/trace.py",
+        "os.fchmod(file.fileno(), 0o600)",
+        "os.fchmod(file.fileno(), 0o644)",
+        f"{_TRACE}::test_only_its_owner_may_read_it_and_no_link_is_followed",
+    ),
+    Mutation(
+        "a trace grows until the disk is full",
+        "patches/trace.py",
+        "if file.tell() + len(content) > self._max_bytes:",
+        "if file.tell() < 0:",
+        f"{_TRACE}::test_it_grows_to_its_limit_and_keeps_what_is_latest",
+    ),
+    Mutation(
+        "a disk that hangs fills the scheduler's memory",
+        "patches/trace.py",
+        "if len(self._lines) >= _MOST_WAITING:",
+        "if len(self._lines) < 0:",
+        f"{_TRACE}::test_a_disk_that_hangs_costs_lines_and_no_memory",
     ),
     Mutation(
         "the copy outlives a flush",

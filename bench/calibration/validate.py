@@ -15,6 +15,7 @@ from bench.calibration.validation import (
     Point,
     misordered,
     read_runs,
+    read_step_time,
     simulate_runs,
     summarize,
     table,
@@ -27,9 +28,7 @@ from bench.servers.device import device_note
 from bench.servers.server import ServerError
 from bench.workload.prompts import WorkloadError
 from bench.workload.source import load_workload
-from predictor_store.config_file import read_config
 from sage_sched.fields import ConfigError
-from sage_sched.step_time import StepTime
 
 mpl.use("Agg")
 
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
                 not run["valid"] for run in compare_policies(command.settings_of(args, {}))
             )
         runs = read_runs(file)
-        step_time = _step_time_of(args.step_time) if args.step_time else None
+        step_time = read_step_time(args.step_time) if args.step_time else None
         workload = load_workload(args.data, args.heavy_tailed)
         points = simulate_runs(runs, workload, step_time)
     except (ConfigError, ServerError, WorkloadError, OSError, ValueError) as error:
@@ -88,13 +87,6 @@ def run(args: argparse.Namespace) -> int:
     if num_invalid:
         print(f"{num_invalid} runs are invalid and left out, see {file}", file=sys.stderr)
     return 1 if num_invalid else 0
-
-
-def _step_time_of(file: str) -> StepTime:
-    section = read_config(file).step_time
-    if section is None:
-        raise ConfigError(f"{file} has no section step_time")
-    return section.step_time()
 
 
 def plot(points: Sequence[Point], note: str, file: Path) -> None:

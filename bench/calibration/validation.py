@@ -22,7 +22,9 @@ from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.workload.prompts import Workload, WorkloadRequest, sample
+from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig
+from sage_sched.fields import ConfigError
 from sage_sched.policy import policy_names
 from sage_sched.step_time import StepTime
 
@@ -52,6 +54,14 @@ def read_runs(file: Path) -> list[dict[str, Any]]:
     if not valid:
         raise ValueError(f"{file} has no valid run")
     return valid
+
+
+def read_step_time(file: str) -> StepTime:
+    """What `sage-sched bench fit` has written. Raises ConfigError."""
+    section = read_config(file).step_time
+    if section is None:
+        raise ConfigError(f"{file} has no section step_time")
+    return section.step_time()
 
 
 def simulate_runs(

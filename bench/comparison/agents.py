@@ -7,11 +7,10 @@ have lengths that no text foretells here: all are foreseen alike.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -20,35 +19,18 @@ from statistics import median
 
 import numpy as np
 
+from bench.comparison.session_bodies import Serve, served, session_servers, simulated
 from bench.comparison.session_source import source_of
-from bench.servers.device import Device, DeviceUse
+from bench.servers.device import Device
 from bench.servers.kept_server import KeptServer
-from bench.servers.model import write_model
-from bench.servers.policy_server import (
-    CPU_ENGINE_FLAGS,
-    CPU_ENV,
-    CPU_MODEL,
-    PolicyServers,
-    internal_state,
-)
 from bench.servers.server import ServerError
-from bench.servers.session_client import Times, serve_sessions
+from bench.servers.session_client import Times
 from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import SimRequest
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
 from bench.workload.agents import TRACE
 from bench.workload.prompts import WorkloadError
-from predictor_store.warm import Observation
-from sage_sched.config import HintsConfig, SageConfig
-from sage_sched.distribution import LengthDistribution
-
-# When each request came and was answered, and how many tokens of their prompts were cached.
-_Outcome = tuple[list[Times], int]
-_Serve = Callable[[str, Sequence[SimRequest]], _Outcome]
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "uniboost", "sage-order", "sage")
-_VOCABULARY = 16384
 _COLUMNS = ("session s", "p99", "step s", "first TTFT p99, s", "TTFT p99, s", "cached", "tokens/s")
 
 
@@ -106,10 +88,11 @@ def _compare(args: argparse.Namespace) -> None:
     tokens = f"{engine.kv_pool_tokens} tokens of KV; token counts / {source.factor:.1f}"
     print(f"{args.preset}, {tokens}")
     with contextlib.ExitStack() as stack:
-        bodies: dict[str, _Serve] = {"simulated": partial(_simulated, engine)}
+        bodies: dict[str, Serve] = {"simulated": partial(simulated, engine)}
         if args.on_servers:
-            servers = _servers(args, engine, source.foreseen)
-            bodies["device clock"] = partial(_served, stack.enter_context(KeptServer(servers)))
+            device = replace(Device.named(args.preset, args.speed), engine=engine)
+            servers = session_servers(args.output, device, source.foreseen)
+            bodies["device clock"] = partial(served, stack.enter_context(KeptServer(servers)))
         for rate in args.rates:
             print(f"\n{rate:g} {source.rate_unit}\n\n| | {' | '.join(_COLUMNS)} |\n|{'---|' * 8}")
             for policy, (name, serve) in product(args.policies, bodies.items()):
@@ -135,52 +118,6 @@ def shrunk(engine: Engine, factor: float) -> Engine:
         max_prefill_tokens=int(engine.max_prefill_tokens / factor),
         swap_token_s=engine.swap_token_s * factor,
     )
-
-
-def _simulated(engine: Engine, policy: str, requests: Sequence[SimRequest]) -> _Outcome:
-    result = simulate(engine, policy, SageConfig(), requests, Options(preempt=True))
-    arrays = (result.arrival_s, result.ttft_s, result.ttlt_s)
-    times = [Times(at, at + ttft, at + ttlt, 0) for at, ttft, ttlt in zip(*arrays, strict=True)]
-    return times, sum(request.input_tokens for request in requests) - result.prefill_tokens
-
-
-def _served(kept: KeptServer, policy: str, requests: Sequence[SimRequest]) -> _Outcome:
-    """Raises ServerError if the host was too slow for the clock."""
-    server, device = kept.get(policy, f"{policy} agents"), kept.device
-    before = internal_state(server)
-    times = asyncio.run(
-        serve_sessions(
-            server.url,
-            requests,
-            vocabulary=_VOCABULARY,
-            speed=device.speed,
-            label=policy,
-        )
-    )
-    use = DeviceUse.between(before, internal_state(server), device.speed)
-    if problem := use.problem():
-        raise ServerError(problem)
-    return times, sum(each.cached_tokens for each in times)
-
-
-def _servers(
-    args: argparse.Namespace, engine: Engine, foreseen: LengthDistribution
-) -> PolicyServers:
-    servers = PolicyServers(
-        model=write_model(
-            args.output / "model",
-            **CPU_MODEL,
-            vocab_size=_VOCABULARY,
-            context_length=engine.kv_pool_tokens,
-        ),
-        folder=args.output,
-        flags=CPU_ENGINE_FLAGS,
-        env=CPU_ENV,
-        sage=SageConfig(hints=HintsConfig(trust="body")),
-        device=replace(Device.named(args.preset, args.speed), engine=engine),
-    )
-    servers.warm([Observation(f"step {i}", n) for i, n in enumerate(foreseen.lengths.tolist())])
-    return servers
 
 
 def _row(requests: Sequence[SimRequest], times: Sequence[Times], cached_tokens: int) -> list[float]:

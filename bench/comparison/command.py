@@ -52,6 +52,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens", type=at_least_one, default=2048,
         help="every request's cap; longer answers are cut below it (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--cold", action="store_true",
+        help="predictors begin each run with an empty history (default: that of the workload)",
+    )  # fmt: skip
     configure_servers(parser, Path("results/bench"))
     parser.add_argument("--summary", type=Path, metavar="FILE", help="medians and ratios as JSON")
 
@@ -107,6 +111,7 @@ def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Sett
         load=args.load,
         max_new_tokens=args.max_new_tokens,
         trace=args.trace,
+        cold=args.cold,
     )
 
 

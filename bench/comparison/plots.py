@@ -56,7 +56,7 @@ def mean_against_tail(runs: Sequence[Run]) -> str:
         axis.set_xlabel("mean time to last token, s (log)")
         axis.set_ylabel("p99, s")
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return _svg(figure)
+        return svg_text(figure)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, list[list[float]]]:
@@ -77,7 +77,7 @@ def latency_against_rate(runs: Sequence[Run]) -> str:
         for axis, (metric, label) in zip(axes, panels, strict=True):
             _panel_over_rate(axis, runs, metric, label)
         axes[0].legend(fontsize=8)
-        return _svg(figure)
+        return svg_text(figure)
 
 
 def _panel_over_rate(axis: Any, runs: Sequence[Run], metric: str, label: str) -> None:
@@ -128,7 +128,7 @@ def ttlt_distribution(runs: Sequence[Run]) -> str:
             axis.set_ylabel("share of requests")
             axis.set_title(f"rate {rate}", fontsize=10)
         axes[0][0].legend(fontsize=8)
-        return _svg(figure)
+        return svg_text(figure)
 
 
 def slowdown_by_length(runs: Sequence[Run]) -> str:
@@ -161,7 +161,7 @@ def slowdown_by_length(runs: Sequence[Run]) -> str:
             axis.set_ylabel(f"{label} slowdown, TTLT / unloaded TTLT (log)")
             axis.set_title(f"rate {rate}", fontsize=10)
         axes[0].legend(fontsize=8)
-        return _svg(figure)
+        return svg_text(figure)
 
 
 def _plain_ticks(axis: Any) -> None:
@@ -178,7 +178,8 @@ def _pooled(runs: Sequence[Run], policy: str, rate: str, field: str) -> Any:
     return np.concatenate([np.asarray(values, float) for values in picked] or [np.empty(0)])
 
 
-def _svg(figure: Any) -> str:
+def svg_text(figure: Any) -> str:
+    """A matplotlib figure, closed by this, the same text each time it is drawn."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     plt.close(figure)

@@ -52,6 +52,7 @@ class Settings:
     load: one of bench.workload.arrivals.LOADS.
     max_new_tokens: the cap that every request carries, well above most answers.
     trace: arrival times in the load's place, see bench.workload.arrivals.
+    cold: whether predictors begin each run with an empty history, and not with the workload's.
     run_timeout_s: answers that are not there so long after the last arrival make a run invalid.
     """
 
@@ -65,6 +66,7 @@ class Settings:
     max_new_tokens: int = 2048
     trace: Path | None = None
     run_timeout_s: float = 1800.0
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def compare_policies(settings: Settings) -> Iterator[dict[str, Any]]:
     tokenizer = load_tokenizer(settings.servers.model)
     if any(map(_predicts, settings.policies)):
         tqdm.write("filling the predictor's history")
-        settings.servers.warm(settings.workload.observations())
+        settings.servers.warm([] if settings.cold else settings.workload.observations())
         settings.servers.foresee(_warming(settings))
     with KeptServer(settings.servers) as kept:
         tqdm.write(f"measuring what {settings.policies[0]} takes and sustains")
@@ -391,6 +393,7 @@ def _facts(settings: Settings, baseline: Baseline) -> dict[str, Any]:
         "arrivals": f"trace {settings.trace.name}" if settings.trace else settings.load,
         "requests a run": settings.num_requests or "by the load",
         "max_new_tokens": settings.max_new_tokens,
+        "history at first": "empty" if settings.cold else "the workload's",
         "model": _shape(settings.servers.model),
         "server flags": " ".join((*settings.servers.flags, *COMMON_FLAGS)),
         "server environment": dict(settings.servers.env),

@@ -33,7 +33,8 @@ class Case:
     dataset: a class of the workload, or "mixed". predictor: a name of bench.paper.runs.PREDICTORS.
     engine: a preset. change: fields of the engine that differ from it. rate: requests/s, or how
     many times what fcfs sustains (of_capacity). load: one of bench.workload.arrivals.LOADS.
-    wrong_by: a factor on all predicted lengths.
+    heavy_tailed: see bench.prediction.foresight.heavy_tailed. wrong_by: a factor on all predicted
+    lengths.
     """
 
     policy: str
@@ -43,6 +44,7 @@ class Case:
     rate: float = RATE
     of_capacity: bool = False
     load: str = "pulse"
+    heavy_tailed: bool = False
     predictor: str = "semantic"
     noise: bool = False
     wrong_by: float = 1.0
@@ -57,6 +59,7 @@ class Figure:
     claim: what the paper says of it. rows: a label and its case for each column, in the order of
     columns; ratios are to the first row. of_ratio: what else is shown with its ratio to the first
     row, also: what without one; each a label and a name of bench.simulator.result.Result.metrics.
+    is_front: drawn as mean against p99, a panel a column.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Figure:
     rows: tuple[tuple[str, tuple[Case, ...]], ...]
     of_ratio: tuple[tuple[str, str], ...] = ()
     also: tuple[tuple[str, str], ...] = ()
+    is_front: bool = False
 
 
 def figures() -> list[Figure]:
@@ -273,6 +277,7 @@ def figures() -> list[Figure]:
                 ("the same, longest third", "slowdown_long_prompts"),
                 ("yields", "num_yields"),
             ),
+            is_front=True,
         ),
     ]
 
@@ -353,17 +358,17 @@ SWAPS = {
     "bursts, light": Case(policy="", rate=2.0, load="bursts"),
 }
 
-# Where more comes than is served, by what binds; and bursts.
+# By what binds, where more comes than is served; bursts; tails that no prompt tells; and little.
+_SLOTS = (("max_running_requests", 48),)
+_OVERLOAD = Case(policy="", rate=1.3, of_capacity=True, load="sustained")
 FRONT = {
-    "KV-bound": Case(policy="", rate=1.3, of_capacity=True, load="sustained"),
-    "slot-bound": Case(
-        policy="",
-        change=(("max_running_requests", 48),),
-        rate=1.3,
-        of_capacity=True,
-        load="sustained",
-    ),
-    "bursts": Case(policy="", rate=1.3, of_capacity=True, load="bursts"),
+    "KV-bound": replace(_OVERLOAD, rate=2.0),
+    "slot-bound": replace(_OVERLOAD, change=_SLOTS),
+    "prefill-bound": replace(_OVERLOAD, dataset="long prompts"),
+    "bursts": replace(_OVERLOAD, rate=1.5, load="bursts"),
+    "heavy tails, KV": replace(_OVERLOAD, rate=2.0, heavy_tailed=True),
+    "heavy tails, slots": replace(_OVERLOAD, change=_SLOTS, heavy_tailed=True),
+    "light": replace(_OVERLOAD, rate=0.5),
 }
 
 SUSTAINED = {

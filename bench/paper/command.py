@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from bench.paper.cases import figures
-from bench.paper.report import html, markdown
+from bench.paper.report import front, html, markdown
 from bench.paper.runs import Evaluation, run_all
 from bench.prediction.foresight import Foresight, token_counter
 from bench.workload.prompts import WorkloadError
@@ -54,5 +54,8 @@ def run(args: argparse.Namespace) -> int:
     text = "\n".join([about, "", *(markdown(figure, outcomes) for figure in chosen)])
     (args.output / "results.md").write_text(text, encoding="utf-8")
     (args.output / "report.html").write_text(html(chosen, outcomes, about), encoding="utf-8")
+    for figure in chosen:
+        if figure.is_front:
+            (args.output / "front.svg").write_text(front(figure, outcomes), encoding="utf-8")
     print(f"{text}\nreport: {args.output / 'report.html'}")
     return 0

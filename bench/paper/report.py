@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from bench.comparison.plots import STYLE, colors
+from bench.comparison.plots import STYLE, colors, svg_text
 from bench.comparison.stats import sign_interval
 from bench.paper.cases import Case, Figure
 from bench.paper.runs import Outcome
@@ -89,6 +88,46 @@ def html(figures: Sequence[Figure], outcomes: Outcomes, about: str) -> str:
 
 
 def _plot(figure: Figure, outcomes: Outcomes) -> str:
+    return front(figure, outcomes) if figure.is_front else _bars(figure, outcomes)
+
+
+def front(figure: Figure, outcomes: Outcomes) -> str:
+    """Mean TTLT against p99 as SVG, a panel a column, a mark a row: medians over seeds. Rows that
+    differ in one parameter alone, "policy, parameter …", are joined by a line."""
+    palette = colors(list(dict.fromkeys(_family(name) for name, _ in figure.rows)))
+    num_across = 4
+    num_down = 1 + len(figure.columns) // num_across  # the last place is the legend's
+    with plt.rc_context(STYLE):
+        canvas, axes = plt.subplots(
+            num_down, num_across, figsize=(13, 3.4 * num_down), layout="constrained", squeeze=False
+        )
+        for axis, (column, title) in zip(axes.flat, enumerate(figure.columns), strict=False):
+            for family, color in palette.items():
+                rows = [cases for name, cases in figure.rows if _family(name) == family]
+                points = [
+                    [
+                        float(np.median(values(outcomes, row[column], field)))
+                        for field in ("mean_ttlt_s", "p99_ttlt_s")
+                    ]
+                    for row in rows
+                ]
+                x, y = zip(*points, strict=True)
+                axis.plot(x, y, "o-", color=color, label=family, lw=0.8, ms=5)
+            axis.set_title(title, fontsize=10)
+            axis.set_xlabel("mean TTLT, s")
+            axis.set_ylabel("p99, s")
+        labels = axes.flat[0].get_legend_handles_labels()
+        for axis in axes.flat[len(figure.columns) :]:
+            axis.set_axis_off()
+        axes.flat[-1].legend(*labels, fontsize=8, loc="center")
+        return svg_text(canvas)
+
+
+def _family(name: str) -> str:
+    return f"{name.split(', ')[0]}, by strength" if ", " in name else name
+
+
+def _bars(figure: Figure, outcomes: Outcomes) -> str:
     """Bars of mean TTLT and of mean TTFT by column and row, with the range over seeds."""
     palette = colors([name for name, _ in figure.rows])
     with plt.rc_context(STYLE):
@@ -109,8 +148,4 @@ def _plot(figure: Figure, outcomes: Outcomes) -> str:
             axis.set_ylabel(f"{'mean TTLT' if 'ttlt' in field else 'mean TTFT'}, s")
         axes[1].set_xticks(np.arange(len(figure.columns)) + 0.42, figure.columns)
         axes[0].legend(fontsize=8, ncols=4)
-        buffer = io.StringIO()
-        canvas.savefig(buffer, format="svg", metadata={"Date": None})
-        plt.close(canvas)
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+        return svg_text(canvas)

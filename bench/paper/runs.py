@@ -13,7 +13,15 @@ from tqdm import tqdm
 
 from bench.comparison.baseline import Saturation
 from bench.paper.cases import DATASETS, Case
-from bench.prediction.foresight import Foresight, Predict, truth, with_factor, with_noise
+from bench.prediction.foresight import (
+    Foresight,
+    Predict,
+    heavy_tailed,
+    truth,
+    with_factor,
+    with_heavy_tail,
+    with_noise,
+)
 from bench.rival import Rival
 from bench.simulator.presets import PRESETS
 from bench.simulator.request import SimRequest
@@ -65,6 +73,8 @@ class Evaluation:
         the history here does not learn from.
         """
         chosen, rate = self._sample(case.dataset, seed), case.rate
+        if case.heavy_tailed:
+            chosen = heavy_tailed(chosen, seed)
         if case.of_capacity or case.load == "sustained":
             saturated = self._saturated(case)
             rate *= saturated.capacity if case.of_capacity else 1.0
@@ -85,6 +95,8 @@ class Evaluation:
         case = replace(case, policy="fcfs", preempt=False)
         pool = self._of_dataset(self.foresight.workload.history, case.dataset)
         chosen = sample(pool, PULSE_REQUESTS, seed=1, at_most=True)
+        if case.heavy_tailed:
+            chosen = heavy_tailed(chosen, seed=1)
         result = self._simulated(case, self._sent(case, chosen, np.zeros(len(chosen))))
         return Saturation.measured(result.ttft_s, result.ttlt_s)
 
@@ -139,6 +151,8 @@ class Evaluation:
         if policy_type(policy).is_clairvoyant:
             return truth
         predict = PREDICTORS[case.predictor](self.foresight, case.config.predictor)
+        if case.heavy_tailed:
+            predict = with_heavy_tail(predict)
         if case.wrong_by != 1:
             predict = with_factor(predict, case.wrong_by)
         return with_noise(predict, MAX_NEW_TOKENS) if case.noise else predict

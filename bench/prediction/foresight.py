@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from bench.workload.prompts import Workload, WorkloadRequest
+from bench.workload.synthetic import HEAVY_FACTOR, HEAVY_SHARE
 from predictor_store import predictor
 from predictor_store.embedder import Embedder
 from predictor_store.exported_model import MODEL
@@ -22,6 +23,8 @@ from sage_sched.distribution import LengthDistribution
 _CHUNK = 256
 # So many past requests of the nearest input length make a prediction that does not read prompts.
 _NUM_ALIKE = 32
+# Of the others' answers, where a tenth is HEAVY_FACTOR times longer: the mean falls by half.
+LIGHT_FACTOR = 0.2
 
 Predict = Callable[[WorkloadRequest], LengthDistribution | None]
 
@@ -137,3 +140,27 @@ def with_factor(predict: Predict, factor: float) -> Predict:
         return found if found is None else found.scaled(factor)
 
     return wrong
+
+
+def with_heavy_tail(predict: Predict) -> Predict:
+    """Of lengths that heavy_tailed has changed, by a history of such."""
+
+    def mixed(request: WorkloadRequest) -> LengthDistribution | None:
+        found = predict(request)
+        if found is None:
+            return None
+        light = found.scaled(LIGHT_FACTOR)
+        return light.mixed(found.scaled(LIGHT_FACTOR * HEAVY_FACTOR), HEAVY_SHARE)
+
+    return mixed
+
+
+def heavy_tailed(requests: Sequence[WorkloadRequest], seed: int) -> list[WorkloadRequest]:
+    """The same prompts, with answers of which a tenth is HEAVY_FACTOR times longer than it would be
+    among the others. No prompt tells which."""
+    is_heavy = np.random.default_rng([seed, 5]).random(len(requests)) < HEAVY_SHARE
+    factors = np.where(is_heavy, LIGHT_FACTOR * HEAVY_FACTOR, LIGHT_FACTOR)
+    return [
+        replace(request, output_tokens=max(1, round(request.output_tokens * factor)))
+        for request, factor in zip(requests, factors, strict=True)
+    ]

@@ -47,7 +47,8 @@ async def serve_sessions(
 
     with tqdm(total=len(requests), desc=label, unit="req", leave=False, mininterval=1) as progress:
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
         ) as session:
 
             async def ask(index: int, comes_s: float) -> None:

@@ -25,13 +25,14 @@ def simulate(
     config: SageConfig,
     requests: Sequence[SimRequest],
     options: Options | None = None,
+    on_served: Callable[[], object] | None = None,
 ) -> Result:
     """Serve the requests (at least one, in order of arrival) on one engine.
 
     policy: one that is not registered, or the name of one that is or of stock.STOCK, tuned as
     bench.rival.Rival says. Of config only the sections policy and admission count: the policy gets
-    the engine's own step time. Raises ValueError for an unknown policy and for requests that the
-    engine cannot serve.
+    the engine's own step time. on_served: called as each has its last token. Raises ValueError for
+    an unknown policy and for requests that the engine cannot serve.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
@@ -42,6 +43,8 @@ def simulate(
 
     def on_finish(progress: Progress) -> None:
         finished.append(progress)
+        if on_served is not None:
+            on_served()
         for index in followers[progress.index]:
             comes_s = progress.last_token_s + requests[index].pause_s
             node.submit(replace(requests[index], arrival_s=comes_s), index)

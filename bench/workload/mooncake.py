@@ -52,14 +52,22 @@ def _recorded(place: str, row: Any) -> Recorded:
     if isinstance(row, RowError):
         raise WorkloadError(f"{place}: {row}")
     try:
+        return recorded(row)
+    except ValueError as error:
+        raise WorkloadError(f"{place} {error}") from error
+
+
+def recorded(row: Any) -> Recorded:
+    """One row. Raises ValueError, which says what is wrong with it."""
+    try:
         arrival_s, blocks = float(row["timestamp"]) / 1e3, tuple(map(int, row["hash_ids"]))
         input_tokens, output_tokens = int(row["input_length"]), int(row["output_length"])
         session = str(row.get("session_id", ""))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise WorkloadError(f"{place} is no request of a Mooncake trace: {error!r}") from error
+        raise ValueError(f"is no request of a Mooncake trace: {error!r}") from error
     if not 0 <= arrival_s < math.inf or min(input_tokens, output_tokens) < 1:
         allowed = "timestamp from 0, input_length and output_length from 1"
-        raise WorkloadError(f"{place} has a field that is out of range, allowed: {allowed}")
+        raise ValueError(f"has a field that is out of range, allowed: {allowed}")
     return Recorded(arrival_s, input_tokens, output_tokens, blocks, session)
 
 

@@ -15,6 +15,8 @@ _PARENT = """
 import json, os, sys
 import sglang.srt.plugins, sglang.srt.server_args
 assert "sglang.srt.managers.scheduler" not in sys.modules
+for name in sys.argv[1:]:
+    __import__(name)
 for line in iter(sys.stdin.readline, ""):
     task = json.loads(line)
     child = os.fork()
@@ -34,13 +36,15 @@ exec(task["code"], {"__name__": "__main__"})
 
 
 class FreshProcesses:
-    """In a `with` block; folder: for what they print."""
+    """In a `with` block; folder: for what they print. also: more modules that have been imported
+    in all of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *also: str) -> None:
+        self._also = also
         self._stdout, self._stderr = folder / "stdout", folder / "stderr"
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-c", _PARENT]
+        command = [sys.executable, "-c", _PARENT, *self._also]
         self._parent = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -20,8 +20,7 @@ from sage_sched.config import ProbeConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.posterior import Posterior
-from sage_sched.refining import NUM_ANSWERS_JUDGED, Refining
+from sage_sched.refining import NUM_ANSWERS_JUDGED
 from tests.predictor_store.probes import probe
 from tests.sage_sched.strategies import SERVER
 
@@ -123,10 +122,11 @@ def probing() -> tuple[Probing, Job]:
     policy = Sage(SageParameters(posterior=True), SERVER)
     known = LengthDistribution.from_samples([20, 400] * 50, "history")
     job = Job(0, 10, 1000, known, 0)
-    refining = Refining(Posterior(probe().reading), policy)
     assert policy.on_arrival(job)
-    refining.arrived(job)
-    return Probing(refining, None), job
+    one = Probing(policy, probe(), None)
+    assert one.refining is not None
+    one.refining.arrived(job)
+    return one, job
 
 
 def step(job: Job, age: int) -> tuple[Any, list[Any]]:

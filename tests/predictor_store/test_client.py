@@ -20,6 +20,7 @@ import pytest
 import uvloop
 
 from predictor_store import lock
+from predictor_store.asked import NOTHING_ASKED, Asked
 from predictor_store.client import PredictorClient
 from predictor_store.embedder import dimension, fingerprint
 from predictor_store.store import Store, file_of
@@ -98,6 +99,23 @@ def test_finished_answers_are_predicted(client: PredictorClient) -> None:
 
 def share_of(found: LengthDistribution, length: int) -> float:
     return float(found.weights[found.lengths == length].sum())
+
+
+def test_what_is_asked_beside_the_words_comes_along(client: PredictorClient) -> None:
+    async def main() -> None:
+        asked = Asked(session="a conversation")
+        handle = (await client.predict("And then?", asked=asked)).handle
+        assert handle is not None
+        for _ in range(4):
+            client.finished(handle, 5, 777, False)
+        shares = []
+        for other in (NOTHING_ASKED, asked):
+            found = (await client.predict("List all birds of Peru.", asked=other)).distribution
+            assert found is not None
+            shares.append(share_of(found, 777))
+        assert shares[1] > shares[0] + 0.1
+
+    run(main())
 
 
 def test_many_at_once_each_get_their_own(client: PredictorClient) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sage_sched.admission import Admission
+from sage_sched.config import PreemptionConfig
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
@@ -129,6 +130,19 @@ def test_a_swapped_job_comes_back_if_nobody_runs_whatever_admission_fears() -> N
     view = replace(waiting(back), swapped={back}, free_tokens=100)
     assert decided(view).actions == (Resume(back, "nobody runs"),)
     assert decided(replace(view, running=[job(1)])).actions == ()
+
+
+def test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back() -> None:
+    running, newcomer, swapped = job(0, 500, 50), job(1, 20), job(2, 20, 1000)
+    view = waiting(newcomer)
+    off = replace(view.preemption or PreemptionConfig(), enabled=False)
+    assert decided(replace(full(view, running), preemption=off)).actions == ()
+    # One that the new policy cannot rank too, which others stay behind.
+    for is_ranked in (True, False):
+        swapped.is_ranked = is_ranked
+        in_host_memory = replace(waiting(swapped), swapped={swapped}, preemption=off)
+        plan = decided(replace(in_host_memory, running=[job(3)]))
+        assert plan.actions == (Resume(swapped, "there is room for it"),)
 
 
 def test_nobody_yields_to_a_session_which_keeps_its_memory() -> None:

@@ -5,11 +5,13 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bench.paper.cases import SUSTAINED, Case, figures
+from bench.paper.cases import SUSTAINED, Case, Figure, figures
+from bench.paper.report import front
 from bench.paper.runs import Evaluation
-from bench.prediction.foresight import Foresight
+from bench.prediction.foresight import Foresight, heavy_tailed, with_heavy_tail
 from bench.workload import synthetic
 from bench.workload.arrivals import SUSTAINED_SERVICE_TIMES
 from sage_sched.cli import main
@@ -62,6 +64,43 @@ def test_a_small_evaluation_end_to_end(
     assert len(re.findall(r"^\| `sage`.*1\.00 \(1\.00 to 1\.00\).*\|$", text, re.M)) == 3
     assert len(re.findall(r"^\| `sage-", text, re.M)) == 6
     assert (tmp_path / "report.html").read_text().count("<svg") == 1
+
+
+def test_no_prompt_tells_which_answers_are_heavy() -> None:
+    workload = synthetic.generate(2_000, seed=0)
+    requests = workload.evaluation
+    heavy = heavy_tailed(requests, seed=0)
+    factors = np.array(
+        [h.output_tokens / r.output_tokens for h, r in zip(heavy, requests, strict=True)]
+    )
+    assert np.mean(factors > 3) == pytest.approx(0.1, abs=0.04)
+    assert [h.prompt for h in heavy] == [r.prompt for r in requests]
+    foresight = Foresight(workload, PredictorConfig(), len)
+    foresight.read(requests[:20])
+    foreseen = foresight.semantic()
+    for request in requests[:20]:
+        plain, tailed = foreseen(request), with_heavy_tail(foreseen)(request)
+        assert plain is not None
+        assert tailed is not None
+        assert tailed.mean() == pytest.approx((0.9 * 0.2 + 0.1 * 4) * plain.mean(), rel=0.05)
+        beyond = tailed.weights[tailed.lengths > 3 * plain.quantile(0.5)].sum()
+        assert 0.02 < beyond < 0.12
+
+
+def test_the_front_has_a_panel_a_column_and_joins_strengths() -> None:
+    cases = [(Case(policy=p, rate=1.0), Case(policy=p, rate=2.0)) for p in ("fcfs", "ssjf", "sage")]
+    names = ("fcfs", "sage, regret 1", "sage, regret 2")
+    figure = Figure("I", "t", "c", ("a regime", "another"), tuple(zip(names, cases, strict=True)))
+    outcomes = {
+        (case, seed): {"mean_ttlt_s": 10.0 + seed, "p99_ttlt_s": 20.0}
+        for row in cases
+        for case in row
+        for seed in (0, 1)
+    }
+    drawn = front(figure, outcomes)
+    assert drawn.count("mean TTLT, s") == 2
+    assert {"a regime", "another"} <= set(re.findall(r">([^<]+)</text>", drawn))
+    assert drawn.count("sage, by strength") == 1
 
 
 def test_an_unknown_figure_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:

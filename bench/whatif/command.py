@@ -1,0 +1,159 @@
+"""sage-sched whatif: what other policies would have made of your own traffic."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.calibration.validation import read_step_time
+from bench.rival import Rival
+from bench.simulator.presets import PRESETS
+from bench.whatif.answer import Answer, answer_of
+from bench.whatif.comparison import sentence, table
+from bench.whatif.engine import OwnServer, of_file, of_preset, of_running, with_step_time
+from bench.whatif.read import read_log
+from bench.workload.prompts import WorkloadError
+from predictor_store.arguments import at_least_one
+from predictor_store.config_file import read_config
+from predictor_store.dataset_files import DatasetError
+from predictor_store.store_file import StoreError
+from predictor_store.warm_command import load_tokenizer
+from sage_sched.fields import ConfigError
+
+# Beside one's own: SGLang's as they are tuned best under most loads (docs/results.md), and ours.
+DEFAULT_POLICIES = (
+    "fcfs", "fcfs@clip=256", "fcfs@conservativeness=0.1", "shortest-prefill-first@clip=256",
+    "fcfs-foresight", "sage",
+)  # fmt: skip
+OURS = "sage"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Simulates a log of your own traffic under your policy, SGLang's others and ours. "
+        "docs/whatif.md says what can be read."
+    )
+    parser.add_argument(
+        "log", nargs="+", type=Path, metavar="LOG",
+        help="SGLang's request dumps or request log, a shadow record, bench_serving's .jsonl, a "
+        "trace of Mooncake's, or CSV or JSON lines of arrival, input and output tokens; files, or "
+        "folders of such",
+    )  # fmt: skip
+    engine = parser.add_mutually_exclusive_group(required=True)
+    engine.add_argument(
+        "--server", metavar="URL", help="of your server: its memory, flags and step times"
+    )
+    engine.add_argument(
+        "--server-info", type=Path, metavar="FILE", help="what its /server_info has answered"
+    )
+    engine.add_argument(
+        "--preset", choices=PRESETS, help="an engine by its data sheets, if there is no server"
+    )
+    parser.add_argument("--step-time", metavar="FILE", help="what sage-sched bench fit has written")
+    parser.add_argument(
+        "--policy", type=_policy, metavar="NAME",
+        help="yours, as fcfs or fcfs@conservativeness=0.3,clip=1024 (docs/bench.md; default: the "
+        "server's, or fcfs)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policies", nargs="+", type=_policy, default=DEFAULT_POLICIES, metavar="NAME",
+        help="to compare it with (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-new-tokens", type=at_least_one, metavar="N",
+        help="of requests of which the log does not say it (default: the rest of the context)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--load", type=_factor, default=1.0, metavar="X", help="requests come X times as fast"
+    )
+    parser.add_argument(
+        "--limit", type=at_least_one, metavar="N", help="take the first N requests alone"
+    )
+    parser.add_argument(
+        "--seeds", type=at_least_one, default=3,
+        help="of supposed predictions, where there are no prompts (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--store", type=Path, metavar="DIR",
+        help="what the predictor begins with; it must not know this log's answers (default: what "
+        "is shipped)",
+    )  # fmt: skip
+    parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
+    parser.add_argument(
+        "--tokenizer", metavar="MODEL_PATH", help="to read prompts that are token ids"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/whatif"), metavar="DIR",
+        help="for picture and summary (default: %(default)s)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 2, with a line on stderr, where nothing can be said."""
+    try:
+        config = read_config(args.sage_config)
+        server = _server(args)
+        tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
+        log = read_log(args.log, tokenizer).first(args.limit)
+        answer = answer_of(
+            log, server, _policies(args, server), config,
+            load=args.load, cap_tokens=args.max_new_tokens, store=args.store, num_seeds=args.seeds,
+        )  # fmt: skip
+        picture = _write(answer, args.output)
+    except (ConfigError, DatasetError, StoreError, WorkloadError, OSError, ValueError) as error:
+        print(f"sage-sched whatif: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(answer.notes))
+    print(f"\nRatios to {answer.rows[0].policy}, with intervals of 90 %.\n\n{table(answer.rows)}\n")
+    if said := sentence(answer.rows, OURS):
+        print(f"{said}\n")
+    print(f"picture: {picture}")
+    return 0
+
+
+def _server(args: argparse.Namespace) -> OwnServer:
+    step_time = read_step_time(args.step_time) if args.step_time else None
+    if args.server:
+        return of_running(args.server, step_time)
+    if args.server_info:
+        return of_file(args.server_info, step_time)
+    return with_step_time(of_preset(args.preset), step_time)
+
+
+def _policies(args: argparse.Namespace, server: OwnServer) -> list[str]:
+    """One's own first."""
+    own = args.policy or server.policy or "fcfs"
+    return list(dict.fromkeys([own, *args.policies]))
+
+
+def _write(answer: Answer, folder: Path) -> Path:
+    from bench.whatif.picture import ratios  # matplotlib takes a second to load
+
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = {"notes": answer.notes, "rows": [asdict(row) for row in answer.rows]}
+    text = json.dumps(summary, indent=2) + "\n"
+    (folder / "summary.json").write_text(text, encoding="utf-8")
+    picture = folder / "whatif.svg"
+    picture.write_text(ratios(answer.rows, "\n".join(answer.notes[:2])), encoding="utf-8")
+    return picture
+
+
+def _policy(text: str) -> str:
+    try:
+        Rival.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value

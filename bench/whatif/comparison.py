@@ -1,0 +1,149 @@
+"""From simulated results to ratios, and how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.whatif.simulation import Outcome
+
+_NUM_DRAWS = 400
+# The interval's ends: 90 % lie between.
+_LOW, _HIGH = 5.0, 95.0
+_MIN_BLOCKS, _MAX_BLOCKS = 5, 50
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """To the first policy, with its interval of 90 %: over blocks of the log, and over what may be
+    predicted."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a policy would have made of the log. Times in seconds, means over the usual variants;
+    throughput: output tokens a second between the first arrival and the last."""
+
+    policy: str
+    mean_ttlt_s: float
+    p99_ttlt_s: float
+    mean_ttft_s: float
+    waited_s: float
+    throughput: float
+    mean_ratio: Ratio
+    p99_ratio: Ratio
+
+
+def compare(outcomes: Sequence[Outcome], seed: int = 0) -> list[Row]:
+    """A row a policy; ratios are to the first."""
+    return [_row(outcome, outcomes[0], seed) for outcome in outcomes]
+
+
+def _row(outcome: Outcome, first: Outcome, seed: int) -> Row:
+    of = [result.metrics() for result in outcome.results[: outcome.usual]]
+
+    def mean(name: str) -> float:
+        return float(np.mean([metrics[name] for metrics in of]))
+
+    return Row(
+        outcome.policy,
+        mean("mean_ttlt_s"),
+        mean("p99_ttlt_s"),
+        mean("mean_ttft_s"),
+        mean("mean_waited_s"),
+        mean("arriving_throughput"),
+        _ratio(outcome, first, seed, np.mean),
+        _ratio(outcome, first, seed, _p99),
+    )
+
+
+def _p99(values: NDArray[np.float64]) -> float:
+    return float(np.percentile(values, 99))
+
+
+def _ratio(
+    outcome: Outcome,
+    first: Outcome,
+    seed: int,
+    measure: Callable[[NDArray[np.float64]], float],
+) -> Ratio:
+    """Each draw takes blocks of the log, the same for both, and one of the variants."""
+
+    def usual(of: Outcome) -> float:
+        return float(np.mean([measure(result.ttlt_s) for result in of.results[: of.usual]]))
+
+    value = usual(outcome) / usual(first)
+    if outcome is first:
+        return Ratio(1.0, 1.0, 1.0)
+    rng = np.random.default_rng([seed, 8])
+    drawn = []
+    for places in _draws(first.results[0].ttlt_s.size, seed):
+        ours = outcome.results[int(rng.integers(len(outcome.results)))].ttlt_s[places]
+        theirs = first.results[int(rng.integers(len(first.results)))].ttlt_s[places]
+        drawn.append(measure(ours) / measure(theirs))
+    low, high = np.percentile(drawn, [_LOW, _HIGH])
+    return Ratio(value, min(float(low), value), max(float(high), value))
+
+
+def _draws(num_requests: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Places of requests, _NUM_DRAWS times about as many as there are: blocks of neighbours, as
+    those who came together waited together (circular block bootstrap, Politis and Romano 1992)."""
+    num_blocks = int(np.clip(np.sqrt(num_requests), _MIN_BLOCKS, _MAX_BLOCKS))
+    within = np.arange(max(1, -(-num_requests // num_blocks)))
+    rng = np.random.default_rng([seed, 7])
+    for _ in range(_NUM_DRAWS):
+        starts = rng.integers(num_requests, size=(num_blocks, 1))
+        yield ((starts + within) % num_requests).ravel()
+
+
+def sentence(rows: Sequence[Row], policy: str) -> str:
+    """What this policy would bring, in one sentence; "" if it is the first, or not among them."""
+    first, *others = rows
+    row = next((row for row in others if row.policy == policy), None)
+    if row is None:
+        return ""
+    more = 100 * (row.throughput / first.throughput - 1) if first.throughput > 0 else 0.0
+    tokens = f"{abs(more):.0f} % {'more' if more >= 0 else 'fewer'} tokens/s"
+    text = (
+        f"Under {policy}, instead of {first.policy}: mean TTLT {row.mean_ratio}, p99 "
+        f"{row.p99_ratio}, {tokens}"
+    )
+    rivals = [other for other in others if other.policy != policy]
+    best = min(rivals, key=lambda other: other.mean_ratio.value, default=None)
+    if best is None:
+        return f"{text}."
+    return f"{text}; the best of the others, {best.policy}: mean {best.mean_ratio}."
+
+
+def table(rows: Sequence[Row]) -> str:
+    """As text, for people."""
+    head = (
+        "policy", "mean TTLT ratio", "p99 ratio", "mean TTLT s", "p99 s", "TTFT s", "waited s",
+        "tokens/s",
+    )  # fmt: skip
+    body = [
+        (
+            row.policy, str(row.mean_ratio), str(row.p99_ratio),
+            *(f"{value:.2f}" for value in (
+                row.mean_ttlt_s, row.p99_ttlt_s, row.mean_ttft_s, row.waited_s,
+            )),
+            f"{row.throughput:.0f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in (head, *body)
+    ]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

@@ -1,0 +1,139 @@
+"""The engine that an operator runs, and his policy: from his server or a preset."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.simulator.presets import PRESETS, Engine
+from bench.simulator.stock import STOCK
+from bench.workload.prompts import WorkloadError
+from sage_sched.config import StepTimeConfig
+from sage_sched.fields import ConfigError, parse_section
+from sage_sched.policy import policy_names
+from sage_sched.step_time import StepTime
+
+# Host memory to GPU: PCIe 4 x16, of which kernels reach 25 of 32 GB/s, most of it behind compute.
+_HOST_BANDWIDTH, _SWAP_OVERLAP = 25e9, 0.8
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """engine: as it runs; policy: its own, as bench.rival.Rival writes it, "" if it is not known.
+    description: for people. crps_gain: how good its predictions were lately; None: nobody knows."""
+
+    engine: Engine
+    policy: str
+    description: str
+    crps_gain: float | None = None
+
+
+def of_preset(name: str) -> OwnServer:
+    return OwnServer(PRESETS[name], "", f"preset {name}")
+
+
+def of_running(url: str, step_time: StepTime | None) -> OwnServer:
+    """A server's, by its /server_info. step_time: if it is not for the server to say. Raises
+    WorkloadError."""
+    address = url.rstrip("/") + "/server_info"
+    try:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
+            info = json.load(answer)
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{address} does not answer: {error}") from error
+    return of_info(info, step_time, address)
+
+
+def of_file(path: Path, step_time: StepTime | None) -> OwnServer:
+    """The same of what /server_info has said once. Raises WorkloadError."""
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{path} holds no answer of /server_info: {error}") from error
+    return of_info(info, step_time, str(path))
+
+
+def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
+    """From the answer of /server_info. Raises WorkloadError, which names what is missing."""
+    try:
+        state = info["internal_states"][0]
+        num_replicas = int(info.get("dp_size") or 1)
+        if num_replicas > 1:
+            raise WorkloadError(
+                f"{source}: dp_size is {num_replicas}, and one engine is simulated. Take the log "
+                "of one replica, and --preset or a server of dp_size 1"
+            )
+        sage = state.get("sage") or {}
+        learned, by = _step_time(sage, step_time, source)
+        pool_tokens, page = int(info["max_total_num_tokens"]), int(info.get("page_size") or 1)
+        engine = Engine(
+            step_time=learned,
+            kv_pool_tokens=pool_tokens // page * page,
+            max_running_requests=int(state["effective_max_running_requests_per_dp"]),
+            page_size=page,
+            chunked_prefill_size=_chunk_tokens(info, page),
+            max_prefill_tokens=int(info["max_prefill_tokens"]),
+            schedule_conservativeness=float(info.get("schedule_conservativeness", 1.0)),
+            mixed_chunk=bool(info.get("enable_mixed_chunk")),
+            swap_token_s=_swap_token_s(sage, state, pool_tokens),
+            swap_overlap=0.0 if _measured_us(sage) else _SWAP_OVERLAP,
+        )
+        policy = str(info["schedule_policy"])
+        quality = sage.get("predictor", {}).get("quality", {})
+        gain = quality.get("crps_gain") if quality.get("num_answers", 0) >= 100 else None
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise WorkloadError(
+            f"{source} is no answer of a supported SGLang's /server_info: {error!r}"
+        ) from error
+    known = policy in STOCK or policy in policy_names()
+    return OwnServer(engine, policy if known else "", f"{source}, step times {by}", gain)
+
+
+def _step_time(
+    sage: Mapping[str, Any], given: StepTime | None, source: str
+) -> tuple[StepTime, str]:
+    if given is not None:
+        return given, "as given"
+    told = sage.get("step_time")
+    if told is None:
+        raise WorkloadError(
+            f"{source} says nothing of step times, as its policy is not one of sage-sched. Name a "
+            "file of `sage-sched bench fit` with --step-time, or take a --preset"
+        )
+    names = StepTimeConfig.__dataclass_fields__
+    values = {name: told[name] for name in names}
+    try:
+        return parse_section(StepTimeConfig, "step_time", values).step_time(), told["source"]
+    except ConfigError as error:
+        raise WorkloadError(f"{source}: {error}") from error
+
+
+def _chunk_tokens(info: Mapping[str, Any], page: int) -> int:
+    chunk = info.get("chunked_prefill_size")
+    if chunk is None or int(chunk) <= 0:  # no chunks: a prompt is prefilled at once
+        chunk = info["max_total_num_tokens"]
+    return max(page, int(chunk) // page * page)
+
+
+def _measured_us(sage: Mapping[str, Any]) -> float:
+    return float((sage.get("preemption") or {}).get("swap_token_us") or 0.0)
+
+
+def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens: int) -> float:
+    """As it has measured, or by the size of its KV."""
+    if measured_us := _measured_us(sage):
+        return measured_us / 1e6
+    kv_gb = float(state.get("memory_usage", {}).get("kvcache") or 0.0)
+    return kv_gb * 1e9 / max(1, pool_tokens) / _HOST_BANDWIDTH
+
+
+def with_step_time(server: OwnServer, step_time: StepTime | None) -> OwnServer:
+    """The same with other step times, if there are such."""
+    if step_time is None:
+        return server
+    return replace(server, engine=replace(server.engine, step_time=step_time))

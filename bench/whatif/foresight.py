@@ -1,0 +1,106 @@
+"""What a server's predictor would have said of a log's prompts, in the order of time."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from bench.whatif.log import Logged
+from predictor_store import predictor
+from predictor_store.embedder import Embedder, dimension, fingerprint
+from predictor_store.features import excerpt
+from predictor_store.general_length import GeneralLength
+from predictor_store.history import History
+from predictor_store.rolling_quality import Forecast, RollingQuality
+from predictor_store.store import Store, file_of, folder_of
+from predictor_store.store_file import StoreError
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+
+_CHUNK = 256
+
+
+class Foresight:
+    """A predictor that begins with a store, or with nothing but what is shipped, and learns each
+    answer when it ends.
+
+    quality: of what was said so far, as in /server_info. Sessions and what else a request says
+    beside its words are not in a log, and count for nothing.
+    """
+
+    def __init__(self, config: SageConfig, store: Path | None) -> None:
+        """store: its folder; it is left as it is. Raises StoreError."""
+        self._config = config.predictor
+        encoder = config.predictor.encoder
+        self._history = History.of_encoder(
+            encoder, config.store.capacity, GeneralLength.shipped(encoder)
+        )
+        if store is not None:
+            kept = replace(config.store, path=str(store), on_disk=False)
+            if not file_of(folder_of(kept)).exists():
+                raise StoreError(f"there is no store in {store}")
+            with contextlib.closing(Store(kept, fingerprint(encoder), dimension(encoder))) as read:
+                for record in read.load():
+                    self._history.add(
+                        record.vector, record.output_tokens, record.censored, record.origin,
+                        record.scope,
+                    )  # fmt: skip
+        self._history.fit()
+        self._prior = predictor.prior(self._history, self._config)
+        self._num_new = 0
+        self._quality = RollingQuality()
+
+    def quality(self) -> dict[str, Any]:
+        return self._quality.summary()
+
+    def predictions(
+        self, requests: Sequence[Logged], ends_s: Sequence[float]
+    ) -> list[LengthDistribution | None]:
+        """Of requests in order of arrival; None of those without a prompt. ends_s: when each ends,
+        on the same clock."""
+        said: list[LengthDistribution | None] = []
+        running: list[tuple[float, int, NDArray[np.float32], Forecast]] = []
+        for number, (request, vector) in enumerate(
+            zip(requests, self._vectors(requests), strict=True)
+        ):
+            while running and running[0][0] <= request.arrival_s:
+                _, ended, of, forecast = heapq.heappop(running)
+                self._learn(requests[ended], of, forecast)
+            if vector is None:
+                said.append(None)
+                continue
+            found = predictor.predict(self._history, vector, self._config)
+            forecast = Forecast(found, self._prior)
+            said.append(forecast.blind if self._quality.widened else forecast.said)
+            heapq.heappush(running, (ends_s[number], number, vector, forecast))
+        return said
+
+    def _vectors(self, requests: Sequence[Logged]) -> Iterator[NDArray[np.float32] | None]:
+        embedder: Embedder | None = None
+        left = iter(tqdm(requests, desc="predicting", unit="prompt", mininterval=1, leave=False))
+        while chunk := list(islice(left, _CHUNK)):
+            texts = [excerpt(request.prompt) for request in chunk if request.prompt]
+            if texts:
+                embedder = embedder or Embedder(self._config.encoder)
+                made = iter(embedder.embed(texts))
+            for request in chunk:
+                yield next(made) if request.prompt else None
+
+    def _learn(self, request: Logged, vector: NDArray[np.float32], forecast: Forecast) -> None:
+        if not request.is_cut:
+            self._quality.add(forecast, request.output_tokens, was_late=False)
+        self._history.add(vector, request.output_tokens, request.is_cut, "history")
+        self._history.fit()
+        self._num_new += 1
+        if self._num_new * 100 > len(self._history):
+            self._prior = predictor.prior(self._history, self._config)
+            self._num_new = 0

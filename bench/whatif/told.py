@@ -1,0 +1,73 @@
+"""What a policy is told of a log's answers beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.simulator.presets import Engine
+from bench.simulator.result import alone_s
+from bench.whatif.foresight import Foresight
+from bench.whatif.log import Logged
+from bench.whatif.supposed import LEAST_GAIN, MOST_GAIN, USUAL_GAIN, Supposed
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+
+Forecasts = Sequence[LengthDistribution | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a predictor says of all requests; or several such, each as likely.
+
+    usual: the first so many are what is to be expected; the others show what better and worse
+    predictions would change. description: for people. quality: see Foresight; {} if supposed.
+    """
+
+    variants: tuple[Forecasts, ...]
+    usual: int
+    description: str
+    quality: dict[str, Any]
+
+
+def told_of(
+    requests: Sequence[Logged],
+    engine: Engine,
+    config: SageConfig,
+    *,
+    store: Path | None,
+    gain: float | None,
+    num_seeds: int,
+) -> Told:
+    """By the log's own predictions, by its prompts, or supposed: whatever there is of each request.
+    gain: of supposed predictions, if it is known. Raises StoreError."""
+    ends_s = [
+        each.arrival_s + (each.ttlt_s or alone_s(engine, each.input_tokens, each.output_tokens))
+        for each in requests
+    ]
+    said: list[LengthDistribution | None] = [each.forecast for each in requests]
+    by_prompt, quality = 0, dict[str, Any]()
+    if any(each.prompt and found is None for each, found in zip(requests, said, strict=True)):
+        foresight = Foresight(config, store)
+        made = foresight.predictions(requests, ends_s)
+        by_prompt = sum(a is None and b is not None for a, b in zip(said, made, strict=True))
+        said = [a if a is not None else b for a, b in zip(said, made, strict=True)]
+        quality = foresight.quality()
+    missing = [i for i, found in enumerate(said) if found is None]
+    recorded = len(requests) - len(missing) - by_prompt
+    parts = {"recorded in shadow mode": recorded, "made from prompts": by_prompt}
+    parts["supposed"] = len(missing)
+    description = ", ".join(f"{count} {how}" for how, count in parts.items() if count)
+    if not missing:
+        return Told((said,), 1, description, quality)
+    supposed = Supposed([each.output_tokens for each in requests])
+    gains = [gain] if gain is not None else [USUAL_GAIN, LEAST_GAIN, MOST_GAIN]
+    variants = []
+    for worth in gains:
+        for seed in range(num_seeds):
+            noisy = supposed.predictions(worth, seed)
+            variants.append([noisy[i] if found is None else found for i, found in enumerate(said)])
+    description += " (CRPS gain " + ", ".join(f"{worth:.2f}" for worth in gains) + ")"
+    return Told(tuple(variants), num_seeds, description, quality)

@@ -1,0 +1,53 @@
+"""`sage-sched explain`: what a trace (--sage-trace) says of a request, or of all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sage_sched.decisions import Event, last_run, summary, timeline
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Say what happened to a request and why, by the file that a server started with "
+        "--sage-trace has written; or, with --summary, who waited for whom and why."
+    )
+    parser.add_argument("rid", nargs="?", help="the request's id (meta_info.id of its answer)")
+    parser.add_argument("file", type=Path, help="what --sage-trace names")
+    parser.add_argument("--summary", action="store_true", help="of all requests")
+
+
+def run(args: argparse.Namespace) -> int:
+    if (args.rid is None) is not args.summary:
+        print("sage-sched explain: give a request's id, or --summary", file=sys.stderr)
+        return 2
+    try:
+        events = last_run(events_of(args.file))
+    except OSError as error:
+        print(f"sage-sched explain: {error}", file=sys.stderr)
+        return 1
+    lines = summary(events) if args.summary else timeline(events, args.rid)
+    if not lines:
+        print(f"sage-sched explain: {args.file} knows no request {args.rid}", file=sys.stderr)
+        return 1
+    print("\n".join(lines))
+    return 0
+
+
+def events_of(file: Path) -> Iterator[Event]:
+    """What is in the file before it, if it was full, and in it; a line that was cut is left out.
+    Raises OSError."""
+    before = Path(f"{file}.1")
+    for path in [before, file] if before.exists() else [file]:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict) and "t" in event and "is" in event:
+                    yield event

@@ -1,0 +1,98 @@
+"""The series on /metrics that are ours, beside SGLang's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+_LATENCIES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class _Kind(NamedTuple):
+    kind: str
+    what: str
+    labels: tuple[str, ...] = ()
+
+
+# Of each series its kind, what it says, and its labels beside SGLang's. Names end in their unit;
+# those of counts that only grow in _total.
+SERIES: Mapping[str, _Kind] = {
+    # Of the schedulers.
+    "policy_info": _Kind("gauge", "1 for the policy in force, 0 for earlier ones.", ("policy",)),
+    "switches_total": _Kind("counter", "Changes of settings while the server runs."),
+    "oldest_wait_seconds": _Kind("gauge", "Longest wait of those that wait now."),
+    "mean_wait_seconds": _Kind("gauge", "Mean wait of those that wait now."),
+    "backlog_seconds": _Kind("gauge", "Predicted time to work off all that has come."),
+    "kv_foreseen_tokens": _Kind("gauge", "KV that those who run will need at their peak."),
+    "admission_factor": _Kind("gauge", "By how much forecasts of lengths are corrected."),
+    "swapped_requests": _Kind("gauge", "Requests whose KV is in host memory."),
+    "yields_total": _Kind("counter", "Times that a running request has yielded."),
+    "moved_bytes_total": _Kind("counter", "KV moved to host memory and back, on this rank."),
+    "moved_seconds_total": _Kind("counter", "Time that the scheduler stood still for moves."),
+    "recomputed_tokens_total": _Kind("counter", "Tokens computed again for begun answers."),
+    "policy_errors_total": _Kind("counter", "What a policy failed at."),
+    "unranked_requests_total": _Kind("counter", "Requests that the policy could not rank."),
+    "passes_total": _Kind("counter", "Scheduling passes that were planned."),
+    "pass_seconds_total": _Kind("counter", "Time that planning took."),
+    "step_time_seconds": _Kind("gauge", "Step times, by coefficient.", ("coefficient",)),
+    "step_pace_ratio": _Kind("gauge", "By how much steps take longer now than that."),
+    "slo_requests": _Kind("gauge", "Requests that were promised anything.", ("slo_class",)),
+    "slo_good_requests": _Kind("gauge", "Those that got all of it.", ("slo_class",)),
+    "slo_attainment": _Kind("gauge", "Share of requests, by metric.", ("slo_class", "metric")),
+    "tdg_ratio": _Kind("gauge", "Worth of tokens on time, of that of all.", ("slo_class",)),
+    # Of the HTTP processes.
+    "predictions_total": _Kind("counter", "Predictions by what they rest on.", ("source",)),
+    "prediction_latency_seconds": _Kind("histogram", "Wait of a request for its prediction."),
+    "prediction_misses_total": _Kind("counter", "Predictions later than predictor.deadline_ms."),
+    "prediction_coverage_ratio": _Kind("gauge", "Answers within the predicted central 80 %."),
+    "prediction_crps_gain_ratio": _Kind("gauge", "CRPS of predictions below that of none."),
+    "predictor_up": _Kind("gauge", "Whether there is a prediction worker."),
+    "predictor_widened": _Kind("gauge", "Whether predictions are left out, as worse than none."),
+    "predictor_records": _Kind("gauge", "Answers in the history."),
+    "predictor_unwritten_records": _Kind("gauge", "Those of them that are not on disk yet."),
+}
+
+
+class Series:
+    """The series of one process.
+
+    labels: SGLang's own of this process, which all of them bear.
+    """
+
+    def __init__(self, labels: Mapping[str, Any]) -> None:
+        self._labels = {name: str(value) for name, value in labels.items()}
+        self._totals: dict[tuple[str, ...], float] = {}
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """What a gauge says now."""
+        self._of(name, labels).set(value)
+
+    def count(self, name: str, total: float, **labels: str) -> None:
+        """How far a counter has come since the process started."""
+        key = (name, *labels.values())
+        self._of(name, labels).inc(max(0.0, total - self._totals.get(key, 0.0)))
+        self._totals[key] = total
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """One more of what a histogram is of."""
+        self._of(name, labels).observe(value)
+
+    def _of(self, name: str, labels: Mapping[str, str]) -> Any:
+        series = _registered(name, tuple(self._labels))
+        return series.labels(**self._labels, **labels)
+
+
+@cache
+def _registered(name: str, labels: tuple[str, ...]) -> Any:
+    """Made when first used, long after SGLang has told prometheus_client where its processes meet,
+    which must come before it is imported."""
+    from prometheus_client import Counter, Gauge, Histogram
+
+    kind, what, own = SERIES[name]
+    all_labels = [*labels, *own]
+    if kind == "counter":
+        return Counter(f"sage:{name}", what, all_labels)
+    if kind == "histogram":
+        return Histogram(f"sage:{name}", what, all_labels, buckets=_LATENCIES_S)
+    return Gauge(f"sage:{name}", what, all_labels, multiprocess_mode="mostrecent")

@@ -1,0 +1,98 @@
+"""`sage-sched set`: change by what a running server goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_KEY_VARIABLE = "SAGE_ADMIN_KEY"
+_TIMEOUT_S = 60.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Change by what a running server goes, without a restart, and show it. Without a "
+        "NAME=VALUE it is only shown. For example: sage-sched set schedule_policy=ssjf "
+        "policy.sage.regret=4 preemption.enabled=false"
+    )
+    parser.add_argument(
+        "changes", nargs="*", metavar="NAME=VALUE", help="schedule_policy, or section.field"
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="default: %(default)s")
+    parser.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="with the server's --admin-api-key, or else its --api-key (default: the environment "
+        f"variable {_KEY_VARIABLE})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        settings = _asked(args.url, _key(args.key_file), changes_of(args.changes))
+    except (ValueError, OSError) as error:
+        print(f"sage-sched set: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(settings, indent=2))
+    return 0
+
+
+def changes_of(assignments: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE, the name dotted, as the mapping that the server takes. Values are those of TOML;
+    what is none is text. Raises ValueError."""
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        *sections, field = name.split(".")
+        if not equals or not all((*sections, field)):
+            raise ValueError(f"{assignment!r} is no NAME=VALUE")
+        inner = changes
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ValueError(f"{name} is given within what has a value already")
+        inner[field] = _value(value)
+    return changes
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _key(file: str | None) -> str:
+    if file is None:
+        return os.environ.get(_KEY_VARIABLE, "")
+    return Path(file).read_text(encoding="utf-8").strip()
+
+
+def _asked(url: str, key: str, changes: dict[str, Any]) -> Any:
+    """What the server goes by now. Raises ValueError with the server's reason, OSError."""
+    request = urllib.request.Request(
+        f"{url.rstrip('/')}/sage/settings",
+        data=json.dumps(changes).encode() if changes else None,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        raise ValueError(_reason(error)) from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"])
+    except (ValueError, KeyError, TypeError):
+        missing = "; is it a server of sage-sched?" if error.code == 404 else ""
+        return f"the server answers {error.code} {error.reason}{missing}"

@@ -1,0 +1,179 @@
+"""What a trace of decisions says: of one request when what happened to it and why, and of all who
+waited for whom.
+
+A trace is a list of events, mappings as patches/trace.py writes them: `t` is seconds since its
+server began it, `is` what happened, `rid` to whom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Event = Mapping[str, Any]
+# For how many of the others each of the longest waits is broken down, and of how many waits.
+_NUM_OTHERS, _NUM_WAITS = 3, 10
+
+
+def last_run(events: Iterable[Event]) -> list[Event]:
+    """Of a file that several servers were told to write to: the events of the last one, whose
+    seconds begin anew."""
+    found: list[Event] = []
+    for event in events:
+        if found and event["t"] < found[-1]["t"]:
+            found = []
+        found.append(event)
+    return found
+
+
+def timeline(events: Iterable[Event], rid: str) -> list[str]:
+    """A line for each thing that happened to a request, in plain words; none if it is unknown."""
+    lines: list[str] = []
+    came_s = 0.0
+    for event in events:
+        if event.get("rid") == rid:
+            if event["is"] == "came":
+                came_s = event["t"]
+            lines.append(f"{event['t'] - came_s:9.3f} s  {_said(event)}")
+        elif event.get("to") == rid and lines:
+            lines.append(f"{event['t'] - came_s:9.3f} s  {event['rid']} yields to it")
+    return lines
+
+
+def _said(event: Event) -> str:
+    what = event["is"]
+    promised = ", as it was promised its turn" if event.get("promised") else ""
+    if what == "came":
+        predicted = (
+            "nothing is known of its answer"
+            if event["p50_tokens"] is None
+            else f"its answer is foreseen to have {event['p50_tokens']} tokens, with 80 % at most "
+            f"{event['p80_tokens']} ({event['source']})"
+        )
+        return (
+            f"comes with {event['input_tokens']} tokens; {predicted}; {event['num_running']} run "
+            f"and {event['num_waiting']} wait"
+        )
+    if what == "starts":
+        place = "" if event["place"] is None else f", with {event['place']} before it at first"
+        again = f" again, at {event['tokens']} tokens" if event["tokens"] else ""
+        return f"starts{again}, having waited {event['waited_s']:.3f} s{place}"
+    if what == "yield":
+        return f"yields to {event['to']}: {event['reason']}; {event['way']}"
+    if what == "ends":
+        return f"ends with {event['tokens']} tokens ({event['why']})"
+    words = {"enter": "may enter", "resume": "comes back", "stays": "stays where it is"}
+    return f"{words.get(what, what)}: {event['reason']}{promised}"
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """Of one request: when it came, what was foreseen, how long it has waited."""
+
+    rid: str
+    arrival: int
+    p50_tokens: float
+    waited_s: float = 0.0
+    num_yields: int = 0
+
+
+_BEFORE, _SHORTER, _OTHERWISE = (
+    "for one that had come before",
+    "for one that had come later and was foreseen to be shorter",
+    "for one that had come later, by its prompt, its age, a promise or a hint",
+)
+
+
+def summary(events: Sequence[Event]) -> list[str]:
+    """Who waited for whom, and why: while a request waits it waits for those that run, for each by
+    the same share."""
+    why_s: Counter[str] = Counter()
+    known: dict[str, _Known] = {}
+    for seconds, waiting, running in _intervals(events, known):
+        for each in waiting:
+            each.waited_s += seconds
+        for why, share in _shares(waiting, running).items():
+            why_s[why] += share * seconds  # type: ignore[assignment]
+    total_s = sum(each.waited_s for each in known.values())
+    num_yields = sum(each.num_yields for each in known.values())
+    reasons = Counter(f"{event['is']}: {event['reason']}" for event in events if "reason" in event)
+    return [
+        f"{len(known)} requests waited {total_s:.3f} s in all and yielded {num_yields} times",
+        *(f"{seconds / total_s:7.1%}  {why}" for why, seconds in why_s.most_common()),
+        "",
+        "how often what was decided:",
+        *(f"{number:7d}  {reason}" for reason, number in reasons.most_common()),
+        "",
+        "the longest waits, and for whom:",
+        *_longest(events, sorted(known.values(), key=lambda each: -each.waited_s)[:_NUM_WAITS]),
+    ]
+
+
+def _intervals(
+    events: Iterable[Event], known: dict[str, _Known]
+) -> Iterator[tuple[float, list[_Known], list[_Known]]]:
+    """Seconds between two events, and who waits and who runs meanwhile. known: filled as requests
+    come."""
+    waiting: dict[str, _Known] = {}
+    running: dict[str, _Known] = {}
+    last_s = 0.0
+    for event in events:
+        if event["t"] > last_s and waiting:
+            yield event["t"] - last_s, list(waiting.values()), list(running.values())
+        last_s = event["t"]
+        what, rid = event["is"], event.get("rid", "")
+        if what == "came":
+            p50_tokens = event["p50_tokens"]
+            one = _Known(rid, event["arrival"], math.nan if p50_tokens is None else p50_tokens)
+            known[rid] = waiting[rid] = one
+        elif rid in known:  # how the others came is lost, if the file was full
+            if what in ("starts", "resume", "ends"):
+                waiting.pop(rid, None)
+            if what in ("yield", "stays", "ends"):
+                running.pop(rid, None)
+            if what in ("starts", "resume"):
+                running[rid] = known[rid]
+            elif what in ("yield", "stays"):
+                waiting[rid] = known[rid]
+                known[rid].num_yields += what == "yield"
+
+
+def _shares(waiting: Sequence[_Known], running: Sequence[_Known]) -> dict[str, float]:
+    """How many requests wait for which reason; parts of one where it waits for several."""
+    if not running:
+        return {"nobody ran": len(waiting)}
+    mine, theirs = (
+        np.array([[each.arrival, each.p50_tokens] for each in group])
+        for group in (waiting, running)
+    )
+    before = theirs[None, :, 0] < mine[:, None, 0]
+    shorter = ~before & (theirs[None, :, 1] < mine[:, None, 1])
+    counts = {_BEFORE: before.sum(), _SHORTER: shorter.sum()}
+    counts[_OTHERWISE] = before.size - sum(counts.values())
+    return {why: float(count) / len(running) for why, count in counts.items() if count}
+
+
+def _longest(events: Sequence[Event], longest: Sequence[_Known]) -> list[str]:
+    """For whom these waited."""
+    for_whom: dict[str, Counter[_Known]] = {each.rid: Counter() for each in longest}
+    for seconds, waiting, running in _intervals(events, {}):
+        for each in waiting:
+            if each.rid in for_whom:
+                for runner in running:
+                    for_whom[each.rid][runner] += seconds / len(running)  # type: ignore[assignment]
+    lines = []
+    for each in longest:
+        if each.waited_s > 0:
+            others = for_whom[each.rid].most_common(_NUM_OTHERS)
+            rest_s = each.waited_s - sum(seconds for _, seconds in others)
+            lines.append(f"{each.waited_s:9.3f} s  {each.rid}")
+            for runner, seconds in others:
+                (why,) = _shares([each], [runner])
+                lines.append(f"{seconds:11.3f} s  {runner.rid}: {why}")
+            lines += [f"{rest_s:11.3f} s  others"] if rest_s > 0.0005 else []
+    return lines

@@ -1,0 +1,104 @@
+"""What of a server's configuration may change while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sage_sched.config import SageConfig
+from sage_sched.fields import ConfigError, require, require_known
+from sage_sched.policy import SGLANG_POLICIES, policy_names, policy_type, section_of
+
+# SGLang's own that a server can be switched to. "priority" is none of its scheduler's; "random"
+# draws on every rank by itself, from a state that what ran before may have moved.
+STOCK_POLICIES = SGLANG_POLICIES - {"priority", "random"}
+_NAME = "schedule_policy"
+_SECTIONS = ("policy", "preemption", "admission")
+_AT_THE_START = "the processes that take requests in have read it at their start"
+_FIXED = {
+    "store": _AT_THE_START,
+    "predictor": _AT_THE_START,
+    "hints": _AT_THE_START,
+    "slo": _AT_THE_START,
+    "urgency": _AT_THE_START,
+    "probe": "it was put into the model at the start, before its graphs were captured",
+    "step_time": "they are learned while the server runs, unless they were given at its start",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """By what a server goes.
+
+    schedule_policy: the name of one of ours, or of one of SGLang's own (STOCK_POLICIES).
+    """
+
+    schedule_policy: str
+    config: SageConfig
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether SGLang orders and admits by itself."""
+        return self.schedule_policy in STOCK_POLICIES
+
+    def changed(self, changes: object) -> Self:
+        """These with some changed: a mapping as of a configuration file, of those sections that may
+        change, beside them schedule_policy. Raises ConfigError, which says why a value is refused;
+        then nothing is changed."""
+        if not isinstance(changes, Mapping):
+            raise ConfigError(f"the change is {changes!r:.80}, allowed: names with values")
+        for name in changes:
+            if isinstance(name, str) and name in _FIXED:
+                raise ConfigError(f"{name} cannot change while the server runs: {_FIXED[name]}")
+        require_known(changes, dict.fromkeys((_NAME, *_SECTIONS)), "section")
+        policy = _policy(changes.get(_NAME, self.schedule_policy))
+        sections = {name: changes[name] for name in _SECTIONS if name in changes}
+        merged = _merged(self.config.sections(), sections)
+        return dataclasses.replace(self, schedule_policy=policy, config=SageConfig.parse(merged))
+
+    def shown(self) -> dict[str, Any]:
+        """What may be changed, as changed() takes it; of the policies' sections that of the present
+        one, and those that were given."""
+        sections = self.config.sections()
+        if not self.is_stock:
+            name = section_of(self.schedule_policy)
+            defaults = dataclasses.asdict(policy_type(name).Parameters())
+            sections["policy"] = {name: defaults} | sections["policy"]
+        shown = {name: sections[name] for name in _SECTIONS}
+        return {_NAME: self.schedule_policy, **_without_infinities(shown)}
+
+
+def _policy(name: object) -> str:
+    allowed = ", ".join([*policy_names(), *sorted(STOCK_POLICIES)])
+    known = type(name) is str and (name in STOCK_POLICIES or name in policy_names())
+    require(known, _NAME, name, allowed)
+    assert isinstance(name, str)
+    if name not in STOCK_POLICIES:
+        try:
+            policy = policy_type(name)
+        except ValueError as error:
+            raise ConfigError(f"{_NAME} {name}: {error}") from error
+        allowed = "one that needs no true lengths of answers, which no server has"
+        require(not policy.is_clairvoyant, _NAME, name, allowed)
+    return name
+
+
+def _merged(present: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(present)
+    for name, value in changes.items():
+        known = merged.get(name)
+        if isinstance(value, Mapping):
+            merged[name] = _merged(known if isinstance(known, Mapping) else {}, value)
+        else:
+            merged[name] = math.inf if value == "inf" else value
+    return merged
+
+
+def _without_infinities(value: Any) -> Any:
+    """JSON has none."""
+    if isinstance(value, Mapping):
+        return {name: _without_infinities(each) for name, each in value.items()}
+    return "inf" if value == math.inf else value

@@ -1,0 +1,175 @@
+"""What an operator has, read: by SGLang's own writers, where it writes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.whatif.log import TrafficLog
+from bench.whatif.read import read_log
+from bench.whatif.shared_prompts import spans_of
+from bench.workload.prompts import WorkloadError
+from sage_sched.distribution import LengthDistribution
+
+META = {"prompt_tokens": 12, "completion_tokens": 30, "e2e_latency": 2.5}
+STOPPED = {"finish_reason": {"type": "stop", "matched": 2}}
+CUT = {"finish_reason": {"type": "length", "length": 30}}
+
+
+def asked(text: str | None = "Say 'meta_info': {'prompt_tokens': 7}.", **more: Any) -> Any:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    return GenerateReqInput(text=text, sampling_params={"max_new_tokens": 64}, rid="one", **more)
+
+
+def lengths(log: TrafficLog) -> list[tuple[float, int, int, int | None]]:
+    return [(r.arrival_s, r.input_tokens, r.output_tokens, r.cap_tokens) for r in log.requests]
+
+
+def test_request_dumps_as_a_server_writes_them(tmp_path: Path) -> None:
+    answer = {"text": "yes", "meta_info": META | STOPPED}
+    ids = asked(None, input_ids=list(range(200)))
+    unbound = asked("Tell me.")
+    unbound.sampling_params = {"max_new_tokens": None}
+    no_tokens = {"text": "", "meta_info": META | STOPPED | {"completion_tokens": 0}}
+    dump = {
+        "server_args": asked(),  # any object of a class of SGLang's
+        "requests": [
+            (asked(), answer, 1000.0, 1002.5),
+            (ids, {"meta_info": META | CUT}, 999.0, 1003.0),
+            (unbound, answer, 1001.0, 1004.0),
+            (asked(), no_tokens, 1005.0, 1006.0),
+        ],
+    }
+    (tmp_path / "2026-01-01_00-00-00.pkl").write_bytes(pickle.dumps(dump))
+    log = read_log([tmp_path])
+    assert lengths(log) == [(0.0, 12, 30, 64), (1.0, 12, 30, 64), (2.0, 12, 30, 0)]
+    assert [r.is_cut for r in log.requests] == [True, False, False]
+    assert [r.prompt for r in log.requests] == ["", asked().text, "Tell me."]
+    assert [r.ttlt_s for r in log.requests] == [4.0, 2.5, 3.0]
+    assert len(log.requests[0].blocks) == 200 // 64
+    assert log.num_unusable == 1
+    assert "request 4" in log.first_unusable
+
+
+class Malice:
+    """Unpickled as ever, it runs."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("import pathlib; pathlib.Path('ran').touch()",)
+
+
+def test_a_dump_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = (asked(), {"meta_info": META | STOPPED, "more": Malice()}, 0.0, 1.0)
+    (tmp_path / "dump.pkl").write_bytes(pickle.dumps({"requests": [good], "evil": Malice()}))
+    assert len(read_log([tmp_path / "dump.pkl"]).requests) == 1
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture(params=["json", "text"])
+def request_log(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    from sglang.srt.utils.request_logger import RequestLogger
+
+    folder = tmp_path / "log"
+    logger = RequestLogger(True, 3, request.param, [str(folder)])
+    logger.log_received_request(asked())
+    for reason in (STOPPED, CUT):
+        out = {"text": "'prompt_tokens': 9", "output_ids": [1, 2], "meta_info": META | reason}
+        logger.log_finished_request(asked(), out)
+    for target in logger.targets:
+        for handler in target.handlers:
+            handler.close()
+    return request.param, folder
+
+
+def test_the_request_log_as_a_server_writes_it(request_log: tuple[str, Path]) -> None:
+    form, folder = request_log
+    log = read_log([folder])
+    assert [one[1:] for one in lengths(log)] == [(12, 30, 64)] * 2
+    assert sorted(r.is_cut for r in log.requests) == [False, True]
+    assert {r.ttlt_s for r in log.requests} == {2.5}
+    # Whose arrival was logged came then; the other 2.5 s before its end.
+    gap_s = log.requests[1].arrival_s
+    assert 2.4 < gap_s < 2.6 if form == "json" else gap_s <= 1.0
+    assert {r.prompt for r in log.requests} == ({asked().text} if form == "json" else {""})
+    assert log.num_unusable == 0
+
+
+def test_tables_by_any_of_the_usual_names(tmp_path: Path) -> None:
+    (tmp_path / "azure.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    )
+    log = read_log([tmp_path / "azure.csv"])
+    assert [one[1:] for one in lengths(log)] == [(374, 44, None), (396, 109, None)]
+    assert log.arrivals_s == pytest.approx(4.314579, abs=1e-4)
+    rows = 'arrival_s,input_tokens,output_tokens,max_tokens,prompt\n5,3,4,9,"a, b"\n'
+    (tmp_path / "own.csv").write_text(rows + "6,none,4,9,c\n7,3,4.5,9,d\n")
+    log = read_log([tmp_path / "own.csv"])
+    assert lengths(log) == [(0.0, 3, 4, 9)]
+    assert log.requests[0].prompt == "a, b"
+    assert (log.num_unusable, "row 3" in log.first_unusable) == (2, True)
+
+
+def test_json_lines_shadow_records_and_mooncake_together(tmp_path: Path) -> None:
+    said = LengthDistribution.from_samples([5, 9], "history")
+    rows: list[dict[str, Any]] = [
+        {"arrival_s": 3.0, "input_tokens": 7, "output_tokens": 5, "prediction": said.as_fields()},
+        {"timestamp": 2000, "input_length": 600, "output_length": 6, "hash_ids": [1, 2]},
+        {"timestamp": 2500, "input_length": 700, "output_length": 6, "hash_ids": [1, 3]},
+        {"t": 4.5, "prompt_tokens": 70, "completion_tokens": 50},
+    ]
+    with gzip.open(tmp_path / "mixed.jsonl.gz", "wt") as file:
+        file.write("\n".join(json.dumps(row) for row in rows) + "\n{broken\n")
+    log = read_log([tmp_path / "mixed.jsonl.gz"])
+    assert [r.arrival_s for r in log.requests] == [0.0, 0.5, 1.0, 2.5]
+    assert (log.num_forecasts, log.requests[2].forecast) == (1, said)
+    assert log.num_unusable == 1
+    spans = spans_of(log.requests)
+    assert spans[0][0] == spans[1][0] == (1, 0, 512)
+    assert spans[0][1][0] != spans[1][1][0]
+    assert (spans[2], spans[3]) == ((), ())
+
+
+def test_bench_serving_has_lengths_and_no_arrivals(tmp_path: Path) -> None:
+    run = {
+        "request_rate": 4.0, "mean_e2e_latency_ms": 1.0, "input_lens": [5, 6, 7],
+        "output_lens": [2, 3, 4], "ttfts": [0.1, 0.2, 0.3], "itls": [[0.1], [0.1, 0.1], [0.1]],
+        "errors": ["", "", "gone"],
+    }  # fmt: skip
+    (tmp_path / "run.jsonl").write_text(json.dumps(run) + "\n")
+    log = read_log([tmp_path / "run.jsonl"])
+    assert [one[1:] for one in lengths(log)] == [(5, 2, 2), (6, 3, 3)]
+    assert log.requests[1].ttlt_s == pytest.approx(0.4)
+    del run["input_lens"]
+    (tmp_path / "run.jsonl").write_text(json.dumps(run) + "\n")
+    with pytest.raises(WorkloadError, match="--output-details"):
+        read_log([tmp_path / "run.jsonl"])
+
+
+@pytest.mark.parametrize("text", ["", "nothing,of,use\n1,2,3\n", "[]\n", "\x80junk"])
+def test_what_holds_no_request_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log").write_bytes(text.encode("latin-1"))
+    with pytest.raises(WorkloadError, match="log"):
+        read_log([tmp_path / "log"])
+    with pytest.raises(WorkloadError, match="no-such-file"):
+        read_log([tmp_path / "no-such-file"])
+
+
+def test_prompts_that_begin_alike_share_their_beginning(tmp_path: Path) -> None:
+    system = "You are a careful assistant. " * 40
+    rows = [
+        {"t": i, "input_tokens": 300, "output_tokens": 5, "prompt": system + question}
+        for i, question in enumerate(["What is rain?", "What is snow?"])
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    one, other = spans_of(read_log([tmp_path / "log.jsonl"]).requests)
+    assert one[:-1] == other[:-1] != ()
+    assert sum(end - first for _, first, end in one) == 300
+    assert 200 < sum(end - first for _, first, end in one[:-1]) < 300

@@ -1,0 +1,69 @@
+"""An SGLang plugin for tests: what is to be alerted about comes about at once, as a file orders
+while the server runs. And a policy that fails slowly."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sage_sched.job import Job
+from sage_sched.policy import Policy
+from sage_sched.view import SchedulerView
+from tests.engine import plugins
+
+_ORDERS = "HARDSHIP_ORDERS"
+NOTHING = ""
+LONG_WAITS = "all have waited for ten minutes more"
+SLOW_MOVES = "each move out takes half a second more"
+POLICY = "slow-and-wrong"
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Make plugin and policy known to servers with this environment."""
+    plugins.install_policy(folder, POLICY, f"{__name__}:SlowAndWrong")
+    return plugins.install(folder, __name__) | {_ORDERS: str(orders_file(folder))}
+
+
+def orders_file(folder: Path) -> Path:
+    """Where the server's orders are written."""
+    return folder / "orders"
+
+
+class SlowAndWrong(Policy):
+    """Takes its time for a pass, and then fails."""
+
+    def on_pass(self, view: SchedulerView) -> None:
+        time.sleep(0.3)
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        raise ZeroDivisionError("a bug")
+
+
+def register() -> None:
+    """The entry point."""
+    if "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    from patches import kv_swap, scheduler_metrics
+
+    orders = Path(os.environ[_ORDERS])
+
+    def ordered() -> str:
+        return orders.read_text() if orders.exists() else NOTHING
+
+    def perf_counter() -> float:
+        return time.perf_counter() + (600.0 if ordered() == LONG_WAITS else 0.0)
+
+    scheduler_metrics.time = SimpleNamespace(  # type: ignore[assignment, attr-defined]
+        monotonic=time.monotonic, perf_counter=perf_counter
+    )
+    swap_out = kv_swap.swap_out
+
+    def slow_swap_out(*args: Any) -> bool:
+        time.sleep(0.5 if ordered() == SLOW_MOVES else 0.0)
+        return swap_out(*args)
+
+    kv_swap.swap_out = slow_swap_out

@@ -1,0 +1,247 @@
+"""What a real server exports: all that the dashboard shows, and what makes each alert fire."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from bench.checks.exactness import crowd
+from patches.series import SERIES
+from tests.engine import hardship, stage
+from tests.engine.conftest import CHECKED, YIELDING_FLAGS
+from tests.engine.crowds import ask_together
+from tests.engine.serving import (
+    LONG_PROMPT,
+    SHORT_PROMPT,
+    SageServer,
+    generate,
+    wait_until,
+    warmed_store,
+)
+from tests.engine.test_prediction import worker_pid
+from tests.engine.watch import ALERTS, MONITORING, Watch, samples, watching
+
+# Steps that are said to take as long as to make a backlog of one long answer.
+SETTINGS = """
+[predictor]
+deadline_ms = 5000.0
+[step_time]
+decode_base_ms = 2000.0
+prefill_base_ms = 2000.0
+prefill_token_ms = 0.0
+[policy.fastserve]
+refresh_interval_tokens = 2
+quantum_ms = 2000.0
+[preemption]
+max_yields = 1000
+[slo]
+trust = "header"
+[slo.classes.interactive]
+ttft_slo_ms = 3600000.0
+tpot_slo_ms = 60000.0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("monitored")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, model: Path) -> Iterator[SageServer]:
+    with SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=[*YIELDING_FLAGS, "--enable-metrics"],
+        env=CHECKED | hardship.install(folder),
+        settings=SETTINGS,
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def watch(server: SageServer, folder: Path) -> Iterator[Watch]:
+    with watching(server, folder) as watcher:
+        yield watcher
+
+
+def switch(server: SageServer, **changes: object) -> None:
+    answer = requests.post(f"{server.url}/sage/settings", json=changes, timeout=300)
+    assert answer.status_code == 200, answer.text
+
+
+def test_on_a_healthy_server_no_alert_fires(server: SageServer, watch: Watch) -> None:
+    for _ in range(4):
+        assert watch.firing() == set()
+        generate(server, SHORT_PROMPT)
+    assert watch.firing() == set()
+
+
+def test_all_that_the_dashboard_shows_is_exported(server: SageServer) -> None:
+    headers = {"X-SMG-Priority": "interactive"}
+    body = {"text": SHORT_PROMPT, "sampling_params": {"stop_regex": "(?s)."}}
+    requests.post(f"{server.url}/generate", json=body, headers=headers, timeout=300)
+    dashboard = (MONITORING / "grafana/dashboards/json/sage-dashboard.json").read_text()
+    shown = set(re.findall(r"(?:sage|sglang):\w+", dashboard))
+    # What has happened is said within seconds.
+    wait_until(lambda: shown <= {name for name, _, _ in samples(server)})
+    exported = {name: labels for name, labels, _ in samples(server)}
+    # Of ours all are shown but those that others stand for.
+    ours = {name for name in exported if name.startswith("sage:")}
+    assert {re.sub("_(bucket|count|sum|created)$", "", name) for name in ours} == {
+        f"sage:{name}" for name in SERIES
+    }
+    assert all("model_name" in exported[name] for name in ours)
+    assert json.loads(dashboard)["title"] == "sage-sched"
+
+
+def test_no_series_of_sglangs_is_doubled(server: SageServer) -> None:
+    names = {name for name, _, _ in samples(server)}
+    assert not {name.removeprefix("sage:") for name in names if name.startswith("sage:")} & {
+        name.removeprefix("sglang:") for name in names if name.startswith("sglang:")
+    }
+
+
+@contextmanager
+def waits_long(server: SageServer, folder: Path) -> Iterator[None]:
+    with ordered(folder, hardship.LONG_WAITS), one_that_waits(server):
+        yield
+
+
+@contextmanager
+def backlog(server: SageServer, folder: Path) -> Iterator[None]:
+    with one_that_waits(server):
+        yield
+
+
+@contextmanager
+def policy_errors(server: SageServer, folder: Path) -> Iterator[None]:
+    switch(server, schedule_policy=hardship.POLICY)
+    generate(server, [SHORT_PROMPT] * 8)
+    yield
+    switch(server, schedule_policy="sage")
+
+
+@contextmanager
+def slow_plans(server: SageServer, folder: Path) -> Iterator[None]:
+    switch(server, schedule_policy=hardship.POLICY)
+    for _ in range(8):
+        generate(server, SHORT_PROMPT)
+    yield
+    switch(server, schedule_policy="sage")
+
+
+@contextmanager
+def slow_moves(server: SageServer, folder: Path) -> Iterator[None]:
+    switch(server, schedule_policy="fastserve")
+    before = server.stats()["preemption"]["num_yields"]
+    with ordered(folder, hardship.SLOW_MOVES):
+        ask_together(server, crowd(16))
+    assert server.stats()["preemption"]["num_yields"] - before >= 10
+    yield
+    switch(server, schedule_policy="sage")
+
+
+@contextmanager
+def predictor_down(server: SageServer, folder: Path) -> Iterator[None]:
+    with ThreadPoolExecutor(1) as pool:
+        goes_on = [True]
+
+        def kill() -> None:
+            while goes_on:
+                for process in psutil.Process(server.pid).children(recursive=True):
+                    if "predictor_store.worker_process" in process.cmdline():
+                        process.kill()
+                        process.wait(60)
+
+        killing = pool.submit(kill)
+        yield
+        goes_on.clear()
+        killing.result()
+
+
+@contextmanager
+def predictions_late(server: SageServer, folder: Path) -> Iterator[None]:
+    worker = psutil.Process(worker_pid(server))
+    worker.suspend()
+    try:
+        generate(server, [SHORT_PROMPT] * 8)
+        yield
+    finally:
+        worker.resume()
+
+
+@contextmanager
+def surprises(server: SageServer, folder: Path) -> Iterator[None]:
+    """Answers of one token where 900 were foreseen, all before any of them is known."""
+    sampling = {"stop_regex": "(?s)."}
+    generate(server, [LONG_PROMPT] * 40, 950, sampling_params=sampling)
+    yield
+
+
+@contextmanager
+def full_disk(server: SageServer, folder: Path) -> Iterator[None]:
+    worker = psutil.Process(worker_pid(server))
+    soft, hard = worker.rlimit(psutil.RLIMIT_FSIZE)
+    worker.rlimit(psutil.RLIMIT_FSIZE, (1024, hard))
+    try:
+        generate(server, [SHORT_PROMPT] * 130, 1)
+        yield
+    finally:
+        worker.rlimit(psutil.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def ordered(folder: Path, order: str) -> Iterator[None]:
+    hardship.orders_file(folder).write_text(order)
+    try:
+        yield
+    finally:
+        hardship.orders_file(folder).write_text(hardship.NOTHING)
+
+
+@contextmanager
+def one_that_waits(server: SageServer) -> Iterator[None]:
+    """A request of a long answer, before which the scheduler waits."""
+    with ThreadPoolExecutor(1) as pool:
+        with stage.held(server):
+            answer = pool.submit(generate, server, LONG_PROMPT, 500)
+            stage.once_arrived(server, 1)
+            yield
+        answer.result()
+
+
+CONDITIONS: dict[str, Callable[[SageServer, Path], AbstractContextManager[None]]] = {
+    "SageRequestsWaitLong": waits_long,
+    "SageBacklog": backlog,
+    "SagePredictionsWorthNothing": surprises,
+    "SagePredictionsTooSure": surprises,
+    "SageHistoryNotWritten": full_disk,
+    "SageMovesTakeLong": slow_moves,
+    "SagePolicyErrors": policy_errors,
+    "SagePlansTakeLong": slow_plans,
+    "SagePredictionsLate": predictions_late,
+    "SagePredictorDown": predictor_down,
+}
+
+
+def test_there_is_a_condition_for_each_alert() -> None:
+    assert set(CONDITIONS) == {alert["alert"] for alert in ALERTS}
+
+
+@pytest.mark.parametrize("alert", CONDITIONS)
+def test_an_alert_fires_under_its_condition(
+    server: SageServer, watch: Watch, folder: Path, alert: str
+) -> None:
+    watch.firing()
+    with CONDITIONS[alert](server, folder):
+        watch.wait_for(alert)

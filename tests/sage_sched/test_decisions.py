@@ -1,0 +1,82 @@
+"""What a trace is made to say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sage_sched.decisions import last_run, summary, timeline
+
+
+def came(t: float, rid: str, arrival: int, p50_tokens: int | None) -> dict[str, Any]:
+    about = {"p50_tokens": p50_tokens, "p80_tokens": p50_tokens, "source": "history"}
+    numbers = {"input_tokens": 7, "num_waiting": 0, "num_running": 0}
+    return {"t": t, "is": "came", "rid": rid, "arrival": arrival, **about, **numbers}
+
+
+def starts(t: float, rid: str, waited_s: float, tokens: int = 0) -> dict[str, Any]:
+    about = {"waited_s": waited_s, "place": 0, "tokens": tokens}
+    return {"t": t, "is": "starts", "rid": rid, **about}
+
+
+def ends(t: float, rid: str) -> dict[str, Any]:
+    return {"t": t, "is": "ends", "rid": rid, "tokens": 9, "why": "done"}
+
+
+WORTH_IT = "its place is behind, by more than its move takes"
+YIELDS = {"is": "yield", "rid": "long", "to": "short", "way": "to host memory", "reason": WORTH_IT}
+RESUMES = {"is": "resume", "rid": "long", "reason": "there is room for it", "promised": True}
+EVENTS: list[dict[str, Any]] = [
+    {"t": 0.0, "is": "policy", "name": "sage", "at": 1.0},
+    came(1.0, "long", 0, 900),
+    starts(1.5, "long", 0.5),
+    came(2.0, "short", 1, 10),
+    came(2.0, "unknown", 2, None),
+    {"t": 3.0, **YIELDS},
+    starts(3.0, "short", 1.0),
+    ends(4.0, "short"),
+    {"t": 4.0, **RESUMES},
+    ends(6.0, "long"),
+    starts(6.0, "unknown", 4.0),
+    ends(7.0, "unknown"),
+]
+
+
+def test_a_timeline_says_what_happened_when_and_why() -> None:
+    assert timeline(EVENTS, "long") == [
+        "    0.000 s  comes with 7 tokens; its answer is foreseen to have 900 tokens, with 80 % at "
+        "most 900 (history); 0 run and 0 wait",
+        "    0.500 s  starts, having waited 0.500 s, with 0 before it at first",
+        f"    2.000 s  yields to short: {WORTH_IT}; to host memory",
+        "    3.000 s  comes back: there is room for it, as it was promised its turn",
+        "    5.000 s  ends with 9 tokens (done)",
+    ]
+    assert "    1.000 s  long yields to it" in timeline(EVENTS, "short")
+    assert "nothing is known of its answer" in timeline(EVENTS, "unknown")[0]
+    assert timeline(EVENTS, "nobody") == []
+
+
+def test_a_summary_says_who_waited_for_whom_and_why() -> None:
+    lines = summary(EVENTS)
+    # long: 0.5 s for nobody, 1 s for short; short: 1 s for long; unknown: 4 s for both.
+    assert lines[:4] == [
+        "3 requests waited 6.500 s in all and yielded 1 times",
+        "  76.9%  for one that had come before",
+        "  15.4%  for one that had come later and was foreseen to be shorter",
+        "   7.7%  nobody ran",
+    ]
+    assert f"      1  yield: {WORTH_IT}" in lines
+    longest = lines[lines.index("the longest waits, and for whom:") + 1 :]
+    assert longest[0] == "    4.000 s  unknown"
+    assert longest[1] == "      3.000 s  long: for one that had come before"
+    assert longest[2] == "      1.000 s  short: for one that had come before"
+
+
+def test_a_trace_whose_beginning_is_lost_is_read_as_far_as_it_goes() -> None:
+    for number in range(len(EVENTS) + 1):
+        summary(EVENTS[number:])
+        for rid in ("long", "short", "unknown"):
+            timeline(EVENTS[number:], rid)
+
+
+def test_of_a_file_that_was_written_to_twice_the_last_run_counts() -> None:
+    assert last_run([*EVENTS, *EVENTS]) == EVENTS

@@ -1,0 +1,86 @@
+"""What may change while a server runs, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_sched.config import SageConfig
+from sage_sched.fields import ConfigError
+from sage_sched.policy import policy_names
+from sage_sched.switch import STOCK_POLICIES, Settings
+
+START = Settings("sage", SageConfig.parse({"preemption": {"max_yields": 7}}))
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def test_what_is_given_changes_and_all_else_stays() -> None:
+    changed = START.changed(
+        {
+            "schedule_policy": "ssjf",
+            "policy": {"sage": {"regret": 4}},
+            "preemption": {"enabled": False},
+            "admission": {"quantile": 0.25},
+        }
+    )
+    assert changed.schedule_policy == "ssjf"
+    assert changed.config.policy["sage"].regret == 4.0
+    assert changed.config.policy["sage"].aging_pools == 2.0
+    assert (changed.config.preemption.enabled, changed.config.preemption.max_yields) == (False, 7)
+    assert changed.config.admission.quantile == 0.25
+    again = changed.changed({"policy": {"sage": {"aging_pools": 1.0}}})
+    assert again.config.policy["sage"].regret == 4.0
+    assert START.changed({}) == START
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"schedule_policy": "nobody"}, "schedule_policy is 'nobody', allowed: "),
+        ({"schedule_policy": 1}, "schedule_policy is 1, allowed: "),
+        ({"schedule_policy": "priority"}, "allowed: "),
+        ({"schedule_policy": "srpt-oracle"}, "no true lengths"),
+        ({"policy": {"sage": {"regret": -1.0}}}, "policy.sage.regret is -1.0, allowed: 0 or more"),
+        ({"policy": {"sage": {"regret": "much"}}}, "policy.sage.regret is 'much'"),
+        ({"policy": {"sage": {"regrets": 1.0}}}, "unknown field of section policy.sage 'regrets'"),
+        ({"policy": {"sage-order": {"regret": 1.0}}}, "of which it is a variant"),
+        ({"policy": 3}, "policy is 3"),
+        ({"preemption": {"max_yields": 0}}, "preemption.max_yields is 0"),
+        ({"preemption": True}, "section preemption is True"),
+        ({"admission": {"quantile": 2.0}}, "admission.quantile is 2.0, allowed: 0 to 1"),
+        ({"speed": 9}, "unknown section 'speed'"),
+        ({"step_time": {"decode_base_ms": 1.0}}, "step_time cannot change while the server runs"),
+        ({"probe": {"file": "x"}}, "probe cannot change while the server runs: it was put into"),
+        ({"slo": {}}, "slo cannot change while the server runs"),
+        (["schedule_policy"], "allowed: names with values"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(changes: Any, why: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        START.changed(changes)
+    assert why in str(refusal.value)
+
+
+@given(_JSON)
+def test_nonsense_is_refused_and_never_worse(changes: Any) -> None:
+    with contextlib.suppress(ConfigError):
+        assert START.changed(changes) == START
+
+
+@pytest.mark.parametrize("policy", [*policy_names(), *sorted(STOCK_POLICIES)])
+def test_what_is_shown_can_be_given_back(policy: str) -> None:
+    if policy == "srpt-oracle":
+        return
+    settings = START.changed({"schedule_policy": policy, "policy": {"sage": {"regret": "inf"}}})
+    shown = json.loads(json.dumps(settings.shown(), allow_nan=False))
+    assert settings.changed(shown).shown() == settings.shown()
+    assert shown["schedule_policy"] == policy
+    assert shown["policy"]["sage"]["regret"] == "inf"
