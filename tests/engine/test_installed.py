@@ -57,7 +57,7 @@ def test_it_serves_and_the_pages_commands_run(model: Path, tmp_path: Path) -> No
     assert re.search(r"records: +3 of at most", said[-1])
 
     doctor, serve, generate, info = reader.commands_of("index.md")
-    assert "FAILED" not in reader.types(doctor)
+    assert "no fault found" in reader.types(f"{doctor} --device cpu")
     assert serve == "sage-sched serve --model-path MODEL --port 30000"
     here = ("bash", "-c", 'cd "$0" && exec "$@"', str(reader.folder))
     # The HTTP processes load no plugin, so they have to find the parts by themselves.
