@@ -33,7 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, where nothing could be learned."""
     try:
-        learned = measure(servers_of(args, {}), load_workload(args.data, args.heavy_tailed))
+        workload = load_workload(args.data, args.heavy_tailed)
+        learned = learn(servers_of(args, {}), workload)["step_time"]
     except (ConfigError, ServerError, WorkloadError, ValueError) as error:
         print(f"sage-sched bench fit: {error}", file=sys.stderr)
         return 2
@@ -56,8 +57,8 @@ def as_yaml(learned: dict[str, Any]) -> str:
     return head + yaml.safe_dump({"step_time": section}, sort_keys=False)
 
 
-def measure(servers: PolicyServers, workload: Workload) -> dict[str, Any]:
-    """What one server has learned of its step times after every load of PHASES.
+def learn(servers: PolicyServers, workload: Workload) -> dict[str, Any]:
+    """What one server reports of its scheduler after every load of PHASES.
 
     With requests of the history, as what is compared later must not have been seen before.
     """
@@ -84,5 +85,4 @@ def measure(servers: PolicyServers, workload: Workload) -> dict[str, Any]:
             )
             if problem := result.problem():
                 raise ServerError(problem)
-        learned: dict[str, Any] = scheduler_state(server)["step_time"]
-    return learned
+        return scheduler_state(server)

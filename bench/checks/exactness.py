@@ -46,6 +46,8 @@ _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
 )
 _SHORTEST, _LONGEST = 4, 100
+# Of 4 heads: a head's size is then one that the kernels of a GPU have.
+_GPU_HIDDEN_SIZE = 512
 # The policy under which requests yield most often: every time that their age has doubled.
 _POLICY = "fastserve"
 _RESTLESS = SageConfig(
@@ -119,7 +121,7 @@ def differences(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, f
     return num_different, largest
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -129,7 +131,8 @@ def main() -> int:
     parser.add_argument("--no-overlap", action="store_true", help="--disable-overlap-schedule")
     parser.add_argument("--tp", type=int, choices=(1, 2), default=1, help="default: %(default)s")
     parser.add_argument("--mla", action="store_true", help="a model with latent attention")
-    args = parser.parse_args()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    args = parser.parse_args(argv)
     try:
         return measure(args)
     except ServerError as error:
@@ -141,18 +144,23 @@ def measure(args: argparse.Namespace) -> int:
     """Both servers, one after the other, and what was found, printed; the exit code."""
     asked = crowd(args.num_requests)
     attention = "mla" if args.mla else "mha"
+    on_cpu = args.device == "cpu"
+    kernels = ("--device", "cpu", "--attention-backend", "torch_native") if on_cpu else ()
     servers = PolicyServers(
         model=write_model(
-            _OUTPUT / f"model-{attention}-{args.dtype}", dtype=args.dtype, latent_attention=args.mla
+            _OUTPUT / f"model-{attention}-{args.dtype}-{args.device}",
+            dtype=args.dtype,
+            latent_attention=args.mla,
+            hidden_size=128 if on_cpu else _GPU_HIDDEN_SIZE,
         ),
         folder=_OUTPUT,
         flags=(
-            "--device", "cpu", "--attention-backend", "torch_native", "--dtype", args.dtype,
+            *kernels, "--dtype", args.dtype,
             "--mem-fraction-static", "0.1", "--page-size", str(args.page_size),
             "--tp-size", str(args.tp),
             *(("--disable-overlap-schedule",) if args.no_overlap else ()),
         ),
-        env=CPU_ENV | STRICT | (TWO_RANKS if args.tp == 2 else {}),
+        env=(CPU_ENV if on_cpu else {}) | STRICT | (TWO_RANKS if args.tp == 2 else {}),
         sage=_RESTLESS,
     )  # fmt: skip
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:

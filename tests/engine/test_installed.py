@@ -57,7 +57,7 @@ def test_it_serves_and_the_pages_commands_run(model: Path, tmp_path: Path) -> No
     assert re.search(r"records: +3 of at most", said[-1])
 
     doctor, serve, generate, info = reader.commands_of("index.md")
-    assert "FAILED" not in reader.types(doctor)
+    assert "no fault found" in reader.types(f"{doctor} --device cpu")
     assert serve == "sage-sched serve --model-path MODEL --port 30000"
     here = ("bash", "-c", 'cd "$0" && exec "$@"', str(reader.folder))
     # The HTTP processes load no plugin, so they have to find the parts by themselves.
@@ -71,7 +71,6 @@ def test_it_serves_and_the_pages_commands_run(model: Path, tmp_path: Path) -> No
         for command_line in reader.commands_of("compare.md"):
             assert re.search(r"Successful requests: +2", reader.types(command_line))
         state = requests.get(f"{server.url}/server_info", timeout=60).json()["internal_states"][0]
-    assert state["sage"]["num_unranked"] == 0
     assert state["sage"]["predictor"]["worker_alive"]
-    ranked = state["sage"]["num_ranked"]
-    assert sum(ranked.values()) >= 5
+    # One by hand, and of the benchmark two and one to warm up, twice.
+    assert sum(state["sage"]["num_ranked"].values()) >= 1 + 2 * 3

@@ -1,0 +1,240 @@
+"""What only a GPU can show, in one command: `make gpu-check`.
+
+Each check has a name, a line on the terminal and an entry in one JSON file, beside hardware and
+versions. One that cannot run here is skipped, and its entry says why. Exit status 1 if one failed;
+that all were skipped is no failure.
+
+`--device cpu` takes a small model and few records, to try the same paths where there is no GPU; its
+figures are of no use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.calibration import fit
+from bench.checks import exactness
+from bench.comparison import gpu as comparison
+from bench.servers.facts import host_facts
+from bench.servers.model import write_model
+from bench.servers.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers
+from bench.simulator.presets import PRESETS
+from bench.workload.source import load_workload
+from predictor_store.torchvision_schemas import define_missing
+from sage_sched.config import SageConfig
+from sage_sched.step_time import StepTime, attended_pairs
+
+_PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")
+# Steps that presets are held against: prefilled tokens; requests and KV tokens of a decode step.
+_PREFILLS = (512, 4096)
+_DECODES = ((1, 1_000), (64, 64_000), (128, 128_000))
+# What a request that yields may hold.
+_MOVED_TOKENS = 1_000
+
+
+class SkippedError(Exception):
+    """Why a check does not run here."""
+
+
+class Checks:
+    """On one device, with all that they write in one folder."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.folder: Path = args.output
+        self.on_gpu = args.device == "cuda"
+
+    def kv_move(self) -> dict[str, Any]:
+        """KV to host memory and back: every bit the same, and the copy's speed beside the bus's."""
+        define_missing()
+        from bench.checks import kv_move
+
+        shape = self._shape()
+        heads, hidden = shape.get("num_heads", 4), shape.get("hidden_size", 128)
+        found = kv_move.measure(
+            self.args.device,
+            num_layers=shape.get("num_layers", 2),
+            num_heads=shape.get("num_kv_heads", 2),
+            head_dim=hidden // heads,
+            num_tokens=8192 if self.on_gpu else 256,
+        )
+        if not found["bit_exact"]:
+            raise AssertionError(f"KV came back changed: {found}")
+        return found
+
+    def nearest(self) -> dict[str, Any]:
+        """The nearest of 10,000 and of 1,000,000 records, on the CPU and on the GPU."""
+        from bench.checks import nearest
+
+        sizes = (10_000, 1_000_000) if self.on_gpu else (1_000, 2_000)
+        return {str(size): nearest.measure(self.args.device, size) for size in sizes}
+
+    def serve(self) -> dict[str, Any]:
+        """A server with flashinfer under `sage`, six loads of requests: the step times that it has
+        learned, held against a preset, and what a move is of a decode step."""
+        if self.on_gpu and self.args.server_flags is None and find_spec("flashinfer") is None:
+            raise SkippedError("flashinfer is not installed (--server-flags names other kernels)")
+        state = fit.learn(self._servers(), load_workload(self.args.data, False))
+        learned = state["step_time"]["latest"]
+        measured = StepTime(**{name[:-3] + "_s": ms / 1e3 for name, ms in learned.items()})
+        decode_s = measured.decode_s(*_DECODES[1])
+        move_s = _MOVED_TOKENS * state["preemption"]["swap_token_us"] / 1e6
+        return {
+            "num_ranked": state["num_ranked"],
+            "step_time": state["step_time"],
+            "preemption": state["preemption"],
+            "preset": self.args.preset,
+            "measured_over_preset": ratios(measured, PRESETS[self.args.preset].step_time),
+            "move_over_decode_step": move_s / decode_s if decode_s else None,
+        }
+
+    def exactness(self) -> dict[str, Any]:
+        """Answers stay what they were, token by token, when requests yield all the time."""
+        said = io.StringIO()
+        argv = ["--device", self.args.device, "--dtype", "bfloat16" if self.on_gpu else "float32"]
+        argv += [] if self.on_gpu else ["--num-requests", "150"]
+        with contextlib.redirect_stdout(said):
+            status = exactness.main(argv)
+        print(said.getvalue())
+        if status:
+            raise AssertionError(f"exit status {status}: {said.getvalue()}")
+        return {"said": said.getvalue().splitlines()}
+
+    def comparison(self) -> dict[str, Any]:
+        """`fcfs`, tuned and not, and `sage` on the same requests (bench.comparison.gpu)."""
+        summary = self.folder / "comparison.json"
+        argv = ["--device", self.args.device, "--output", str(self.folder / "comparison")]
+        argv += ["--policies", "fcfs", "fcfs@clip=256", "sage", "--rates", "2x", "--seeds", "1"]
+        argv += ["--num-requests", "300" if self.on_gpu else "24", "--summary", str(summary)]
+        argv += [] if self.on_gpu else ["--shape", "tiny", "--max-new-tokens", "64"]
+        for flag in ("data", "model_path"):
+            if (given := getattr(self.args, flag)) is not None:
+                argv += [f"--{flag.replace('_', '-')}", str(given)]
+        if self.args.server_flags is not None:
+            argv += ["--server-flags", shlex.join(self.args.server_flags)]
+        if status := comparison.main(argv):
+            raise AssertionError(f"exit status {status}")
+        found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
+        return found
+
+    def _shape(self) -> dict[str, Any]:
+        return comparison.SHAPES["llama31-8b" if self.on_gpu else "tiny"]
+
+    def _servers(self) -> PolicyServers:
+        flags = self.args.server_flags
+        if flags is None and self.on_gpu:
+            flags = ["--load-format", "dummy", "--attention-backend", "flashinfer"]
+            flags += comparison.GPU_FLAGS
+        model = self.args.model_path or write_model(self.folder / "model", **self._shape())
+        return PolicyServers(
+            model=model,
+            folder=self.folder / "serve",
+            flags=tuple(flags or ["--load-format", "dummy", *CPU_FLAGS]),
+            env={} if self.on_gpu else CPU_ENV,
+            sage=SageConfig(),
+        )
+
+
+def ratios(measured: StepTime, preset: StepTime) -> dict[str, float]:
+    """By step, what it takes here over what the preset says."""
+    found = {
+        f"prefill {tokens}": measured.prefill_s(1, tokens, pairs)
+        / preset.prefill_s(1, tokens, pairs)
+        for tokens in _PREFILLS
+        for pairs in [attended_pairs(0, tokens)]
+    }
+    return found | {
+        f"decode {number} x {kv_tokens // number}": measured.decode_s(number, kv_tokens)
+        / preset.decode_s(number, kv_tokens)
+        for number, kv_tokens in _DECODES
+    }
+
+
+# In this order: what takes seconds first.
+NAMES = ("kv_move", "nearest", "serve", "exactness", "comparison")
+
+
+def facts(device: str) -> dict[str, Any]:
+    """Hardware and versions."""
+    known: dict[str, Any] = dict(host_facts())
+    for package in _PACKAGES:
+        try:
+            known[package] = version(package)
+        except PackageNotFoundError:
+            known[package] = ""
+    if device == "cuda":
+        import torch
+
+        known |= {"cuda": torch.version.cuda, "capability": torch.cuda.get_device_capability(0)}
+    return known
+
+
+def outcome(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The entry of one check, whatever becomes of it."""
+    started = time.monotonic()
+    try:
+        entry = {"status": "ok", "found": check()}
+    except SkippedError as why:
+        entry = {"status": "skipped", "why": str(why)}
+    except Exception:  # the others are to run, and this one is to be seen
+        entry = {"status": "failed", "why": traceback.format_exc()}
+    return entry | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.checks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="default: all")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--preset", choices=PRESETS, default="h100-llama-3.1-8b",
+        help="that measured step times are held against (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--model-path", type=Path, help="default: Llama 3.1 8B's shape, written")
+    parser.add_argument("--server-flags", type=shlex.split, help="default: flashinfer")
+    parser.add_argument("--data", type=Path, help="default: generated prompts")
+    parser.add_argument("--output", type=Path, default=Path("results/gpu"), metavar="DIR")
+    args = parser.parse_args(argv)
+    known = facts(args.device) if args.device == "cpu" or _has_gpu() else dict(host_facts())
+    missing = args.device == "cuda" and not _has_gpu()
+    checks = Checks(args)
+    found = {}
+    args.output.mkdir(parents=True, exist_ok=True)
+    file = args.output / "gpu-check.json"
+    for name in args.only:
+        found[name] = outcome(_no_gpu if missing else getattr(checks, name))
+        print(f"{found[name]['status']:8}{name:12}{found[name].get('why', '')}", flush=True)
+        # After each, so that what was found is kept if a later one hangs.
+        report = {"device": args.device, "facts": known, "checks": found}
+        file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(file)
+    return int(any(entry["status"] == "failed" for entry in found.values()))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _no_gpu() -> dict[str, Any]:
+    raise SkippedError("this host has no GPU that torch can use (--device cpu tries the paths)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

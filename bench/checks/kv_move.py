@@ -1,0 +1,83 @@
+"""KV moved to host memory and back: whether every bit is the same, and how fast.
+
+SGLang's own pools, allocators and copies, as a request that yields uses them, without a server.
+Beside it what the bus carries: the same bytes in one piece, from memory that is pinned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+_ROUNDS = 5
+
+
+def measure(
+    device: str, *, num_layers: int, num_heads: int, head_dim: int, num_tokens: int
+) -> dict[str, Any]:
+    """Of KV of this shape in bfloat16: `num_bytes` of it, whether it came back `bit_exact`, and
+    gigabytes a second `out` and `back`, and of the bus (`bus_out`, `bus_back`), best of 5."""
+    pool = MHATokenToKVPool(
+        size=4 * num_tokens,
+        page_size=1,
+        dtype=torch.bfloat16,
+        head_num=num_heads,
+        head_dim=head_dim,
+        layer_num=num_layers,
+        device=device,
+        enable_memory_saver=False,
+    )
+    allocator = TokenToKVPoolAllocator(4 * num_tokens, torch.bfloat16, device, pool, False)
+    generator = torch.Generator(device=device).manual_seed(0)
+    for buffer in (*pool.k_buffer, *pool.v_buffer):
+        bits = torch.randint(
+            -(2**15), 2**15, buffer.shape, dtype=torch.int16, device=device, generator=generator
+        )
+        buffer.copy_(bits.view(torch.bfloat16))
+    # Scattered, as those of a request that was served beside others are; back to other ones.
+    order = torch.randperm(4 * num_tokens, generator=generator, device=device) + 1
+    left, taken = order[:num_tokens], order[num_tokens : 2 * num_tokens]
+    wanted = _bits(pool, left)
+    copy = allocator.get_cpu_copy(left)
+    allocator.load_cpu_copy(copy, taken)
+    exact = bool(torch.equal(_bits(pool, taken), wanted))
+    num_bytes = wanted.numel() * wanted.element_size()
+    speeds = {
+        "out": _best_s(device, lambda: allocator.get_cpu_copy(left)),
+        "back": _best_s(device, lambda: allocator.load_cpu_copy(copy, taken)),
+    }
+    here = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    there = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
+    speeds |= {
+        "bus_out": _best_s(device, lambda: there.copy_(here)),
+        "bus_back": _best_s(device, lambda: here.copy_(there)),
+    }
+    return {
+        "num_tokens": num_tokens,
+        "num_bytes": num_bytes,
+        "bit_exact": exact,
+        "token_us": 1e6 * (speeds["out"] + speeds["back"]) / (2 * num_tokens),
+        **{f"{name}_gb_per_s": num_bytes / 1e9 / seconds for name, seconds in speeds.items()},
+    }
+
+
+def _bits(pool: Any, slots: torch.Tensor) -> torch.Tensor:
+    """Shape (2 * layers, slots, heads, dimension): NaN is equal to itself."""
+    buffers = (*pool.k_buffer, *pool.v_buffer)
+    return torch.stack([buffer[slots].view(torch.int16) for buffer in buffers])
+
+
+def _best_s(device: str, move: Callable[[], Any]) -> float:
+    found = []
+    for _ in range(_ROUNDS):
+        torch.get_device_module(device).synchronize()
+        started = time.perf_counter()
+        move()
+        torch.get_device_module(device).synchronize()
+        found.append(time.perf_counter() - started)
+    return min(found)

@@ -1,0 +1,100 @@
+"""The checks for a GPU, as far as they go without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.checks import gpu
+from bench.simulator.presets import PRESETS
+from sage_sched.step_time import StepTime
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
+
+
+def report(folder: Path) -> dict[str, dict[str, object]]:
+    found = json.loads((folder / "gpu-check.json").read_text())
+    assert found["facts"]["sglang"]
+    assert found["facts"]["cpu"]
+    checks: dict[str, dict[str, object]] = found["checks"]
+    return checks
+
+
+@without_gpu
+def test_without_a_gpu_each_is_skipped_with_a_reason_and_that_is_no_failure(
+    tmp_path: Path,
+) -> None:
+    assert gpu.main(["--output", str(tmp_path)]) == 0
+    checks = report(tmp_path)
+    assert tuple(checks) == gpu.NAMES
+    assert {entry["status"] for entry in checks.values()} == {"skipped"}
+    assert all("no GPU" in str(entry["why"]) for entry in checks.values())
+
+
+def test_kv_moves_and_searches_on_the_cpu(tmp_path: Path) -> None:
+    argv = ["--device", "cpu", "--only", "kv_move", "nearest", "--output", str(tmp_path)]
+    assert gpu.main(argv) == 0
+    checks = report(tmp_path)
+    moved = checks["kv_move"]["found"]
+    assert isinstance(moved, dict)
+    assert moved["bit_exact"]
+    assert moved["out_gb_per_s"] > 0
+    searched = checks["nearest"]["found"]
+    assert isinstance(searched, dict)
+    assert searched["1000"]["faiss_cpu"]["recall"] > 0.99
+    # Whole numbers of 8 bits, of clusters in which many are about as near.
+    assert searched["1000"]["history"]["recall"] > 0.9
+    assert str(searched["1000"]["faiss_gpu"]).startswith("left out") or torch.cuda.is_available()
+
+
+def test_one_that_fails_is_told_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: gpu.Checks) -> dict[str, object]:
+        raise AssertionError("KV came back changed")
+
+    monkeypatch.setattr(gpu.Checks, "kv_move", fails)
+    monkeypatch.setattr(gpu.Checks, "nearest", lambda self: {"1": 1})
+    argv = ["--device", "cpu", "--only", "kv_move", "nearest", "--output", str(tmp_path)]
+    assert gpu.main(argv) == 1
+    checks = report(tmp_path)
+    assert (checks["kv_move"]["status"], checks["nearest"]["status"]) == ("failed", "ok")
+    assert "KV came back changed" in str(checks["kv_move"]["why"])
+
+
+def test_steps_are_held_against_a_preset() -> None:
+    preset = PRESETS["h100-llama-3.1-8b"].step_time
+    twice = StepTime(**{name: 2 * getattr(preset, name) for name in preset.__dataclass_fields__})
+    assert {round(ratio, 9) for ratio in gpu.ratios(twice, preset).values()} == {2.0}
+
+
+def test_a_copy_that_changes_a_bit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.checks import kv_move
+
+    original = kv_move.TokenToKVPoolAllocator.load_cpu_copy
+
+    def spoilt(self: object, copy: object, indices: object) -> None:
+        original(self, copy, indices)
+        self.get_kvcache().k_buffer[0][indices[0]] += 1  # type: ignore[attr-defined,index]
+
+    monkeypatch.setattr(kv_move.TokenToKVPoolAllocator, "load_cpu_copy", spoilt)
+    found = kv_move.measure("cpu", num_layers=1, num_heads=2, head_dim=8, num_tokens=16)
+    assert not found["bit_exact"]
+
+
+@pytest.mark.server
+def test_the_checks_with_servers_run_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.calibration.fit.PHASES", ((1, 8), (8, 12)))
+    argv = ["--device", "cpu", "--only", "serve", "--output", str(tmp_path)]
+    assert gpu.main(argv) == 0
+    found = report(tmp_path)["serve"]["found"]
+    assert isinstance(found, dict)
+    assert sum(found["num_ranked"].values()) >= 9
+    assert set(found["measured_over_preset"]) == {
+        "prefill 512", "prefill 4096", "decode 1 x 1000", "decode 64 x 1000", "decode 128 x 1000",
+    }  # fmt: skip
