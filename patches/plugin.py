@@ -99,7 +99,7 @@ def _prepare(server_args: Any, config_path: str | None) -> None:
 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:
     from patches.refusals import refuse_shadow
-    from patches.shadow_record import ShadowRecord
+    from patches.shadow_record import refuse_place
 
     if _is_ours(server_args):
         raise ValueError(
@@ -109,7 +109,7 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
     check_release()
     refuse_shadow(server_args)
     server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
-    ShadowRecord(file).close()  # what is wrong with it is said now
+    refuse_place(file)
     server_args._sage_shadow = os.path.abspath(file)
 
 

@@ -19,6 +19,15 @@ from sage_sched.distribution import LengthDistribution
 logger = logging.getLogger(__name__)
 
 
+def refuse_place(file: str) -> None:
+    """Raises OSError if no record can be written there. Makes none."""
+    path = Path(file).expanduser()
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OSError(f"--sage-shadow is {file}, and {path.parent} is no folder to write to")
+    if path.is_symlink() or (path.exists() and not (path.is_file() and os.access(path, os.W_OK))):
+        raise OSError(f"--sage-shadow is {file}, which is no file of this user's own")
+
+
 class ShadowRecord:
     """Readable by its owner only; what is there is gone on with. If the disk takes no more it ends,
     with one log line."""

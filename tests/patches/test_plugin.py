@@ -147,7 +147,7 @@ print([hasattr(one, "__wrapped__") for one in (
         assert line.startswith("sage-sched: ")
         assert name in line
     assert (kept, hooked) == (str(record), "[False, True, False]"), result.stderr
-    assert record.exists()
+    assert not record.exists()
 
 
 def test_on_the_command_line_the_last_line_says_what_is_wrong(

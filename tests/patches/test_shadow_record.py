@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.whatif.read import read_log
-from patches.shadow_record import ShadowRecord
+from patches.shadow_record import ShadowRecord, refuse_place
 from sage_sched.distribution import LengthDistribution
 
 SAID = LengthDistribution.from_samples([*range(1, 90)], "history", weights=range(1, 90))
@@ -63,8 +63,10 @@ def test_a_full_disk_ends_the_record_alone(tmp_path: Path, monkeypatch: pytest.M
 def test_a_link_and_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("link", "no/such/folder", "."):
-        with pytest.raises(OSError):  # noqa: PT011
-            ShadowRecord(str(tmp_path / name))
+        for opens in (ShadowRecord, refuse_place):
+            with pytest.raises(OSError):  # noqa: PT011
+                opens(str(tmp_path / name))
+    refuse_place(str(tmp_path / "record.jsonl"))
     assert not (tmp_path / "elsewhere").exists()
 
 
