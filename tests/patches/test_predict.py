@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+import copy
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,3 +50,16 @@ def test_a_chat_is_known_by_its_last_user_message(
 ) -> None:
     chat = [SimpleNamespace(role=role, content=content) for role, content in messages]
     assert _last_user_text(chat) == text
+
+
+def test_a_request_whose_prediction_is_awaited_can_be_dumped() -> None:
+    # SGLang pickles requests for its dumps, and whoever reads them may not have this package.
+    async def dumped() -> bytes:
+        kept = RequestPrediction("Why?", prediction=asyncio.get_running_loop().create_future())
+        assert copy.deepcopy([kept]) == [kept]
+        return pickle.dumps(kept)
+
+    written = asyncio.run(dumped())
+    assert b"Why?" not in written
+    assert b"patches" not in written
+    assert pickle.loads(written) == {}
