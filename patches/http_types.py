@@ -13,13 +13,15 @@ from sage_sched.slo import SloClaims
 
 if TYPE_CHECKING:
     from patches.http_metrics import HttpMetrics
-    from patches.predict import RequestPrediction
+    from patches.request_prediction import RequestPrediction
+    from patches.shadow_record import ShadowRecord
 
 
 class ServerArgs(Protocol):
     """srt/server_args.py"""
 
     _sage_config: SageConfig
+    _sage_shadow: str
     schedule_policy: str
     served_model_name: str | None
     model_path: str
@@ -85,6 +87,7 @@ class TokenizerManager(Protocol):
     """managers/tokenizer_manager.py"""
 
     sage_client: PredictorClient
+    sage_record: ShadowRecord
     sage_claims: SloClaims
     sage_urgency: UrgencyGuess
     sage_metrics: HttpMetrics

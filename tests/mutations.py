@@ -371,7 +371,7 @@ MUTATIONS = (
     Mutation(
         "an abort that overtakes its request is lost",
         "patches/predict.py",
-        "            _state(state.obj).was_aborted = True\n",
+        "            state_of(state.obj).was_aborted = True\n",
         "            pass\n",
         "tests/engine/test_prediction.py::"
         "test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost",
@@ -502,6 +502,36 @@ MUTATIONS = (
         "            self.sage.preemption.swap.forget_copies()",
         "            pass",
         f"{_PREEMPTION}::test_what_a_flush_makes_stale_is_computed_again",
+    ),
+    Mutation(
+        "a request dump runs what it holds",
+        "bench/whatif/request_dumps.py",
+        "        return Husk\n\n    def persistent_load",
+        "        return super().find_class(module, name)\n\n    def persistent_load",
+        "tests/bench/whatif/test_read.py::test_a_dump_runs_nothing",
+    ),
+    Mutation(
+        "whatif foresees an answer by others that have not ended",
+        "bench/whatif/foresight.py",
+        "while running and running[0][0] <= request.arrival_s:",
+        "while running:",
+        "tests/bench/whatif/test_answer.py::"
+        "test_a_prompt_is_foreseen_by_answers_that_had_ended_and_by_no_other",
+    ),
+    Mutation(
+        "others may read a shadow record",
+        "patches/shadow_record.py",
+        "os.fchmod(self._fd, 0o600)",
+        "os.fchmod(self._fd, 0o644)",
+        "tests/patches/test_shadow_record.py::test_what_is_written_is_read_back",
+    ),
+    Mutation(
+        "the shadow lets requests wait for its predictions",
+        "patches/shadow_mode.py",
+        "state.prediction = asyncio.ensure_future(predicted)",
+        'obj.sampling_params["custom_params"] = {"sage": predicted}',
+        "tests/engine/test_shadow_mode.py::"
+        "test_the_shadow_changes_nothing_and_writes_down_what_it_said",
     ),
 )
 
