@@ -12,6 +12,7 @@ from sage_sched.config import SageConfig
 from sage_sched.slo import SloClaims
 
 if TYPE_CHECKING:
+    from patches.dispatch import Dispatch, LoadReader
     from patches.predict import RequestPrediction
 
 
@@ -22,6 +23,7 @@ class ServerArgs(Protocol):
     schedule_policy: str
     served_model_name: str | None
     model_path: str
+    dp_size: int
 
 
 class Tokenizer(Protocol):
@@ -45,6 +47,7 @@ class Request(Protocol):
     batch_size: int
     is_single: bool
     priority: object
+    routed_dp_rank: int | None
 
     def __getitem__(self, i: int) -> Request: ...
 
@@ -54,6 +57,11 @@ class TokenizedRequest(Protocol):
 
     rid: str
     sampling_params: TokenizedSampling
+    input_ids: object
+    lora_id: str | None
+    extra_key: str | None
+    cache_salt: str | None
+    routed_dp_rank: int | None
 
 
 class TokenizedSampling(SamplingParams, Protocol):
@@ -87,6 +95,8 @@ class TokenizerManager(Protocol):
     sage_claims: SloClaims
     sage_urgency: UrgencyGuess
     sage_stamps: bool
+    sage_dispatch: Dispatch | None
+    load_snapshot_reader: LoadReader
     server_args: ServerArgs
     server_status: object
     rid_to_state: MutableMapping[str, ReqState]

@@ -69,6 +69,7 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
 
 
 def _prepare(server_args: Any, config_path: str | None) -> None:
+    from patches.dispatch import refuse_dispatch
     from patches.probe_setup import refuse_probe
     from patches.refusals import refuse_unsupported
     from patches.urgency import refuse_urgency
@@ -79,6 +80,7 @@ def _prepare(server_args: Any, config_path: str | None) -> None:
     server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
     refuse_probe(server_args, server_args._sage_config)
     refuse_urgency(server_args._sage_config.urgency)
+    refuse_dispatch(server_args, server_args._sage_config)
 
 
 def _activate_main(server_args: Any) -> None:

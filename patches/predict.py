@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
@@ -14,6 +14,7 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from patches.asked import asked_of, asked_of_chat, text_of
 from patches.carrier import clients_hints, encode, encode_hints, encode_stamp, strip
+from patches.dispatch import Dispatch, Foreseen
 from patches.hook import AFTER, AROUND, BEFORE, Hook
 from patches.http_types import (
     Awaited,
@@ -69,7 +70,8 @@ class RequestPrediction:
     text: of a chat, its last user message; else None. asked: of a chat, what is asked beside; else
     None. slo_class: None before it was asked. came_s: when it came (time.monotonic). is_started:
     whether what we alone may write was stripped, and a prediction asked for, if there is to be one.
-    carried: what travels with it. was_aborted: while that was awaited.
+    carried: what travels with it. foreseen: what a router goes by. was_aborted: while that was
+    awaited.
     """
 
     text: str | None = None
@@ -77,6 +79,7 @@ class RequestPrediction:
     slo_class: str | None = None
     came_s: float = 0.0
     carried: dict[str, Any] = field(default_factory=dict)
+    foreseen: Foreseen = field(default_factory=Foreseen)
     prediction: asyncio.Future[Prediction] | None = None
     handle: int | None = None
     is_started: bool = False
@@ -105,6 +108,9 @@ def _after_init(
         )
         model = server_args.served_model_name or server_args.model_path
         self.sage_client = PredictorClient(config, model)
+        self.sage_dispatch = None
+        if config.router.dispatch and server_args.dp_size > 1:
+            self.sage_dispatch = Dispatch(server_args.dp_size, config, self.load_snapshot_reader)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
 
@@ -167,6 +173,7 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
     hints = manager.sage_urgency.hints(hints, text)
     stamp = encode_stamp(state.came_s) if manager.sage_stamps else {}
     state.carried = {**encode_hints(hints), **stamp}
+    state.foreseen = Foreseen(hints=hints)
     if text is not None:
         asked = asked_of(obj, state.asked)
         state.prediction = asyncio.ensure_future(client.predict(text, _scope(obj), asked))
@@ -182,6 +189,7 @@ async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:
             cap_tokens = sampling.max_new_tokens
             lengths = lengths if cap_tokens is None else lengths.capped(cap_tokens)
             carried = {**carried, **encode(lengths)}
+            state.foreseen = replace(state.foreseen, distribution=lengths)
     if carried:
         sampling.custom_params = {**(sampling.custom_params or {}), **carried}
 
@@ -198,6 +206,7 @@ def _before_abort(self: TokenizerManager, rid: str = "", abort_all: bool = False
 async def _around_send_one(
     original: Awaited, self: TokenizerManager, tokenized_obj: TokenizedRequest
 ) -> None:
+    _dispatch(self, tokenized_obj)
     await original(self, tokenized_obj)
     _abort_again(self, tokenized_obj.rid)
 
@@ -205,9 +214,22 @@ async def _around_send_one(
 async def _around_send_batch(
     original: Awaited, self: TokenizerManager, tokenized_objs: Sequence[TokenizedRequest]
 ) -> None:
+    for tokenized_obj in tokenized_objs:
+        _dispatch(self, tokenized_obj)
     await original(self, tokenized_objs)
     for tokenized_obj in tokenized_objs:
         _abort_again(self, tokenized_obj.rid)
+
+
+def _dispatch(manager: TokenizerManager, tokenized: TokenizedRequest) -> None:
+    """Pick its replica. What a health check tries, and where a session is, SGLang knows."""
+    dispatch = getattr(manager, "sage_dispatch", None)
+    state = manager.rid_to_state.get(tokenized.rid)
+    if dispatch is None or state is None or not isinstance(state.obj, GenerateReqInput):
+        return
+    if not _is_internal(manager, state.obj) and not state.obj.session_params:
+        given, foreseen = state.obj.routed_dp_rank, _state(state.obj).foreseen
+        dispatch.send(tokenized, given, foreseen, manager.rid_to_state)
 
 
 def _abort_again(manager: TokenizerManager, rid: str) -> None:
@@ -222,6 +244,10 @@ def _before_output(self: TokenizerManager, recv_obj: BatchOutput) -> None:
     client = _client(self)
     if client is None:
         return
+    if self.sage_dispatch is not None:
+        ended = [reason is not None for reason in recv_obj.finished_reasons]
+        told = zip(recv_obj.rids, recv_obj.completion_tokens, ended, strict=True)
+        self.sage_dispatch.heard(told)
     for i, (rid, reason) in enumerate(zip(recv_obj.rids, recv_obj.finished_reasons, strict=True)):
         state = self.rid_to_state.get(rid)
         if reason is None or state is None or reason["type"] not in ("stop", "length", "abort"):
@@ -241,6 +267,8 @@ async def _around_internal_state(original: Awaited, self: TokenizerManager) -> l
             state["sage"]["predictor"] = client.stats()
             state["sage"]["slo"] |= self.sage_claims.stats()
             state["sage"]["urgency"] = self.sage_urgency.stats()
+            if self.sage_dispatch is not None:
+                state["sage"]["router"] = self.sage_dispatch.stats()
     return states
 
 

@@ -81,12 +81,17 @@ class Ledger:
         present = np.flatnonzero(self._node != _NOBODY)
         queued = present[self._is_queued[present]]
         node, tokens = self._node[present], self._tokens[present]
-        decodes = ~self._is_queued[present]
+        queue_age_s = np.maximum(now_s - self._queue_heard_s, 0.0)
+        exec_s = self._exec_s[queued]
+        waiting_s = np.bincount(self._node[queued], exec_s, minlength=self.num_nodes)
+        # Of those that wait, what was worked off since decodes by now.
+        worked = np.minimum(queue_age_s / np.maximum(waiting_s, 1e-9), 1.0)
+        decoding = np.where(self._is_queued[present], worked[node], 1.0)
         step = self._server.step_time
-        decode_s = (
-            np.bincount(node[decodes], minlength=self.num_nodes) * step.decode_request_s
-            + np.bincount(node[decodes], tokens[decodes], minlength=self.num_nodes)
-            * step.decode_kv_token_s
+        decode_s: Any = np.bincount(
+            node,
+            decoding * (step.decode_request_s + tokens * step.decode_kv_token_s),
+            minlength=self.num_nodes,
         )
         return ClusterView(
             work_s=self._work(request, 0).index(0) + prefill_s - self._prefill_s(request, 0),
@@ -98,15 +103,15 @@ class Ledger:
             gain=promise.first_weight,
             decode_s=decode_s,
             age_s=np.maximum(now_s - self._heard_s, 0.0),
-            queue_age_s=np.maximum(now_s - self._queue_heard_s, 0.0),
+            queue_age_s=queue_age_s,
             node=node,
             tokens=tokens,
             remaining_s=self._remaining_s[present],
             queue_node=self._node[queued],
-            exec_s=self._exec_s[queued],
+            exec_s=exec_s,
             remain_s=self._due_s[queued] - now_s,
             queue_gain=self._gain[queued],
-            fixed_s=step.decode_base_s,
+            fixed_s=self._server.step_time.decode_base_s,
         )
 
     def sent(self, rid: Hashable, node: int, request: Newcomer, now_s: float) -> None:

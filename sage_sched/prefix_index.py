@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 BLOCK_TOKENS = 64
 
 
-def block_keys(token_ids: Sequence[int]) -> list[Hashable]:
-    """A key for each whole block: equal if it and all before it are."""
+def block_keys(token_ids: Sequence[int], scope: Hashable = None) -> list[Hashable]:
+    """A key for each whole block: equal if it and all before it are, in the same scope."""
     keys: list[Hashable] = []
-    before = 0
+    before = hash(scope)
     for end in range(BLOCK_TOKENS, len(token_ids) + 1, BLOCK_TOKENS):
         before = hash((before, tuple(token_ids[end - BLOCK_TOKENS : end])))
         keys.append(before)
