@@ -12,6 +12,7 @@ from sage_sched.config import SageConfig
 from sage_sched.slo import SloClaims
 
 if TYPE_CHECKING:
+    from patches.dispatch import Dispatch, LoadReader
     from patches.http_metrics import HttpMetrics
     from patches.request_prediction import RequestPrediction
     from patches.shadow_record import ShadowRecord
@@ -25,6 +26,7 @@ class ServerArgs(Protocol):
     schedule_policy: str
     served_model_name: str | None
     model_path: str
+    dp_size: int
 
 
 class Tokenizer(Protocol):
@@ -48,6 +50,7 @@ class Request(Protocol):
     batch_size: int
     is_single: bool
     priority: object
+    routed_dp_rank: int | None
 
     def __getitem__(self, i: int) -> Request: ...
 
@@ -57,6 +60,11 @@ class TokenizedRequest(Protocol):
 
     rid: str
     sampling_params: TokenizedSampling
+    input_ids: object
+    lora_id: str | None
+    extra_key: str | None
+    cache_salt: str | None
+    routed_dp_rank: int | None
 
 
 class TokenizedSampling(SamplingParams, Protocol):
@@ -93,6 +101,8 @@ class TokenizerManager(Protocol):
     sage_metrics: HttpMetrics
     enable_metrics: bool
     metrics_collector: Any
+    sage_dispatch: Dispatch | None
+    load_snapshot_reader: LoadReader
     server_args: ServerArgs
     server_status: object
     rid_to_state: MutableMapping[str, ReqState]

@@ -111,6 +111,7 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
 
 
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
+    from patches.dispatch import refuse_dispatch
     from patches.probe_setup import refuse_probe
     from patches.refusals import refuse_trace, refuse_unsupported
     from patches.urgency import refuse_urgency
@@ -123,6 +124,7 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
     refuse_trace(server_args._sage_trace)
     refuse_probe(server_args, server_args._sage_config)
     refuse_urgency(server_args._sage_config.urgency)
+    refuse_dispatch(server_args, server_args._sage_config)
 
 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:

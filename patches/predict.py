@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -18,6 +19,7 @@ from patches.carrier import (
     encode_stamp,
     strip,
 )
+from patches.dispatch import Dispatch, Foreseen
 from patches.explanation import NAME, explained
 from patches.hook import AFTER, AROUND, BEFORE, Hook
 from patches.http_metrics import HttpMetrics
@@ -91,6 +93,9 @@ def _after_init(
         self.sage_client = PredictorClient(config, model)
         self.sage_metrics = HttpMetrics(self)
         add_settings_route(self)
+        self.sage_dispatch = None
+        if config.router.dispatch and server_args.dp_size > 1:
+            self.sage_dispatch = Dispatch(server_args.dp_size, config, self.load_snapshot_reader)
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
 
@@ -159,6 +164,7 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
     state.carried = {**encode_hints(hints), **encode_stamp(state.came_s)}
     if state.explains:
         state.carried |= encode_explain()
+    state.foreseen = Foreseen(hints=hints)
     if text is not None:
         asked = asked_of(obj, state.asked)
         state.prediction = asyncio.ensure_future(
@@ -176,6 +182,7 @@ async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:
             cap_tokens = sampling.max_new_tokens
             lengths = lengths if cap_tokens is None else lengths.capped(cap_tokens)
             carried = {**carried, **encode(lengths)}
+            state.foreseen = replace(state.foreseen, distribution=lengths)
     if carried:
         sampling.custom_params = {**(sampling.custom_params or {}), **carried}
 
@@ -192,6 +199,7 @@ def _before_abort(self: TokenizerManager, rid: str = "", abort_all: bool = False
 async def _around_send_one(
     original: Awaited, self: TokenizerManager, tokenized_obj: TokenizedRequest
 ) -> None:
+    _dispatch(self, tokenized_obj)
     await original(self, tokenized_obj)
     _abort_again(self, tokenized_obj.rid)
 
@@ -199,9 +207,22 @@ async def _around_send_one(
 async def _around_send_batch(
     original: Awaited, self: TokenizerManager, tokenized_objs: Sequence[TokenizedRequest]
 ) -> None:
+    for tokenized_obj in tokenized_objs:
+        _dispatch(self, tokenized_obj)
     await original(self, tokenized_objs)
     for tokenized_obj in tokenized_objs:
         _abort_again(self, tokenized_obj.rid)
+
+
+def _dispatch(manager: TokenizerManager, tokenized: TokenizedRequest) -> None:
+    """Pick its replica. What a health check tries, and where a session is, SGLang knows."""
+    dispatch = getattr(manager, "sage_dispatch", None)
+    state = manager.rid_to_state.get(tokenized.rid)
+    if dispatch is None or state is None or not isinstance(state.obj, GenerateReqInput):
+        return
+    if not is_internal(manager, state.obj) and not state.obj.session_params:
+        given, foreseen = state.obj.routed_dp_rank, state_of(state.obj).foreseen
+        dispatch.send(tokenized, given, foreseen, manager.rid_to_state)
 
 
 def _abort_again(manager: TokenizerManager, rid: str) -> None:
@@ -216,6 +237,10 @@ def _before_output(self: TokenizerManager, recv_obj: BatchOutput) -> None:
     client = _client(self)
     if client is None:
         return
+    if self.sage_dispatch is not None:
+        ended = [reason is not None for reason in recv_obj.finished_reasons]
+        told = zip(recv_obj.rids, recv_obj.completion_tokens, ended, strict=True)
+        self.sage_dispatch.heard(told)
     for i, (rid, reason) in enumerate(zip(recv_obj.rids, recv_obj.finished_reasons, strict=True)):
         state = self.rid_to_state.get(rid)
         if reason is None or state is None or reason["type"] not in ("stop", "length", "abort"):
@@ -250,4 +275,6 @@ async def _around_internal_state(original: Awaited, self: TokenizerManager) -> l
             state["sage"]["predictor"] = client.stats()
             state["sage"]["slo"] |= self.sage_claims.stats()
             state["sage"]["urgency"] = self.sage_urgency.stats()
+            if self.sage_dispatch is not None:
+                state["sage"]["router"] = self.sage_dispatch.stats()
     return states

@@ -10,6 +10,7 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from patches.asked import asked_of_chat, text_of
+from patches.dispatch import Foreseen
 from patches.hook import AFTER, Hook
 from patches.http_types import Request, TokenizerManager
 from predictor_store.asked import Asked
@@ -30,7 +31,7 @@ class RequestPrediction:
     None. slo_class: None before it was asked. came_s: when it came (time.monotonic). is_started:
     whether what we alone may write was stripped, and a prediction asked for, if there is to be one.
     explains: whether its answer is to say what was predicted of it. carried: what travels with it.
-    was_aborted: while that was awaited.
+    foreseen: what a router goes by. was_aborted: while the prediction was awaited.
     """
 
     text: str | None = None
@@ -38,6 +39,7 @@ class RequestPrediction:
     slo_class: str | None = None
     came_s: float = 0.0
     carried: dict[str, Any] = field(default_factory=dict)
+    foreseen: Foreseen = field(default_factory=Foreseen)
     prediction: asyncio.Future[Prediction] | None = None
     handle: int | None = None
     is_started: bool = False

@@ -42,11 +42,47 @@ _STATE, _CARRIER = "tests/patches/test_scheduler_state.py", "tests/patches/test_
 _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
 _PROBE = "tests/patches/test_probe_setup.py"
+_ROUTER, _DISPATCH = "tests/sage_sched/test_router.py", "tests/patches/test_dispatch.py"
 _CORRECTION = "tests/bench/simulator/test_correction.py"
 _SWITCH, _SWITCHED = "tests/patches/test_switch.py", "tests/engine/test_switch.py"
 _TRACE = "tests/patches/test_trace.py"
 
 MUTATIONS = (
+    Mutation(
+        "GoRouting fills the nodes that are full already",
+        "sage_sched/gorouting.py",
+        "fits = is_candidate & (load_s + view.prefill_s <= limits.lambda_ * view.ttft_s)",
+        "fits = is_candidate",
+        f"{_ROUTER}::test_gorouting_is_algorithm_2",
+    ),
+    Mutation(
+        "what a node has worked off since it was heard of counts as work",
+        "sage_sched/router.py",
+        "view.by_queue(view.exec_s) + view.decode_s - view.queue_age_s",
+        "view.by_queue(view.exec_s) + view.decode_s",
+        f"{_ROUTER}::test_what_was_worked_off_since_is_taken_off",
+    ),
+    Mutation(
+        "a router goes on counting what has ended",
+        "patches/dispatch.py",
+        "            if has_ended:\n",
+        "            if False:\n",
+        f"{_DISPATCH}::test_what_has_ended_counts_no_more",
+    ),
+    Mutation(
+        "a router overrules the rank that a client gives",
+        "patches/dispatch.py",
+        "        if given is None:\n",
+        "        if True:\n",
+        f"{_DISPATCH}::test_a_request_goes_where_less_work_is_foreseen",
+    ),
+    Mutation(
+        "the answers of those that wait are left out of what routers are told",
+        "sage_sched/predicted_load.py",
+        "return round(sum(_left_tokens(job) for job in waiting))",
+        "return 0",
+        "tests/sage_sched/test_predicted_load.py::test_the_answers_of_those_that_wait_count",
+    ),
     Mutation(
         "a model is predicted from another's answers",
         "predictor_store/worker.py",
