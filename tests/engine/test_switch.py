@@ -85,7 +85,7 @@ def asked_while_it_switches(server: Server, asked: list[tuple[str, int]]) -> lis
 
 
 def test_of_1000_requests_none_is_lost_or_changed_by_20_switches(server: SageServer) -> None:
-    asked = [(prompt, tokens % 12 + 2) for prompt, tokens in crowd(NUM_REQUESTS)]
+    asked = [(prompt, tokens % 24 + 2) for prompt, tokens in crowd(NUM_REQUESTS)]
     switched = asked_while_it_switches(server, asked)
     stats = server.stats()
     assert stats["num_switches"] == NUM_SWITCHES
