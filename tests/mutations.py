@@ -19,7 +19,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
-_COPIED = ("sage_sched", "predictor_store", "patches", "bench", "tests", "pyproject.toml")
+_COPIED = (
+    "sage_sched", "predictor_store", "patches", "bench", "tests", "docs", "pyproject.toml",
+    "setup.py", "MANIFEST.in", "README.md", "LICENSE",
+)  # fmt: skip
 # pytest's exit code where tests ran and some failed; others mean that they did not run.
 _FAILED = 1
 _TIMEOUT_S = 1800
@@ -82,6 +85,27 @@ MUTATIONS = (
         "return round(sum(_left_tokens(job) for job in waiting))",
         "return 0",
         "tests/sage_sched/test_predicted_load.py::test_the_answers_of_those_that_wait_count",
+    ),
+    Mutation(
+        "somebody's own package is taken for ours",
+        "sage_sched/entry_points.py",
+        "sys.meta_path.insert(0, _PartsFinder(folder, names))",
+        "sys.meta_path.append(_PartsFinder(folder, names))",
+        "tests/test_package.py::test_sglang_knows_the_policies_beside_somebodys_own_packages",
+    ),
+    Mutation(
+        "a wheel leaves the predictor's data behind",
+        "pyproject.toml",
+        'predictor_store = ["*.json"]',
+        'predictor_store = ["*.toml"]',
+        "tests/test_package.py::test_the_wheel_holds_every_file_of_the_packages_and_nothing_else",
+    ),
+    Mutation(
+        "a changed function that is called is noticed only when a request yields",
+        "patches/plugin.py",
+        "    check_calls()\n",
+        "    pass\n",
+        "tests/patches/test_plugin.py::test_a_hook_that_sglang_renamed_is_refused_by_name",
     ),
     Mutation(
         "a model is predicted from another's answers",
@@ -379,8 +403,8 @@ MUTATIONS = (
     Mutation(
         "a hook that is gone is not missed",
         "patches/hook.py",
-        '            raise self._misfit(f"is not there ({error})") from error',
-        "            return",
+        '        raise _misfit(use, target, f"is not there ({error})") from error',
+        "        return",
         "tests/patches/test_plugin.py::test_a_hook_that_sglang_renamed_is_refused_by_name",
     ),
     Mutation(

@@ -200,17 +200,24 @@ refusal()
 SchedulePolicy._validate_and_adjust_policy = lambda self, requests: None
 refusal()
 SchedulePolicy._validate_and_adjust_policy = original
+handle = TokenizerManager._handle_batch_output
 del TokenizerManager._handle_batch_output
+refusal()
+TokenizerManager._handle_batch_output = handle
+from sglang.srt.mem_cache import common
+common.release_kv_cache = lambda req, tree_cache, is_insert=True: None  # as it was in 0.5.21
 refusal()
 """
     )
-    gone, changed, gone_too = result.stdout.splitlines()[-3:]
+    gone, changed, gone_too, called = result.stdout.splitlines()[-4:]
     for line in (gone, changed, gone_too):
         assert line.startswith("UnsupportedServerError the hook sglang.srt.managers.")
         assert f"SGLang {version('sglang')}" in line
     assert "SchedulePolicy._validate_and_adjust_policy" in gone
     assert "has no parameter policy, tree_cache" in changed
     assert "TokenizerManager._handle_batch_output" in gone_too
+    assert "release_kv_cache" in called
+    assert "has no parameter checkpoint" in called
 
 
 def test_a_plugin_that_is_not_loaded_leaves_no_policy_to_choose(fresh: FreshProcesses) -> None:
