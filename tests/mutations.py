@@ -182,8 +182,8 @@ MUTATIONS = (
     Mutation(
         "a prompt that is found to be cached loses its place",
         "sage_sched/policies/proserve.py",
-        "            promised.worth, promised.looked_at = worth, _NEVER\n",
-        "            promised.worth, promised.looked_at, promised.key = worth, _NEVER, 0.0\n",
+        "            promised.worth, promised.looked_at = worth, NEVER\n",
+        "            promised.worth, promised.looked_at, promised.key = worth, NEVER, 0.0\n",
         "tests/sage_sched/test_proserve.py"
         "::test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order",
     ),
