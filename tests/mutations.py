@@ -586,7 +586,7 @@ MUTATIONS = (
         "tests/patches/test_shadow_record.py::test_what_is_written_is_read_back",
     ),
     Mutation(
-        "the shadow lets requests wait for its predictions",
+        "the shadow writes into requests",
         "patches/shadow_mode.py",
         "state.prediction = asyncio.ensure_future(predicted)",
         'obj.sampling_params["custom_params"] = {"sage": predicted}',
