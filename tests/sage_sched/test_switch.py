@@ -75,7 +75,7 @@ def test_nonsense_is_refused_and_never_worse(changes: Any) -> None:
         assert START.changed(changes) == START
 
 
-@pytest.mark.parametrize("policy", [*policy_names(), *STOCK_POLICIES])
+@pytest.mark.parametrize("policy", [*policy_names(), *sorted(STOCK_POLICIES)])
 def test_what_is_shown_can_be_given_back(policy: str) -> None:
     if policy == "srpt-oracle":
         return
