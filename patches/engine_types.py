@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from patches.calibration import Calibration
     from patches.jobs import RequestState
     from patches.scheduler_state import SchedulerState
 
@@ -123,6 +124,7 @@ class Scheduler(Protocol):
     """managers/scheduler.py"""
 
     sage: SchedulerState
+    sage_steps: Calibration
     waiting_queue: list[Req]
     running_batch: Batch
     chunked_req: Req | None

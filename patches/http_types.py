@@ -12,17 +12,21 @@ from sage_sched.config import SageConfig
 from sage_sched.slo import SloClaims
 
 if TYPE_CHECKING:
+    from patches.dispatch import Dispatch, LoadReader
     from patches.http_metrics import HttpMetrics
-    from patches.predict import RequestPrediction
+    from patches.request_prediction import RequestPrediction
+    from patches.shadow_record import ShadowRecord
 
 
 class ServerArgs(Protocol):
     """srt/server_args.py"""
 
     _sage_config: SageConfig
+    _sage_shadow: str
     schedule_policy: str
     served_model_name: str | None
     model_path: str
+    dp_size: int
 
 
 class Tokenizer(Protocol):
@@ -46,6 +50,7 @@ class Request(Protocol):
     batch_size: int
     is_single: bool
     priority: object
+    routed_dp_rank: int | None
 
     def __getitem__(self, i: int) -> Request: ...
 
@@ -55,6 +60,11 @@ class TokenizedRequest(Protocol):
 
     rid: str
     sampling_params: TokenizedSampling
+    input_ids: object
+    lora_id: str | None
+    extra_key: str | None
+    cache_salt: str | None
+    routed_dp_rank: int | None
 
 
 class TokenizedSampling(SamplingParams, Protocol):
@@ -85,11 +95,14 @@ class TokenizerManager(Protocol):
     """managers/tokenizer_manager.py"""
 
     sage_client: PredictorClient
+    sage_record: ShadowRecord
     sage_claims: SloClaims
     sage_urgency: UrgencyGuess
     sage_metrics: HttpMetrics
     enable_metrics: bool
     metrics_collector: Any
+    sage_dispatch: Dispatch | None
+    load_snapshot_reader: LoadReader
     server_args: ServerArgs
     server_status: object
     rid_to_state: MutableMapping[str, ReqState]

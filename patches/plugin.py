@@ -61,6 +61,10 @@ def _is_ours(server_args: Any) -> bool:
     return server_args.schedule_policy in policy_names()
 
 
+def _is_shadowed(server_args: Any) -> bool:
+    return getattr(server_args, "_sage_shadow", None) is not None
+
+
 def _add_flags(result: None, parser: Any) -> None:
     for action in parser._actions:
         if "--schedule-policy" in action.option_strings:
@@ -77,10 +81,22 @@ def _add_flags(result: None, parser: Any) -> None:
         help="where to write what happens to each request and why, as JSON lines (default: the "
         "file that the environment variable SAGE_TRACE names, or nowhere).",
     )
+    parser.add_argument(
+        "--sage-shadow",
+        metavar="FILE",
+        help="Under one of SGLang's own policies: predict, write down what was predicted and what "
+        "came, and change nothing. `sage-sched whatif` reads the file; it holds no prompts.",
+    )
 
 
 def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
     """On the command line, say what is wrong in one line."""
+    if args.sage_shadow is not None:
+        try:
+            _prepare_shadow(server_args, args.sage_shadow, args.sage_config)
+        except (ValueError, OSError, UnsupportedServerError) as error:
+            raise SystemExit(f"sage-sched: {error}") from error
+        return server_args
     for flag, value in (("--sage-config", args.sage_config), ("--sage-trace", args.sage_trace)):
         if value is not None and not _is_ours(server_args):
             raise SystemExit(
@@ -95,6 +111,7 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
 
 
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
+    from patches.dispatch import refuse_dispatch
     from patches.probe_setup import refuse_probe
     from patches.refusals import refuse_trace, refuse_unsupported
     from patches.urgency import refuse_urgency
@@ -107,10 +124,34 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
     refuse_trace(server_args._sage_trace)
     refuse_probe(server_args, server_args._sage_config)
     refuse_urgency(server_args._sage_config.urgency)
+    refuse_dispatch(server_args, server_args._sage_config)
+
+
+def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:
+    from patches.refusals import refuse_shadow
+    from patches.shadow_record import refuse_place
+
+    if _is_ours(server_args):
+        raise ValueError(
+            f"--sage-shadow is for SGLang's own policies: {server_args.schedule_policy} predicts, "
+            "and uses it"
+        )
+    check_release()
+    refuse_shadow(server_args)
+    server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
+    refuse_place(file)
+    server_args._sage_shadow = os.path.abspath(file)
 
 
 def _activate_main(server_args: Any) -> None:
     """Before SGLang starts its processes: hook this one, and see that the others can be."""
+    if _is_shadowed(server_args):
+        from patches.hook import apply_all, check_all
+        from patches.shadow_mode import http_hooks, scheduler_hooks
+
+        check_all(scheduler_hooks(server_args._sage_config))
+        apply_all(http_hooks())
+        return
     if not _is_ours(server_args):
         return
     if not hasattr(server_args, "_sage_config"):  # the Engine API, which has no command line
@@ -129,6 +170,12 @@ def _activate_main(server_args: Any) -> None:
 
 
 def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
+    if _is_shadowed(server_args):
+        from patches.hook import apply_all
+        from patches.shadow_mode import scheduler_hooks
+
+        apply_all(scheduler_hooks(server_args._sage_config))
+        return
     if not _is_ours(server_args):
         return
     from patches.hook import apply_all

@@ -81,6 +81,25 @@ def refuse_trace(path: str | None) -> None:
         )
 
 
+# Of these, what --sage-shadow, which only looks on, cannot do either.
+_BLIND = (
+    "SGLANG_RUST_SERVER", "--use-ray", "--smg-grpc-mode", "--skip-tokenizer-init", "--encoder-only",
+    "--is-embedding", "--dllm-algorithm",
+)  # fmt: skip
+
+
+def refuse_shadow(server_args: Any) -> None:
+    """Raises UnsupportedServerError if the server is one that --sage-shadow cannot see into."""
+    found = [name for name, asked_for, _ in _REFUSALS if name in _BLIND and asked_for(server_args)]
+    if server_args.tokenizer_worker_num > 1:
+        found.append("--tokenizer-worker-num above 1")
+    if found:
+        raise UnsupportedServerError(
+            f"--sage-shadow does not work with {found[0]}: it sees no prompts there, or no "
+            "answers. Leave one of them out."
+        )
+
+
 def refuse_model(model_config: Any) -> None:
     """Raises UnsupportedServerError for a model that does not generate, whatever the flags say."""
     if not model_config.is_generation:

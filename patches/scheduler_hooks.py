@@ -25,12 +25,14 @@ from patches.scheduler_state import SchedulerState
 from patches.switch import SetSettings, switch
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
+from sage_sched.predicted_load import answer_tokens
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_LOADS = "sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInquirer"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 
 
@@ -175,10 +177,17 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
         result.internal_state["sage"] = self.sage.stats()
 
+    def around_waiting_tokens(original: Any, self: Any) -> int:
+        num_tokens: int = original(self)
+        jobs = (req.sage.job for req in self.get_waiting_queue() if hasattr(req, "sage"))
+        return num_tokens + answer_tokens(jobs)
+
     def of_scheduler(name: str, kind: Any, hook: Any, *parameters: str) -> Hook:
         return Hook(f"{_SCHEDULER}.{name}", kind, hook, parameters)
 
+    exports = [Hook(f"{_LOADS}.get_num_waiting_uncached_tokens", AROUND, around_waiting_tokens, ())]
     return [
+        *(exports if config.export.predicted_load else ()),
         Hook(
             f"{_POLICY}._validate_and_adjust_policy",
             AROUND,

@@ -11,7 +11,7 @@ _FLAG = "--schedule-policy"
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Become `sglang serve argv`, with --schedule-policy sage unless argv names one."""
+    """Become `sglang serve argv`, see with_policy."""
     serve = "import sys; from sglang.cli.main import main; sys.exit(main())"
     # -P: modules where it was started from must not take the place of SGLang's or ours.
     command = [sys.executable, "-P", "-c", serve, "serve", *with_policy(argv)]
@@ -19,8 +19,9 @@ def run(argv: Sequence[str]) -> NoReturn:
 
 
 def with_policy(argv: Sequence[str]) -> list[str]:
-    """A server's flags, with a policy."""
-    return [*argv] if value_of(argv, _FLAG) is not None else [*argv, _FLAG, "sage"]
+    """A server's flags, with a policy; a server in shadow mode has SGLang's own."""
+    is_complete = value_of(argv, _FLAG, "--sage-shadow") is not None
+    return [*argv] if is_complete else [*argv, _FLAG, "sage"]
 
 
 def value_of(argv: Sequence[str], *flags: str) -> str | None:

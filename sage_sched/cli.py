@@ -36,6 +36,7 @@ _COMMANDS = {
     "bench paper": ("bench.paper.command", "re-run SageSched's evaluation in the simulator"),
     "bench urgency": ("bench.triage.command", "urgent requests among others, simulated"),
     "bench slo": ("bench.slo.command", "compare policies by deadlines met, in the simulator"),
+    "bench cluster": ("bench.cluster.command", "compare dispatchers on many engines, simulated"),
     "bench agents": ("bench.comparison.agents", "compare policies on sessions of coding agents"),
     "bench": ("bench.comparison.command", "compare policies on real servers"),
 }

@@ -10,6 +10,7 @@ from typing import Any, Self
 from sage_sched import address
 from sage_sched.fields import ConfigError, parse_section, require, require_known
 from sage_sched.policy import policy_type, section_of
+from sage_sched.routers import OURS
 from sage_sched.slo import SloClass, SloConfig
 from sage_sched.step_time import StepTime
 
@@ -141,6 +142,33 @@ class UrgencyConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Which replica serves a request, on a server with --dp-size above 1.
+
+    dispatch: one of sage_sched.routers.OURS; "" leaves it to SGLang's --load-balance-method.
+    """
+
+    dispatch: str = ""
+
+    def __post_init__(self) -> None:
+        names = ["", *(router.name for router in OURS)]
+        allowed = ", ".join(repr(name) for name in names)
+        require(self.dispatch in names, "router.dispatch", self.dispatch, allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportConfig:
+    """What routers in front of several servers are told.
+
+    predicted_load: `/v1/loads` counts the answers of those that wait among
+        num_waiting_uncached_tokens, as far as they are foreseen, so that a router which goes by
+        that number sees a long answer before it is there.
+    """
+
+    predicted_load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PreemptionConfig:
     """Running requests that yield, with their KV swapped to host memory.
 
@@ -220,6 +248,8 @@ class SageConfig:
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     urgency: UrgencyConfig = field(default_factory=UrgencyConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     step_time: StepTimeConfig | None = None
 
@@ -258,6 +288,8 @@ _SECTIONS: dict[str, type[Any]] = {
     "admission": AdmissionConfig,
     "probe": ProbeConfig,
     "urgency": UrgencyConfig,
+    "router": RouterConfig,
+    "export": ExportConfig,
     "preemption": PreemptionConfig,
     "step_time": StepTimeConfig,
 }

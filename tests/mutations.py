@@ -45,11 +45,47 @@ _STATE, _CARRIER = "tests/patches/test_scheduler_state.py", "tests/patches/test_
 _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
 _PROBE = "tests/patches/test_probe_setup.py"
+_ROUTER, _DISPATCH = "tests/sage_sched/test_router.py", "tests/patches/test_dispatch.py"
 _CORRECTION = "tests/bench/simulator/test_correction.py"
 _SWITCH, _SWITCHED = "tests/patches/test_switch.py", "tests/engine/test_switch.py"
 _TRACE = "tests/patches/test_trace.py"
 
 MUTATIONS = (
+    Mutation(
+        "GoRouting fills the nodes that are full already",
+        "sage_sched/gorouting.py",
+        "fits = is_candidate & (load_s + view.prefill_s <= limits.lambda_ * view.ttft_s)",
+        "fits = is_candidate",
+        f"{_ROUTER}::test_gorouting_is_algorithm_2",
+    ),
+    Mutation(
+        "what a node has worked off since it was heard of counts as work",
+        "sage_sched/router.py",
+        "view.by_queue(view.exec_s) + view.decode_s - view.queue_age_s",
+        "view.by_queue(view.exec_s) + view.decode_s",
+        f"{_ROUTER}::test_what_was_worked_off_since_is_taken_off",
+    ),
+    Mutation(
+        "a router goes on counting what has ended",
+        "patches/dispatch.py",
+        "            if has_ended:\n",
+        "            if False:\n",
+        f"{_DISPATCH}::test_what_has_ended_counts_no_more",
+    ),
+    Mutation(
+        "a router overrules the rank that a client gives",
+        "patches/dispatch.py",
+        "        if given is None:\n",
+        "        if True:\n",
+        f"{_DISPATCH}::test_a_request_goes_where_less_work_is_foreseen",
+    ),
+    Mutation(
+        "the answers of those that wait are left out of what routers are told",
+        "sage_sched/predicted_load.py",
+        "return round(sum(_left_tokens(job) for job in waiting))",
+        "return 0",
+        "tests/sage_sched/test_predicted_load.py::test_the_answers_of_those_that_wait_count",
+    ),
     Mutation(
         "somebody's own package is taken for ours",
         "sage_sched/entry_points.py",
@@ -395,7 +431,7 @@ MUTATIONS = (
     Mutation(
         "an abort that overtakes its request is lost",
         "patches/predict.py",
-        "            _state(state.obj).was_aborted = True\n",
+        "            state_of(state.obj).was_aborted = True\n",
         "            pass\n",
         "tests/engine/test_prediction.py::"
         "test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost",
@@ -526,6 +562,36 @@ MUTATIONS = (
         "            self.sage.preemption.swap.forget_copies()",
         "            pass",
         f"{_PREEMPTION}::test_what_a_flush_makes_stale_is_computed_again",
+    ),
+    Mutation(
+        "a request dump runs what it holds",
+        "bench/whatif/request_dumps.py",
+        "        return Husk\n\n    def persistent_load",
+        "        return super().find_class(module, name)\n\n    def persistent_load",
+        "tests/bench/whatif/test_read.py::test_a_dump_runs_nothing",
+    ),
+    Mutation(
+        "whatif foresees an answer by others that have not ended",
+        "bench/whatif/foresight.py",
+        "while running and running[0][0] <= request.arrival_s:",
+        "while running:",
+        "tests/bench/whatif/test_answer.py::"
+        "test_a_prompt_is_foreseen_by_answers_that_had_ended_and_by_no_other",
+    ),
+    Mutation(
+        "others may read a shadow record",
+        "patches/shadow_record.py",
+        "os.fchmod(self._fd, 0o600)",
+        "os.fchmod(self._fd, 0o644)",
+        "tests/patches/test_shadow_record.py::test_what_is_written_is_read_back",
+    ),
+    Mutation(
+        "the shadow lets requests wait for its predictions",
+        "patches/shadow_mode.py",
+        "state.prediction = asyncio.ensure_future(predicted)",
+        'obj.sampling_params["custom_params"] = {"sage": predicted}',
+        "tests/engine/test_shadow_mode.py::"
+        "test_the_shadow_changes_nothing_and_writes_down_what_it_said",
     ),
 )
 

@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from bench.servers.device import Device, DeviceUse
 from bench.servers.kept_server import KeptServer
 from bench.servers.model import write_model
@@ -21,11 +23,14 @@ from bench.servers.server import ServerError
 from bench.servers.session_client import Times, serve_sessions
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
+from bench.simulator.result import Served, alone_s
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from predictor_store.warm import Observation
 from sage_sched.config import HintsConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.slo import SloConfig
+from sage_sched.tdg import Promise
 
 # When each request came and was answered, and how many tokens of their prompts were cached.
 Outcome = tuple[list[Times], int]
@@ -43,7 +48,12 @@ def simulated(engine: Engine, policy: str, requests: Sequence[SimRequest]) -> Ou
     return times, sum(request.input_tokens for request in requests) - result.prefill_tokens
 
 
-def served(kept: KeptServer, policy: str, requests: Sequence[SimRequest]) -> Outcome:
+def served(
+    kept: KeptServer,
+    policy: str,
+    requests: Sequence[SimRequest],
+    priority_of: Callable[[SimRequest], int] | None = None,
+) -> Outcome:
     """On a real server, on its device's clock. Raises ServerError if the host was too slow for
     the clock."""
     server, device = kept.get(policy, f"{policy} sessions"), kept.device
@@ -55,6 +65,7 @@ def served(kept: KeptServer, policy: str, requests: Sequence[SimRequest]) -> Out
             vocabulary=_VOCABULARY,
             speed=device.speed,
             label=policy,
+            priority_of=priority_of,
         )
     )
     use = DeviceUse.between(before, internal_state(server), device.speed)
@@ -63,8 +74,44 @@ def served(kept: KeptServer, policy: str, requests: Sequence[SimRequest]) -> Out
     return times, sum(each.cached_tokens for each in times)
 
 
-def session_servers(folder: Path, device: Device, foreseen: LengthDistribution) -> PolicyServers:
-    """Servers of the device's engine, to which all answers are foreseen alike."""
+def as_seen(engine: Engine, requests: Sequence[SimRequest], times: Sequence[Times]) -> Served:
+    """What clients of a server saw of these requests."""
+    arrival_s, first_s, last_s = (
+        np.array([getattr(each, name) for each in times])
+        for name in ("arrival_s", "first_token_s", "last_token_s")
+    )
+    return Served(
+        arrival_s=arrival_s,
+        ttft_s=first_s - arrival_s,
+        ttlt_s=last_s - arrival_s,
+        alone_s=np.array([alone_s(engine, r.input_tokens, r.output_tokens) for r in requests]),
+        input_tokens=np.array([request.input_tokens for request in requests]),
+        answer_tokens=np.array([request.output_tokens for request in requests]),
+        num_next_on_time=np.array(
+            [_num_on_time(*pair) for pair in zip(requests, times, strict=True)]
+        ),
+        hints=tuple(request.hints for request in requests),
+        duration_s=float(last_s.max() - arrival_s.min()),
+    )
+
+
+def _num_on_time(request: SimRequest, times: Times) -> int:
+    """Of the tokens but the first."""
+    promise = Promise.of(request.hints)
+    token_s = times.token_s(request.output_tokens) - times.arrival_s
+    due_s = [promise.due_s(token, token_s[0]) for token in range(2, len(token_s) + 1)]
+    return int((token_s[1:] <= due_s).sum())
+
+
+def session_servers(
+    folder: Path,
+    device: Device,
+    foreseen: LengthDistribution,
+    slo: SloConfig | None = None,
+    flags: Sequence[str] = (),
+) -> PolicyServers:
+    """Servers of the device's engine, to which all answers are foreseen alike. flags: beside the
+    engine's."""
     servers = PolicyServers(
         model=write_model(
             folder / "model",
@@ -73,9 +120,9 @@ def session_servers(folder: Path, device: Device, foreseen: LengthDistribution) 
             context_length=device.engine.kv_pool_tokens,
         ),
         folder=folder,
-        flags=CPU_ENGINE_FLAGS,
+        flags=(*CPU_ENGINE_FLAGS, *flags),
         env=CPU_ENV,
-        sage=SageConfig(hints=HintsConfig(trust="body")),
+        sage=SageConfig(hints=HintsConfig(trust="body"), slo=slo or SloConfig()),
         device=device,
     )
     servers.warm([Observation(f"step {i}", n) for i, n in enumerate(foreseen.lengths.tolist())])

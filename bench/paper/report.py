@@ -18,6 +18,8 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
+_BY_STRENGTH = ", by strength"
+
 Outcomes = Mapping[tuple[Case, int], Outcome]
 
 
@@ -95,6 +97,8 @@ def front(figure: Figure, outcomes: Outcomes) -> str:
     """Mean TTLT against p99 as SVG, a panel a column, a mark a row: medians over seeds. Rows that
     differ in one parameter alone, "policy, parameter …", are joined by a line."""
     palette = colors(list(dict.fromkeys(_family(name) for name, _ in figure.rows)))
+    for family in palette:  # a policy and its strengths are of one colour
+        palette[family] = palette.get(family.removesuffix(_BY_STRENGTH), palette[family])
     num_across = 4
     num_down = 1 + len(figure.columns) // num_across  # the last place is the legend's
     with plt.rc_context(STYLE):
@@ -124,7 +128,7 @@ def front(figure: Figure, outcomes: Outcomes) -> str:
 
 
 def _family(name: str) -> str:
-    return f"{name.split(', ')[0]}, by strength" if ", " in name else name
+    return name.split(", ")[0] + _BY_STRENGTH if ", " in name else name
 
 
 def _bars(figure: Figure, outcomes: Outcomes) -> str:

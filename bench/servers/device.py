@@ -43,6 +43,7 @@ class Device:
             "--page-size", str(engine.page_size),
             "--chunked-prefill-size", str(engine.chunked_prefill_size),
             "--max-prefill-tokens", str(engine.max_prefill_tokens),
+            *(("--enable-mixed-chunk",) if engine.mixed_chunk else ()),
         )  # fmt: skip
 
     def environment(self, folder: Path, vectors: Path | None) -> dict[str, str]:

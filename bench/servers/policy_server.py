@@ -99,7 +99,7 @@ class PolicyServers:
         """A server that is not started yet; policy: see Rival; name: of its log. Raises ValueError
         where policy is none."""
         rival = Rival.parse(policy)
-        flags = [*self.flags, *COMMON_FLAGS, *rival.flags]
+        flags = [*COMMON_FLAGS, *rival.flags]
         env = {**self.env, **rival.env}
         if self.device is not None:
             flags += self.device.flags()
@@ -118,6 +118,7 @@ class PolicyServers:
             config = self.folder / f"{policy}.yaml"
             config.write_text(yaml.safe_dump(sections), encoding="utf-8")
             flags += ["--sage-config", str(config)]
+        flags += self.flags  # the last one counts
         log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
         return Server(self.model, flags, log=log, env=env, command=command)
 

@@ -6,11 +6,12 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.servers.server import ServerError
@@ -23,21 +24,39 @@ _FIRST_TOKEN_ID = 1000
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one request, in life-size seconds since the run began; cached_tokens: of its prompt."""
+    """Of one request, in life-size seconds since the run began.
+
+    cached_tokens: of its prompt. seen: when the client had how many tokens of the answer, both
+    rising; empty if nobody looked.
+    """
 
     arrival_s: float
     first_token_s: float
     last_token_s: float
     cached_tokens: int
+    seen: tuple[tuple[float, int], ...] = ()
+
+    def token_s(self, num_tokens: int) -> NDArray[np.float64]:
+        """When each token of the answer came, evenly between two looks."""
+        when, counts = zip(*self.seen, strict=True)
+        came_s: NDArray[np.float64] = np.interp(np.arange(1, num_tokens + 1), counts, when)
+        return came_s
 
 
 async def serve_sessions(
-    url: str, requests: Sequence[SimRequest], *, vocabulary: int, speed: float, label: str
+    url: str,
+    requests: Sequence[SimRequest],
+    *,
+    vocabulary: int,
+    speed: float,
+    label: str,
+    priority_of: Callable[[SimRequest], int] | None = None,
 ) -> list[Times]:
     """Send each request at its arrival, or its pause after the answer that it follows.
 
     vocabulary: how many token ids the model knows. speed: how many times faster than life the
-    server is. Raises ServerError if a request fails.
+    server is. priority_of: the `priority` that a request's body says; None: none does. Raises
+    ServerError if a request fails.
     """
     followers = defaultdict[int | None, list[int]](list)
     for index, request in enumerate(requests):
@@ -53,13 +72,15 @@ async def serve_sessions(
 
             async def ask(index: int, comes_s: float) -> None:
                 await asyncio.sleep(began + comes_s / speed - time.perf_counter())
-                body = _body(requests[index], index, vocabulary)
-                spent = await _answered(session, url, body)
-                sent_s, first_s, last_s = ((at - began) * speed for at in spent[:3])
-                times[index] = Times(sent_s, first_s, last_s, spent[3])
+                request = requests[index]
+                body = _body(request, index, vocabulary)
+                if priority_of is not None:
+                    body["priority"] = priority_of(request)
+                times[index] = answered = await _answered(session, url, body, began, speed)
                 progress.update()
+                ended_s = answered.last_token_s
                 await asyncio.gather(
-                    *(ask(next_, last_s + requests[next_].pause_s) for next_ in followers[index])
+                    *(ask(next_, ended_s + requests[next_].pause_s) for next_ in followers[index])
                 )
 
             await asyncio.gather(*(ask(i, requests[i].arrival_s) for i in followers[None]))
@@ -91,17 +112,22 @@ def _tokens(stream: int, num_tokens: int, vocabulary: int) -> np.ndarray:
 
 
 async def _answered(
-    session: aiohttp.ClientSession, url: str, body: dict[str, object]
-) -> tuple[float, float, float, int]:
-    """When it was sent, its first and its last token came, and how much was cached."""
-    sent, first, last = time.perf_counter(), 0.0, b""
+    session: aiohttp.ClientSession, url: str, body: dict[str, object], began: float, speed: float
+) -> Times:
+    sent, seen, meta = time.perf_counter(), list[tuple[float, int]](), None
     async with session.post(f"{url}/generate", json=body) as answer:
         if answer.status != 200:
             raise ServerError(f"a request failed: {(await answer.text())[:300]}")
         async for line in answer.content:
             if line.startswith(b"data: {"):
-                first, last = first or time.perf_counter(), line
-    meta = json.loads(last[6:]).get("meta_info") if last else None
-    if meta is None or meta["finish_reason"]["type"] == "abort":
-        raise ServerError(f"a request has no answer: {last[:300]!r}")
-    return sent, first, time.perf_counter(), int(meta["cached_tokens"])
+                now_s = (time.perf_counter() - began) * speed
+                meta = json.loads(line[6:]).get("meta_info")
+                if meta is None or (meta["finish_reason"] or {}).get("type") == "abort":
+                    raise ServerError(f"a request has no answer: {line[:300]!r}")
+                seen.append((now_s, int(meta["completion_tokens"])))
+    if meta is None:
+        raise ServerError("a request has no answer")
+    ended_s = (time.perf_counter() - began) * speed
+    return Times(
+        (sent - began) * speed, seen[0][0], ended_s, int(meta["cached_tokens"]), tuple(seen)
+    )

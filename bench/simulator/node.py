@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,16 +95,26 @@ class Node:
     def next_change_s(self) -> float:
         """No request ends before, and no other decision is taken, unless one arrives."""
         state = self.state
-        if self._coming or state.chunked:
+        if not (len(state.decode) or len(state.queue) or state.chunked):
+            return max(self.now_s, self._coming[0][0]) if self._coming else math.inf
+        if self._coming or state.chunked or not len(state.decode):
             return self.now_s
-        if not len(state.decode):
-            return self.now_s if len(state.queue) else math.inf
         if len(state.queue) and not (state.batch_is_full and state.preemption is None):
             return self.now_s
         steps = min(
             state.decode.steps_that_fit(state.pool.room_pages), state.decode.steps_to_finish()
         )
         return self.now_s + state.decode.seconds(state.engine.step_time, max(steps, 1))
+
+    def ages(self) -> dict[Hashable, int]:
+        """Of all that are here or on their way, by index: how many tokens their answers have."""
+        state = self.state
+        waiting = [*state.queue, *([state.chunked] if state.chunked else ())]
+        return {
+            **{index: 0 for _, index, _ in self._coming},
+            **{progress.index: progress.generated_tokens for progress in waiting},
+            **{p.index: p.age_offset + state.decode.step for p in state.decode},
+        }
 
     def _receive(self) -> None:
         state = self.state

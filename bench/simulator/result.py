@@ -21,16 +21,14 @@ _QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """Per request, in the order of the run's requests; arrays of shape (requests,).
+class Served:
+    """What a client sees, per request, in the order of the run's requests; arrays of shape
+    (requests,).
 
     ttft_s, ttlt_s: from its arrival to its first and last token. alone_s: to its last token on an
-    idle engine. input_tokens, answer_tokens: its true lengths. num_retractions, num_yields: how
-    often it lost its KV, and made room for another. num_next_on_time: of its tokens but the first,
-    those that came when they were promised. hints: what was said of it.
-    duration_s: from the first arrival to the last token. prefill_tokens: computed, those that a
-    retraction had computed again included. moved_tokens: swapped, both ways.
-    wall_s: what the simulation took; all else is the same for the same input, bit for bit.
+    idle engine. input_tokens, answer_tokens: its true lengths. num_next_on_time: of its tokens but
+    the first, those that came when they were promised. hints: what was said of it.
+    duration_s: from the first arrival to the last token.
     """
 
     arrival_s: NDArray[np.float64]
@@ -39,14 +37,9 @@ class Result:
     alone_s: NDArray[np.float64]
     input_tokens: NDArray[np.int64]
     answer_tokens: NDArray[np.int64]
-    num_retractions: NDArray[np.int64]
-    num_yields: NDArray[np.int64]
     num_next_on_time: NDArray[np.int64]
     hints: tuple[Hints, ...]
     duration_s: float
-    prefill_tokens: int
-    moved_tokens: int
-    wall_s: float
 
     def attainment(self) -> dict[str, Any]:
         """How far requests got what they were promised."""
@@ -61,6 +54,23 @@ class Result:
         ):
             attainment.add(hints, *served)
         return attainment.metrics(self.duration_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result(Served):
+    """And what a simulator does.
+
+    num_retractions, num_yields: how often a request lost its KV, and made room for another.
+    prefill_tokens: computed, those that a retraction had computed again included. moved_tokens:
+    swapped, both ways.
+    wall_s: what the simulation took; all else is the same for the same input, bit for bit.
+    """
+
+    num_retractions: NDArray[np.int64]
+    num_yields: NDArray[np.int64]
+    prefill_tokens: int
+    moved_tokens: int
+    wall_s: float
 
     def metrics(self) -> dict[str, float]:
         """The run in numbers, by name."""

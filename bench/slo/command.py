@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.servers.server import ServerError
 from bench.slo.lengths import RECORDINGS, read_lengths
 from bench.slo.rivals import RIVALS
-from bench.slo.runs import ABLATIONS, OURS, STOCK, Setting, numbers_of
+from bench.slo.runs import ABLATIONS, OURS, STOCK, Serve, Setting, numbers_of
+from bench.slo.servers import PRIORITY_FLAG, Servers
 from bench.workload.arrivals import LOADS
 from bench.workload.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
@@ -66,6 +69,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tuning", action="store_true", help="the seeds and lengths that settings were chosen by"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="all numbers, as JSON lines")
+    parser.add_argument(
+        "--on-servers", action="store_true",
+        help="real servers on the device clock, in the place of the simulator; all answers are "
+        f"foreseen alike. POLICY+priority: with {PRIORITY_FLAG}",
+    )  # fmt: skip
+    parser.add_argument("--speed", type=float, default=4.0, help="of the clock")
+    parser.add_argument("--servers", type=Path, default=Path("results/slo"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,21 +87,25 @@ def run(args: argparse.Namespace) -> int:
             if args.unmixed:
                 setting = replace(setting, engine=replace(setting.engine, mixed_chunk=False))
             print(f"\n{name}: {_about(args, setting)}", flush=True)
-            _compare(args, name, setting)
-    except (WorkloadError, OSError, ValueError) as error:
+            with contextlib.ExitStack() as stack:
+                serve: Serve = setting.served
+                if args.on_servers:
+                    serve = stack.enter_context(Servers(setting, args.servers, args.speed))
+                _compare(args, name, setting, serve)
+    except (ServerError, WorkloadError, OSError, ValueError) as error:
         print(f"sage-sched bench slo: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _compare(args: argparse.Namespace, name: str, setting: Setting) -> None:
+def _compare(args: argparse.Namespace, name: str, setting: Setting, serve: Serve) -> None:
     capacity = setting.capacity()
     for rate in args.rates:
         names = [label for label, _, _ in _COLUMNS]
         print(f"\n{rate:g} times {capacity:.2f} requests/s\n\n| policy | {' | '.join(names)} |")
         print(f"|{'---|' * (1 + len(names))}")
         for policy in args.policies:
-            found = list(_runs(args, setting, policy, rate * capacity))
+            found = list(_runs(args, setting, serve, policy, rate * capacity))
             cells = [f"{_mean(found, key):.{digits}f}" for _, key, digits in _COLUMNS]
             print(f"| `{policy}` | {' | '.join(cells)} |", flush=True)
             if args.output is not None:
@@ -102,13 +116,13 @@ def _compare(args: argparse.Namespace, name: str, setting: Setting) -> None:
 
 
 def _runs(
-    args: argparse.Namespace, setting: Setting, policy: str, rate: float
+    args: argparse.Namespace, setting: Setting, serve: Serve, policy: str, rate: float
 ) -> Iterator[dict[str, Any]]:
     lightest = f"w{min(args.weights):g}"
     for seed in range(args.seeds):
         first = 100 if args.tuning else _FIRST_SEED
         requests = setting.requests(rate, args.num_requests, first + seed)
-        yield numbers_of(setting.served(policy, requests), lightest)
+        yield numbers_of(serve(policy, requests), lightest)
 
 
 def _mean(found: Sequence[dict[str, Any]], name: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bench.comparison.baseline import Saturation
 from bench.simulator.presets import H800_QWEN3_32B, Engine
 from bench.simulator.request import SimRequest
-from bench.simulator.result import Result
+from bench.simulator.result import Result, Served
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.slo.lengths import Lengths
@@ -20,6 +20,9 @@ from bench.slo.rivals import RIVALS, rival
 from bench.workload.arrivals import arrivals_of
 from sage_sched.config import SageConfig
 from sage_sched.job import Hints
+
+# By a policy.
+Serve = Callable[[str, Sequence[SimRequest]], Served]
 
 CAP_TOKENS = 2048
 STOCK = ("fcfs", "lpm", "hrrn", "shortest-prefill-first")
@@ -92,7 +95,7 @@ class Setting:
         return simulate(engine, chosen, self.config, requests, options)
 
 
-def numbers_of(result: Result, lightest: str) -> dict[str, Any]:
+def numbers_of(result: Served, lightest: str) -> dict[str, Any]:
     """Of a run, by name. lightest: the class of the least weight."""
     attained = result.attainment()
     light = np.array([hints.slo_class == lightest for hints in result.hints])
@@ -101,8 +104,6 @@ def numbers_of(result: Result, lightest: str) -> dict[str, Any]:
         "missed_tdg": 1 - attained["tdg_ratio"],
         "p99_ttft_low_s": _p99(result.ttft_s[light]),
         "output_throughput": float(result.answer_tokens.sum()) / result.duration_s,
-        "num_yields": int(result.num_yields.sum()),
-        "num_retractions": int(result.num_retractions.sum()),
     }
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.comparison.baseline import Saturation
+from bench.comparison.session_bodies import as_seen, served, session_servers
+from bench.servers.device import Device
+from bench.servers.kept_server import KeptServer
+from bench.servers.server import ServerError
 from bench.simulator.presets import PRESETS, Engine
-from bench.simulator.result import Result
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Served
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.triage.requests import Triage, arrivals_s, read_triage, said_by
@@ -19,6 +28,11 @@ from bench.workload.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
 from predictor_store.dataset_files import DatasetError
 from sage_sched.config import SageConfig
+from sage_sched.job import DEFAULT_URGENCY
+from sage_sched.slo import SloConfig
+
+# By a policy.
+_Serve = Callable[[str, Sequence[SimRequest]], Served]
 
 # Seeds below are for tuning.
 _FIRST_SEED = 1000
@@ -50,13 +64,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-requests", type=at_least_one, default=600, help="a run")
     parser.add_argument("--seeds", type=at_least_one, default=5, help="default: %(default)s")
     parser.add_argument("--tuning", action="store_true", help="the seeds settings were chosen by")
+    parser.add_argument(
+        "--on-servers", action="store_true",
+        help="real servers on the preset's device clock, in the place of the simulator",
+    )  # fmt: skip
+    parser.add_argument("--speed", type=float, default=4.0, help="of the clock")
+    parser.add_argument("--output", type=Path, default=Path("results/urgency"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, where nothing can be simulated."""
     try:
         _compare(args, read_triage(args.data), PRESETS[args.preset])
-    except (WorkloadError, DatasetError, ValueError) as error:
+    except (ServerError, WorkloadError, DatasetError, ValueError) as error:
         print(f"sage-sched bench urgency: {error}", file=sys.stderr)
         return 2
     return 0
@@ -68,16 +88,38 @@ def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> None:
         f"{args.preset}, {rate:.2f} requests/s, {args.num_requests} requests a run, means over "
         f"{args.seeds} seeds. By the expert's levels: seconds waited for each token of the answer."
     )
-    for load in ("poisson", "bursts"):
-        print(f"\n{load}\n\n| policy | level said by | {' | '.join(_COLUMNS)} |")
-        print(f"|{'---|' * (2 + len(_COLUMNS))}")
-        for policy, who in ARMS:
+    with contextlib.ExitStack() as stack:
+        serve: _Serve = partial(_simulated, engine)
+        if args.on_servers:
+            device = Device.named(args.preset, args.speed)
+            servers = session_servers(
+                args.output, device, triage.foreseen(), SloConfig(trust="body")
+            )
+            serve = partial(_served, stack.enter_context(KeptServer(servers)))
+        for load, (policy, who) in product(("poisson", "bursts"), ARMS):
+            if (policy, who) == ARMS[0]:
+                print(f"\n{load}\n\n| policy | level said by | {' | '.join(_COLUMNS)} |")
+                print(f"|{'---|' * (2 + len(_COLUMNS))}")
             rows = [
-                _row(args, triage, engine, load, rate, seed, policy, who)
+                _row(args, triage, serve, load, rate, seed, policy, who)
                 for seed in range(args.seeds)
             ]
             cells = " | ".join(f"{value:.4g}" for value in np.mean(rows, axis=0))
             print(f"| `{policy}` | {who} | {cells} |", flush=True)
+
+
+def _simulated(engine: Engine, policy: str, requests: Sequence[SimRequest]) -> Served:
+    return simulate(engine, policy, SageConfig(), requests, Options(preempt=True))
+
+
+def _served(kept: KeptServer, policy: str, requests: Sequence[SimRequest]) -> Served:
+    times, _ = served(kept, policy, requests, priority_of)
+    return as_seen(kept.device.engine, requests, times)
+
+
+def priority_of(request: SimRequest) -> int:
+    """What a body says so that its request is of its level."""
+    return DEFAULT_URGENCY - request.hints.urgency
 
 
 def _capacity(triage: Triage, engine: Engine) -> float:
@@ -93,7 +135,7 @@ def _capacity(triage: Triage, engine: Engine) -> float:
 def _row(
     args: argparse.Namespace,
     triage: Triage,
-    engine: Engine,
+    serve: _Serve,
     load: str,
     rate: float,
     seed: int,
@@ -105,11 +147,10 @@ def _row(
     requests = triage.requests(
         said_by(who, triage, drawn, seed), arrivals_s(load, args.num_requests, rate, seed), seed
     )
-    result = simulate(engine, policy, SageConfig(), requests, Options(preempt=True))
-    return _numbers(result, triage.expert[drawn])
+    return _numbers(serve(policy, requests), triage.expert[drawn])
 
 
-def _numbers(result: Result, level: NDArray[np.int64]) -> list[float]:
+def _numbers(result: Served, level: NDArray[np.int64]) -> list[float]:
     """By _COLUMNS; those of levels by what the expert says, shape (requests,)."""
     waited = (result.ttlt_s - result.alone_s) / result.answer_tokens
     urgent = level <= 2

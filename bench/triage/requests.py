@@ -47,6 +47,10 @@ class Triage:
         by_level = [np.flatnonzero(self.expert == level) for level in range(1, 6)]
         return np.array([rng.choice(by_level[level - 1]) for level in levels.tolist()])
 
+    def foreseen(self) -> LengthDistribution:
+        """Of every answer: no prompt tells its length."""
+        return LengthDistribution.from_samples(self.history, "warm")
+
     def requests(
         self,
         levels: Sequence[int],
@@ -56,7 +60,7 @@ class Triage:
         """One for each arrival, of the levels that somebody says they are of."""
         rng = np.random.default_rng([seed, 13])
         lengths = self.lengths[rng.integers(len(self.lengths), size=len(arrivals_s))]
-        foreseen = LengthDistribution.from_samples(self.history, "warm")
+        foreseen = self.foreseen()
         return [
             SimRequest(
                 arrival_s=float(arrival_s),

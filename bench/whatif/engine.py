@@ -108,7 +108,8 @@ def _step_time(
     names = StepTimeConfig.__dataclass_fields__
     values = {name: told[name] for name in names}
     try:
-        return parse_section(StepTimeConfig, "step_time", values).step_time(), told["source"]
+        how = {"shipped": "shipped, as it has learned none yet"}.get(told["source"], told["source"])
+        return parse_section(StepTimeConfig, "step_time", values).step_time(), how
     except ConfigError as error:
         raise WorkloadError(f"{source}: {error}") from error
 

@@ -25,7 +25,7 @@ def read_log(paths: Sequence[Path], tokenizer: Any = None) -> TrafficLog:
     Raises WorkloadError, which names the file."""
     files = [file for path in paths for file in _files(path)]
     into = Collected()
-    for file in tqdm(files, desc="reading", unit="file", disable=len(files) < 2, leave=False):
+    for file in files:
         try:
             _read(file, into, tokenizer)
         except (OSError, EOFError, zlib.error) as error:
@@ -63,7 +63,8 @@ def _read_open(file: IO[bytes], path: Path, into: Collected, tokenizer: Any) -> 
             else:
                 into.add(request_dumps.KIND, place, found)
         return
-    lines = (line.decode("utf-8", "replace") for line in file)
+    bar = tqdm(file, desc=f"reading {path.name}", unit="line", mininterval=1, leave=False)
+    lines = (line.decode("utf-8", "replace") for line in bar)
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     first = next(numbered, None)
     if first is None:

@@ -75,6 +75,11 @@ def requests_of_run(row: Mapping[str, Any]) -> Iterator[Logged]:
     rate_s = float(rate) if isinstance(rate, int | float | str) and rate != "trace" else math.nan
     if not rate_s > 0:
         raise ValueError(f"its request_rate is {rate!r}, allowed: a number above 0")
+    if rate_s == math.inf and row.get("max_concurrency") is not None:
+        raise ValueError(
+            "it ran with --max-concurrency and no --request-rate, so that requests came as answers "
+            "ended: that is no log of arrivals"
+        )
     answered = [i for i, error in enumerate(row.get("errors", ())) if not error]
     arrivals_s = poisson_arrivals(len(answered), seed=0) / rate_s
     for arrival_s, i in zip(arrivals_s.tolist(), answered, strict=True):

@@ -23,7 +23,7 @@ from tests.engine.crowds import ask_one
 from tests.engine.serving import SageServer, wait_until, warmed_store
 
 NUM_REQUESTS, NUM_SWITCHES, UNDER_WAY = 1000, 20, 48
-KEY = {"SAGE_ADMIN_KEY": "the admin's"}
+KEY = {"SAGE_ADMIN_KEY": stage.ADMIN_KEY}
 # Those whose requests yield between those whose requests do not; SGLang's own orders; a clock.
 SWITCHES: tuple[dict[str, Any], ...] = (
     {"schedule_policy": "ssjf"},
@@ -47,7 +47,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sa
         model,
         folder,
         warmed_store(folder / "store"),
-        flags=[*YIELDING_FLAGS, "--tp-size", "2", "--admin-api-key", KEY["SAGE_ADMIN_KEY"]],
+        flags=[*YIELDING_FLAGS, "--tp-size", "2", "--admin-api-key", stage.ADMIN_KEY],
         env=CHECKED | TWO_RANKS,
         settings=YIELDING,
         policy="fastserve",
@@ -57,7 +57,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sa
 
 def settings(server: Server, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """What it goes by, after a change if one is given."""
-    key = {"Authorization": f"Bearer {KEY['SAGE_ADMIN_KEY']}"}
+    key = {"Authorization": f"Bearer {stage.ADMIN_KEY}"}
     path = f"{server.url}/sage/settings"
     if changes is None:
         answer = requests.get(path, headers=key, timeout=300)
@@ -140,7 +140,7 @@ def test_whoever_has_no_key_or_asks_for_what_cannot_be_changes_nothing(server: S
     for headers in ({}, {"Authorization": "Bearer a client's"}):
         assert requests.post(path, json={}, headers=headers, timeout=60).status_code == 401
         assert requests.get(path, headers=headers, timeout=60).status_code == 401
-    key = {"Authorization": f"Bearer {KEY['SAGE_ADMIN_KEY']}"}
+    key = {"Authorization": f"Bearer {stage.ADMIN_KEY}"}
     for body, why in (
         (b"[]", "no JSON object"),
         (b"{", "no JSON object"),
@@ -169,3 +169,24 @@ def test_the_command_shows_changes_and_says_why_not(server: SageServer) -> None:
     assert refused.returncode == 1
     assert refused.stderr == "sage-sched set: policy.sage.regret is -1.0, allowed: 0 or more, inf\n"
     assert "Unauthorized" in run(SAGE_ADMIN_KEY="").stderr
+
+
+def test_any_http_process_changes_all_schedulers(model: Path, tmp_path: Path) -> None:
+    flags = ["--tokenizer-worker-num", "2", "--dp-size", "2"]
+    with SageServer(
+        model,
+        tmp_path,
+        warmed_store(tmp_path / "store"),
+        flags=[*flags, "--admin-api-key", stage.ADMIN_KEY],
+        env=CHECKED | TWO_RANKS,
+    ) as several:
+        # Connections go to one HTTP process or the other.
+        for policy in ("ssjf", "sage", "fcfs", "ssjf"):
+            settings(several, {"schedule_policy": policy})
+            info = requests.get(f"{several.url}/server_info", timeout=300).json()
+            names = [state["sage"]["schedule_policy"] for state in info["internal_states"]]
+            assert names == [policy] * 2
+            assert ask_one(several, ("Hello", 3)).ids
+        # SGLang itself asks for no key here.
+        answer = requests.post(f"{several.url}/sage/settings", json={}, timeout=300)
+        assert answer.status_code == 401

@@ -253,4 +253,5 @@ def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_last_value_of_a_flag_counts(argv: list[str], value: str | None) -> None:
     assert value_of(argv, "--tp") == value
     assert with_policy(argv)[-2:] == ["--schedule-policy", "sage"]
+    assert with_policy(["--sage-shadow", "record"]) == ["--sage-shadow", "record"]
     assert with_policy(["--schedule-policy=lpm"]) == ["--schedule-policy=lpm"]

@@ -113,6 +113,45 @@ print("done")
     assert "not named" not in result.stdout
 
 
+def test_the_shadow_is_for_stock_policies_that_it_can_see(
+    fresh: FreshProcesses, tmp_path: Path
+) -> None:
+    record = tmp_path / "record.jsonl"
+    result = fresh.run(
+        f"""
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.server_args import prepare_server_args
+base = ["--model-path", "none", "--sage-shadow", {str(record)!r}]
+for flags in (["--schedule-policy", "sage"], ["--skip-tokenizer-init"], ["--use-ray"],
+              ["--tokenizer-worker-num", "2"], ["--sage-shadow", "/no/such/folder/record"]):
+    try:
+        prepare_server_args(base + flags)
+        print("accepted", flags)
+    except SystemExit as refusal:
+        print(refusal)
+args = prepare_server_args(base + ["--schedule-policy", "lpm", "--enable-priority-scheduling"])
+print(args._sage_shadow)
+try:
+    args.check_server_args()
+except TypeError:
+    pass  # SGLang's own check looks for the model; ours comes before
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+print([hasattr(one, "__wrapped__") for one in (
+    TokenizerManager._send_one_request,
+    TokenizerManager._tokenize_one_request, Scheduler.get_new_batch_prefill)])
+"""
+    )
+    *said, kept, hooked = result.stdout.splitlines()[-7:]
+    named = ("sage predicts", "--skip-tokenizer", "--use-ray", "--tokenizer-worker-num", "/no/such")
+    for line, name in zip(said, named, strict=True):
+        assert line.startswith("sage-sched: ")
+        assert name in line
+    assert (kept, hooked) == (str(record), "[False, True, False]"), result.stderr
+    assert not record.exists()
+
+
 def test_on_the_command_line_the_last_line_says_what_is_wrong(
     fresh: FreshProcesses, tmp_path: Path
 ) -> None:

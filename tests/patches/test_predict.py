@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+import copy
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +10,7 @@ import pytest
 
 from bench.servers.model import write_model
 from bench.servers.policy_server import load_tokenizer
-from patches.predict import RequestPrediction, _last_user_text, _prompt_text
+from patches.request_prediction import RequestPrediction, _last_user_text, prompt_text
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +21,7 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("ids", [[-1], [10**9], [2**70], [[]], ["a"], [1.5], [], [None]])
 def test_no_token_ids_raise(manager: Any, ids: list[Any]) -> None:
-    text = _prompt_text(manager, SimpleNamespace(text=None, input_ids=ids))
+    text = prompt_text(manager, SimpleNamespace(text=None, input_ids=ids))
     assert text is None or isinstance(text, str)
 
 
@@ -26,7 +29,7 @@ def test_the_users_own_words_come_before_the_prompt_made_of_them(manager: Any) -
     obj = SimpleNamespace(
         text="<|user|> Why? <|assistant|>", input_ids=None, sage=RequestPrediction("Why?")
     )
-    assert _prompt_text(manager, obj) == "Why?"
+    assert prompt_text(manager, obj) == "Why?"
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,16 @@ def test_a_chat_is_known_by_its_last_user_message(
 ) -> None:
     chat = [SimpleNamespace(role=role, content=content) for role, content in messages]
     assert _last_user_text(chat) == text
+
+
+def test_a_request_whose_prediction_is_awaited_can_be_dumped() -> None:
+    # SGLang pickles requests for its dumps, and whoever reads them may not have this package.
+    async def dumped() -> bytes:
+        kept = RequestPrediction("Why?", prediction=asyncio.get_running_loop().create_future())
+        assert copy.deepcopy([kept]) == [kept]
+        return pickle.dumps(kept)
+
+    written = asyncio.run(dumped())
+    assert b"Why?" not in written
+    assert b"patches" not in written
+    assert pickle.loads(written) == {}

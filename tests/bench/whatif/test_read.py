@@ -147,6 +147,12 @@ def test_bench_serving_has_lengths_and_no_arrivals(tmp_path: Path) -> None:
     log = read_log([tmp_path / "run.jsonl"])
     assert [one[1:] for one in lengths(log)] == [(5, 2, 2), (6, 3, 3)]
     assert log.requests[1].ttlt_s == pytest.approx(0.4)
+    at_once = run | {"request_rate": float("inf")}
+    (tmp_path / "run.jsonl").write_text(json.dumps(at_once) + "\n")
+    assert read_log([tmp_path / "run.jsonl"]).arrivals_s == 0.0
+    (tmp_path / "run.jsonl").write_text(json.dumps(at_once | {"max_concurrency": 8}) + "\n")
+    with pytest.raises(WorkloadError, match="no log of arrivals"):
+        read_log([tmp_path / "run.jsonl"])
     del run["input_lens"]
     (tmp_path / "run.jsonl").write_text(json.dumps(run) + "\n")
     with pytest.raises(WorkloadError, match="--output-details"):

@@ -1,0 +1,170 @@
+"""Which replica of a server with --dp-size above 1 serves a request: our router in its one HTTP
+process, which sees every request come, grow and end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from patches.compat import UnsupportedServerError
+from patches.http_types import TokenizedRequest
+from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import NO_HINTS, Hints
+from sage_sched.ledger import Ledger, Newcomer
+from sage_sched.prefix_index import block_keys
+from sage_sched.router import Router
+from sage_sched.routers import router_named
+from sage_sched.step_time import ServerFacts
+
+logger = logging.getLogger(__name__)
+
+# What a scheduler has by default where none has said so yet.
+_POOL_TOKENS, _MOST_RUNNING = 100_000, 256
+
+
+class Load(Protocol):
+    """LoadSnapshot, managers/load_snapshot.py"""
+
+    max_total_num_tokens: int
+    max_running_requests: int
+
+
+class LoadReader(Protocol):
+    """TokenizerManager.load_snapshot_reader"""
+
+    def read_all(self) -> Sequence[Load]: ...
+
+
+def refuse_dispatch(server_args: Any, config: SageConfig) -> None:
+    """Raises UnsupportedServerError where the router would not see what it decides about."""
+    if not config.router.dispatch:
+        return
+    for flag, asked_for, reason in (
+        (
+            "--enable-dp-attention",
+            server_args.enable_dp_attention,
+            "its replicas take every step together",
+        ),
+        (
+            "--tokenizer-worker-num above 1",
+            server_args.tokenizer_worker_num > 1,
+            "each HTTP process knows of its own requests alone",
+        ),
+    ):
+        if asked_for:
+            raise UnsupportedServerError(
+                f"router.dispatch = {config.router.dispatch!r} does not work with {flag}: {reason}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What is known of a request when it is sent."""
+
+    distribution: LengthDistribution | None = None
+    hints: Hints = NO_HINTS
+
+
+class Dispatch:
+    """One server's. What it cannot decide it leaves to SGLang."""
+
+    def __init__(self, num_ranks: int, config: SageConfig, loads: LoadReader) -> None:
+        self._name = config.router.dispatch
+        self._router: Router = router_named(self._name)
+        self._num_ranks = num_ranks
+        self._step_time = (config.step_time or StepTimeConfig()).step_time()
+        self._loads = loads
+        self._ledger: Ledger | None = None
+        self._rank_of: dict[str, int] = {}
+        self._num_picked = [0] * num_ranks
+        self._num_given = self._num_failed = 0
+
+    def send(
+        self,
+        request: TokenizedRequest,
+        given: int | None,
+        foreseen: Foreseen,
+        alive: Collection[str],
+    ) -> None:
+        """A request is about to be sent: to the rank that its client has given, or that is picked
+        here. Never raises. alive: the ids of all unfinished requests."""
+        try:
+            self._forget_all_but(alive)
+            self._send(request, given, foreseen)
+        except Exception:
+            if not self._num_failed:
+                logger.exception("no replica could be picked: SGLang chooses one")
+            self._num_failed += 1
+
+    def _send(self, request: TokenizedRequest, given: int | None, foreseen: Foreseen) -> None:
+        ledger, now_s = self._started(), time.monotonic()
+        token_ids = request.input_ids
+        if not isinstance(token_ids, list | array):
+            return  # embeddings: nothing says how many
+        # What is not shared with others must not look as if it were.
+        scope = (request.lora_id, request.extra_key, request.cache_salt)
+        cap_tokens = request.sampling_params.max_new_tokens
+        newcomer = Newcomer(
+            len(token_ids),
+            _POOL_TOKENS if cap_tokens is None else max(1, cap_tokens),
+            foreseen.distribution,
+            block_keys(token_ids, scope),
+            foreseen.hints,
+        )
+        if given is None:
+            rank = self._router.pick(ledger.view(newcomer, now_s))
+            request.routed_dp_rank = rank
+            self._num_picked[rank] += 1
+        else:
+            rank = given
+            self._num_given += 1
+        ledger.sent(request.rid, rank, newcomer, now_s)
+        self._rank_of[request.rid] = rank
+
+    def heard(self, told: Iterable[tuple[str, int, bool]]) -> None:
+        """Of requests: id, how many tokens their answers have, and whether they have ended."""
+        if self._ledger is None:
+            return
+        now_s = time.monotonic()
+        for rid, age_tokens, has_ended in told:
+            rank = self._rank_of.get(rid)
+            if rank is None:
+                continue
+            if has_ended:
+                self._ledger.ended(rid, rank, now_s)
+                del self._rank_of[rid]
+            else:
+                self._ledger.grown(rid, rank, age_tokens, now_s)
+
+    def stats(self) -> dict[str, Any]:
+        """For /server_info. num_picked: by rank. num_given: of requests whose clients have chosen.
+        num_unfinished: by rank, as far as is known. num_failed: left to SGLang, after an error."""
+        return {
+            "dispatch": self._name,
+            "num_picked": self._num_picked,
+            "num_given": self._num_given,
+            "num_unfinished": self._ledger.num_unfinished() if self._ledger else [],
+            "num_failed": self._num_failed,
+        }
+
+    def _started(self) -> Ledger:
+        if self._ledger is None:
+            loads = self._loads.read_all()
+            pool_tokens = max((load.max_total_num_tokens for load in loads), default=0)
+            most_running = max((load.max_running_requests for load in loads), default=0)
+            server = ServerFacts(
+                pool_tokens or _POOL_TOKENS, most_running or _MOST_RUNNING, self._step_time, 0.0
+            )
+            self._ledger = Ledger(self._num_ranks, server)
+        return self._ledger
+
+    def _forget_all_but(self, alive: Collection[str]) -> None:
+        """An abort may end a request without a word of its scheduler's."""
+        if self._ledger is not None and len(self._rank_of) > len(alive):
+            gone = [rid for rid in self._rank_of if rid not in alive]
+            self.heard((rid, 0, True) for rid in gone)

@@ -1,0 +1,64 @@
+"""What a router knows of a cluster as a request comes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class ClusterView(NamedTuple):
+    """Columns: one look at 64 nodes and thousands of requests takes a few array operations.
+
+    Of the request, by node, shape (nodes,):
+    work_s: its predicted seconds of engine time there, what is cached of its prompt counting for
+        nothing. prefill_s: of these, until its first token. cached_tokens: of its prompt.
+    Of the request:
+    input_tokens: of its prompt. ttft_s, tpot_s: until its first token is due, and each further one;
+        inf: whenever. gain: what its first token is worth if it is on time, above 0.
+    Of each node, shape (nodes,):
+    decode_s: what those that decode there add to one step. age_s: since it was heard of last, or
+        has had work. queue_age_s: the same of those that have no first token yet.
+    Of each unfinished request, shape (requests,):
+    node: where it is. tokens: its prompt and what is known of its answer. remaining_s: its
+        predicted seconds of engine time from now on.
+    Of those of them that have no first token yet, shape (queued,):
+    queue_node: where. exec_s: their prefill. remain_s: until it is due; below 0: late. queue_gain:
+        as gain.
+    fixed_s: of every step.
+    """
+
+    work_s: Floats
+    prefill_s: Floats
+    cached_tokens: Ints
+    input_tokens: int
+    ttft_s: float
+    tpot_s: float
+    gain: float
+    decode_s: Floats
+    age_s: Floats
+    queue_age_s: Floats
+    node: Ints
+    tokens: Ints
+    remaining_s: Floats
+    queue_node: Ints
+    exec_s: Floats
+    remain_s: Floats
+    queue_gain: Floats
+    fixed_s: float
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.work_s)
+
+    def by_node(self, values: Floats | Ints | None = None) -> Floats:
+        """Sums of a column of the unfinished requests; without one, their number."""
+        return np.bincount(self.node, values, minlength=self.num_nodes).astype(np.float64)
+
+    def by_queue(self, values: Floats) -> Floats:
+        """Sums of a column of those that have no first token."""
+        return np.bincount(self.queue_node, values, minlength=self.num_nodes).astype(np.float64)

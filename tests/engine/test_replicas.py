@@ -1,0 +1,126 @@
+"""Replicas of one server (--dp-size 2): our router gives each request a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from tests.engine import stage
+from tests.engine.serving import (
+    LONG_PROMPT,
+    SHORT_PROMPT,
+    SageServer,
+    generate,
+    wait_until,
+    warmed_store,
+)
+
+TWO_REPLICAS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+FLAGS = ["--dp-size", "2", "--max-running-requests", "8"]
+SETTINGS = '[router]\ndispatch = "predicted-cost"\n'
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SageServer]:
+    folder = tmp_path_factory.mktemp("replicas")
+    store = warmed_store(folder / "store")
+    with SageServer(
+        model, folder, store, flags=FLAGS, env=TWO_REPLICAS, settings=SETTINGS
+    ) as server:
+        yield server
+
+
+def router(server: SageServer) -> dict[str, Any]:
+    found: dict[str, Any] = server.stats()["router"]
+    return found
+
+
+def rank_of(answer: Any) -> int:
+    rank: int = answer["meta_info"]["dp_rank"]
+    return rank
+
+
+def test_no_request_is_lost_and_both_serve(server: SageServer) -> None:
+    before = router(server)
+    with ThreadPoolExecutor(24) as pool:
+        asked = [(f"{SHORT_PROMPT} ({i})", 3 + i % 5) for i in range(48)]
+        answers = list(pool.map(lambda each: generate(server, *each), asked))
+    lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
+    assert all(1 <= length <= cap for length, (_, cap) in zip(lengths, asked, strict=True))
+    after = router(server)
+    picked = [new - old for new, old in zip(after["num_picked"], before["num_picked"], strict=True)]
+    assert sum(picked) == 48
+    assert picked == [sum(rank_of(answer) == rank for answer in answers) for rank in (0, 1)]
+    assert min(picked) > 0
+    assert after["num_unfinished"] == [0, 0]
+    assert after["num_failed"] == 0
+
+
+def test_batches_and_samples_have_ranks_of_their_own(server: SageServer) -> None:
+    answers = generate(server, [SHORT_PROMPT] * 6, 4)
+    answers += generate(server, SHORT_PROMPT, 4, sampling_params={"n": 3, "temperature": 1})
+    assert len(answers) == 9
+    assert router(server)["num_unfinished"] == [0, 0]
+
+
+def test_a_rank_that_a_client_gives_is_honoured(server: SageServer) -> None:
+    before = router(server)["num_given"]
+    for rank in (1, 1, 0, 1):
+        assert rank_of(generate(server, SHORT_PROMPT, 3, routed_dp_rank=rank)) == rank
+    assert router(server)["num_given"] == before + 4
+
+
+@pytest.mark.parametrize("rank", [2, -1, 10**6, "one", 0.5])
+def test_a_rank_that_is_not_there_is_refused_and_nothing_else(
+    server: SageServer, rank: object
+) -> None:
+    body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 3}, "routed_dp_rank": rank}
+    response = requests.post(f"{server.url}/generate", json=body, timeout=300)
+    assert response.status_code in (400, 422)
+    assert "rank" in response.text
+    assert generate(server, SHORT_PROMPT, 3)["meta_info"]["completion_tokens"] >= 1
+
+
+def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
+    def ask(prompt: str, rank: int | None, cap: int) -> Any:
+        return generate(server, prompt, cap, routed_dp_rank=rank)
+
+    with ThreadPoolExecutor(4) as pool:
+        with stage.held(server):
+            # Told by their numbers alone the first replica has less to do.
+            sent = [pool.submit(ask, LONG_PROMPT, 0, 1000)]
+            sent += [pool.submit(ask, SHORT_PROMPT, 1, 1000) for _ in range(2)]
+            wait_until(lambda: router(server)["num_unfinished"] == [1, 2])
+            sent.append(pool.submit(ask, LONG_PROMPT, None, 1000))
+            wait_until(lambda: sum(router(server)["num_unfinished"]) == 4)
+            assert router(server)["num_unfinished"] == [1, 3]
+        assert rank_of(sent[3].result()) == 1
+        assert [rank_of(answer.result()) for answer in sent[:3]] == [0, 1, 1]
+
+
+def test_an_aborted_request_counts_no_more(server: SageServer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with stage.held(server):
+            sent = pool.submit(generate, server, LONG_PROMPT, 1000, rid="gone")
+            wait_until(lambda: sum(router(server)["num_unfinished"]) == 1)
+            requests.post(f"{server.url}/abort_request", json={"rid": "gone"}, timeout=300)
+        sent.result()
+    generate(server, SHORT_PROMPT, 3)
+    wait_until(lambda: router(server)["num_unfinished"] == [0, 0])
+
+
+def test_a_replica_that_dies_takes_the_server_with_it(server: SageServer) -> None:
+    """SGLang's own doing: it watches its schedulers, and ends as a whole once one is gone."""
+    launcher = psutil.Process(server.pid)
+    schedulers = [p for p in launcher.children(recursive=True) if "scheduler" in p.name()]
+    assert len(schedulers) == 2
+    os.kill(schedulers[0].pid, signal.SIGKILL)
+    wait_until(lambda: not server.running())

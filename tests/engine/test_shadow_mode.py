@@ -1,0 +1,118 @@
+"""A stock server with --sage-shadow against one without: the record is all that differs."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from bench.servers.server import Server
+from bench.whatif.engine import of_running
+from bench.whatif.read import read_log
+from tests.engine import stage
+from tests.engine.conftest import CHECKED
+from tests.engine.serving import CPU_FLAGS, generate, wait_until, warmed_store
+
+# Its order goes by the prompts' lengths, and by arrival where they are alike.
+POLICY = ["--schedule-policy", "shortest-prefill-first", "--max-running-requests", "2"]
+SECRET = "Never write this down"
+PROMPTS = {
+    "long": f"{SECRET}: " + "tell me of the dragon and the seven seas. " * 12,
+    "short": f"{SECRET}.",
+    "middle": f"{SECRET}: " + "what do they mean? " * 6,
+    "same": f"{SECRET}!",
+    "chatty": f"{SECRET}: " + "why? " * 10,
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """order: in which requests started. answers: their texts, tokens and log probabilities."""
+
+    order: list[str]
+    answers: dict[str, tuple[str, list[Any]]]
+    state: dict[str, Any]
+
+
+def serve(server: Server, dumps: Path | None = None) -> Served:
+    if dumps is not None:
+        told = {"dump_requests_folder": str(dumps), "dump_requests_threshold": len(PROMPTS)}
+        requests.post(f"{server.url}/configure_logging", json=told).raise_for_status()
+    said = stage.together(
+        server,
+        [
+            partial(
+                generate, server, text, 9 + i, rid=name, return_logprob=True,
+                sampling_params={"custom_params": {"sage_lengths": [1, 2], "own": i}},
+            )
+            for i, (name, text) in enumerate(PROMPTS.items())
+        ],
+    )  # fmt: skip
+    answers = {
+        name: (answer["text"], answer["meta_info"]["output_token_logprobs"])
+        for name, answer in zip(PROMPTS, said, strict=True)
+    }
+    info = requests.get(f"{server.url}/server_info", timeout=300).json()
+    return Served(stage.started(server), answers, info["internal_states"][0])
+
+
+@pytest.fixture(scope="module")
+def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    log = tmp_path_factory.mktemp("unshadowed") / "server.log"
+    with Server(model, [*CPU_FLAGS, *POLICY], log=log, env=CHECKED) as server:
+        return serve(server)
+
+
+def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
+    model: Path, stock: Served, tmp_path: Path
+) -> None:
+    record, config, dumps = tmp_path / "record.jsonl", tmp_path / "sage.toml", tmp_path / "dumps"
+    config.write_text(f'[store]\npath = "{warmed_store(tmp_path / "store")}"\n')
+    flags = [*CPU_FLAGS, *POLICY, "--sage-shadow", str(record), "--sage-config", str(config)]
+    with Server(model, flags, log=tmp_path / "server.log", env=CHECKED) as server:
+        shadowed = serve(server, dumps)
+        assert shadowed.order == stock.order == ["short", "same", "chatty", "middle", "long"]
+        assert shadowed.answers == stock.answers
+        assert "sage" not in stock.state
+
+        predictor = shadowed.state["sage"]["predictor"]
+        assert predictor["num_predicted_warm"] == len(PROMPTS)
+        assert shadowed.state["sage"]["shadow"]["num_written"] == len(PROMPTS)
+        wait_until(lambda: _scored(server) == 0)  # all were cut by their caps
+        generate(server, "Any more?", 4, n=2)
+        requests.post(f"{server.url}/generate", json={"input_ids": [5, 6, 7]}).raise_for_status()
+        wait_until(lambda: _state(server)["sage"]["shadow"]["num_written"] > len(PROMPTS))
+        assert of_running(server.url, None).policy == "shortest-prefill-first"
+        wait_until(lambda: any(dumps.rglob("*.pkl")))
+
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    text = record.read_text()
+    assert SECRET not in text
+    rows = [json.loads(line) for line in text.splitlines()][: len(PROMPTS)]
+    assert sorted(row["max_new_tokens"] for row in rows) == [9, 10, 11, 12, 13]
+    log = read_log([record])
+    assert log.num_forecasts == len(log.requests) > len(PROMPTS)
+    assert log.num_prompts == 0
+    assert log.num_unusable == 0
+    # What SGLang has dumped of these requests can be read too, and no object of ours is in it.
+    (dumped,) = dumps.rglob("*.pkl")
+    assert b"patches" not in dumped.read_bytes()
+    told = sorted(r.prompt for r in read_log([dumped]).requests)
+    assert told == sorted(PROMPTS.values())
+    assert "shadow could not" not in (tmp_path / "server.log").read_text()
+
+
+def _state(server: Server) -> dict[str, Any]:
+    info = requests.get(f"{server.url}/server_info", timeout=300).json()
+    state: dict[str, Any] = info["internal_states"][0]
+    return state
+
+
+def _scored(server: Server) -> int:
+    return int(_state(server)["sage"]["predictor"]["quality"].get("num_answers", -1))
