@@ -160,7 +160,11 @@ class Evaluation:
     def outcome(self, job: tuple[Case, int]) -> Outcome:
         """One run."""
         case, seed = job
-        return self._simulated(case, self.requests(case, seed)).metrics()
+        return self.outcome_of(case, self.requests(case, seed))
+
+    def outcome_of(self, case: Case, requests: Sequence[SimRequest]) -> Outcome:
+        """The same on requests that are given."""
+        return self._simulated(case, requests).metrics()
 
     def _simulated(self, case: Case, requests: Sequence[SimRequest]) -> Result:
         engine = replace(PRESETS[case.engine], **dict(case.change))  # type: ignore[arg-type]
