@@ -91,7 +91,10 @@ def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
             f"{source} is no answer of a supported SGLang's /server_info: {error!r}"
         ) from error
     known = policy in STOCK or policy in policy_names()
-    return OwnServer(engine, policy if known else "", f"{source}, step times {by}", gain)
+    said = f"{source}, step times {by}"
+    if not known:
+        said += f"; its policy, {policy}, cannot be simulated"
+    return OwnServer(engine, policy if known else "", said, gain)
 
 
 def _step_time(

@@ -176,6 +176,9 @@ def test_an_engine_is_what_its_server_says() -> None:
     assert engine.step_time == StepTimeConfig().step_time()
     assert (server.policy, server.crps_gain) == ("lpm", 0.31)
     assert "learned" in server.description
+    other = of_info({**INFO, "schedule_policy": "random"}, None, "info")
+    assert other.policy == ""
+    assert "its policy, random, cannot be simulated" in other.description
     stock = {**INFO, "internal_states": [{**INFO["internal_states"][0], "sage": None}]}
     with pytest.raises(WorkloadError, match="--step-time"):
         of_info(stock, None, "info")
