@@ -24,20 +24,20 @@ class Router(ABC):
 
 
 class PredictedCost(Router):
-    """Where a request and those that are there together lose the least.
+    """Where the least predicted work is left with the request there, in seconds of the engine.
 
-    Nodes serve what has little left first. Of two requests that meet there each then delays the
-    other by the lesser of their works, so that a newcomer of work s adds, to the sum of all times
-    to the last token, s itself and min(s, r) for each request that has r left (the greedy
-    dispatcher for flow time; Avrahami and Azar, SPAA 2003). What a node has worked off since it was
-    heard of last is taken off; a cached prefix makes s smaller on the node that has it.
+    Its own work counts, so that a prefix which a node has computed draws it there as far as it
+    saves time. What a node has worked off since it was heard of last is taken off.
+
+    Counting of the others only what they would delay it by under an order by remaining work,
+    min(theirs, its own), was up to 1.4 % worse on prompts without prefixes (tuning seeds).
     """
 
     name = "predicted-cost"
 
     def pick(self, view: ClusterView) -> int:
-        delays_s = view.by_node(np.minimum(view.remaining_s, view.work_s[view.node]))
-        return int(np.argmin(np.maximum(delays_s - view.age_s, 0.0) + view.work_s))
+        left_s = np.maximum(view.by_node(view.remaining_s) - view.age_s, 0.0)
+        return int(np.argmin(left_s + view.work_s))
 
 
 class RoundRobin(Router):

@@ -182,8 +182,8 @@ MUTATIONS = (
     Mutation(
         "a prompt that is found to be cached loses its place",
         "sage_sched/policies/proserve.py",
-        "            promised.worth, promised.looked_at = worth, _NEVER\n",
-        "            promised.worth, promised.looked_at, promised.key = worth, _NEVER, 0.0\n",
+        "            promised.worth, promised.looked_at = worth, NEVER\n",
+        "            promised.worth, promised.looked_at, promised.key = worth, NEVER, 0.0\n",
         "tests/sage_sched/test_proserve.py"
         "::test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order",
     ),
@@ -586,7 +586,7 @@ MUTATIONS = (
         "tests/patches/test_shadow_record.py::test_what_is_written_is_read_back",
     ),
     Mutation(
-        "the shadow lets requests wait for its predictions",
+        "the shadow writes into requests",
         "patches/shadow_mode.py",
         "state.prediction = asyncio.ensure_future(predicted)",
         'obj.sampling_params["custom_params"] = {"sage": predicted}',

@@ -58,7 +58,7 @@ def answer_of(
         told = Told(([None] * len(requests),), 1, "none is needed", {})
     simulated = requests_of(engine, requests, cap_tokens)
     rows = compare(outcomes(engine, policies, simulated, told, config))
-    notes = [f"log: {log.description}, {log.arrivals_s / load:.0f} s"]
+    notes = [f"log: {log.description}; {len(requests)} requests of {log.arrivals_s / load:.0f} s"]
     if log.num_unusable:
         notes.append(f"left out: {log.num_unusable} rows, the first: {log.first_unusable}")
     if too_long := len(log.requests) - len(fits):

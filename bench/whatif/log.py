@@ -112,7 +112,7 @@ class Collected:
         ordered = sorted(self.requests, key=lambda request: request.arrival_s)
         begin_s = ordered[0].arrival_s
         moved = (replace(each, arrival_s=each.arrival_s - begin_s) for each in ordered)
-        kinds = ", ".join(f"{count} of {kind}" for kind, count in self.kinds.items())
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         return TrafficLog(tuple(moved), kinds, self.num_unusable, self.first_unusable)
 
 

@@ -94,7 +94,7 @@ def _add(into: Collected, kind: str, place: str, row: dict[str, Any]) -> None:
         else:
             into.add(kind, place, tables.request_of(row, kind))
     except _ROW_ERRORS as error:
-        into.leave_out(f"{place} is none of {kind}: {error}")
+        into.leave_out(f"{place} is not as {kind} are: {error}")
 
 
 def _read_lines(

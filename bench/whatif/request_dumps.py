@@ -16,7 +16,7 @@ from bench.whatif.log import Logged
 from bench.whatif.shared_prompts import blocks_of
 from bench.workload.prompts import WorkloadError
 
-KIND = "SGLang's request dumps"
+KIND = "requests of SGLang's dumps"
 MAGIC = b"\x80"
 
 

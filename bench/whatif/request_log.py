@@ -12,7 +12,7 @@ from bench.whatif.log import Logged
 from bench.whatif.request_dumps import cap_of, is_cut
 from bench.whatif.shared_prompts import blocks_of
 
-KIND = "SGLang's request log"
+KIND = "requests of SGLang's request log"
 RECEIVED, FINISHED = "request.received", "request.finished"
 # SGLang cuts longer texts in their middle at --log-requests-level 2.
 _CUT_TEXT_CHARS = 2048 + len("...")

@@ -14,8 +14,8 @@ from bench.workload.arrivals import poisson_arrivals
 from bench.workload.mooncake import BLOCK_TOKENS, recorded
 from sage_sched.distribution import LengthDistribution
 
-TABLE, MOONCAKE, SHADOW = "rows of a table", "Mooncake's rows", "rows of a shadow record"
-BENCH_SERVING = "bench_serving's requests"
+TABLE, MOONCAKE, SHADOW = "rows of a table", "rows of Mooncake's", "rows of a shadow record"
+BENCH_SERVING = "requests of bench_serving"
 # The first that a row has counts; upper and lower case are alike.
 ARRIVAL = ("arrival_s", "arrival", "timestamp", "time", "t")
 INPUT = ("input_tokens", "prompt_tokens", "input_len", "input_length", "contexttokens", "input")

@@ -15,6 +15,10 @@ from bench.whatif.supposed import LEAST_GAIN, MOST_GAIN, USUAL_GAIN, Supposed
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 
+# A smaller share of requests without a prediction makes no difference that is worth simulating.
+_FEW = 0.05
+_NUM_ATOMS = 64
+
 Forecasts = Sequence[LengthDistribution | None]
 
 
@@ -55,19 +59,38 @@ def told_of(
         by_prompt = sum(a is None and b is not None for a, b in zip(said, made, strict=True))
         said = [a if a is not None else b for a, b in zip(said, made, strict=True)]
         quality = foresight.quality()
-    missing = [i for i, found in enumerate(said) if found is None]
-    recorded = len(requests) - len(missing) - by_prompt
-    parts = {"recorded in shadow mode": recorded, "made from prompts": by_prompt}
-    parts["supposed"] = len(missing)
+    missing = sum(found is None for found in said)
+    parts = {
+        "recorded in shadow mode": len(requests) - missing - by_prompt,
+        "made from prompts": by_prompt,
+    }
+    lengths = [each.output_tokens for each in requests]
+    variants: tuple[Forecasts, ...] = (said,)
+    usual = 1
+    if missing < _FEW * len(requests):
+        # As a server has it for requests that go on without a prediction.
+        blind = LengthDistribution.from_samples(lengths, "prior").compressed(_NUM_ATOMS)
+        variants = ([blind if found is None else found for found in said],)
+        parts["of all lengths"] = missing
+    else:
+        gains = [gain] if gain is not None else [USUAL_GAIN, LEAST_GAIN, MOST_GAIN]
+        variants, usual = _supposed(said, lengths, gains, num_seeds), num_seeds
+        worths = ", ".join(f"{worth:.2f}" for worth in gains)
+        parts[f"supposed (CRPS gain {worths})"] = missing
     description = ", ".join(f"{count} {how}" for how, count in parts.items() if count)
-    if not missing:
-        return Told((said,), 1, description, quality)
-    supposed = Supposed([each.output_tokens for each in requests])
-    gains = [gain] if gain is not None else [USUAL_GAIN, LEAST_GAIN, MOST_GAIN]
+    return Told(variants, usual, description, quality)
+
+
+def _supposed(
+    said: Forecasts, lengths: Sequence[int], gains: Sequence[float], num_seeds: int
+) -> tuple[Forecasts, ...]:
+    """What is said, and where nothing is, predictions of each of the gains, with so many seeds."""
+    supposed = Supposed(lengths)
     variants = []
-    for worth in gains:
+    for gain in gains:
         for seed in range(num_seeds):
-            noisy = supposed.predictions(worth, seed)
-            variants.append([noisy[i] if found is None else found for i, found in enumerate(said)])
-    description += " (CRPS gain " + ", ".join(f"{worth:.2f}" for worth in gains) + ")"
-    return Told(tuple(variants), num_seeds, description, quality)
+            noisy = supposed.predictions(gain, seed)
+            variants.append(
+                [other if one is None else one for one, other in zip(said, noisy, strict=True)]
+            )
+    return tuple(variants)

@@ -10,12 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 
+from sage_sched import densities
 from sage_sched.cost import cost_named
 from sage_sched.fields import require
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.slide import ORDERS, Floats, Queue, Slide
+from sage_sched.promised import NEVER, Pair, Promised, promised_among, promised_of
+from sage_sched.slide import ORDERS, Queue, Slide
+from sage_sched.starved import StarvedShare
 from sage_sched.step_time import ServerFacts, attended_pairs
 from sage_sched.tdg import Promise
 from sage_sched.view import SchedulerView
@@ -28,13 +31,6 @@ _STARVED = -1.0
 # and so many are asked in a pass, as what they would give back takes time to find.
 _LEAST_SLACK_S = 1.0
 _NUM_ASKED = 8
-# What is known of worth rests on powers of two, so that it keeps for a while: in a pass no more are
-# looked at again.
-_NUM_LOOKED_AT = 16
-_NEVER = -1
-_MOST_DOUBLINGS = 64
-# What an answer is worth is looked at again every so many tokens.
-_INTERVAL_TOKENS = 64
 DENSITIES = ("next", "expected")
 
 
@@ -79,32 +75,6 @@ class ProserveParameters:
         require(0 <= share < 1, "policy.proserve.starved_share", share, "0 to 1, 1 excluded")
 
 
-@dataclass(slots=True)
-class _Promised:
-    """What is known of a job that was promised something.
-
-    worth: of its answer. exec_s: model seconds of its next token. due_s: when that is due, on the
-    ticks' clock. looked_at: what density rests on: its age, and how many tokens it takes to catch
-    up, in powers of two; 0: none. is_urgent, may_yield, key: of the last pass. ttft_s: its first
-    token's, as seen.
-    """
-
-    promise: Promise
-    tpot_s: float
-    worth: Worth
-    exec_s: float
-    due_s: float = math.inf
-    density: float = 0.0
-    looked_at: int = _NEVER
-    is_urgent: bool = False
-    may_yield: bool = False
-    key: float = 0.0
-    ttft_s: float = 0.0
-
-
-_Pair = tuple[Job, _Promised]
-
-
 class Proserve(Sage):
     """SlideBatching (ProServe, section 4.2): those that run and those that wait are one queue, of
     which the urgent go by density, the others by deadline, and the batch lasts until the first of
@@ -134,9 +104,7 @@ class Proserve(Sage):
         self._undated: list[Job] = []
         self._is_promised_any = False
         self._budget: Budget | None = None
-        self._starved: Job | None = None
-        self._credit_tokens = 0.0
-        self._served_tokens = 0
+        self._starved = StarvedShare(parameters.starved_share, float(server.kv_pool_tokens))
         self._now_s = 0.0
 
     def on_arrival(self, job: Job) -> bool:
@@ -155,21 +123,21 @@ class Proserve(Sage):
     def on_forecast(self, job: Job) -> None:
         """Its worth anew."""
         super().on_forecast(job)
-        if _promised(job) is not None:
+        if promised_of(job) is not None:
             self._promise(job)
 
     def _promise(self, job: Job) -> None:
         assert job.distribution is not None
         known = job.distribution.with_tail(job.max_new_tokens)
         worth = Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
-        promised = _promised(job)
+        promised = promised_of(job)
         if promised is None:
             promise = Promise.of(job.hints)
-            job.memo.more = _Promised(  # type: ignore[attr-defined]
+            job.memo.more = Promised(  # type: ignore[attr-defined]
                 promise, promise.tpot_s, worth, self._prefill_s(job)
             )
         else:  # its place stays until the next pass
-            promised.worth, promised.looked_at = worth, _NEVER
+            promised.worth, promised.looked_at = worth, NEVER
             promised.exec_s = self._prefill_s(job)
 
     def _prefill_s(self, job: Job) -> float:
@@ -187,7 +155,7 @@ class Proserve(Sage):
         """Its place of the last pass."""
         if not self._is_promised_any:
             return super().key(job, view)
-        promised = _promised(job)
+        promised = promised_of(job)
         return _BEST_EFFORT + super().key(job, view) if promised is None else promised.key
 
     @property
@@ -199,12 +167,12 @@ class Proserve(Sage):
         """Order all, and say how long the batch may take."""
         self._now_s = view.now_s
         for job in self._undated:
-            promised = _promised(job)
+            promised = promised_of(job)
             assert promised is not None
             promised.due_s = job.arrival_s + promised.promise.ttft_s
         self._undated.clear()
-        running, waiting = _promised_of(view.running), _promised_of(view.waiting)
-        chunked = [] if view.chunked is None else _promised_of([view.chunked])
+        running, waiting = promised_among(view.running), promised_among(view.waiting)
+        chunked = [] if view.chunked is None else promised_among([view.chunked])
         self._budget = None
         if self._is_promised_any != bool(running or chunked or waiting):
             self._is_promised_any = not self._is_promised_any
@@ -216,9 +184,13 @@ class Proserve(Sage):
         self._promises.forget(view)
         self._bring_up_to_date([*running, *chunked, *(w for w in waiting if w[0].generated_tokens)])
         self._order([*running, *chunked, *waiting], len(running), view)
-        self._give_starved_their_share(waiting, view)
+        if (starved := self._starved.choose(waiting, view)) is not None:
+            promised = promised_of(starved)
+            assert promised is not None
+            promised.key = _STARVED
+            starved.place = None
 
-    def _bring_up_to_date(self, begun: Iterable[_Pair]) -> None:
+    def _bring_up_to_date(self, begun: Iterable[Pair]) -> None:
         """Of those that have begun, what their next token takes and when it is due."""
         step_time = self.server.step_time
         for job, promised in begun:
@@ -235,7 +207,7 @@ class Proserve(Sage):
             else:
                 promised.exec_s = self._prefill_s(job)
 
-    def _order(self, jobs: list[_Pair], num_running: int, view: SchedulerView) -> None:
+    def _order(self, jobs: list[Pair], num_running: int, view: SchedulerView) -> None:
         """jobs: of which the first num_running run."""
         step_time, ours, pace = self.server.step_time, self.ours, view.pace
         promised = [p for _, p in jobs]
@@ -244,7 +216,12 @@ class Proserve(Sage):
         tpot_s = np.array([p.tpot_s for p in promised])
         fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s) * pace
         missing_s = exec_s + fixed_s - remain_s
-        self._look_at_worth(jobs, missing_s, tpot_s, num_running, view)
+        if ours.density == "next":
+            densities.of_next_tokens(jobs)
+        else:
+            densities.of_answers(
+                jobs, missing_s, tpot_s, num_running, view, step_time, self._slo_cost
+            )
         queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
         least_s = ours.eta * min(float(tpot_s.min()), 1e6)
         slide = Slide(fixed_s, least_s, ours.gamma, ours.order)
@@ -265,7 +242,7 @@ class Proserve(Sage):
             self._choose_who_may_yield(promised[:num_running], promised[num_running:], view)
 
     def _choose_who_may_yield(
-        self, running: list[_Promised], others: list[_Promised], view: SchedulerView
+        self, running: list[Promised], others: list[Promised], view: SchedulerView
     ) -> None:
         """Of those that run, the last in the order that have time or are not worth much."""
         best = max([p.density for p in others if p.is_urgent], default=0.0)
@@ -281,57 +258,6 @@ class Proserve(Sage):
         willing.sort(key=_key_of, reverse=True)
         for p in willing[:_NUM_ASKED]:
             p.may_yield = True
-
-    def _look_at_worth(
-        self,
-        jobs: list[_Pair],
-        missing_s: Floats,
-        tpot_s: Floats,
-        num_running: int,
-        view: SchedulerView,
-    ) -> None:
-        """Densities anew, of those for which anything has changed that they rest on.
-
-        missing_s: by how much the next token of each will be late. Who is late catches up by what
-        a decode step is shorter than the TPOT: prefills are cut so that it may, see catch_up.
-        """
-        if self.ours.density == "next":
-            for job, p in jobs:
-                promise = p.promise
-                weight = promise.next_weight if job.generated_tokens else promise.first_weight
-                p.density = weight / p.exec_s
-            return
-        running = view.running
-        kv_tokens = sum([job.input_tokens + job.generated_tokens for job in running])
-        step_s = self.server.step_time.decode_s(len(running), kv_tokens) * view.pace
-        catching_s = np.maximum(tpot_s - step_s, 1e-6)
-        to_catch_up = np.minimum(np.maximum(missing_s, 0.0) / catching_s, 1e9)
-        tokens = np.where(missing_s > 0, to_catch_up + 1, 0.5)
-        late = (np.floor(np.log2(tokens)) + 1).astype(np.int64)
-        ages = np.zeros(len(jobs), np.int64)
-        ages[:num_running] = [
-            job.generated_tokens // _INTERVAL_TOKENS + 1 for job, _ in jobs[:num_running]
-        ]
-        looked_at = late + _MOST_DOUBLINGS * ages
-        before = np.array([p.looked_at for _, p in jobs])
-        changed = np.flatnonzero(looked_at != before)
-        num_left = _NUM_LOOKED_AT
-        for at in changed.tolist():
-            job, p = jobs[at]
-            if num_left > 0 or p.looked_at == _NEVER:
-                num_left -= 1
-                p.looked_at = int(looked_at[at])
-                p.density = self._density(job, p, job.generated_tokens, int(late[at]))
-
-    def _density(self, job: Job, p: _Promised, age: int, doublings: int) -> float:
-        first = age + 1 + (0 if doublings == 0 else int(1.5 * 2.0 ** (doublings - 1)))
-        if first > job.max_new_tokens:
-            return 0.0
-        spent_s = 0.0
-        if age:
-            spent_s = self._slo_cost(job.input_tokens, age, job.cached_input_tokens)
-        promise = p.promise
-        return p.worth.density(promise.first_weight, promise.next_weight, age, first, spent_s)
 
     def _in_tokens(self, budget_s: float, view: SchedulerView) -> Budget | None:
         """How much may be prefilled within a batch of so many seconds of the model's."""
@@ -353,32 +279,6 @@ class Proserve(Sage):
             tokens = self.ours.least_chunk_tokens
         return Budget(prefill_tokens=tokens, reason="until the first token is due")
 
-    def _give_starved_their_share(self, waiting: list[_Pair], view: SchedulerView) -> None:
-        """Who is late by more than its whole TTFT goes first, by arrival, as long as the work done
-        for such has been less than their share."""
-        starved, work = self._starved, view.served_tokens - self._served_tokens
-        self._served_tokens = view.served_tokens
-        if starved is not None and starved.served_tokens:
-            self._credit_tokens -= starved.input_tokens + _mean_tokens(starved)
-            starved = None
-        elif starved is not None and starved not in view.waiting:  # it was aborted, say
-            starved = None
-        most = float(self.server.kv_pool_tokens)
-        earned = self.ours.starved_share * work
-        self._credit_tokens = min(most, self._credit_tokens + earned)
-        if starved is None and self._credit_tokens > 0 and self.ours.starved_share:
-            now_s = view.now_s
-            late = [
-                (job.arrival, job)
-                for job, p in waiting
-                if now_s > p.due_s + p.promise.ttft_s and not job.generated_tokens
-            ]
-            starved = min(late)[1] if late else None
-        self._starved = starved
-        if starved is not None and (promised := _promised(starved)) is not None:
-            promised.key = _STARVED
-            starved.place = None
-
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
@@ -386,12 +286,12 @@ class Proserve(Sage):
         were promised something the one that has time, or whose answer is worth much less."""
         if not self._is_promised_any:
             return super().should_preempt(running, waiting, price_s, view)
-        ours, theirs = _promised(running), _promised(waiting)
+        ours, theirs = promised_of(running), promised_of(waiting)
         if theirs is None or not theirs.is_urgent:
             return False
         if ours is None:
             return True
-        if waiting is self._starved or not ours.may_yield:
+        if waiting is self._starved.first or not ours.may_yield:
             return False
         has_time = ours.due_s - view.now_s > _LEAST_SLACK_S + price_s
         return has_time or 2 * ours.density < theirs.density
@@ -401,27 +301,8 @@ class Proserve(Sage):
         return self._budget
 
 
-def _promised(job: Job) -> _Promised | None:
-    more: _Promised | None = getattr(job.memo, "more", None)
-    return more
-
-
-def _key_of(promised: _Promised) -> float:
+def _key_of(promised: Promised) -> float:
     return promised.key
-
-
-def _promised_of(jobs: Iterable[Job]) -> list[_Pair]:
-    """Of these, those that were promised something."""
-    return [
-        (job, job.memo.more)  # type: ignore[attr-defined]
-        for job in jobs
-        if job.is_ranked and job.memo.more is not None  # type: ignore[attr-defined]
-    ]
-
-
-def _mean_tokens(job: Job) -> float:
-    assert job.distribution is not None
-    return job.distribution.capped(job.max_new_tokens).mean()
 
 
 def _shared_base(server: ServerFacts) -> ServerFacts:

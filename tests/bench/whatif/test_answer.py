@@ -125,6 +125,10 @@ def test_each_request_is_told_by_the_best_that_there_is_of_it() -> None:
     assert all(variant[0] is said for variant in told.variants)
     assert len({id(variant[1]) for variant in told.variants}) == 1
     assert "1 recorded in shadow mode, 1 made from prompts, 1 supposed" in told.description
+    few = [*[replace(requests[0], arrival_s=float(i)) for i in range(40)], requests[2]]
+    told = told_of(few, SMALL.engine, CONFIG, store=None, gain=None, num_seeds=2)
+    assert len(told.variants) == 1
+    assert told.description == "40 recorded in shadow mode, 1 of all lengths"
     told = told_of(requests[:2], SMALL.engine, CONFIG, store=None, gain=None, num_seeds=2)
     assert len(told.variants) == 1
 
