@@ -23,14 +23,12 @@ def by_hand(num_steps: int, first_s: float, growth_s: float, due_s: float, tpot_
     return num_steps - late
 
 
-def nearly(
-    num_steps: int, first_s: float, growth_s: float, due_s: float, tpot_s: float
-) -> set[int]:
-    """What may be counted if a token that is due when it comes goes either way."""
-    return {
-        by_hand(num_steps, first_s, growth_s, due_s + shift_s, tpot_s)
-        for shift_s in (-1e-6, 0.0, 1e-6)
-    }
+def nearly(num_steps: int, first_s: float, growth_s: float, due_s: float, tpot_s: float) -> range:
+    """What may be counted if tokens that are due when they come go either way."""
+    least, most = (
+        by_hand(num_steps, first_s, growth_s, due_s + shift_s, tpot_s) for shift_s in (-1e-6, 1e-6)
+    )
+    return range(least, most + 1)
 
 
 @given(st.integers(0, 300), SECONDS, st.floats(0.0, 0.01), st.floats(-50.0, 50.0), SECONDS)
