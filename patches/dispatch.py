@@ -164,7 +164,8 @@ class Dispatch:
         return self._ledger
 
     def _forget_all_but(self, alive: Collection[str]) -> None:
-        """An abort may end a request without a word of its scheduler's."""
-        if self._ledger is not None and len(self._rank_of) > len(alive):
+        """An abort may end a request without a word of its scheduler's. alive has the one that is
+        about to be sent."""
+        if self._ledger is not None and len(self._rank_of) >= len(alive):
             gone = [rid for rid in self._rank_of if rid not in alive]
             self.heard((rid, 0, True) for rid in gone)

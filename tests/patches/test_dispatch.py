@@ -64,9 +64,10 @@ def test_what_has_ended_counts_no_more() -> None:
     assert sent(router, "next", SHORT) == 0
 
 
-def test_what_has_gone_without_a_word_counts_no_more() -> None:
+@pytest.mark.parametrize("gone", ["a", "abc"])
+def test_what_has_gone_without_a_word_counts_no_more(gone: str) -> None:
     router = dispatch()
-    for rid in "abc":
+    for rid in gone:
         sent(router, rid, LONG, given=0)
     asked = request("d")
     router.send(asked, None, LONG, {"d": None})
