@@ -41,6 +41,10 @@ def warmed_store(path: Path) -> Path:
     return path
 
 
+# Of several HTTP processes: how long one may take to start, which imports all of SGLang.
+UNHURRIED = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "600"}
+
+
 class SageServer(Server):
     """A server under one of our policies whose history is in `store`, prompts kept.
 

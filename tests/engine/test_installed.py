@@ -10,7 +10,7 @@ from pathlib import Path
 import requests
 
 from bench.servers.server import Server
-from tests.engine.serving import CPU_FLAGS
+from tests.engine.serving import CPU_FLAGS, UNHURRIED
 from tests.installed import Installed, build, somebodys_folder
 from tests.pages import DOCS, NOT_RUN, blocks
 
@@ -62,7 +62,7 @@ def test_it_serves_and_the_pages_commands_run(model: Path, tmp_path: Path) -> No
     here = ("bash", "-c", 'cd "$0" && exec "$@"', str(reader.folder))
     # The HTTP processes load no plugin, so they have to find the parts by themselves.
     flags = [*CPU_FLAGS, "--tokenizer-worker-num", "2"]
-    env = {"PYTHONPATH": "", "XDG_CACHE_HOME": str(cache)}
+    env = {"PYTHONPATH": "", "XDG_CACHE_HOME": str(cache), **UNHURRIED}
     command = (*here, str(installed.bin / "sage-sched"), "serve")
     with Server(model, flags, log=tmp_path / "log", env=env, command=command) as server:
         reader.port = str(server.port)

@@ -28,14 +28,14 @@ from tests.engine.conftest import BIN, CHECKED
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,
+    UNHURRIED,
     SageServer,
     generate,
     wait_until,
     warmed_store,
 )
 
-# However long a process takes to import SGLang.
-UNHURRIED = CHECKED | {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "600"}
+# However long a prediction takes.
 PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
 
 
@@ -51,7 +51,7 @@ def test_several_http_processes_share_one_worker(model: Path, tmp_path: Path) ->
         tmp_path,
         warmed_store(tmp_path / "store"),
         flags=["--tokenizer-worker-num", "2"],
-        env=UNHURRIED,
+        env=CHECKED | UNHURRIED,
         settings=PATIENT,
     ) as server:
         num_before = len(server.history())  # of SGLang's own requests

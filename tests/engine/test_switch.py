@@ -20,7 +20,7 @@ from bench.servers.server import Server
 from tests.engine import stage
 from tests.engine.conftest import BIN, CHECKED, YIELDING, YIELDING_FLAGS
 from tests.engine.crowds import ask_one
-from tests.engine.serving import SageServer, wait_until, warmed_store
+from tests.engine.serving import UNHURRIED, SageServer, wait_until, warmed_store
 
 NUM_REQUESTS, NUM_SWITCHES, UNDER_WAY = 1000, 20, 48
 KEY = {"SAGE_ADMIN_KEY": stage.ADMIN_KEY}
@@ -178,7 +178,7 @@ def test_any_http_process_changes_all_schedulers(model: Path, tmp_path: Path) ->
         tmp_path,
         warmed_store(tmp_path / "store"),
         flags=[*flags, "--admin-api-key", stage.ADMIN_KEY],
-        env=CHECKED | TWO_RANKS,
+        env=CHECKED | TWO_RANKS | UNHURRIED,
     ) as several:
         # Connections go to one HTTP process or the other.
         for policy in ("ssjf", "sage", "fcfs", "ssjf"):
