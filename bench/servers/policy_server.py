@@ -116,6 +116,7 @@ class PolicyServers:
             # The same prompts may come again: the next server must not know their answers.
             sections["store"] |= {"path": str((self.folder / "store").absolute()), "on_disk": False}
             config = self.folder / f"{policy}.yaml"
+            self.folder.mkdir(parents=True, exist_ok=True)
             config.write_text(yaml.safe_dump(sections), encoding="utf-8")
             flags += ["--sage-config", str(config)]
         flags += self.flags  # the last one counts
