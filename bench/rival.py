@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,6 +108,15 @@ class Rival:
             "clip_max_new_tokens": self.clip_tokens,
         }
         return {name: value for name, value in fields.items() if value is not None}
+
+
+def policy_argument(text: str) -> str:
+    """A policy on a command line, as it is written there."""
+    try:
+        Rival.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _form() -> str:

@@ -32,10 +32,11 @@ def register() -> None:
     from patches.hook import apply_all
 
     # Hooking imports the target's module, which is for the process that runs it to do.
-    of_scheduler, of_controller = (
-        m in sys.modules for m in (_SCHEDULER_MODULE, _CONTROLLER_MODULE)
+    hooks = first_hooks(
+        of_scheduler=_SCHEDULER_MODULE in sys.modules,
+        of_controller=_CONTROLLER_MODULE in sys.modules,
     )
-    apply_all(first_hooks(of_scheduler=of_scheduler, of_controller=of_controller))
+    apply_all(hooks)
 
 
 def first_hooks(*, of_scheduler: bool, of_controller: bool) -> list[Hook]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.comparison.report import write_report
 from bench.comparison.side_by_side import Settings, compare_policies, requests_per_s
 from bench.comparison.stats import headline, summarize, table
-from bench.rival import Rival
+from bench.rival import policy_argument
 from bench.servers.device import device_note
 from bench.servers.options import configure_servers, servers_of
 from bench.servers.server import ServerError
@@ -26,7 +26,7 @@ DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--policies", nargs="+", default=DEFAULT_POLICIES, type=_policy, metavar="NAME",
+        "--policies", nargs="+", default=DEFAULT_POLICIES, type=policy_argument, metavar="NAME",
         help="values of --schedule-policy, SGLang's own also tuned, as fcfs@conservativeness=0.3 "
         "(see docs/bench.md); ratios are to the first (default: %(default)s)",
     )  # fmt: skip
@@ -113,14 +113,6 @@ def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Sett
         trace=args.trace,
         cold=args.cold,
     )
-
-
-def _policy(text: str) -> str:
-    try:
-        Rival.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 def _rate(text: str) -> str:

@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.comparison.session_bodies import Serve, served, session_servers, simulated
 from bench.comparison.stats import sign_interval
@@ -64,7 +65,7 @@ def all_answers() -> LengthDistribution:
     return LengthDistribution.from_samples(_answers(np.random.default_rng(0), 200), "history")
 
 
-def _answers(rng: np.random.Generator, number: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _answers(rng: np.random.Generator, number: int) -> NDArray[np.int64]:
     lengths = rng.lognormal(np.log(_MEDIAN_ANSWER_TOKENS), _SPREAD_OF_LOG, number)
     return np.clip(np.rint(lengths), 1, _MAX_NEW_TOKENS).astype(np.int64)
 

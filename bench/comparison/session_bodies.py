@@ -23,7 +23,7 @@ from bench.servers.server import ServerError
 from bench.servers.session_client import Times, serve_sessions
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
-from bench.simulator.result import Served, alone_s
+from bench.simulator.result import Served
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from predictor_store.warm import Observation
@@ -80,19 +80,8 @@ def as_seen(engine: Engine, requests: Sequence[SimRequest], times: Sequence[Time
         np.array([getattr(each, name) for each in times])
         for name in ("arrival_s", "first_token_s", "last_token_s")
     )
-    return Served(
-        arrival_s=arrival_s,
-        ttft_s=first_s - arrival_s,
-        ttlt_s=last_s - arrival_s,
-        alone_s=np.array([alone_s(engine, r.input_tokens, r.output_tokens) for r in requests]),
-        input_tokens=np.array([request.input_tokens for request in requests]),
-        answer_tokens=np.array([request.output_tokens for request in requests]),
-        num_next_on_time=np.array(
-            [_num_on_time(*pair) for pair in zip(requests, times, strict=True)]
-        ),
-        hints=tuple(request.hints for request in requests),
-        duration_s=float(last_s.max() - arrival_s.min()),
-    )
+    num_on_time = [_num_on_time(*pair) for pair in zip(requests, times, strict=True)]
+    return Served.of(engine, requests, arrival_s, first_s, last_s, np.array(num_on_time))
 
 
 def _num_on_time(request: SimRequest, times: Times) -> int:

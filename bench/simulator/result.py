@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,31 @@ class Served:
     num_next_on_time: NDArray[np.int64]
     hints: tuple[Hints, ...]
     duration_s: float
+
+    @classmethod
+    def of(
+        cls,
+        engine: Engine,
+        requests: Sequence[SimRequest],
+        arrival_s: NDArray[np.float64],
+        first_s: NDArray[np.float64],
+        last_s: NDArray[np.float64],
+        num_next_on_time: NDArray[np.int64],
+        **more: Any,
+    ) -> Self:
+        """From when requests came, and when their first and last tokens did. more: of a Result."""
+        return cls(
+            arrival_s=arrival_s,
+            ttft_s=first_s - arrival_s,
+            ttlt_s=last_s - arrival_s,
+            alone_s=np.array([alone_s(engine, r.input_tokens, r.output_tokens) for r in requests]),
+            input_tokens=np.array([request.input_tokens for request in requests]),
+            answer_tokens=np.array([request.output_tokens for request in requests]),
+            num_next_on_time=num_next_on_time,
+            hints=tuple(request.hints for request in requests),
+            duration_s=float(last_s.max() - arrival_s.min()),
+            **more,
+        )
 
     def attainment(self) -> dict[str, Any]:
         """How far requests got what they were promised."""
@@ -120,18 +145,15 @@ def result_of(
     last_s = np.array([p.last_token_s for p in ordered])
     if not ((arrival_s <= first_s) & (first_s <= last_s)).all():
         raise RuntimeError("a request was served before it came")
-    return Result(
-        arrival_s=arrival_s,
-        ttft_s=first_s - arrival_s,
-        ttlt_s=last_s - arrival_s,
-        alone_s=np.array([alone_s(engine, r.input_tokens, r.output_tokens) for r in requests]),
-        input_tokens=np.array([request.input_tokens for request in requests]),
-        answer_tokens=np.array([request.output_tokens for request in requests]),
+    return Result.of(
+        engine,
+        requests,
+        arrival_s,
+        first_s,
+        last_s,
+        np.array([p.num_next_on_time for p in ordered]),
         num_retractions=np.array([p.num_retractions for p in ordered]),
         num_yields=np.array([p.job.num_yields for p in ordered]),
-        num_next_on_time=np.array([p.num_next_on_time for p in ordered]),
-        hints=tuple(request.hints for request in requests),
-        duration_s=float(last_s.max() - arrival_s.min()),
         prefill_tokens=prefill_tokens,
         moved_tokens=moved_tokens,
         wall_s=wall_s,

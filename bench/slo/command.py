@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
             with contextlib.ExitStack() as stack:
                 serve: Serve = setting.served
                 if args.on_servers:
-                    serve = stack.enter_context(Servers(setting, args.servers, args.speed))
+                    servers = Servers(setting, args.servers, args.speed)
+                    serve = stack.enter_context(contextlib.closing(servers))
                 _compare(args, name, setting, serve)
     except (ServerError, WorkloadError, OSError, ValueError) as error:
         print(f"sage-sched bench slo: {error}", file=sys.stderr)

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from bench.comparison.session_bodies import as_seen, served, session_servers
 from bench.servers.device import Device
@@ -43,15 +41,8 @@ class Servers:
         self._as: tuple[tuple[str, ...], bool] = ((), False)
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the server."""
         self._stack.close()
 
     def __call__(self, policy: str, requests: Sequence[SimRequest]) -> Served:
@@ -64,7 +55,7 @@ class Servers:
 
     def _kept_with(self, flags: tuple[str, ...], unmixed: bool) -> KeptServer:
         if self._kept is None or (flags, unmixed) != self._as:
-            self._stack.close()
+            self.close()
             engine = self._setting.engine
             engine = replace(engine, mixed_chunk=engine.mixed_chunk and not unmixed)
             lengths = LengthDistribution.from_samples(self._setting.lengths.history[1], "warm")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.calibration.validation import read_step_time
-from bench.rival import Rival
+from bench.rival import policy_argument
 from bench.simulator.presets import PRESETS
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import sentence, table
@@ -54,12 +54,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--step-time", metavar="FILE", help="what sage-sched bench fit has written")
     parser.add_argument(
-        "--policy", type=_policy, metavar="NAME",
+        "--policy", type=policy_argument, metavar="NAME",
         help="yours, as fcfs or fcfs@conservativeness=0.3,clip=1024 (docs/bench.md; default: the "
         "server's, or fcfs)",
     )  # fmt: skip
     parser.add_argument(
-        "--policies", nargs="+", type=_policy, default=DEFAULT_POLICIES, metavar="NAME",
+        "--policies", nargs="+", type=policy_argument, default=DEFAULT_POLICIES, metavar="NAME",
         help="to compare it with (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -139,14 +139,6 @@ def _write(answer: Answer, folder: Path) -> Path:
     picture = folder / "whatif.svg"
     picture.write_text(ratios(answer.rows, "\n".join(answer.notes[:2])), encoding="utf-8")
     return picture
-
-
-def _policy(text: str) -> str:
-    try:
-        Rival.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 def _factor(text: str) -> float:

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bench.cluster import command
 from bench.cluster.loads import load_named
 from bench.workload.prompts import WorkloadError
 from sage_sched.routers import ROUTERS
+from tests.bench.recordings import azure_like
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    rows = [
-        {"t": float(i), "input_tokens": int(n), "output_tokens": int(o)}
-        for i, (n, o) in enumerate(rng.integers([50, 5], [3000, 200], (300, 2)))
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "trace_azure2023_conv.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-    return folder
+    return azure_like(tmp_path_factory.mktemp("data"))
 
 
 def asked(data: Path, *more: str) -> argparse.Namespace:

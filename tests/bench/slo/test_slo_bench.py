@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bench.slo import command
@@ -18,6 +16,7 @@ from bench.slo.runs import ABLATIONS, OURS, STOCK, Setting, numbers_of
 from bench.workload.prompts import WorkloadError
 from sage_sched.job import Hints, Job
 from sage_sched.order import serving_order
+from tests.bench.recordings import azure_like
 from tests.sage_sched.strategies import SERVER, waiting
 
 HIGH = Hints(weight=2.0, ttft_slo_ms=5000.0, tpot_slo_ms=100.0, slo_class="high")
@@ -26,15 +25,7 @@ LOW = Hints(weight=1.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="low")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    rows = [
-        {"t": float(i), "input_tokens": int(n), "output_tokens": int(o)}
-        for i, (n, o) in enumerate(rng.integers([50, 5], [3000, 200], (300, 2)))
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "trace_azure2023_conv.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-    return folder
+    return azure_like(tmp_path_factory.mktemp("data"))
 
 
 def job(arrival: int, hints: Hints) -> Job:
