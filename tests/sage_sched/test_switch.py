@@ -75,6 +75,14 @@ def test_nonsense_is_refused_and_never_worse(changes: Any) -> None:
         assert START.changed(changes) == START
 
 
+def test_of_each_section_it_is_said_why_it_cannot_change_if_it_cannot() -> None:
+    sections = {*SageConfig().sections(), "step_time"}
+    settings = Settings("sage", SageConfig())
+    for section in sections - {"policy", "preemption", "admission"}:
+        with pytest.raises(ConfigError, match=f"^{section} cannot change while the server runs: "):
+            settings.changed({section: {}})
+
+
 @pytest.mark.parametrize("policy", [*policy_names(), *sorted(STOCK_POLICIES)])
 def test_what_is_shown_can_be_given_back(policy: str) -> None:
     if policy == "srpt-oracle":
