@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import patches
 from patches.compat import CALLS
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import SageConfig
+from sage_sched.config import ExportConfig, SageConfig
 
 if TYPE_CHECKING:
     from patches.hook import Hook
@@ -68,7 +68,7 @@ def _checks() -> Iterator[Callable[[], None]]:
 def _scheduler_hooks() -> Iterable[Hook]:
     from patches.scheduler_hooks import scheduler_hooks
 
-    return scheduler_hooks(SageConfig())
+    return scheduler_hooks(SageConfig(export=ExportConfig(predicted_load=True)))
 
 
 def _first_hooks() -> Iterable[Hook]:
