@@ -4,6 +4,7 @@ from sage_sched.policies.fastserve import FastServe
 from sage_sched.policies.fcfs_foresight import FcfsForesight
 from sage_sched.policies.ltr import Ltr
 from sage_sched.policies.proserve import Proserve
+from sage_sched.policies.qllm import Qllm
 from sage_sched.policies.sage import Sage
 from sage_sched.policies.srpt_oracle import SrptOracle
 from sage_sched.policies.ssjf import Ssjf
@@ -19,6 +20,7 @@ POLICIES: dict[str, type[Policy]] = {
     "fastserve": FastServe,
     "ltr": Ltr,
     "proserve": Proserve,
+    "qllm": Qllm,
     "srpt-oracle": SrptOracle,
     "ssjf": Ssjf,
     "trail": Trail,

@@ -69,7 +69,10 @@ def test_without_a_prediction_it_cannot_rank(name: str) -> None:
     assert not policy_named(name, {}, SERVER).on_arrival(unknown)
 
 
-@pytest.mark.parametrize("name", sorted(set(policy_names()) - NEEDS_NONE - {"urgency-arrival"}))
+BY_ARRIVAL = {"qllm", "urgency-arrival"}
+
+
+@pytest.mark.parametrize("name", sorted(set(policy_names()) - NEEDS_NONE - BY_ARRIVAL))
 def test_the_surely_shorter_of_equal_prompts_goes_first(name: str) -> None:
     jobs = [true_job(900), true_job(20, arrival=1), true_job(300, arrival=2)]
     assert order(name, jobs) == [1, 2, 0]
