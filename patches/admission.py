@@ -30,11 +30,16 @@ def add_one(
 
 
 def correct(state: SchedulerState, adder: Any) -> None:
-    """Replace what a new PrefillAdder has set aside for the running requests."""
-    if state.admission.quantile <= 0 or adder.running_batch is None:
+    """Replace what a new PrefillAdder has set aside for the running requests. Those of a prefill
+    that is parked between two layers have answers to come too, and SGLang does not see them."""
+    if adder.running_batch is None:
         return
-    reqs = adder.running_batch.reqs
+    reqs, parked = adder.running_batch.reqs, [] if state.slices is None else state.slices.parked
+    if state.admission.quantile <= 0:
+        offsets = map(adder._get_running_request_total_token_offset, parked)
+        adder.memory_budget.total_offset += sum(offsets)
+        return
     theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
-    jobs = state.jobs.running(reqs)
+    jobs = state.jobs.running([*reqs, *parked])
     ours = sum(state.admission.set_aside_tokens(jobs, adder.new_token_ratio, adder.page_size))
     adder.memory_budget.total_offset += ours - theirs

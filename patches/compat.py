@@ -32,6 +32,18 @@ CALLS = (
     (f"{_BATCH}.release_req", ("idx", "remaing_req_count")),
     (f"{_BATCH}.filter_batch", ("keep_indices",)),
     (f"{_BATCH}.merge_batch", ("other",)),
+    # Of prefills that are cut between layers.
+    ("sglang.srt.managers.scheduler.Scheduler.update_running_batch", ("batch",)),
+    ("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_split_prefill", ("batch",)),
+    (
+        "sglang.srt.managers.scheduler_components.request_receiver.SchedulerRequestReceiver"
+        ".recv_requests",
+        ("local_reqs",),
+    ),
+    (
+        "sglang.srt.models.llama.LlamaForCausalLM.forward_split_prefill",
+        ("input_ids", "positions", "forward_batch", "split_interval"),
+    ),
 )  # fmt: skip
 
 

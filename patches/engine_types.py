@@ -53,6 +53,8 @@ class Req(Protocol):
     extend_end: int
     grammar: object | None
     beam_group: object | None
+    return_routed_experts: bool
+    return_indexer_topk: bool
     multimodal_inputs: object | None
     time_stats: Any
     customized_info: dict[str, Any] | None
@@ -80,6 +82,12 @@ class Batch(Protocol):
     extend_lens: Sequence[int]
     forward_mode: Any
     decoding_reqs: Sequence[Req]
+    is_prefill_only: bool
+    return_hidden_states: bool
+    input_ids: Any
+    split_index: int
+    split_forward_count: int
+    split_forward_batch: Any
 
     def is_empty(self) -> bool: ...
 
@@ -89,7 +97,7 @@ class Batch(Protocol):
 
     def release_req(self, index: int, num_remaining: int) -> None: ...
 
-    def filter_batch(self, *, keep_indices: list[int]) -> None: ...
+    def filter_batch(self, *, keep_indices: list[int] | None = None) -> None: ...
 
 
 class Allocator(Protocol):
@@ -156,7 +164,21 @@ class Scheduler(Protocol):
     grammar_manager: Any
     policy: Any
     _sched_idled: bool
+    device_module: Any
+    tp_worker: Any
+    enable_pdmux: bool
+    processed_tokens_counter: int
+    request_receiver: Any
+    _deferred_input_requests: list[Any]
 
     def _collect_inflight_batches(self) -> Sequence[Batch | None]: ...
+
+    def get_new_batch_prefill(self, running_batch: Batch) -> Any: ...
+
+    def update_running_batch(self, batch: Batch) -> Batch | None: ...
+
+    def run_batch(self, batch: Batch) -> Any: ...
+
+    def process_batch_result(self, batch: Batch, result: Any) -> None: ...
 
     def get_num_allocatable_reqs(self, running_bs: int, *, running_batch: Batch) -> int: ...

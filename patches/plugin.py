@@ -114,7 +114,7 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
     from patches.dispatch import refuse_dispatch
     from patches.probe_setup import refuse_probe
-    from patches.refusals import refuse_trace, refuse_unsupported
+    from patches.refusals import refuse_slices, refuse_trace, refuse_unsupported
     from patches.urgency import refuse_urgency
 
     check_release()
@@ -125,6 +125,7 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
     refuse_trace(server_args._sage_trace)
     refuse_probe(server_args, server_args._sage_config)
     refuse_urgency(server_args._sage_config.urgency)
+    refuse_slices(server_args, server_args._sage_config)
     refuse_dispatch(server_args, server_args._sage_config)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from patches.compat import UnsupportedServerError
 from patches.http_processes import has_other_app
+from sage_sched.config import SageConfig
 from sage_sched.policy import policy_type
 
 _NO_HOOKS = "no plugin is loaded in its processes"
@@ -79,6 +80,41 @@ def refuse_trace(path: str | None) -> None:
         raise UnsupportedServerError(
             f"--sage-trace is {path!r}, allowed: a file in a folder that can be written to"
         )
+
+
+# What prefills that are cut between layers (patches/slices.py) ask for, and what they do not
+# survive, or have not been tried with.
+_NEEDED_FOR_SLICES: dict[str, Callable[[Any], bool]] = {
+    "--disable-overlap-schedule": lambda args: bool(args.disable_overlap_schedule),
+    "--chunked-prefill-size -1": lambda args: args.chunked_prefill_size == -1,
+}
+_REFUSED_WITH_SLICES: dict[str, Callable[[Any], bool]] = {
+    "--tp-size above 1": lambda args: args.tp_size > 1,
+    "--pp-size above 1": lambda args: args.pp_size > 1,
+    "--enable-dp-attention": lambda args: bool(args.enable_dp_attention),
+    "--speculative-algorithm": lambda args: args.speculative_algorithm is not None,
+    "--enable-lora": lambda args: bool(args.enable_lora or args.lora_paths),
+    "--enable-mixed-chunk": lambda args: bool(args.enable_mixed_chunk),
+    "--enable-two-batch-overlap": lambda args: bool(args.enable_two_batch_overlap),
+    "--enable-hierarchical-cache": lambda args: bool(args.enable_hierarchical_cache),
+}
+
+
+def refuse_slices(server_args: Any, config: SageConfig) -> None:
+    """Before SGLang starts its processes: raises UnsupportedServerError if prefills are to be cut
+    on a server that cannot."""
+    parameters = config.policy.get("qllm")
+    if server_args.schedule_policy != "qllm" or parameters is None or not parameters.slice_ms:
+        return
+    for flag, is_there in _NEEDED_FOR_SLICES.items():
+        if not is_there(server_args):
+            raise UnsupportedServerError(f"policy.qllm.slice_ms needs {flag}. Add it, or set it 0.")
+    for flag, is_there in _REFUSED_WITH_SLICES.items():
+        if is_there(server_args):
+            raise UnsupportedServerError(
+                f"policy.qllm.slice_ms does not work with {flag}: it has not been tried. Leave one "
+                "of them out."
+            )
 
 
 # Of these, what --sage-shadow, which only looks on, cannot do either.

@@ -143,20 +143,26 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any
     ) -> Any:
         self.sage.about_to_run(batch)
-        steps = self.sage.calibration.steps
+        steps, slices = self.sage.calibration.steps, self.sage.slices
         work = steps.launched(batch, after_idle=self._sched_idled)
-        result = original(self, batch, *args, **kw)
-        if step_meter.ends_with_launch(self.device):
-            steps.ended(work)
+        cut_s: list[float | None] = []
+        layers = 0 if slices is None else slices.layers_of(batch)
+        if slices is not None and layers:
+            launch = partial(original, self)
+            result = slices.run(batch, layers, launch, lambda: cut_s.append(steps.cut()))
         else:
-            result.sage_work = work
+            result = original(self, batch, *args, **kw)
+        if step_meter.ends_with_launch(self.device):
+            steps.ended(work, cut_s)
+        else:
+            result.sage_work = (work, cut_s)
         return result
 
     def after_batch_result(
         done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
     ) -> None:
         if not step_meter.ends_with_launch(self.device):
-            self.sage.calibration.steps.ended(getattr(result, "sage_work", None))
+            self.sage.calibration.steps.ended(*getattr(result, "sage_work", (None,)))
         self.sage.ended(batch)
 
     def before_attention_backends(self: Any) -> None:

@@ -21,6 +21,7 @@ from patches.probe import Scores
 from patches.probe_setup import probing_of
 from patches.prompts import Prompts
 from patches.scheduler_metrics import SchedulerMetrics
+from patches.slices import slices_of
 from patches.slo_meter import SloMeter
 from patches.step_time_file import StepTimeFile, kind_of
 from patches.trace import trace_of
@@ -70,6 +71,7 @@ class SchedulerState:
         self.preemption = self._preemption = preemption_of(
             scheduler, self.policy, config.preemption, self.calibration
         )
+        self.slices = slices_of(scheduler, self.policy)
         # Of the pass that is going on.
         self.chunk_limit_tokens: int | None = None
         self.num_visible: int | None = None
@@ -315,6 +317,7 @@ class SchedulerState:
             "preemption": None if self._preemption is None else self._preemption.stats(),
             "step_time": self.calibration.stats(),
             "slo": self.slo.stats(),
+            "slices": None if self.slices is None else self.slices.stats(),
             "trace": None if self.trace is None else self.trace.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
         }

@@ -40,11 +40,20 @@ class StepMeter:
             self._since_s = time.perf_counter()
         return _work(batch)
 
-    def ended(self, work: list[float] | None) -> None:
-        """A step is over."""
+    def cut(self) -> float | None:
+        """A step gives way to others: what it has taken, since it was cut last; None if unknown."""
         now_s = time.perf_counter()
-        if work is not None and self._since_s is not None:
-            self._learner.add(work, now_s - self._since_s)
+        since_s, self._since_s = self._since_s, now_s
+        return None if since_s is None else now_s - since_s
+
+    def ended(self, work: list[float] | None, cut_s: Sequence[float | None] = ()) -> None:
+        """A step is over. cut_s: what cut() has said of it."""
+        now_s = time.perf_counter()
+        before_s = [seconds for seconds in cut_s if seconds is not None]
+        is_known = len(before_s) == len(cut_s) and self._since_s is not None
+        if work is not None and is_known:
+            assert self._since_s is not None
+            self._learner.add(work, now_s - self._since_s + sum(before_s))
         self._since_s = now_s
 
     def interrupted(self) -> None:

@@ -60,9 +60,11 @@ def write_model(
     seed: int = 0,
     weights: bool = True,
     latent_attention: bool = False,
+    num_experts: int = 0,
 ) -> Path:
     """Write a Llama with its tokenizer to folder and return folder; with latent_attention a
-    MiniCPM3, whose KV is a latent vector a token (MLA), and which needs no kernels of its own.
+    MiniCPM3, whose KV is a latent vector a token (MLA), and which needs no kernels of its own; with
+    num_experts a Mixtral of so many experts, of which each token goes to two.
 
     Does nothing where folder already holds the model of these arguments. dtype is a torch dtype's
     name. Without weights only the shape is written, for --load-format dummy: right for speed, but
@@ -101,6 +103,13 @@ def write_model(
             "scale_emb": 1.0,
             "scale_depth": num_layers**0.5,
             "dim_model_base": hidden_size,
+        }
+    if num_experts:
+        config |= {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": num_experts,
+            "num_experts_per_tok": 2,
         }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     if weights:
@@ -167,7 +176,7 @@ def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
 
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, config["torch_dtype"])
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
 
     def matrix(rows: int, columns: int, gain: float) -> torch.Tensor:
         drawn = torch.randn(rows, columns, generator=generator)
@@ -191,13 +200,28 @@ def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
                 f"{prefix}self_attn.{name}.weight": torch.ones(n, dtype=dtype)
                 for name, n in norms.items()
             },
-            prefix + "mlp.gate_proj.weight": matrix(inner, hidden, 1.0),
-            prefix + "mlp.up_proj.weight": matrix(inner, hidden, 1.0),
-            prefix + "mlp.down_proj.weight": matrix(hidden, inner, 1.0),
+            **{
+                prefix + name: matrix(rows, columns, 1.0)
+                for name, (rows, columns) in _mlp_shapes(config).items()
+            },
             prefix + "input_layernorm.weight": ones.clone(),
             prefix + "post_attention_layernorm.weight": ones.clone(),
         }
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+
+
+def _mlp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Rows and columns of each matrix behind the attention."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    up, down = (inner, hidden), (hidden, inner)
+    if config["model_type"] != "mixtral":
+        return {"mlp.gate_proj.weight": up, "mlp.up_proj.weight": up, "mlp.down_proj.weight": down}
+    experts = [f"block_sparse_moe.experts.{i}." for i in range(config["num_local_experts"])]
+    matrices = (("w1", up), ("w3", up), ("w2", down))
+    return {
+        "block_sparse_moe.gate.weight": (config["num_local_experts"], hidden),
+        **{f"{expert}{name}.weight": shape for expert in experts for name, shape in matrices},
+    }
 
 
 def _attention_shapes(
@@ -205,7 +229,7 @@ def _attention_shapes(
 ) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
     """Rows and columns of each projection, and the size of each norm."""
     hidden, heads, head = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
-    if config["model_type"] == "llama":
+    if config["model_type"] != "minicpm3":
         kv_size = config["num_key_value_heads"] * head
         projections = {
             "q_proj": (heads * head, hidden),

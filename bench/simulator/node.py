@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.simulator import slices
 from bench.simulator.batch import Part
 from bench.simulator.executor import scheduling_pass
 from bench.simulator.invariants import check_promises, check_state
@@ -162,6 +163,8 @@ class Node:
         state.pace.add(step_s, seconds(state.server.step_time))
         if num_decodes:
             self._leap(1, step_s)
+        elif slices.is_cut(state, parts):
+            self._in_slices(parts, step_s)
         else:
             self.now_s += step_s
         state.served_tokens += num_tokens
@@ -179,6 +182,22 @@ class Node:
             state.pool.publish(progress, progress.prefilled_tokens)
             if part.completes:
                 self._first_token(progress)
+
+    def _in_slices(self, parts: Sequence[Part], step_s: float) -> None:
+        """At each cut those who pass are prefilled, and if one of them decodes, all get a token."""
+        state, engine = self.state, self.state.engine
+        state.parked = [part.progress for part in parts]
+        for number in range(engine.slices):
+            if number:
+                self.now_s += engine.slice_overhead_s
+                self._receive()
+                state.now_s = self.now_s
+                while passing := slices.passing(state):
+                    self._prefill(passing)
+                if slices.decodes(state):
+                    self._leap(1, state.decode.seconds(engine.step_time, 1))
+            self.now_s += step_s / engine.slices
+        state.parked = []
 
     def _first_token(self, progress: Progress) -> None:
         progress.job.grow(progress.generated_tokens + 1)

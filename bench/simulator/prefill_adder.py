@@ -24,9 +24,8 @@ class PrefillAdder:
         self.result = PassResult()
         engine = state.engine
         self._page = engine.page_size
-        aside_tokens = state.admission.set_aside_tokens(
-            state.running_jobs(), state.ratio.value, self._page
-        )
+        jobs = [*state.running_jobs(), *(progress.job for progress in state.parked)]
+        aside_tokens = state.admission.set_aside_tokens(jobs, state.ratio.value, self._page)
         self._room = state.pool.room_tokens - sum(aside_tokens) - state.num_mixed
         self._input_left = engine.max_prefill_tokens - state.num_mixed
         self._chunk_left = engine.chunked_prefill_size - state.num_mixed
@@ -35,7 +34,7 @@ class PrefillAdder:
             self._input_left = min(self._input_left, limit_tokens)
             self._chunk_left = min(self._chunk_left, limit_tokens)
         self._chunk_limit = budget.chunk_tokens
-        self._slots = engine.max_running_requests - len(state.decode)
+        self._slots = state.free_slots
 
     def run(self, waiting: Sequence[Progress]) -> PassResult:
         """Admit what fits of the waiting, in order, up to the first that does not."""

@@ -26,6 +26,8 @@ class Engine:
     mixed_chunk: --enable-mixed-chunk.
     swap_token_s: seconds for one token's KV to host memory or back.
     swap_overlap: share of that in [0, 1] that is hidden behind compute.
+    slices: in how many a prefill of best effort is cut, under policy qllm (patches/slices.py): 1,
+        its layers, or its layers times its experts. slice_overhead_s: what a cut takes.
     """
 
     step_time: StepTime
@@ -39,6 +41,8 @@ class Engine:
     mixed_chunk: bool = False
     swap_token_s: float = 0.0
     swap_overlap: float = 0.0
+    slices: int = 1
+    slice_overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kv_pool_tokens % self.page_size or self.chunked_prefill_size % self.page_size:
@@ -50,6 +54,11 @@ class Engine:
             )
         if not 0 <= self.swap_overlap <= 1:
             raise ValueError(f"swap_overlap is {self.swap_overlap}, allowed: 0 to 1")
+        if self.slices < 1 or not self.slice_overhead_s >= 0:
+            raise ValueError(
+                f"slices is {self.slices} (allowed: at least 1), slice_overhead_s "
+                f"{self.slice_overhead_s} (allowed: 0 or more)"
+            )
 
     def server_facts(self) -> ServerFacts:
         """What a policy may know of it."""
@@ -64,16 +73,23 @@ class Engine:
 
 
 def roofline_step_time(
-    *, weight_bytes: float, kv_token_bytes: int, bandwidth: float, flops: float
+    *,
+    weight_bytes: float,
+    kv_token_bytes: int,
+    bandwidth: float,
+    flops: float,
+    token_flops: float | None = None,
+    pair_flops: float = 0.0,
 ) -> StepTime:
     """Both kinds of step read the weights once; a prefilled token takes 2 operations a parameter
-    (2 bytes each); a decode step reads the KV. bandwidth in bytes/s, flops in 1/s, as published."""
+    (2 bytes each) unless token_flops says otherwise, an attended pair pair_flops; a decode step
+    reads the KV. bandwidth in bytes/s, flops in 1/s, as published."""
     read_s = weight_bytes / (bandwidth * BANDWIDTH_SHARE)
     return StepTime(
         prefill_base_s=read_s,
         prefill_request_s=0.0,
-        prefill_token_s=weight_bytes / (flops * COMPUTE_SHARE),
-        prefill_pair_s=0.0,
+        prefill_token_s=(token_flops or weight_bytes) / (flops * COMPUTE_SHARE),
+        prefill_pair_s=pair_flops / (flops * COMPUTE_SHARE),
         decode_base_s=read_s,
         decode_request_s=0.0,
         decode_kv_token_s=kv_token_bytes / (bandwidth * BANDWIDTH_SHARE),
@@ -157,10 +173,45 @@ A100_QWEN15_7B = Engine(
     swap_overlap=0.0,
 )
 
+# Mixtral 8x7B: 46.7 B parameters, of which a token uses 12.9 B (Mixtral of Experts, Jiang et al.
+# 2024); 32 layers, 32 heads and 8 KV heads of 128 (its config.json), so that an attended pair takes
+# 4 x 32 x 32 x 128 operations. A prefill, and a dozen requests that decode, use all experts, so
+# either step is taken to read all weights. In bfloat16 they would not fit one GPU of 80 GB:
+# - A100 SXM, 80 GB: 4-bit weights of 22.93 GB, computed in half precision, as in QLLM, section 4;
+#   2.039 TB/s, 312 dense bfloat16 TFLOPS (data sheet), PCIe 4 x16 at about 25 of 32 GB/s.
+# - H100 SXM, 80 GB: a byte a weight (FP8), 1978.9 dense FP8 TFLOPS, 3.35 TB/s (data sheet), PCIe 5.
+_MIXTRAL_KV_BYTES = 32 * 8 * 128 * 2 * 2
+_MIXTRAL_TOKEN_FLOPS, _MIXTRAL_PAIR_FLOPS = 2 * 12.9e9, 4 * 32 * 32 * 128
+MIXTRAL_LAYERS, MIXTRAL_EXPERTS = 32, 8
+
+
+def _mixtral(weight_bytes: float, bandwidth: float, flops: float, link: float) -> Engine:
+    """link: to host memory, bytes/s."""
+    return Engine(
+        step_time=roofline_step_time(
+            weight_bytes=weight_bytes,
+            kv_token_bytes=_MIXTRAL_KV_BYTES,
+            bandwidth=bandwidth,
+            flops=flops,
+            token_flops=_MIXTRAL_TOKEN_FLOPS,
+            pair_flops=_MIXTRAL_PAIR_FLOPS,
+        ),
+        kv_pool_tokens=_pool_tokens(80e9, weight_bytes, _MIXTRAL_KV_BYTES),
+        max_running_requests=256,
+        swap_token_s=_MIXTRAL_KV_BYTES / link,
+        swap_overlap=0.8,
+    )
+
+
+A100_MIXTRAL = _mixtral(22.93e9, 2.039e12, 312e12, 25e9)
+H100_MIXTRAL = _mixtral(46.7e9, 3.35e12, 1978.9e12, 50e9)
+
 PRESETS = {
     "h800-qwen3-32b": H800_QWEN3_32B,
     "h800-80gb-qwen3-32b": H800_80GB_QWEN3_32B,
     "h100-llama-3.1-8b": H100_LLAMA31_8B,
     "a40-llama-3.1-8b": A40_LLAMA31_8B,
     "a100-qwen1.5-7b": A100_QWEN15_7B,
+    "a100-mixtral-8x7b": A100_MIXTRAL,
+    "h100-mixtral-8x7b": H100_MIXTRAL,
 }

@@ -78,7 +78,8 @@ class EngineState:
     admission: what it counts on; under stock policies SGLang's own.
     preemption: None if nobody yields. num_arrivals_planned: see SchedulerView.
     queue: those that wait, as SGLang's waiting_queue.
-    chunked: the one request that is in the middle of its prefill.
+    chunked: the one request that is in the middle of its prefill. parked: those of a prefill that
+        is between two slices (slices.py).
     served_tokens: prefilled and decoded. stale_prefill_tokens: see stock.HrrnPolicy.
     num_queued: requests that have come; under stock policies each retraction counts too.
     num_passes: that have let SGLang admit; see executor.py.
@@ -107,6 +108,7 @@ class EngineState:
         self.queue: list[Progress] = []
         self.ratio = NewTokenRatio(engine.schedule_conservativeness)
         self.chunked: Progress | None = None
+        self.parked: list[Progress] = []
         self.batch_is_full = False
         self.now_s = 0.0
         self.served_tokens = 0
@@ -122,7 +124,7 @@ class EngineState:
     @property
     def free_slots(self) -> int:
         """How many more may run."""
-        return self.engine.max_running_requests - len(self.decode)
+        return self.engine.max_running_requests - len(self.decode) - len(self.parked)
 
     def running_jobs(self) -> list[Job]:
         """Of the batch, at their present age."""

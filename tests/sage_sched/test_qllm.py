@@ -14,7 +14,7 @@ from sage_sched.config import SageConfig
 from sage_sched.decide import decide
 from sage_sched.fields import ConfigError
 from sage_sched.job import Job
-from sage_sched.plan import Yield
+from sage_sched.plan import UNLIMITED, Yield
 from sage_sched.policies.qllm import Qllm, QllmParameters
 from tests.sage_sched.strategies import SERVER, waiting
 from tests.sage_sched.test_promises import NUM_RUNS, NUM_STEPS
@@ -59,6 +59,46 @@ def test_best_effort_yields_to_the_sensitive_alone(
     assert any(isinstance(action, Yield) for action in plan.actions) == yields
 
 
+def test_best_effort_alone_gives_way_inside_a_prefill() -> None:
+    policy, best_effort = policy_of(), [job(0, 3), job(1, 5)]
+    assert policy.gives_way(best_effort)
+    assert not policy.gives_way([*best_effort, job(2, 2)])
+    best_effort[1].promise()
+    assert not policy.gives_way(best_effort)
+
+
+def test_the_sensitive_are_prefilled_by_themselves_unless_best_effort_goes_before_them() -> None:
+    policy = policy_of()
+    jobs = [job(0, 3), job(1, 2), job(2, 3), job(3, 1)]
+    for each in jobs:
+        assert policy.on_arrival(each)
+    cached = {3: 40}
+    view = replace(waiting(*jobs), page_size=16, cached_tokens=lambda place: cached.get(place, 0))
+    plan = decide(view, policy, Admission(0.5, 4096))
+    # 100 and 60 tokens, in pages, and one to spare.
+    assert plan.budget.prefill_tokens == (7 + 4 + 1) * 16
+    assert decide(waiting(jobs[0], jobs[2]), policy, Admission(0.5, 4096)).budget == UNLIMITED
+    old, late = job(4, 3), job(5, 2, came_at=POOL + 1)
+    for each in (old, late):
+        assert policy.on_arrival(each)
+    assert decide(waiting(old, late), policy, Admission(0.5, 4096)).budget == UNLIMITED
+    swapped = replace(waiting(jobs[0], jobs[1]), swapped={jobs[1]: None})
+    assert decide(swapped, policy, Admission(0.5, 4096)).budget == UNLIMITED
+
+
+def test_beside_a_chunk_of_best_effort_the_sensitive_get_in_and_the_chunk_shrinks_to_a_page() -> (
+    None
+):
+    policy = policy_of()
+    chunked, sensitive = replace(job(0, 3), input_tokens=3000), job(1, 2)
+    for each in (chunked, sensitive):
+        assert policy.on_arrival(each)
+    view = replace(waiting(sensitive), chunked=chunked, page_size=16, preemption=None)
+    plan = decide(view, policy, Admission(0.5, 4096))
+    assert plan.budget.prefill_tokens == 8 * 16
+    assert plan.budget.chunk_tokens == 16
+
+
 @dataclass
 class Overtaking(UrgentEngine):
     """As UrgentEngine, with the bound of two classes."""
@@ -94,7 +134,9 @@ def test_the_engine_that_is_tried_lets_many_overtake_and_has_some_yield() -> Non
     assert sum(engine.num_yields for engine in engines) > 5
 
 
-@pytest.mark.parametrize(("field", "value"), [("level_pools", 0.0), ("decode_share", 2.0)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("level_pools", 0.0), ("decode_share", 2.0), ("slice_ms", -1.0)]
+)
 def test_a_setting_that_cannot_be_is_named(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"policy\.qllm\.{field} is {value}, allowed: "):
         SageConfig.parse({"policy": {"qllm": {field: value}}})
