@@ -64,8 +64,8 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float) -> None:
         raise ConfigError(f"schedule_policy {name} cannot be set up: {error}") from error
     reason = why_no_probe(policy, state.probing)
     require(not reason, "schedule_policy", name, f"none that needs a probe, as {reason}")
-    reason = why_not_cut(policy, state.slices)
-    require(not reason, "policy.qllm.slice_ms", "above 0", f"0, as {reason}")
+    uncut = why_not_cut(policy, state.slices)
+    require(not uncut, "policy.qllm.slice_ms", "above 0", f"0, as {uncut}")
     state.go_by(settings, policy, _unfinished(scheduler), now_s)
     go_by_stock_order(scheduler, name, stock_order)
     # Whoever has room by the new order gets in at the next pass.

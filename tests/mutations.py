@@ -49,8 +49,81 @@ _ROUTER, _DISPATCH = "tests/sage_sched/test_router.py", "tests/patches/test_disp
 _CORRECTION = "tests/bench/simulator/test_correction.py"
 _SWITCH, _SWITCHED = "tests/patches/test_switch.py", "tests/engine/test_switch.py"
 _TRACE = "tests/patches/test_trace.py"
+_QLLM, _CORE_SLICES = "tests/sage_sched/test_qllm.py", "tests/sage_sched/test_slices.py"
+_SLICES, _SLICED = "tests/patches/test_slices.py", "tests/engine/test_slices.py"
 
 MUTATIONS = (
+    Mutation(
+        "best effort may be overtaken by twice its bound",
+        "sage_sched/policies/qllm.py",
+        "(self.level(job) - _SENSITIVE) * self._piece_tokens",
+        "(self.level(job) - _SENSITIVE) * 2 * self._piece_tokens",
+        f"{_QLLM}::test_nobody_is_overtaken_by_more_than_the_bound",
+    ),
+    Mutation(
+        "a parked prefill is passed however long it has been overtaken",
+        "sage_sched/policies/qllm.py",
+        "return is_sensitive and place_of(job, self, view) < first",
+        "return is_sensitive",
+        f"{_CORE_SLICES}::test_nobody_passes_best_effort_that_has_been_overtaken_for_long_enough",
+    ),
+    Mutation(
+        "a slice has a layer too many",
+        "sage_sched/slices.py",
+        "return max(1, int(slice_s / layer_s))",
+        "return max(1, int(slice_s / layer_s) + 1)",
+        f"{_CORE_SLICES}::test_a_slice_takes_as_many_layers_as_fit_into_its_time_and_at_least_one",
+    ),
+    Mutation(
+        "all layers are queued before anybody may pass",
+        "patches/slices.py",
+        "                settle(scheduler, result)\n",
+        "",
+        f"{_SLICES}::test_each_slice_has_ended_before_others_run_and_finds_attention_as_it_was",
+    ),
+    Mutation(
+        "attention goes on with what another batch left it",
+        "patches/slices.py",
+        "                backend.init_forward_metadata(batch.split_forward_batch)\n",
+        "",
+        f"{_SLICES}::test_each_slice_has_ended_before_others_run_and_finds_attention_as_it_was",
+    ),
+    Mutation(
+        "requests pass a flush",
+        "patches/slices.py",
+        "elif not isinstance(message, AbortReq) or message.abort_all:",
+        "elif message is None:",
+        f"{_SLICES}::test_they_wait_behind_what_concerns_all",
+    ),
+    Mutation(
+        "admission forgets the answers of a parked prefill",
+        "patches/admission.py",
+        "jobs = state.jobs.running([*reqs, *parked])",
+        "jobs = state.jobs.running(reqs)",
+        f"{_SLICES}::test_admission_counts_on_the_answers_of_those_who_are_parked",
+    ),
+    Mutation(
+        "who passes a prefill gets no token until its end",
+        "patches/slices.py",
+        "            if decoding is not None and not decoding.is_empty():",
+        "            if False:",
+        f"{_SLICED}::test_who_comes_meanwhile_passes_and_decodes_and_both_say_what_they_say_alone",
+    ),
+    Mutation(
+        "the device clock charges a slice for the whole prefill",
+        "bench/servers/device_clock.py",
+        "share = batch.split_forward_count / batch.model_config.num_hidden_layers",
+        "share = 1.0",
+        "tests/bench/servers/test_device_clock.py::test_what_steps_take",
+    ),
+    Mutation(
+        "the simulator forgets the answers of a parked prefill",
+        "bench/simulator/prefill_adder.py",
+        "[*state.running_jobs(), *(progress.job for progress in state.parked)]",
+        "state.running_jobs()",
+        "tests/bench/simulator/test_slices.py"
+        "::test_nobody_passes_without_a_slot_or_memory_for_the_parked_ones_answer",
+    ),
     Mutation(
         "GoRouting fills the nodes that are full already",
         "sage_sched/gorouting.py",

@@ -65,7 +65,8 @@ def attend(
 
 
 def _after_load(result: None, self: Any, *args: Any, **kw: Any) -> None:
-    lighten(self.model)
+    if len(self.model.model.layers) == 1:  # others are computed as they are
+        lighten(self.model)
 
 
 def lighten(model: Any) -> None:

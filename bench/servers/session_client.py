@@ -100,6 +100,7 @@ def _body(request: SimRequest, index: int, vocabulary: int) -> dict[str, object]
             "custom_params": {
                 LENGTH_KEY: min(request.output_tokens, request.max_new_tokens - 1),
                 "session": request.hints.session,
+                "urgency": request.hints.urgency,
             },
         },
     }

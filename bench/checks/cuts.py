@@ -1,0 +1,96 @@
+"""Whether answers stay the same when prefills are cut: `python -m bench.checks.cuts`.
+
+The same requests go to a stock server, and to one under qllm that cuts the prefills of best effort
+between all layers, while latency-sensitive requests pass and decode in between. The model is a
+Mixtral in single precision. Compared are token ids and log probabilities, beside what batching
+alone changes. Exit code 1 if an answer differs in a token, or in a log probability by more than the
+batch's size explains, 2 if the runs failed or too few cuts were made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import requests
+
+from bench.checks.exactness import STRICT, Spoken, ask, crowd, differences
+from bench.servers.model import write_model
+from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, PolicyServers, scheduler_state
+from bench.servers.server import ServerError
+from sage_sched.config import HintsConfig, SageConfig
+from sage_sched.policies.qllm import QllmParameters
+
+_OUTPUT = Path("results/cuts")
+_LAYERS, _EXPERTS = 8, 8
+_AT_A_TIME, _FEW, _ALONE = 24, 6, 50
+# One layer a slice, whatever it takes. Two or three of the prompts are prefilled together.
+_CUTTING = SageConfig(
+    hints=HintsConfig(trust="body"), policy={"qllm": QllmParameters(slice_ms=1e-3)}
+)
+_WHOLE = ("--disable-overlap-schedule", "--chunked-prefill-size", "-1")
+_FLAGS = ("--max-prefill-tokens", "64", "--max-total-tokens", "16384")
+# In turn: two of best effort, one that passes them.
+_SAMPLING: tuple[dict[str, object], ...] = ({}, {}, {"custom_params": {"urgency": 2}})
+
+
+def measure(num_requests: int, least_cuts: int) -> int:
+    """Both servers, one after the other, and what was found, printed; the exit code."""
+    asked = crowd(num_requests)
+    servers = PolicyServers(
+        model=write_model(
+            _OUTPUT / "model", num_layers=_LAYERS, hidden_size=64, num_experts=_EXPERTS
+        ),
+        folder=_OUTPUT,
+        flags=(*CPU_ENGINE_FLAGS, *_FLAGS, *_WHOLE, "--max-running-requests", str(_AT_A_TIME)),
+        env=CPU_ENV | STRICT,
+        sage=_CUTTING,
+    )
+    with servers.server("fcfs", "whole") as server:
+        whole = ask(server, asked, _AT_A_TIME, "whole")
+        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+        few = ask(server, asked, _FEW, f"whole, {_FEW} at a time")
+        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+        alone = ask(server, asked[:_ALONE], 1, "whole, one by one")
+    with servers.server("qllm", "cut") as server:
+        cut = ask(server, asked, _AT_A_TIME, "cut", _SAMPLING)
+        counts = scheduler_state(server)["slices"]
+    print(
+        f"{len(asked)} requests, {sum(len(answer.ids) for answer in cut)} tokens; "
+        f"{counts['num_prefills']} prefills cut {counts['num_cuts']} times, "
+        f"{counts['num_passed']} requests passed"
+    )
+
+    def row(label: str, other: Sequence[Spoken]) -> tuple[int, float]:
+        num_different, largest = differences(whole[: len(other)], other)
+        print(f"{label:28} {num_different:>4} of {len(other):<4} differ, by {largest:.1e} at most")
+        return num_different, largest
+
+    _, by_few = row(f"{_FEW} at a time, whole", few)
+    _, by_one = row("one by one, whole", alone)
+    num_different, by_cutting = row("cut", cut)
+    if counts["num_cuts"] < least_cuts or not counts["num_passed"]:
+        print("cuts: too few cuts for this to mean anything", file=sys.stderr)
+        return 2
+    # Maxima of rounding errors, over more answers and over fewer.
+    return int(num_different > 0 or by_cutting > 2 * max(by_few, by_one))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-requests", type=int, default=300, help="default: %(default)s")
+    parser.add_argument("--least-cuts", type=int, default=500, help="default: %(default)s")
+    args = parser.parse_args(argv)
+    try:
+        return measure(args.num_requests, args.least_cuts)
+    except ServerError as error:
+        print(f"cuts: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
