@@ -32,7 +32,7 @@ def slices_of(scheduler: Scheduler, policy: Policy) -> Slices | None:
     if not _is_asked_for(policy):
         return None
     model = scheduler.tp_worker.model_runner.model
-    attach_mixtral()
+    _attach(model)
     if not hasattr(model, "forward_split_prefill"):
         raise UnsupportedServerError(
             f"policy.qllm.slice_ms does not work with {type(model).__name__}: SGLang cannot "
@@ -52,14 +52,15 @@ def _is_asked_for(policy: Policy) -> bool:
     return isinstance(policy, Qllm) and policy.slice_s > 0
 
 
-def attach_mixtral() -> None:
+def _attach(model: Any) -> None:
     """SGLang's Mixtral is its Llama but for what is in a layer (models/mixtral.py, llama.py), so
     that some layers at a time are computed alike. SGLang has the method for Llama alone."""
     from sglang.srt.models.llama import LlamaForCausalLM
     from sglang.srt.models.mixtral import MixtralForCausalLM
 
-    if not hasattr(MixtralForCausalLM, "forward_split_prefill"):
+    if isinstance(model, MixtralForCausalLM) and not hasattr(model, "forward_split_prefill"):
         MixtralForCausalLM.forward_split_prefill = LlamaForCausalLM.forward_split_prefill
+        model.model.config = model.config  # where Llama's looks for the number of layers
 
 
 def settle(scheduler: Scheduler, result: object) -> None:
