@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench.comparison.layer_cuts import COLUMNS, main, row, taken_apart
+from bench.comparison.layer_cuts_served import served_arms, servers_of
 from bench.comparison.qllm_arms import (
     BE_TOKENS,
     Algorithm1,
@@ -19,6 +21,7 @@ from bench.comparison.qllm_arms import (
     mixed,
     policy_of,
 )
+from bench.servers.device import Device
 from bench.simulator.presets import MIXTRAL_EXPERTS, MIXTRAL_LAYERS, PRESETS
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Result
@@ -122,3 +125,21 @@ def test_the_command_prints_a_row_an_arm_and_draws(
     assert printed.count("\n| e: cut by 1 layer |") == 2
     assert "<svg" in figure.read_text()
     assert main([*few, "--loads", "1.2", "--ls-share", "0", "--free-reads"]) == 0
+
+
+def test_on_servers_whole_prefills_are_unchunked_and_only_those_that_are_cut_lose_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.servers.policy_server.PolicyServers.warm", lambda *args: None)
+    device = Device.named("a100-mixtral-8x7b", 1.0)
+    flags = {}
+    for one in served_arms():
+        servers = servers_of(one, tmp_path, ENGINE, device)
+        assert servers.device is not None
+        flags[one.arm.label] = (*servers.device.flags(), *servers.flags)
+        assert servers.sage.policy["qllm"].slice_ms == one.slice_ms
+    for label, given in flags.items():
+        chunk = dict(pairwise(given))  # of a flag that comes twice the last counts
+        is_whole = label[0] in "abe"
+        assert (chunk["--chunked-prefill-size"] == "-1") == is_whole
+        assert ("--disable-overlap-schedule" in given) == (label[0] == "e")
