@@ -92,7 +92,7 @@ def compare(args: argparse.Namespace) -> None:
     print(f"{args.preset}, {carried:.3g} requests/s, {args.seeds} seeds of {args.num_requests}\n")
     print(f"| load | arm | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 2)}")
     for one in served_arms():
-        if args.arms and one.arm.label[0] not in args.arms:
+        if not one.arm.label.startswith(tuple(args.arms)):
             continue
         with KeptServer(servers_of(one, args.output, engine, device)) as kept:
             for load in args.loads:
@@ -114,7 +114,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--preset", choices=PRESETS, default="a100-mixtral-8x7b")
     parser.add_argument("--loads", type=float, nargs="+", default=(0.7, 1.2), metavar="SHARE")
-    parser.add_argument("--arms", default="", help="their letters (default: all)")
+    parser.add_argument(
+        "--arms", nargs="+", default=[""], metavar="LABEL", help="how theirs begin (default: all)"
+    )
     parser.add_argument("--num-requests", type=int, default=120, help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--speed", type=float, default=1.0, help="of the clock")
