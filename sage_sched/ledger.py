@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,11 +41,20 @@ class Newcomer:
     hints: Hints = NO_HINTS
 
 
+class _Known(NamedTuple):
+    """Of a request that comes. cached: tokens of its prompt, by node. work: were nothing cached."""
+
+    request: Newcomer
+    cached: Ints
+    work: MeanCost
+
+
 @dataclass(slots=True)
 class _Sent:
     slot: int
     work: MeanCost
     input_tokens: int
+    prefill_s: float
     age_tokens: int = 0
 
 
@@ -63,6 +72,7 @@ class Ledger:
         self._heard_s = np.zeros(num_nodes)
         self._queue_heard_s = np.zeros(num_nodes)
         self._num_queued = np.zeros(num_nodes, np.int64)
+        self._known: _Known | None = None
         self._free: list[int] = []
         # By slot; node is _NOBODY where nobody is.
         self._node: Ints = np.zeros(0, np.int64)
@@ -75,8 +85,8 @@ class Ledger:
 
     def view(self, request: Newcomer, now_s: float) -> ClusterView:
         """What is known as this request comes."""
-        cached = self._cached(request)
-        prefill_s = self._prefill_s(request, cached)
+        known = self._look_up(request)
+        prefill_s = self._prefill_s(request, known.cached)
         promise = Promise.of(request.hints)
         present = np.flatnonzero(self._node != _NOBODY)
         queued = present[self._is_queued[present]]
@@ -94,9 +104,9 @@ class Ledger:
             minlength=self.num_nodes,
         )
         return ClusterView(
-            work_s=self._work(request, 0).index(0) + prefill_s - self._prefill_s(request, 0),
+            work_s=known.work.index(0) + prefill_s - self._prefill_s(request, 0),
             prefill_s=prefill_s,
-            cached_tokens=cached,
+            cached_tokens=known.cached,
             input_tokens=request.input_tokens,
             ttft_s=promise.ttft_s,
             tpot_s=promise.tpot_s,
@@ -121,20 +131,22 @@ class Ledger:
             self._heard_s[node] = now_s
         if not self._num_queued[node]:
             self._queue_heard_s[node] = now_s
-        cached_tokens = int(self._cached(request)[node])
+        known = self._look_up(request)
+        prefill_s = self._prefill_s(request, int(known.cached[node]))
         promise = Promise.of(request.hints)
         slot = self._slot()
-        work = self._work(request, cached_tokens)
-        self._sent[node][rid] = _Sent(slot, work, request.input_tokens)
+        all_s = float(self._prefill_s(request, 0))
+        self._sent[node][rid] = _Sent(slot, known.work, request.input_tokens, all_s)
         self._node[slot] = node
         self._tokens[slot] = request.input_tokens
-        self._remaining_s[slot] = work.index(0)
-        self._exec_s[slot] = self._prefill_s(request, cached_tokens)
+        self._remaining_s[slot] = known.work.index(0) + prefill_s - all_s
+        self._exec_s[slot] = prefill_s
         self._due_s[slot] = now_s + promise.ttft_s
         self._gain[slot] = promise.first_weight
         self._is_queued[slot] = True
         self._num_queued[node] += 1
         self.prefixes.add(node, request.keys)
+        self._known = None
 
     def grown(self, rid: Hashable, node: int, age_tokens: int, now_s: float) -> None:
         """Its answer has so many tokens now."""
@@ -145,7 +157,9 @@ class Ledger:
         self._heard_s[node] = now_s
         sent.age_tokens = age_tokens
         self._tokens[sent.slot] = sent.input_tokens + age_tokens
-        self._remaining_s[sent.slot] = sent.work.index(age_tokens)
+        # Up to the first boundary the work is still counted from before the prefill.
+        done_s = sent.prefill_s if age_tokens < _REFRESH_TOKENS else 0.0
+        self._remaining_s[sent.slot] = sent.work.index(age_tokens) - done_s
 
     def ended(self, rid: Hashable, node: int, now_s: float) -> None:
         """It is gone, answered or not."""
@@ -174,9 +188,14 @@ class Ledger:
             self._num_queued[node] -= 1
             self._queue_heard_s[node] = now_s
 
-    def _cached(self, request: Newcomer) -> Ints:
-        # The last token is always computed.
-        return np.minimum(self.prefixes.cached_tokens(request.keys), request.input_tokens - 1)
+    def _look_up(self, request: Newcomer) -> _Known:
+        """Once for a request, though it is picked for and then sent."""
+        if self._known is None or self._known.request is not request:
+            # The last token is always computed.
+            most_tokens = request.input_tokens - 1
+            cached = np.minimum(self.prefixes.cached_tokens(request.keys), most_tokens)
+            self._known = _Known(request, cached, self._work(request))
+        return self._known
 
     def _prefill_s(self, request: Newcomer, cached_tokens: Any) -> Floats:
         step = self._server.step_time
@@ -186,14 +205,13 @@ class Ledger:
             step.prefill_request_s + new_tokens * step.prefill_token_s + pairs * step.prefill_pair_s
         )
 
-    def _work(self, request: Newcomer, cached_tokens: int) -> MeanCost:
+    def _work(self, request: Newcomer) -> MeanCost:
         return MeanCost(
             request.distribution or _UNKNOWN,
             self._cost,
             input_tokens=request.input_tokens,
             max_tokens=request.max_new_tokens,
             interval_tokens=_REFRESH_TOKENS,
-            cached_tokens=cached_tokens,
         )
 
     def _slot(self) -> int:

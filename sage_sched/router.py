@@ -63,6 +63,16 @@ class TotalRequests(Router):
         return int(np.argmin(view.by_node()))
 
 
+class PowerOfTwo(Router):
+    """Of two at random, the one that has fewer unfinished requests (routers' power_of_two)."""
+
+    name = "power_of_two"
+
+    def pick(self, view: ClusterView) -> int:
+        two = self._generator.permutation(view.num_nodes)[:2]
+        return int(two[np.argmin(view.by_node()[two])])
+
+
 class TotalTokens(Router):
     """The fewest tokens of unfinished requests, ties by their number (SGLang's total_tokens)."""
 

@@ -124,6 +124,20 @@ def test_gorouting_is_algorithm_2(view: ClusterView, alpha: float, mu: float) ->
     assert GoRouting(0, limits).pick(view) in candidates(view, limits)
 
 
+@pytest.mark.parametrize("name", ROUTERS)
+def test_whoever_is_left_out_is_not_there(name: str) -> None:
+    three, two = Ledger(3, SERVER), Ledger(2, SERVER)
+    for number, node in enumerate([2, 0, 2, 2, 0]):
+        asked = of_length(100 * number + 50)
+        three.sent(number, node, asked, float(number))
+        two.sent(number, {0: 0, 2: 1}[node], asked, float(number))
+    newcomer = of_length(70)
+    left = three.view(newcomer, 9.0).among([0, 2])
+    assert router_named(name).pick(left) == router_named(name).pick(two.view(newcomer, 9.0))
+    for told, expected in zip(left, two.view(newcomer, 9.0), strict=True):
+        np.testing.assert_array_equal(told, expected)
+
+
 @given(views())
 def test_predicted_cost_leaves_the_least_work(view: ClusterView) -> None:
     def left_s(p: int) -> float:
