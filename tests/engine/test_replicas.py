@@ -96,14 +96,15 @@ def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
     with ThreadPoolExecutor(4) as pool:
         with stage.held(server):
             # Told by their numbers alone the first replica has less to do.
-            sent = [pool.submit(ask, LONG_PROMPT, 0, 60)]
-            sent += [pool.submit(ask, SHORT_PROMPT, 1, 60) for _ in range(2)]
+            sent = [pool.submit(ask, LONG_PROMPT, 0, 1000)]
+            sent += [pool.submit(ask, SHORT_PROMPT, 1, 1000) for _ in range(2)]
             wait_until(lambda: router(server)["num_unfinished"] == [1, 2])
-            sent.append(pool.submit(ask, LONG_PROMPT, None, 60))
+            sent.append(pool.submit(ask, LONG_PROMPT, None, 1000))
             wait_until(lambda: sum(router(server)["num_unfinished"]) == 4)
             assert router(server)["num_unfinished"] == [1, 3]
-        assert rank_of(sent[3].result()) == 1
-        assert [rank_of(answer.result()) for answer in sent[:3]] == [0, 1, 1]
+            requests.post(f"{server.url}/abort_request", json={"abort_all": True}, timeout=300)
+        for each in sent:
+            each.result()
 
 
 def test_an_aborted_request_counts_no_more(server: SageServer) -> None:
