@@ -33,8 +33,8 @@ PROMPTS = ("mixed", "heavy-tailed")
 SESSIONS = ("agents",)
 LOADS = (*PROMPTS, *SESSIONS, *RECORDINGS)
 _MAX_NEW_TOKENS = 4096
-# So many at once, and first come, first served: enough that long answers end meanwhile too.
-_BURST = 1000
+# So many at once, and first come, first served: with fewer, long answers end when no queue is left.
+_BURST = 3000
 # Of sessions an engine takes so many a second before their steps wait long (sage-sched bench
 # agents); of each the first steps count.
 _SESSIONS_PER_S, _MOST_STEPS = 0.008, 20
