@@ -81,6 +81,7 @@ class Dispatch:
         self._loads = loads
         self._ledger: Ledger | None = None
         self._rank_of: dict[str, int] = {}
+        self._alive = list(range(num_ranks))
         self._num_picked = [0] * num_ranks
         self._num_given = self._num_failed = 0
 
@@ -90,9 +91,12 @@ class Dispatch:
         given: int | None,
         foreseen: Foreseen,
         alive: Collection[str],
-    ) -> None:
+    ) -> bool:
         """A request is about to be sent: to the rank that its client has given, or that is picked
-        here. Never raises. alive: the ids of all unfinished requests."""
+        here. False if that replica has died. Never raises. alive: the ids of all unfinished
+        requests."""
+        if given is not None and given not in self._alive:
+            return False
         try:
             self._forget_all_but(alive)
             self._send(request, given, foreseen)
@@ -100,6 +104,7 @@ class Dispatch:
             if not self._num_failed:
                 logger.exception("no replica could be picked: SGLang chooses one")
             self._num_failed += 1
+        return True
 
     def _send(self, request: TokenizedRequest, given: int | None, foreseen: Foreseen) -> None:
         ledger, now_s = self._started(), time.monotonic()
@@ -117,7 +122,8 @@ class Dispatch:
             foreseen.hints,
         )
         if given is None:
-            rank = self._router.pick(ledger.view(newcomer, now_s))
+            view = ledger.view(newcomer, now_s).among(self._alive)
+            rank = self._alive[self._router.pick(view)]
             request.routed_dp_rank = rank
             self._num_picked[rank] += 1
         else:
@@ -141,15 +147,25 @@ class Dispatch:
             else:
                 self._ledger.grown(rid, rank, age_tokens, now_s)
 
+    def died(self, rank: int) -> list[str]:
+        """A replica is there no more. The ids of the requests that were on it."""
+        if rank in self._alive:
+            self._alive.remove(rank)
+        lost = [rid for rid, at in self._rank_of.items() if at == rank]
+        self.heard((rid, 0, True) for rid in lost)
+        return lost
+
     def stats(self) -> dict[str, Any]:
         """For /server_info. num_picked: by rank. num_given: of requests whose clients have chosen.
-        num_unfinished: by rank, as far as is known. num_failed: left to SGLang, after an error."""
+        num_unfinished: by rank, as far as is known. num_failed: left to SGLang, after an error.
+        dead: the ranks that have died."""
         return {
             "dispatch": self._name,
             "num_picked": self._num_picked,
             "num_given": self._num_given,
             "num_unfinished": self._ledger.num_unfinished() if self._ledger else [],
             "num_failed": self._num_failed,
+            "dead": [rank for rank in range(self._num_ranks) if rank not in self._alive],
         }
 
     def _started(self) -> Ledger:

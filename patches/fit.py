@@ -83,6 +83,12 @@ def _predict_hooks() -> Iterable[Hook]:
     return predict_hooks()
 
 
+def _controller_hooks() -> Iterable[Hook]:
+    from patches.replica_watch import controller_hooks
+
+    return controller_hooks()
+
+
 def _router_hooks() -> Iterable[Hook]:
     from patches.http_processes import router_hooks
 
@@ -90,7 +96,7 @@ def _router_hooks() -> Iterable[Hook]:
 
 
 # In the order of a server's start.
-_HOOKS = (_first_hooks, _scheduler_hooks, _predict_hooks, _router_hooks)
+_HOOKS = (_first_hooks, _scheduler_hooks, _controller_hooks, _predict_hooks, _router_hooks)
 
 
 def main() -> int:

@@ -102,6 +102,7 @@ class TokenizerManager(Protocol):
     enable_metrics: bool
     metrics_collector: Any
     sage_dispatch: Dispatch | None
+    sage_settings_communicator: Any
     load_snapshot_reader: LoadReader
     server_args: ServerArgs
     server_status: object
@@ -112,6 +113,8 @@ class TokenizerManager(Protocol):
     _result_dispatcher: Any
 
     def abort_request(self, rid: str) -> None: ...
+
+    def _handle_abort_req(self, recv_obj: Any) -> None: ...
 
     def auto_create_handle_loop(self) -> None: ...
 

@@ -163,6 +163,10 @@ def _activate_main(server_args: Any) -> None:
     from patches.scheduler_hooks import scheduler_hooks
 
     check_all(scheduler_hooks(server_args._sage_config))
+    if server_args._sage_config.router.dispatch:
+        from patches.replica_watch import controller_hooks
+
+        check_all(controller_hooks())
     check_calls()
     apply_all(predict_hooks())
     if server_args.tokenizer_worker_num > 1:
@@ -189,5 +193,11 @@ def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> N
 
 def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
     # It passes on what it does not know, once it can read it.
-    if _is_ours(server_args):
-        importlib.import_module("patches.switch")
+    if not _is_ours(server_args):
+        return
+    importlib.import_module("patches.switch")
+    if server_args._sage_config.router.dispatch:
+        from patches.hook import apply_all
+        from patches.replica_watch import controller_hooks
+
+        apply_all(controller_hooks())

@@ -19,6 +19,7 @@ from patches.carrier import (
     encode_stamp,
     strip,
 )
+from patches.dead_replica import ActiveRanks, bury, end
 from patches.dispatch import Dispatch, Foreseen
 from patches.explanation import NAME, explained
 from patches.hook import AFTER, AROUND, BEFORE, Hook
@@ -67,6 +68,7 @@ def predict_hooks() -> list[Hook]:
         Hook(f"{_MANAGER}._send_one_request", AROUND, _around_send_one, ("tokenized_obj",)),
         Hook(f"{_MANAGER}._send_batch_request", AROUND, _around_send_batch, ("tokenized_objs",)),
         Hook(f"{_MANAGER}._handle_batch_output", BEFORE, _before_output, ("recv_obj",)),
+        Hook(f"{_MANAGER}.update_active_ranks", BEFORE, _before_active_ranks, ("ranks",)),
         Hook(
             f"{_MANAGER}.update_request_meta_info",
             AROUND,
@@ -199,7 +201,8 @@ def _before_abort(self: TokenizerManager, rid: str = "", abort_all: bool = False
 async def _around_send_one(
     original: Awaited, self: TokenizerManager, tokenized_obj: TokenizedRequest
 ) -> None:
-    _dispatch(self, tokenized_obj)
+    if not _dispatch(self, tokenized_obj):
+        return
     await original(self, tokenized_obj)
     _abort_again(self, tokenized_obj.rid)
 
@@ -207,22 +210,29 @@ async def _around_send_one(
 async def _around_send_batch(
     original: Awaited, self: TokenizerManager, tokenized_objs: Sequence[TokenizedRequest]
 ) -> None:
-    for tokenized_obj in tokenized_objs:
-        _dispatch(self, tokenized_obj)
+    tokenized_objs = [each for each in tokenized_objs if _dispatch(self, each)]
+    if not tokenized_objs:
+        return
     await original(self, tokenized_objs)
     for tokenized_obj in tokenized_objs:
         _abort_again(self, tokenized_obj.rid)
 
 
-def _dispatch(manager: TokenizerManager, tokenized: TokenizedRequest) -> None:
-    """Pick its replica. What a health check tries, and where a session is, SGLang knows."""
+def _dispatch(manager: TokenizerManager, tokenized: TokenizedRequest) -> bool:
+    """Pick its replica. What a health check tries, and where a session is, SGLang knows. Whether it
+    is to be sent: not to one that has died, of which its client then hears."""
     dispatch = getattr(manager, "sage_dispatch", None)
     state = manager.rid_to_state.get(tokenized.rid)
     if dispatch is None or state is None or not isinstance(state.obj, GenerateReqInput):
-        return
-    if not is_internal(manager, state.obj) and not state.obj.session_params:
-        given, foreseen = state.obj.routed_dp_rank, state_of(state.obj).foreseen
-        dispatch.send(tokenized, given, foreseen, manager.rid_to_state)
+        return True
+    if is_internal(manager, state.obj) or state.obj.session_params:
+        return True
+    given, foreseen = state.obj.routed_dp_rank, state_of(state.obj).foreseen
+    if dispatch.send(tokenized, given, foreseen, manager.rid_to_state):
+        return True
+    # Not before SGLang waits for it, which it begins to as soon as it has sent it.
+    asyncio.get_running_loop().call_soon(end, manager, [tokenized.rid], given)
+    return False
 
 
 def _abort_again(manager: TokenizerManager, rid: str) -> None:
@@ -231,6 +241,11 @@ def _abort_again(manager: TokenizerManager, rid: str) -> None:
     if state is not None and state_of(state.obj).was_aborted:
         state.abort_sent = False
         manager.abort_request(rid)
+
+
+def _before_active_ranks(self: TokenizerManager, ranks: ActiveRanks) -> None:
+    if _client(self) is not None:
+        bury(self, ranks)
 
 
 def _before_output(self: TokenizerManager, recv_obj: BatchOutput) -> None:

@@ -31,6 +31,7 @@ def add_settings_route(manager: TokenizerManager) -> None:
     schedulers: FanOutCommunicator[Any] = FanOutCommunicator(
         manager._dispatch_to_scheduler, get_parallel().num_dp_ranks
     )
+    manager.sage_settings_communicator = schedulers  # as SGLang keeps its own
     manager._result_dispatcher += TypeBasedDispatcher([(SettingsNow, schedulers.handle_recv)])
 
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]

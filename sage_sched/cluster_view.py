@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,45 +16,61 @@ class ClusterView(NamedTuple):
     """Columns: one look at 64 nodes and thousands of requests takes a few array operations.
 
     Of the request, by node, shape (nodes,):
-    work_s: its predicted seconds of engine time there, what is cached of its prompt counting for
-        nothing. prefill_s: of these, until its first token. cached_tokens: of its prompt.
+    prefill_s: what is not cached of its prompt takes there. cached_tokens: of its prompt.
     Of the request:
-    input_tokens: of its prompt. ttft_s, tpot_s: until its first token is due, and each further one;
-        inf: whenever. gain: what its first token is worth if it is on time, above 0.
+    input_tokens, answer_tokens: of its prompt, and of its answer as foreseen. ttft_s, tpot_s: until
+        its first token is due, and each further one; inf: whenever. gain: what its first token is
+        worth if it is on time, above 0.
     Of each node, shape (nodes,):
-    decode_s: what those that decode there add to one step. age_s: since it was heard of last, or
-        has had work. queue_age_s: the same of those that have no first token yet.
+    decode_s: what those that decode there add to one step. queue_age_s: since those that have no
+        first token yet were heard of last, or there are any.
     Of each unfinished request, shape (requests,):
-    node: where it is. tokens: its prompt and what is known of its answer. remaining_s: its
-        predicted seconds of engine time from now on.
+    node: where it is. tokens: its prompt and what is known of its answer. left_tokens: of its
+        answer, as foreseen. step_s: what it adds to a decode step.
     Of those of them that have no first token yet, shape (queued,):
     queue_node: where. exec_s: their prefill. remain_s: until it is due; below 0: late. queue_gain:
         as gain.
     fixed_s: of every step.
     """
 
-    work_s: Floats
     prefill_s: Floats
     cached_tokens: Ints
     input_tokens: int
+    answer_tokens: float
     ttft_s: float
     tpot_s: float
     gain: float
     decode_s: Floats
-    age_s: Floats
     queue_age_s: Floats
     node: Ints
     tokens: Ints
-    remaining_s: Floats
+    left_tokens: Floats
+    step_s: Floats
     queue_node: Ints
     exec_s: Floats
     remain_s: Floats
     queue_gain: Floats
     fixed_s: float
 
+    def among(self, nodes: Sequence[int]) -> ClusterView:
+        """Of these nodes alone, numbered in this order; nothing unfinished is on the others."""
+        if len(nodes) == self.num_nodes:
+            return self
+        chosen = np.array(nodes, np.int64)
+        number = np.zeros(self.num_nodes, np.int64)
+        number[chosen] = np.arange(len(chosen))
+        return self._replace(
+            prefill_s=self.prefill_s[chosen],
+            cached_tokens=self.cached_tokens[chosen],
+            decode_s=self.decode_s[chosen],
+            queue_age_s=self.queue_age_s[chosen],
+            node=number[self.node],
+            queue_node=number[self.queue_node],
+        )
+
     @property
     def num_nodes(self) -> int:
-        return len(self.work_s)
+        return len(self.prefill_s)
 
     def by_node(self, values: Floats | Ints | None = None) -> Floats:
         """Sums of a column of the unfinished requests; without one, their number."""

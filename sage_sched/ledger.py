@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from sage_sched.tdg import Promise
 
 # An answer of which nothing is known.
 _UNKNOWN = LengthDistribution.from_samples([256], "prior")
-# How often the work that a request has left is looked at again.
+# How often what is left of an answer is looked at again.
 _REFRESH_TOKENS = 64
 _FIRST_SLOTS = 256
 _NOBODY = -1
@@ -41,10 +41,18 @@ class Newcomer:
     hints: Hints = NO_HINTS
 
 
+class _Known(NamedTuple):
+    """Of a request that comes. cached: tokens of its prompt, by node. left: of its answer."""
+
+    request: Newcomer
+    cached: Ints
+    left: MeanCost
+
+
 @dataclass(slots=True)
 class _Sent:
     slot: int
-    work: MeanCost
+    left: MeanCost
     input_tokens: int
     age_tokens: int = 0
 
@@ -58,16 +66,16 @@ class Ledger:
         self.num_nodes = num_nodes
         self.prefixes = PrefixIndex(num_nodes, server.kv_pool_tokens)
         self._server = server
-        self._cost = cost_named("measured", server)
+        self._tokens_left = cost_named("output", server)
         self._sent: list[dict[Hashable, _Sent]] = [{} for _ in range(num_nodes)]
-        self._heard_s = np.zeros(num_nodes)
         self._queue_heard_s = np.zeros(num_nodes)
         self._num_queued = np.zeros(num_nodes, np.int64)
+        self._known: _Known | None = None
         self._free: list[int] = []
         # By slot; node is _NOBODY where nobody is.
         self._node: Ints = np.zeros(0, np.int64)
         self._tokens: Ints = np.zeros(0, np.int64)
-        self._remaining_s: Floats = np.zeros(0)
+        self._left_tokens: Floats = np.zeros(0)
         self._exec_s: Floats = np.zeros(0)
         self._due_s: Floats = np.zeros(0)
         self._gain: Floats = np.zeros(0)
@@ -75,8 +83,8 @@ class Ledger:
 
     def view(self, request: Newcomer, now_s: float) -> ClusterView:
         """What is known as this request comes."""
-        cached = self._cached(request)
-        prefill_s = self._prefill_s(request, cached)
+        known = self._look_up(request)
+        prefill_s = self._prefill_s(request, known.cached)
         promise = Promise.of(request.hints)
         present = np.flatnonzero(self._node != _NOBODY)
         queued = present[self._is_queued[present]]
@@ -88,25 +96,22 @@ class Ledger:
         worked = np.minimum(queue_age_s / np.maximum(waiting_s, 1e-9), 1.0)
         decoding = np.where(self._is_queued[present], worked[node], 1.0)
         step = self._server.step_time
-        decode_s: Any = np.bincount(
-            node,
-            decoding * (step.decode_request_s + tokens * step.decode_kv_token_s),
-            minlength=self.num_nodes,
-        )
+        step_s: Any = step.decode_request_s + tokens * step.decode_kv_token_s
+        decode_s: Any = np.bincount(node, decoding * step_s, minlength=self.num_nodes)
         return ClusterView(
-            work_s=self._work(request, 0).index(0) + prefill_s - self._prefill_s(request, 0),
             prefill_s=prefill_s,
-            cached_tokens=cached,
+            cached_tokens=known.cached,
             input_tokens=request.input_tokens,
+            answer_tokens=known.left.index(0),
             ttft_s=promise.ttft_s,
             tpot_s=promise.tpot_s,
             gain=promise.first_weight,
             decode_s=decode_s,
-            age_s=np.maximum(now_s - self._heard_s, 0.0),
             queue_age_s=queue_age_s,
             node=node,
             tokens=tokens,
-            remaining_s=self._remaining_s[present],
+            left_tokens=self._left_tokens[present],
+            step_s=step_s,
             queue_node=self._node[queued],
             exec_s=exec_s,
             remain_s=self._due_s[queued] - now_s,
@@ -117,24 +122,23 @@ class Ledger:
     def sent(self, rid: Hashable, node: int, request: Newcomer, now_s: float) -> None:
         """It went there."""
         # Until now nothing was there that could be worked off.
-        if not self._sent[node]:
-            self._heard_s[node] = now_s
         if not self._num_queued[node]:
             self._queue_heard_s[node] = now_s
-        cached_tokens = int(self._cached(request)[node])
+        known = self._look_up(request)
+        prefill_s = self._prefill_s(request, int(known.cached[node]))
         promise = Promise.of(request.hints)
         slot = self._slot()
-        work = self._work(request, cached_tokens)
-        self._sent[node][rid] = _Sent(slot, work, request.input_tokens)
+        self._sent[node][rid] = _Sent(slot, known.left, request.input_tokens)
         self._node[slot] = node
         self._tokens[slot] = request.input_tokens
-        self._remaining_s[slot] = work.index(0)
-        self._exec_s[slot] = self._prefill_s(request, cached_tokens)
+        self._left_tokens[slot] = known.left.index(0)
+        self._exec_s[slot] = prefill_s
         self._due_s[slot] = now_s + promise.ttft_s
         self._gain[slot] = promise.first_weight
         self._is_queued[slot] = True
         self._num_queued[node] += 1
         self.prefixes.add(node, request.keys)
+        self._known = None
 
     def grown(self, rid: Hashable, node: int, age_tokens: int, now_s: float) -> None:
         """Its answer has so many tokens now."""
@@ -142,10 +146,9 @@ class Ledger:
         if sent is None or age_tokens <= sent.age_tokens:
             return
         self._leaves_queue(sent.slot, node, now_s)
-        self._heard_s[node] = now_s
         sent.age_tokens = age_tokens
         self._tokens[sent.slot] = sent.input_tokens + age_tokens
-        self._remaining_s[sent.slot] = sent.work.index(age_tokens)
+        self._left_tokens[sent.slot] = sent.left.index(age_tokens)
 
     def ended(self, rid: Hashable, node: int, now_s: float) -> None:
         """It is gone, answered or not."""
@@ -154,7 +157,6 @@ class Ledger:
             self._leaves_queue(sent.slot, node, now_s)
             self._node[sent.slot] = _NOBODY
             self._free.append(sent.slot)
-            self._heard_s[node] = now_s
 
     def report(self, node: int, ages: Mapping[Hashable, int], now_s: float) -> None:
         """A node says which requests it has, and how many tokens their answers have."""
@@ -162,7 +164,7 @@ class Ledger:
             self.ended(rid, node, now_s)
         for rid, age_tokens in ages.items():
             self.grown(rid, node, age_tokens, now_s)
-        self._heard_s[node] = self._queue_heard_s[node] = now_s
+        self._queue_heard_s[node] = now_s
 
     def num_unfinished(self) -> list[int]:
         """By node."""
@@ -174,9 +176,14 @@ class Ledger:
             self._num_queued[node] -= 1
             self._queue_heard_s[node] = now_s
 
-    def _cached(self, request: Newcomer) -> Ints:
-        # The last token is always computed.
-        return np.minimum(self.prefixes.cached_tokens(request.keys), request.input_tokens - 1)
+    def _look_up(self, request: Newcomer) -> _Known:
+        """Once for a request, though it is picked for and then sent."""
+        if self._known is None or self._known.request is not request:
+            # The last token is always computed.
+            most_tokens = request.input_tokens - 1
+            cached = np.minimum(self.prefixes.cached_tokens(request.keys), most_tokens)
+            self._known = _Known(request, cached, self._left(request))
+        return self._known
 
     def _prefill_s(self, request: Newcomer, cached_tokens: Any) -> Floats:
         step = self._server.step_time
@@ -186,14 +193,13 @@ class Ledger:
             step.prefill_request_s + new_tokens * step.prefill_token_s + pairs * step.prefill_pair_s
         )
 
-    def _work(self, request: Newcomer, cached_tokens: int) -> MeanCost:
+    def _left(self, request: Newcomer) -> MeanCost:
         return MeanCost(
             request.distribution or _UNKNOWN,
-            self._cost,
+            self._tokens_left,
             input_tokens=request.input_tokens,
             max_tokens=request.max_new_tokens,
             interval_tokens=_REFRESH_TOKENS,
-            cached_tokens=cached_tokens,
         )
 
     def _slot(self) -> int:
@@ -203,7 +209,7 @@ class Ledger:
             self._free = list(range(used + more - 1, used - 1, -1))
             self._node = np.append(self._node, np.full(more, _NOBODY))
             self._tokens = np.append(self._tokens, np.zeros(more, np.int64))
-            self._remaining_s = np.append(self._remaining_s, np.zeros(more))
+            self._left_tokens = np.append(self._left_tokens, np.zeros(more))
             self._exec_s = np.append(self._exec_s, np.zeros(more))
             self._due_s = np.append(self._due_s, np.zeros(more))
             self._gain = np.append(self._gain, np.zeros(more))

@@ -6,6 +6,7 @@ from sage_sched.gorouting import GoRouting
 from sage_sched.router import (
     CacheAware,
     MinLoad,
+    PowerOfTwo,
     PredictedCost,
     RoundRobin,
     Router,
@@ -14,7 +15,14 @@ from sage_sched.router import (
 )
 
 OURS: tuple[type[Router], ...] = (PredictedCost, GoRouting)
-STOCK: tuple[type[Router], ...] = (RoundRobin, TotalRequests, TotalTokens, CacheAware, MinLoad)
+STOCK: tuple[type[Router], ...] = (
+    RoundRobin,
+    TotalRequests,
+    TotalTokens,
+    PowerOfTwo,
+    CacheAware,
+    MinLoad,
+)
 _BY_NAME = {router.name: router for router in (*OURS, *STOCK)}
 ROUTERS = tuple(_BY_NAME)
 

@@ -146,6 +146,36 @@ MUTATIONS = (
         f"{_DISPATCH}::test_what_has_ended_counts_no_more",
     ),
     Mutation(
+        "a router thinks that a prefill holds up nobody but its own request",
+        "sage_sched/router.py",
+        "(1 + view.by_node()) * view.prefill_s + slower_s",
+        "view.prefill_s + slower_s",
+        f"{_ROUTER}::test_predicted_cost_costs_all_together_the_least",
+    ),
+    Mutation(
+        "requests are sent to a replica that has died",
+        "patches/dispatch.py",
+        "            self._alive.remove(rank)\n",
+        "            pass\n",
+        f"{_DISPATCH}::test_nothing_is_sent_to_the_dead",
+    ),
+    Mutation(
+        "a controller waits for ever to send to a replica that has died",
+        "patches/replica_watch.py",
+        "        taken.recv()\n",
+        "        return\n",
+        "tests/patches/test_replica_watch.py"
+        "::test_the_controller_tells_of_a_death_and_is_never_stuck_on_the_dead",
+    ),
+    Mutation(
+        "who asks all replicas waits for the dead one too",
+        "patches/dead_replica.py",
+        "        communicator.set_fan_out(num_alive)\n",
+        "",
+        "tests/patches/test_replica_watch.py"
+        "::test_what_all_were_asked_is_answered_by_those_that_are_left",
+    ),
+    Mutation(
         "a router overrules the rank that a client gives",
         "patches/dispatch.py",
         "        if given is None:\n",

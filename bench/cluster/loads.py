@@ -20,7 +20,6 @@ from bench.prediction.foresight import (
 from bench.simulator.presets import H800_QWEN3_32B, Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
-from bench.simulator.state import Options
 from bench.slo.lengths import RECORDINGS, read_lengths
 from bench.slo.runs import Setting
 from bench.workload.agents import TRACE, factor_for, held_out, known_lengths, read_sessions
@@ -34,7 +33,8 @@ PROMPTS = ("mixed", "heavy-tailed")
 SESSIONS = ("agents",)
 LOADS = (*PROMPTS, *SESSIONS, *RECORDINGS)
 _MAX_NEW_TOKENS = 4096
-_BURST = 300
+# So many at once, and first come, first served: with fewer, long answers end when no queue is left.
+_BURST = 3000
 # Of sessions an engine takes so many a second before their steps wait long (sage-sched bench
 # agents); of each the first steps count.
 _SESSIONS_PER_S, _MOST_STEPS = 0.008, 20
@@ -101,7 +101,7 @@ def _prompts(name: str, data: Path, tuning: bool) -> Load:
 
     engine = H800_QWEN3_32B
     burst = [replace(each, arrival_s=0.0) for each in requests(1.0, _BURST, 1_000_003)]
-    served = simulate(engine, "sage", SageConfig(), burst, Options(preempt=True))
+    served = simulate(engine, "fcfs-foresight", SageConfig(), burst)
     capacity = Saturation.measured(served.ttft_s, served.ttlt_s).capacity
     return Load(engine, "sage", capacity, "requests", requests)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import requests
 
@@ -93,14 +96,15 @@ def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
     with ThreadPoolExecutor(4) as pool:
         with stage.held(server):
             # Told by their numbers alone the first replica has less to do.
-            sent = [pool.submit(ask, LONG_PROMPT, 0, 60)]
-            sent += [pool.submit(ask, SHORT_PROMPT, 1, 60) for _ in range(2)]
+            sent = [pool.submit(ask, LONG_PROMPT, 0, 1000)]
+            sent += [pool.submit(ask, SHORT_PROMPT, 1, 1000) for _ in range(2)]
             wait_until(lambda: router(server)["num_unfinished"] == [1, 2])
-            sent.append(pool.submit(ask, LONG_PROMPT, None, 60))
+            sent.append(pool.submit(ask, LONG_PROMPT, None, 1000))
             wait_until(lambda: sum(router(server)["num_unfinished"]) == 4)
             assert router(server)["num_unfinished"] == [1, 3]
-        assert rank_of(sent[3].result()) == 1
-        assert [rank_of(answer.result()) for answer in sent[:3]] == [0, 1, 1]
+            requests.post(f"{server.url}/abort_request", json={"abort_all": True}, timeout=300)
+        for each in sent:
+            each.result()
 
 
 def test_an_aborted_request_counts_no_more(server: SageServer) -> None:
@@ -112,3 +116,58 @@ def test_an_aborted_request_counts_no_more(server: SageServer) -> None:
         sent.result()
     generate(server, SHORT_PROMPT, 3)
     wait_until(lambda: router(server)["num_unfinished"] == [0, 0])
+
+
+def scheduler_of(server: SageServer, rank: int) -> int:
+    """Its process."""
+    found = [
+        child.pid
+        for child in psutil.Process(server.pid).children(recursive=True)
+        if f"scheduler_DP{rank}" in " ".join(child.cmdline())
+    ]
+    assert len(found) == 1
+    return int(found[0])
+
+
+def test_what_ran_on_a_killed_replica_gets_an_error_and_nothing_else_does(
+    model: Path, tmp_path: Path
+) -> None:
+    store = warmed_store(tmp_path / "store")
+    with SageServer(
+        model, tmp_path, store, flags=FLAGS, env=TWO_REPLICAS, settings=SETTINGS
+    ) as server:
+
+        def ask(rank: int | None, cap: int, **more: Any) -> requests.Response:
+            body = {
+                "text": SHORT_PROMPT,
+                "sampling_params": {"max_new_tokens": cap, "temperature": 0, "ignore_eos": True},
+                "routed_dp_rank": rank,
+                **more,
+            }
+            return requests.post(f"{server.url}/generate", json=body, timeout=300)
+
+        with ThreadPoolExecutor(16) as pool:
+            with stage.held(server):
+                doomed = [pool.submit(ask, 1, 40) for _ in range(3)]
+                streamed = pool.submit(ask, 1, 40, stream=True)
+                safe = [pool.submit(ask, 0, 40) for _ in range(3)]
+                wait_until(lambda: router(server)["num_unfinished"] == [3, 4])
+                os.kill(scheduler_of(server, 1), signal.SIGKILL)
+                lost = [each.result() for each in doomed]
+                assert all(response.status_code == 503 for response in lost)
+                assert all("Replica 1 " in response.text for response in lost)
+                assert "Replica 1 " in streamed.result().text
+            answers = [each.result() for each in safe]
+        assert [response.status_code for response in answers] == [200] * 3
+        assert {response.json()["meta_info"]["completion_tokens"] for response in answers} == {40}
+        # All go to the one that is left, and one that asks for the dead is refused.
+        more = [ask(None, 5) for _ in range(4)]
+        assert {rank_of(response.json()) for response in more} == {0}
+        refused = ask(1, 5)
+        assert (refused.status_code, "Replica 1 " in refused.text) == (503, True)
+        # An abort goes to all replicas, as does what asks for their state.
+        requests.post(f"{server.url}/abort_request", json={"rid": "nobody"}, timeout=300)
+        assert router(server)["dead"] == [1]
+        assert router(server)["num_unfinished"] == [0, 0]
+        assert requests.get(f"{server.url}/health_generate", timeout=300).status_code == 200
+        assert ask(None, 5).status_code == 200

@@ -117,3 +117,18 @@ def test_where_it_does_not_see_all_it_is_refused(flag: dict[str, Any], name: str
 def test_only_our_dispatchers_are_configured() -> None:
     with pytest.raises(ConfigError, match=r"router\.dispatch.*'predicted-cost', 'gorouting'"):
         SageConfig.parse({"router": {"dispatch": "round_robin"}})
+
+
+def test_nothing_is_sent_to_the_dead() -> None:
+    router = dispatch()
+    sent(router, "a", SHORT, given=0)
+    sent(router, "b", LONG, given=1)
+    assert router.died(0) == ["a"]
+    assert router.died(0) == []
+    # The one that is left has the work of both, and is numbered as before.
+    assert [sent(router, rid, LONG) for rid in "cd"] == [1, 1]
+    assert router.send(request("e"), 0, SHORT, "bcde") is False
+    assert router.send(request("e"), 1, SHORT, "bcde") is True
+    stats = router.stats()
+    assert stats["num_unfinished"] == [0, 4]
+    assert stats["dead"] == [0]

@@ -47,19 +47,19 @@ def views(draw: st.DrawFn) -> ClusterView:
 
     exec_s = column(quarters)
     return ClusterView(
-        work_s=draw(by_node),
         prefill_s=draw(by_node),
         cached_tokens=np.zeros(num_nodes, np.int64),
         input_tokens=10,
+        answer_tokens=draw(st.sampled_from([1.0, 40.0])),
         ttft_s=draw(st.sampled_from([0.5, 2.0, 5.0, 20.0, math.inf])),
         tpot_s=draw(st.sampled_from([0.5, 2.0, math.inf])),
         gain=draw(st.sampled_from([1.0, 2.0, 8.0])),
         decode_s=draw(by_node),
-        age_s=draw(by_node),
         queue_age_s=draw(by_node),
         node=queued,
         tokens=np.full(num_queued, 10),
-        remaining_s=exec_s + column(quarters),
+        left_tokens=column(quarters),
+        step_s=column(quarters),
         queue_node=queued,
         exec_s=exec_s,
         remain_s=column(late_or_not),
@@ -124,14 +124,31 @@ def test_gorouting_is_algorithm_2(view: ClusterView, alpha: float, mu: float) ->
     assert GoRouting(0, limits).pick(view) in candidates(view, limits)
 
 
+@pytest.mark.parametrize("name", ROUTERS)
+def test_whoever_is_left_out_is_not_there(name: str) -> None:
+    three, two = Ledger(3, SERVER), Ledger(2, SERVER)
+    for number, node in enumerate([2, 0, 2, 2, 0]):
+        asked = of_length(100 * number + 50)
+        three.sent(number, node, asked, float(number))
+        two.sent(number, {0: 0, 2: 1}[node], asked, float(number))
+    newcomer = of_length(70)
+    left = three.view(newcomer, 9.0).among([0, 2])
+    assert router_named(name).pick(left) == router_named(name).pick(two.view(newcomer, 9.0))
+    for told, expected in zip(left, two.view(newcomer, 9.0), strict=True):
+        np.testing.assert_array_equal(told, expected)
+
+
 @given(views())
-def test_predicted_cost_leaves_the_least_work(view: ClusterView) -> None:
-    def left_s(p: int) -> float:
-        there_s = sum(float(r) for r in view.remaining_s[view.node == p])
-        return max(there_s - float(view.age_s[p]), 0.0) + float(view.work_s[p])
+def test_predicted_cost_costs_all_together_the_least(view: ClusterView) -> None:
+    def cost_s(p: int) -> float:
+        others = [i for i in range(len(view.node)) if view.node[i] == p]
+        waited_s = sum([float(view.prefill_s[p])] * (1 + len(others)))
+        together = [min(float(view.left_tokens[i]), view.answer_tokens) for i in others]
+        steps_s = [float(view.step_s[i]) for i in others]
+        return waited_s + sum(2 * t * s for t, s in zip(together, steps_s, strict=True))
 
     picked = router_named("predicted-cost").pick(view)
-    assert picked == min(range(view.num_nodes), key=left_s)
+    assert picked == min(range(view.num_nodes), key=cost_s)
 
 
 @given(views(), st.sampled_from(ROUTERS))
@@ -174,7 +191,7 @@ def test_a_prefix_draws_requests_as_far_as_it_saves_time() -> None:
     ledger.ended("first", 1, 1.0)
     view = ledger.view(prompt, 1.0)
     assert view.cached_tokens.tolist() == [0, 40 * BLOCK_TOKENS]
-    assert view.work_s[0] > 2 * view.work_s[1]
+    assert view.prefill_s[0] > 2 * view.prefill_s[1]
     assert picks("predicted-cost", ledger, prompt, 1.0) == 1
     for number in range(30):
         ledger.sent(number, 1, of_length(10, 1000), 1.0)
@@ -186,9 +203,8 @@ def test_what_was_worked_off_since_is_taken_off() -> None:
     for node, heard_s in ((0, 5.0), (1, 0.0)):
         ledger.sent(node, node, of_length(100, 2000), 0.0)
         ledger.report(node, {node: 0}, heard_s)
-    assert ledger.view(REQUEST, 5.0).age_s.tolist() == [0.0, 5.0]
-    for name in ("predicted-cost", "min-load"):
-        assert picks(name, ledger, of_length(4000), 5.0) == 1
+    assert ledger.view(REQUEST, 5.0).queue_age_s.tolist() == [0.0, 5.0]
+    assert picks("min-load", ledger, of_length(4000), 5.0) == 1
 
 
 def test_nothing_is_worked_off_before_it_is_there() -> None:
@@ -196,7 +212,7 @@ def test_nothing_is_worked_off_before_it_is_there() -> None:
     ledger.report(0, {}, 0.0)
     ledger.sent("a", 0, REQUEST, 100.0)
     view = ledger.view(REQUEST, 101.0)
-    assert view.age_s.tolist() == view.queue_age_s.tolist() == [1.0]
+    assert view.queue_age_s.tolist() == [1.0]
     # One that decodes is no reason to count the queue as older than it is.
     ledger.grown("a", 0, 1, 101.0)
     ledger.sent("b", 0, REQUEST, 111.0)
@@ -220,18 +236,18 @@ def test_a_report_ends_what_it_does_not_name() -> None:
     assert ledger.num_unfinished() == [1, 1]
 
 
-def test_a_request_that_is_done_sooner_is_less_work() -> None:
+def test_less_is_left_of_an_answer_that_is_further() -> None:
     ledger = Ledger(1, SERVER)
     ledger.sent("a", 0, of_length(1000), 0.0)
-    before_s = ledger.view(REQUEST, 0.0).remaining_s[0]
+    before = ledger.view(REQUEST, 0.0).left_tokens[0]
     ledger.grown("a", 0, 960, 1.0)
-    assert ledger.view(REQUEST, 1.0).remaining_s[0] < 0.6 * before_s
+    assert ledger.view(REQUEST, 1.0).left_tokens[0] < 0.6 * before
 
 
 def test_an_answer_of_which_nothing_is_known_is_work_too() -> None:
     ledger = Ledger(1, SERVER)
     ledger.sent("a", 0, Newcomer(10, 4096), 0.0)
-    assert ledger.view(Newcomer(10, 4096), 0.0).remaining_s[0] > 0
+    assert ledger.view(Newcomer(10, 4096), 0.0).left_tokens[0] > 0
 
 
 def test_slots_are_used_again() -> None:
