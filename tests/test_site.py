@@ -23,7 +23,7 @@ from tests.pages import DOCS, NOT_RUN, blocks
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.glob("*.md"))
 # Pages whose commands tests/engine/test_installed.py runs as they stand.
-RUN = {"index.md", "warm.md", "compare.md"}
+RUN = {"index.md", "first-day.md", "warm.md", "compare.md"}
 
 
 @pytest.fixture(scope="module")
