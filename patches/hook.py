@@ -59,7 +59,8 @@ def check_target(use: str, target: str, parameters: Iterable[str]) -> None:
     try:
         known = inspect.signature(getattr(pkgutil.resolve_name(where), name)).parameters
     except (ImportError, AttributeError) as error:
-        raise _misfit(use, target, f"is not there ({_missing(where) or error})") from error
+        why = _missing(where) or error
+        raise _misfit(use, target, f"is not there ({why})") from error
     missing = [parameter for parameter in parameters if parameter not in known]
     if missing:
         raise _misfit(use, target, f"has no parameter {', '.join(missing)}")
