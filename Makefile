@@ -43,16 +43,17 @@ gpu-check: $(VENV)/ready
 	$(BIN)/python -m bench.checks.gpu
 
 # Each step leaves a mark, so a broken-off set-up goes on where it stopped; pip keeps what it has
-# downloaded. torch brings what its build needs (CUDA libraries, if it is a CUDA build); the others
-# come without their requirements, as requirements.txt is complete.
+# downloaded. torch comes first, as the build that this host's index has for its version, with what it
+# needs (CUDA libraries, if it is a CUDA build); asked for a hash, pip would take the public index's.
+# Of the others pip refuses a file whose hash is not in requirements.txt, which is complete.
 $(VENV)/ready: $(VENV)/packages pyproject.toml
 	$(BIN)/python -m pip install --no-deps --no-build-isolation --quiet --editable .
 	touch $@
 
 $(VENV)/packages: $(VENV)/python requirements.txt
 	@echo "Installing $$(grep -c == requirements.txt) packages (about 3 GB) ..."
-	$(BIN)/python -m pip install $$(grep '^torch==' requirements.txt)
-	$(BIN)/python -m pip install --no-deps -r requirements.txt
+	$(BIN)/python -m pip install $$(grep -o '^torch==[^ ]*' requirements.txt)
+	$(BIN)/python -m pip install --no-deps --require-hashes -r requirements.txt
 	touch $@
 
 $(VENV)/python:
@@ -60,11 +61,9 @@ $(VENV)/python:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-# Writes down the versions that are installed now.
+# Writes down the versions that are installed now, with hashes.
 lock: $(VENV)/ready
-	{ sed -n '/^#/p' requirements.txt; $(BIN)/python -m pip freeze --all --exclude-editable \
-	  | sed -e '/^pip==/d' -e 's/+cpu$$//'; } > requirements.new
-	mv requirements.new requirements.txt
+	$(BIN)/python -m bench.checks.lock requirements.txt
 
 clean:
 	rm -rf $(VENV) results dist build

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from patches.compat import thinking_of
 from patches.http_types import Request
 from predictor_store.asked import NOTHING_ASKED, Asked, digest
 
@@ -25,7 +26,7 @@ def asked_of_chat(request: Any) -> Asked:
     system = digest(*_texts(messages, ("system", "developer")))
     opening = _texts(messages, ("user",))[:1]
     return Asked(
-        thinks=_thinks(request.chat_template_kwargs or {}, request.thinking, effort),
+        thinks=_thinks(request.chat_template_kwargs or {}, thinking_of(request), effort),
         effort=_effort(effort),
         num_tools=0 if choice == "none" else len(tools),
         tool_choice=_tool_choice(choice) if tools else 0,

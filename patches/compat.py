@@ -51,6 +51,11 @@ class UnsupportedServerError(RuntimeError):
     """This SGLang, or the way it was started, cannot be served. The message says what to do."""
 
 
+def thinking_of(chat: object) -> object:
+    """`thinking` of a ChatCompletionRequest, a field since 0.5.23; None if there is none."""
+    return getattr(chat, "thinking", None)
+
+
 def check_release() -> None:
     """Raises UnsupportedServerError unless the installed SGLang is a supported release."""
     from sglang.version import __version__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
@@ -58,10 +59,24 @@ def check_target(use: str, target: str, parameters: Iterable[str]) -> None:
     try:
         known = inspect.signature(getattr(pkgutil.resolve_name(where), name)).parameters
     except (ImportError, AttributeError) as error:
-        raise _misfit(use, target, f"is not there ({error})") from error
+        why = _missing(where) or error
+        raise _misfit(use, target, f"is not there ({why})") from error
     missing = [parameter for parameter in parameters if parameter not in known]
     if missing:
         raise _misfit(use, target, f"has no parameter {', '.join(missing)}")
+
+
+def _missing(where: str) -> ModuleNotFoundError | None:
+    """Why a module of SGLang cannot be imported, if it is a package that SGLang wants:
+    resolve_name then says no more than that the module is not there."""
+    parts = where.split(".")
+    for number in range(1, len(parts) + 1):
+        module = ".".join(parts[:number])
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            return None if module.startswith(error.name or "") else error
+    return None
 
 
 def _misfit(use: str, target: str, what: str) -> UnsupportedServerError:

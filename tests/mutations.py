@@ -506,7 +506,7 @@ MUTATIONS = (
     Mutation(
         "a hook that is gone is not missed",
         "patches/hook.py",
-        '        raise _misfit(use, target, f"is not there ({error})") from error',
+        '        raise _misfit(use, target, f"is not there ({why})") from error',
         "        return",
         "tests/patches/test_plugin.py::test_a_hook_that_sglang_renamed_is_refused_by_name",
     ),

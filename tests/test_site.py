@@ -17,17 +17,21 @@ import pytest
 
 from patches.refusals import _REFUSALS
 from sage_sched.cli import _COMMANDS, _OF_SERVERS
+from tests.browser import BROWSER, measured
 from tests.pages import DOCS, NOT_RUN, blocks
 
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.glob("*.md"))
 # Pages whose commands tests/engine/test_installed.py runs as they stand.
-RUN = {"index.md", "warm.md", "compare.md"}
+RUN = {"index.md", "first-day.md", "warm.md", "compare.md"}
 
 
-def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without a warning."""
+    folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -35,15 +39,30 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert built.returncode == 0, built.stderr
-    index = (tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8")
+    return folder
+
+
+def test_it_can_be_searched_and_takes_nothing_from_elsewhere(site: Path) -> None:
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     assert "Gittins" in index
-    # A page takes nothing from elsewhere.
-    for page in (tmp_path / "site").rglob("*.html"):
+    for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         fetched = re.findall(
             r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(.*?)"', text
         )
         assert not [place for place in fetched if place.startswith(("http", "//"))], page
+
+
+@pytest.mark.skipif(not BROWSER, reason="no chromium here")
+def test_no_page_is_wider_than_a_phone_or_a_window(site: Path, tmp_path: Path) -> None:
+    (site / "wide.html").write_text("<article><p style='width: 2000px'>wide</article>")
+    found = measured(site, (400, 1400), tmp_path)
+    by_page = {(one["page"], one["width"]): one for one in found}
+    for width in (400, 1400):  # so that it is known to be seen
+        assert by_page.pop(("wide.html", width))["found"] == ["wide", "all of it: 2008"]
+    assert len(by_page) == 2 * (len(PAGES) + 1)  # and the page of what is not found
+    assert all(one["shown"] for one in by_page.values())
+    assert [one for one in by_page.values() if one["found"]] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -6,17 +6,14 @@ import re
 import tomllib
 from pathlib import Path
 
+from bench.checks import lock
 from patches.compat import SUPPORTED_RELEASES
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_pinned_sglang_is_a_supported_one() -> None:
-    pins = dict(
-        line.split("==")
-        for line in (ROOT / "requirements.txt").read_text().splitlines()
-        if "==" in line and not line.startswith("#")
-    )
+    pins = dict(pin.split("==") for pin in lock.read(ROOT / "requirements.txt"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     gpu = [name for name in project["optional-dependencies"]["gpu"] if name.startswith("sglang")]
     assert pins["sglang"] in SUPPORTED_RELEASES
@@ -33,11 +30,19 @@ def test_everything_that_pyproject_names_is_pinned() -> None:
         *extras["docs"],
         *extras["test"],
     ]
-    pinned = {
-        line.split("==")[0].lower().replace("_", "-")
-        for line in (ROOT / "requirements.txt").read_text().splitlines()
-    }
-    assert [name for name in names if name.lower().replace("_", "-") not in pinned] == []
+    pins = {pin.lower().replace("_", "-") for pin in lock.read(ROOT / "requirements.txt")}
+    pinned = {pin.split("==")[0] for pin in pins}
+    wanted = [name.lower().replace("_", "-") for name in names]
+    assert [name for name in wanted if name not in (pins if "==" in name else pinned)] == []
+
+
+def test_every_pin_has_hashes_and_pip_is_told_to_demand_them() -> None:
+    assert [
+        pin for pin, digests in lock.read(ROOT / "requirements.txt").items() if not digests
+    ] == []
+    installs = re.findall(r"pip install .*-r requirements.txt", (ROOT / "Makefile").read_text())
+    assert len(installs) == 1
+    assert "--require-hashes" in installs[0]
 
 
 def test_the_container_is_of_a_supported_release_and_not_root() -> None:

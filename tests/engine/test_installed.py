@@ -7,10 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import requests
 
 from bench.servers.server import Server
-from tests.engine.serving import CPU_FLAGS, UNHURRIED
+from tests.engine.serving import CPU_FLAGS, UNHURRIED, wait_until
 from tests.installed import Installed, build, somebodys_folder
 from tests.pages import DOCS, NOT_RUN, blocks
 
@@ -21,23 +22,30 @@ class Reader:
     def __init__(self, installed: Installed, folder: Path, model: Path, cache: Path) -> None:
         self.folder = folder
         self.port = "30000"
+        self._installed = installed
         self._model = str(model)
         path = f"{installed.bin}:/usr/bin:/bin"
         self._env = installed.env | {"PATH": path, "XDG_CACHE_HOME": str(cache)}
 
-    def commands_of(self, page: str) -> list[str]:
-        """Those that are not marked as not run; the page's files are written first."""
-        for name, text in blocks(DOCS / page, "json"):
+    def steps_of(self, page: str) -> list[str]:
+        """Its blocks of commands, but for those that are marked as not run. The page's files are
+        written first."""
+        for name, text in (*blocks(DOCS / page, "json"), *blocks(DOCS / page, "python")):
+            text = text.replace("30000", self.port)
             (self.folder / name).write_text(text + "\n", encoding="utf-8")
-        found = blocks(DOCS / page, "sh")
-        return [line for title, code in found if not title.startswith(NOT_RUN)
-                for line in code.splitlines()]  # fmt: skip
+        return [code for title, code in blocks(DOCS / page, "sh") if not title.startswith(NOT_RUN)]
+
+    def commands_of(self, page: str) -> list[str]:
+        return [line for code in self.steps_of(page) for line in code.splitlines()]
 
     def types(self, command: str) -> str:
         """What it prints. Fails if its exit status is not 0."""
         typed = command.replace("MODEL", self._model).replace("30000", self.port)
+        typed = typed.replace(
+            "sage-sched set", f"sage-sched set --url http://127.0.0.1:{self.port}"
+        )
         done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", typed],
+            ["bash", "-e", "-o", "pipefail", "-c", typed],
             cwd=self.folder,
             env=self._env,
             capture_output=True,
@@ -47,9 +55,26 @@ class Reader:
         assert done.returncode == 0, f"{typed}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def starts(self, serve: str, log: Path, *flags: str) -> Server:
+        """A server by this command, which the page has for a terminal of its own."""
+        words = serve.replace("MODEL", self._model).split()
+        assert words[:5] == ["sage-sched", "serve", "--model-path", self._model, "--port"]
+        here = ("bash", "-c", 'cd "$0" && exec "$@"', str(self.folder))
+        command = (*here, str(self._installed.bin / words[0]), words[1])
+        env = {"PYTHONPATH": "", "XDG_CACHE_HOME": self._env["XDG_CACHE_HOME"], **UNHURRIED}
+        all_flags = [*words[6:], *CPU_FLAGS, *flags]
+        return Server(Path(self._model), all_flags, log=log, env=env, command=command)
 
-def test_it_serves_and_the_pages_commands_run(model: Path, tmp_path: Path) -> None:
-    installed = Installed(tmp_path / "environment", build(tmp_path)[1], requirements=True)
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("installed")
+    return Installed(folder / "environment", build(folder)[1], requirements=True)
+
+
+def test_it_serves_and_the_pages_commands_run(
+    installed: Installed, model: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     reader = Reader(installed, somebodys_folder(tmp_path / "work"), model, cache)
 
@@ -58,13 +83,8 @@ def test_it_serves_and_the_pages_commands_run(model: Path, tmp_path: Path) -> No
 
     doctor, serve, generate, info = reader.commands_of("index.md")
     assert "no fault found" in reader.types(f"{doctor} --device cpu")
-    assert serve == "sage-sched serve --model-path MODEL --port 30000"
-    here = ("bash", "-c", 'cd "$0" && exec "$@"', str(reader.folder))
     # The HTTP processes load no plugin, so they have to find the parts by themselves.
-    flags = [*CPU_FLAGS, "--tokenizer-worker-num", "2"]
-    env = {"PYTHONPATH": "", "XDG_CACHE_HOME": str(cache), **UNHURRIED}
-    command = (*here, str(installed.bin / "sage-sched"), "serve")
-    with Server(model, flags, log=tmp_path / "log", env=env, command=command) as server:
+    with reader.starts(serve, tmp_path / "log", "--tokenizer-worker-num", "2") as server:
         reader.port = str(server.port)
         assert '"completion_tokens":16' in reader.types(generate)
         assert "num_records" in reader.types(info)
@@ -74,3 +94,27 @@ def test_it_serves_and_the_pages_commands_run(model: Path, tmp_path: Path) -> No
     assert state["sage"]["predictor"]["worker_alive"]
     # One by hand, and of the benchmark two and one to warm up, twice.
     assert sum(state["sage"]["num_ranked"].values()) >= 1 + 2 * 3
+
+
+def test_a_first_day(installed: Installed, model: Path, tmp_path: Path) -> None:
+    reader = Reader(installed, tmp_path / "work", model, tmp_path / "cache")
+    reader.folder.mkdir()
+    doctor, warm, serve, *_ = reader.steps_of("first-day.md")
+    assert "no fault found" in reader.types(f"{doctor} --device cpu")
+    reader.types(warm)
+    with reader.starts(serve, tmp_path / "log") as server:
+        reader.port = str(server.port)
+        ask, see, switch, what_if = reader.steps_of("first-day.md")[3:]
+        assert reader.types(ask) == "40 answers\n"
+        # Metrics are brought up to date every two seconds.
+        metrics = f"{server.url}/metrics"
+        wait_until(lambda: "sage:predictions_total" in requests.get(metrics, timeout=60).text)
+        assert "sage:predictions_total" in reader.types(see)
+        switched = reader.types(switch)
+        assert "200 answers\n" in switched
+        assert re.findall(r'"schedule_policy": "(\w+)"', switched) == ["fcfs", "sage"]
+        said = reader.types(what_if)
+        # Those of the script, and what the server asks itself as it starts.
+        num_read = re.search(r"log: (\d+) requests of SGLang's request log", said)
+        assert num_read is not None
+        assert 240 <= int(num_read[1]) < 250

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from patches.compat import SUPPORTED_RELEASES
+import pytest
+
+from patches.compat import SUPPORTED_RELEASES, UnsupportedServerError
+from patches.hook import check_target
 
 PAGE = Path(__file__).parents[2] / "docs" / "versions.md"
 # In a process of its own, as it imports all of SGLang.
@@ -29,3 +32,16 @@ def test_the_installed_sglang_fits_and_the_page_names_every_hook() -> None:
 def test_the_page_names_the_releases_that_are_supported() -> None:
     supported = re.findall(r"^\| (0\.\S+) \| supported", PAGE.read_text(), re.M)
     assert sorted(supported) == sorted(SUPPORTED_RELEASES)
+
+
+def test_a_package_that_sglang_wants_and_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wanting").mkdir()
+    (tmp_path / "wanting" / "__init__.py").write_text("")
+    (tmp_path / "wanting" / "batch.py").write_text("import not_installed_here\nclass Batch: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnsupportedServerError, match="No module named 'not_installed_here'"):
+        check_target("hook", "wanting.batch.Batch.run", ())
+    with pytest.raises(UnsupportedServerError, match="has no attribute 'Batch'"):
+        check_target("hook", "wanting.Batch.run", ())

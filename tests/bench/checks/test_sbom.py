@@ -6,7 +6,7 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.checks import sbom
+from bench.checks import lock, sbom
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,8 +17,7 @@ def test_every_pinned_package_is_in_it_with_its_version(tmp_path: Path) -> None:
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     found = {part["name"]: part["version"] for part in bill["components"]}
     assert len(found) == len(bill["components"]), "a package is named twice"
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    pinned = [line.split("==")[0] for line in lines if "==" in line and line[0] != "#"]
+    pinned = [pin.split("==")[0] for pin in lock.read(ROOT / "requirements.txt")]
     names = {name: name.lower().replace("_", "-").replace(".", "-") for name in pinned}
     assert {name: found.get(names[name]) for name in pinned} == {n: version(n) for n in pinned}
     assert all(part["purl"].startswith("pkg:pypi/") for part in bill["components"])

@@ -1,0 +1,98 @@
+"""The versions that are installed, with hashes, for requirements.txt: `make lock`.
+
+Asks the package index, through pip, for the file of each version that pip would take here, and on
+each Python that is supported; nothing is downloaded. An index of this host may have builds that
+the public one has not (torch for the CPU, under the same version), so both are asked. A hash that
+the file has stays for as long as the version does: a build of another host is not lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+PYTHONS = ("3.11", "3.12")
+# What names other places than the public index.
+_OF_THIS_HOST = ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
+_PIN = re.compile(r"^(\S+==\S+)((?: --hash=sha256:[0-9a-f]{64})*)$")
+
+
+def read(file: Path) -> dict[str, set[str]]:
+    """By pin (`name==version`), the hashes of its files. Raises ValueError at any other line."""
+    found = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        pin = _PIN.match(line)
+        if pin is None:
+            raise ValueError(f"{file}: not `name==version --hash=sha256:...`: {line}")
+        found[pin[1]] = set(re.findall(r"sha256:(\w+)", pin[2]))
+    return found
+
+
+def installed() -> list[str]:
+    """Pins of what is installed, but for pip and what is editable."""
+    listed = _pip("freeze", "--all", "--exclude-editable").splitlines()
+    return [pin.removesuffix("+cpu") for pin in listed if not pin.startswith("pip==")]
+
+
+def hashes(pins: list[str], python: str, public: bool) -> dict[str, str]:
+    """By normalized name, the hash of the file that pip would install."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, report = Path(folder) / "pins.txt", Path(folder) / "report.json"
+        file.write_text("\n".join(pins), encoding="utf-8")
+        # pip takes "3.11" for 3.11.0, which is too old for some.
+        another = ["--python-version", python, "--ignore-requires-python", "--target", folder]
+        _pip(
+            "install", "--dry-run", "--quiet", "--no-deps", "--only-binary=:all:", *another,
+            "--report", str(report), "-r", str(file), public=public,
+        )  # fmt: skip
+        chosen = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return {
+        _normalized(entry["metadata"]["name"]): entry["download_info"]["archive_info"]["hashes"][
+            "sha256"
+        ]
+        for entry in chosen
+    }
+
+
+def _pip(*command: str, public: bool = False) -> str:
+    env = dict(os.environ)
+    if public:
+        env = {name: value for name, value in env.items() if name not in _OF_THIS_HOST}
+        env["PIP_CONFIG_FILE"] = os.devnull
+    pip = [sys.executable, "-m", "pip", *command]
+    return subprocess.run(pip, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.checks.lock", description=__doc__)
+    parser.add_argument("file", type=Path, help="is written anew; the lines of `#` stay")
+    file = parser.parse_args(argv).file
+    known, pins = read(file), installed()
+    found: dict[str, set[str]] = defaultdict(set)
+    here = ".".join(map(str, sys.version_info[:2]))
+    for python, public in [(here, False), *((python, True) for python in PYTHONS)]:
+        for name, digest in hashes(pins, python, public).items():
+            found[name].add(digest)
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+    for pin in pins:
+        digests = found[_normalized(pin.partition("==")[0])] | known.get(pin, set())
+        lines.append(" ".join([pin, *(f"--hash=sha256:{digest}" for digest in sorted(digests))]))
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
