@@ -258,12 +258,17 @@ def _before_output(self: TokenizerManager, recv_obj: BatchOutput) -> None:
         self.sage_dispatch.heard(told)
     for i, (rid, reason) in enumerate(zip(recv_obj.rids, recv_obj.finished_reasons, strict=True)):
         state = self.rid_to_state.get(rid)
-        if reason is None or state is None or reason["type"] not in ("stop", "length", "abort"):
+        if state is None or (known := state_of(state.obj)).handle is None:
             continue
-        handle = state_of(state.obj).handle
+        handle = known.handle
         input_tokens, output_tokens = recv_obj.prompt_tokens[i], recv_obj.completion_tokens[i]
+        if reason is None:
+            if output_tokens >= known.tell_at_tokens:
+                # Seldom: a message for each doubling.
+                known.tell_at_tokens = 2 * output_tokens
+                client.goes_on(handle, input_tokens, output_tokens)
         # Without tokens it only filled the prefix cache, for n > 1.
-        if handle is not None and output_tokens > 0:
+        elif output_tokens > 0 and reason["type"] in ("stop", "length", "abort"):
             cut = reason["type"] != "stop"
             client.finished(handle, input_tokens, output_tokens, cut)
 

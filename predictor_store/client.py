@@ -28,7 +28,9 @@ _MAX_BACKOFF_SECONDS = 60.0
 _LATENCY_WINDOW = 1_000
 _MAX_LATE = 20_000
 # What a worker's death does not undo.
-_TOTALS = ("num_recorded", "num_unrecorded", "num_dropped", "num_malformed", "num_lost")
+_TOTALS = (
+    "num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed", "num_lost",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,11 @@ class PredictorClient:
         }
         if not self._send(message):
             self._counts["num_unrecorded"] += 1
+
+    def goes_on(self, handle: int, input_tokens: int, output_tokens: int) -> None:
+        """Its answer has so many tokens already. Never blocks, never raises; it may be lost."""
+        said = {"input_tokens": int(input_tokens), "output_tokens": int(output_tokens)}
+        self._send({"goes_on": handle, **said})
 
     def stats(self) -> dict[str, Any]:
         """Counters since start; num_awaited (predictions under way), num_records, num_unwritten,

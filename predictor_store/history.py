@@ -25,6 +25,13 @@ SAME_COSINE = 0.99
 _GENERAL_SCALE = 3.5
 
 
+class Place(NamedTuple):
+    """Where a record is, and which it is: it may make room for another."""
+
+    slot: int
+    stamp: int
+
+
 class Fitting(NamedTuple):
     """What a fit needs, copied, so that it can run beside the history's use.
 
@@ -54,7 +61,8 @@ class History:
     and warm, bool; scopes, int64 (numbers of scope()); kinds, int64 (asked.kind_of); scores,
     float64, see LengthScore; features, float32, of shape (capacity, num_features);
     num_of_same_prompt, int64, how many there are of a record's prompt; excess, float64, see
-    GeneralLength.level_after.
+    GeneralLength.level_after; unfinished, bool, of those whose answers go on: censored, and no
+    score is fitted to them.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class History:
         self.capacity = capacity
         self.lengths = np.zeros(capacity, np.int64)
         self.censored = np.zeros(capacity, np.bool_)
+        self.unfinished = np.zeros(capacity, np.bool_)
         self.warm = np.zeros(capacity, np.bool_)
         self.scopes = np.zeros(capacity, np.int64)
         self.kinds = np.zeros(capacity, np.int64)
@@ -116,12 +125,13 @@ class History:
         censored: bool,
         origin: Origin,
         scope: str = "",
-    ) -> None:
+        unfinished: bool = False,
+    ) -> Place | None:
         """vector: float32, shape (embedding_dimension + num_features,). At capacity, a record
         makes room.
 
         The oldest warm one, or else the oldest; so a warm one is not taken in where there is
-        nothing but history.
+        nothing but history: None. unfinished: it will be amended; censored till then.
         """
         warm = origin == "warm"
         embedding = vector[: self._dimension]
@@ -134,9 +144,10 @@ class History:
             self._index.replace(slot, embedding)
             self._leave_prompt(slot)
         else:
-            return
+            return None
         self.lengths[slot] = output_tokens
         self.censored[slot] = censored
+        self.unfinished[slot] = unfinished
         self.warm[slot] = warm
         self.scopes[slot] = self.scope(scope)
         self.kinds[slot] = self.kind(vector)
@@ -146,9 +157,29 @@ class History:
             self.scores[slot] = self.score.of(self.described(vector[np.newaxis]))[0]
         self.excess[slot] = excess
         self._num_added += 1
-        self._num_unfitted += 1
+        self._num_unfitted += not unfinished
         self._stamps[slot] = self._num_added
         (self._oldest_warm if warm else self._oldest_history).append(slot)
+        return Place(slot, self._num_added)
+
+    def amend(
+        self,
+        place: Place,
+        vector: NDArray[np.float32],
+        output_tokens: int,
+        censored: bool,
+        unfinished: bool = False,
+    ) -> bool:
+        """Its answer has become as long as that. False if the record has made room since."""
+        slot, stamp = place
+        if self._stamps[slot] != stamp:
+            return False
+        self.excess[slot] = self._excess(vector, output_tokens, censored)
+        self.lengths[slot] = output_tokens
+        self.censored[slot] = censored
+        self._num_unfitted += bool(self.unfinished[slot]) and not unfinished
+        self.unfinished[slot] = unfinished
+        return True
 
     def nearest(
         self, vector: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None = None
@@ -191,7 +222,8 @@ class History:
         if self._num_unfitted <= _REFIT_SHARE * len(self):
             return None
         self._num_unfitted = 0
-        slots = np.argsort(-self._stamps[: len(self)], kind="stable")[:_MAX_FITTED]
+        ended = np.flatnonzero(~self.unfinished[: len(self)])
+        slots = ended[np.argsort(-self._stamps[ended], kind="stable")[:_MAX_FITTED]]
         return Fitting(
             slots,
             self._stamps[slots],

@@ -21,7 +21,7 @@ from predictor_store import predictor
 from predictor_store.asked import NEW_SESSION, Asked, Session
 from predictor_store.embedder import dimension, fingerprint
 from predictor_store.general_length import GeneralLength
-from predictor_store.history import Fitting, History
+from predictor_store.history import Fitting, History, Place
 from predictor_store.rolling_quality import WINDOW, Forecast, RollingQuality
 from predictor_store.store import Store, folder_of
 from predictor_store.store_file import Record
@@ -66,7 +66,9 @@ class ModelHistory:
         self._fitter = ThreadPoolExecutor(1, initializer=lambda: os.nice(_NICENESS))
         self._fit: tuple[Fitting, Future[Any]] | None = None
         # Those about what its clients send; see Worker.
-        self.counts = Counter(num_recorded=0, num_unrecorded=0, num_dropped=0, num_malformed=0)
+        self.counts = Counter(
+            num_recorded=0, num_going_on=0, num_unrecorded=0, num_dropped=0, num_malformed=0
+        )
         self._reported: dict[str, Any] = {}
         self.prior = predictor.prior(self._history, config.predictor)
         self._num_new = 0
@@ -98,9 +100,30 @@ class ModelHistory:
         """What its request is told: blind while what is said has been worse than that."""
         return forecast.blind if self._quality.widened else forecast.said
 
-    def record(self, record: Record, forecast: Forecast, was_late: bool, session: str) -> None:
+    def goes_on(self, record: Record, place: Place | None) -> Place | None:
+        """An answer that is as long as this already, and goes on: where it is known.
+
+        Of the requests of an hour the short answers end first. A history of answers that have
+        ended foretells too short ones while it is young, or while lengths change.
+
+        record: censored. place: what goes_on() of the same answer was before.
+        """
+        self.counts["num_going_on"] += 1
+        of = record.vector, record.output_tokens, True
+        if place is not None:
+            return place if self._history.amend(place, *of, unfinished=True) else None
+        return self._history.add(*of, record.origin, record.scope, unfinished=True)
+
+    def record(
+        self,
+        record: Record,
+        forecast: Forecast,
+        was_late: bool,
+        session: str,
+        place: Place | None = None,
+    ) -> None:
         """An answer that has ended. forecast: what forecast() was; was_late: its request went on
-        without; session: see Asked."""
+        without; session: see Asked; place: of goes_on()."""
         if session:
             had = self._sessions.pop(session, NEW_SESSION)
             self._sessions[session] = had.after(record.input_tokens, record.output_tokens)
@@ -110,7 +133,9 @@ class ModelHistory:
         judged = not record.censored
         if judged and self._quality.add(forecast, record.output_tokens, was_late):
             self._tell_of_change()
-        self._remember(record)
+        of = record.vector, record.output_tokens, record.censored
+        if place is None or not self._history.amend(place, *of):
+            self._remember(record)
         self._store.add(record)
         self._num_new += 1
         self.counts["num_recorded"] += 1

@@ -9,6 +9,7 @@ From then on, to the worker:
     {"predict": handle, "text": str, "scope": str}, and "asked": what predictor_store.asked has
     {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool, "late": bool}
         late: the request had gone on without its prediction
+    {"goes_on": handle, "input_tokens": int, "output_tokens": int}: its answer has so many already
 From the worker:
     {"predicted": handle, "distribution": distribution}
     {"stats": stats}, now and then, and "prior": distribution where that has changed
@@ -24,7 +25,7 @@ from typing import Any
 
 from sage_sched.distribution import LengthDistribution
 
-VERSION = 1
+VERSION = 2
 # A prompt's excerpt is 48 KB at most, all of it escaped.
 MAX_LINE_BYTES = 1 << 18
 MAX_SCOPE_CHARS = 1_000

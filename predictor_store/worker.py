@@ -18,6 +18,7 @@ from predictor_store import protocol
 from predictor_store.asked import Asked
 from predictor_store.embedder import Embedder
 from predictor_store.features import excerpt
+from predictor_store.history import Place
 from predictor_store.model_history import ModelHistory, folder_of_model
 from predictor_store.rolling_quality import Forecast
 from predictor_store.store import file_of
@@ -65,15 +66,28 @@ class PendingPrompt:
     finished: list[Answer] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Embedded:
-    """What a finish needs of its prompt."""
+    """What a finish needs of its prompt. place: where its answer is known, while it goes on."""
 
     vector: NDArray[np.float32]
     scope: str
     prompt: str | None
     forecast: Forecast
     session: str
+    place: Place | None = None
+
+    def record(self, answer: Answer) -> Record:
+        """With an answer to it."""
+        return Record(
+            self.vector,
+            answer.output_tokens,
+            answer.input_tokens,
+            answer.censored,
+            "history",
+            self.prompt,
+            self.scope,
+        )
 
 
 @dataclass(slots=True)
@@ -150,6 +164,14 @@ class Worker:
                 "late": bool(late),
             } if 0 <= min(num_in, num_out) <= max(num_in, num_out) < _MAX_INT:
                 self._finish(by, handle, Answer(num_in, num_out, cut, late))
+            case {
+                "goes_on": int(handle),
+                "input_tokens": int(num_in),
+                "output_tokens": int(num_out),
+            } if 0 <= min(num_in, num_out) <= max(num_in, num_out) < _MAX_INT:
+                if (of := by.embedded.get(handle)) is not None:
+                    record = of.record(Answer(num_in, num_out, True, False))
+                    of.place = by.history.goes_on(record, of.place)
             case _:
                 by.history.counts["num_malformed"] += 1
 
@@ -292,16 +314,9 @@ class Worker:
             by.queue[handle].finished.append(answer)
         elif handle in by.embedded:
             of = by.embedded[handle]
-            record = Record(
-                of.vector,
-                answer.output_tokens,
-                answer.input_tokens,
-                answer.censored,
-                "history",
-                of.prompt,
-                of.scope,
-            )
-            by.history.record(record, of.forecast, answer.was_late, of.session)
+            place, of.place = of.place, None
+            record = of.record(answer)
+            by.history.record(record, of.forecast, answer.was_late, of.session, place)
         else:
             by.history.counts["num_unrecorded"] += 1
 

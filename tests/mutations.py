@@ -218,6 +218,21 @@ MUTATIONS = (
         f"{_SERVER}::test_models_are_told_apart_and_clients_of_one_share",
     ),
     Mutation(
+        "a score is fitted to answers that go on",
+        "predictor_store/history.py",
+        "ended = np.flatnonzero(~self.unfinished[: len(self)])",
+        "ended = np.arange(len(self))",
+        "tests/predictor_store/test_history.py::test_no_score_is_fitted_to_answers_that_go_on",
+    ),
+    Mutation(
+        "an answer that went on is a record twice",
+        "predictor_store/model_history.py",
+        "if place is None or not self._history.amend(place, *of):",
+        "if True:",
+        "tests/predictor_store/test_worker.py::"
+        "test_an_answer_that_went_on_is_one_record_in_the_end",
+    ),
+    Mutation(
         "others may connect to a service's socket",
         "predictor_store/service_socket.py",
         "mask = os.umask(0o177)",

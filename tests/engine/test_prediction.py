@@ -142,6 +142,12 @@ def test_an_answer_that_ends_by_itself_is_not_censored(sage_server: SageServer) 
     assert recorded(sage_server, 2, before)[1] == (SHORT_PROMPT, 2, False)
 
 
+def test_of_a_long_answer_the_history_hears_before_its_end(sage_server: SageServer) -> None:
+    before = sage_server.stats()["predictor"]["num_going_on"]
+    generate(sage_server, SHORT_PROMPT, max_new_tokens=200)
+    wait_until(lambda: sage_server.stats()["predictor"]["num_going_on"] > before)
+
+
 def test_an_aborted_answer_was_longer_than_that(sage_server: SageServer) -> None:
     before = len(sage_server.history())
     body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 700}, "stream": True}

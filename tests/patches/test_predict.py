@@ -10,6 +10,7 @@ import pytest
 
 from bench.servers.model import write_model
 from bench.servers.policy_server import load_tokenizer
+from patches.predict import _before_output
 from patches.request_prediction import RequestPrediction, _last_user_text, prompt_text
 
 
@@ -63,3 +64,22 @@ def test_a_request_whose_prediction_is_awaited_can_be_dumped() -> None:
     assert b"Why?" not in written
     assert b"patches" not in written
     assert pickle.loads(written) == {}
+
+
+def test_of_a_long_answer_the_history_hears_at_each_doubling() -> None:
+    told: list[tuple[str, int]] = []
+    client = SimpleNamespace(
+        goes_on=lambda handle, num_in, num_out: told.append(("goes on", num_out)),
+        finished=lambda handle, num_in, num_out, cut: told.append(("finished", num_out)),
+    )
+    obj = SimpleNamespace(sage=RequestPrediction(handle=1))
+    manager: Any = SimpleNamespace(
+        sage_client=client, sage_dispatch=None, rid_to_state={"a": SimpleNamespace(obj=obj)}
+    )
+    for num_tokens in [*range(1, 300), 300]:
+        reason = {"type": "stop"} if len(told) == 3 and num_tokens == 300 else None
+        output: Any = SimpleNamespace(
+            rids=["a"], finished_reasons=[reason], prompt_tokens=[5], completion_tokens=[num_tokens]
+        )
+        _before_output(manager, output)
+    assert told == [("goes on", 64), ("goes on", 128), ("goes on", 256), ("finished", 300)]

@@ -204,3 +204,36 @@ def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> Non
         assert np.isin(at[:10], nearest[:30]).mean() > 0.6
         every, _ = part.nearest(query, 10_000, None)
         np.testing.assert_allclose(every, cosines, atol=1e-6)
+
+
+def test_an_answer_that_goes_on_is_known_and_ends_as_if_it_had_not_been() -> None:
+    vectors = unit_vectors(3, dimension=DIMENSION)
+    history = History(DIMENSION, 0, 10)
+    place = history.add(vectors[0], 64, True, "history", unfinished=True)
+    assert place is not None
+    assert history.amend(place, vectors[0], 128, True, unfinished=True)
+    assert (history.lengths[0], history.censored[0], history.unfinished[0]) == (128, True, True)
+    assert history.amend(place, vectors[0], 200, False)
+    assert (history.lengths[0], history.censored[0], history.unfinished[0]) == (200, False, False)
+    assert len(history) == 1
+
+
+def test_an_answer_that_has_made_room_is_not_amended() -> None:
+    vectors = unit_vectors(3, dimension=DIMENSION)
+    history = History(DIMENSION, 0, 1)
+    place = history.add(vectors[0], 64, True, "history", unfinished=True)
+    history.add(vectors[1], 5, False, "history")
+    assert place is not None
+    assert not history.amend(place, vectors[0], 128, True)
+    assert history.lengths[0] == 5
+
+
+def test_no_score_is_fitted_to_answers_that_go_on() -> None:
+    vectors = unit_vectors(40, dimension=DIMENSION)
+    history = History(DIMENSION, 0, 40)
+    for i in range(0, 40, 2):
+        history.add(vectors[i], 100 + i, False, "history")
+        history.add(vectors[i + 1], 1, True, "history", unfinished=True)
+    fitting = history.fitting()
+    assert fitting is not None
+    assert fitting.slots.tolist() == list(range(38, -1, -2))

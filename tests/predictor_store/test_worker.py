@@ -176,6 +176,43 @@ def test_minilm_may_make_the_vectors(config: SageConfig, monkeypatch: pytest.Mon
         Worker(SageConfig(config.store))
 
 
+def goes_on(handle: int, output_tokens: int) -> dict[str, Any]:
+    return {"goes_on": handle, "input_tokens": 5, "output_tokens": output_tokens}
+
+
+def test_answers_that_go_on_foretell_too(worker: Worker) -> None:
+    """The short ones end first: of those alone, all would be foreseen to be short."""
+    for handle in range(40):
+        worker.receive(1, predict(handle))
+    answers(worker)
+    for handle in range(40):
+        worker.receive(1, finished(handle, 10) if handle % 4 == 0 else goes_on(handle, 500))
+    worker.receive(1, predict(100))
+    foreseen = answers(worker)[100]
+    assert foreseen is not None
+    assert foreseen.mean() > 300
+    stats = news(worker)["stats"]
+    assert (stats["num_recorded"], stats["num_malformed"]) == (10, 0)
+
+
+def test_an_answer_that_went_on_is_one_record_in_the_end(
+    worker: Worker, config: SageConfig
+) -> None:
+    for handle in (1, 2):
+        worker.receive(1, predict(handle))
+    answers(worker)
+    for message in (goes_on(1, 64), goes_on(1, 128), finished(1, 200), finished(2, 100)):
+        worker.receive(1, message)
+    stats = news(worker)["stats"]
+    assert (stats["num_recorded"], stats["num_records"]) == (2, 2)
+
+
+def test_what_an_unknown_answer_has_is_nothing_to_anybody(worker: Worker) -> None:
+    worker.receive(1, goes_on(77, 64))
+    news_or_none = dict(worker.report()).get(1)
+    assert news_or_none is None or news_or_none["stats"]["num_malformed"] == 0
+
+
 def test_an_unknown_handle_is_counted(worker: Worker) -> None:
     worker.receive(1, finished(99, 10))
     stats = news(worker)["stats"]
