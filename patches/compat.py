@@ -51,6 +51,14 @@ class UnsupportedServerError(RuntimeError):
     """This SGLang, or the way it was started, cannot be served. The message says what to do."""
 
 
+def serves_named_app() -> bool:
+    """Whether several HTTP processes serve the app that SGLANG_HTTP_SERVER_APP_PATH names; since
+    0.5.23. Ours loads the hooks there."""
+    from sglang.srt.environ import envs
+
+    return hasattr(envs, "SGLANG_HTTP_SERVER_APP_PATH")
+
+
 def thinking_of(chat: object) -> object:
     """`thinking` of a ChatCompletionRequest, a field since 0.5.23; None if there is none."""
     return getattr(chat, "thinking", None)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patches.compat import UnsupportedServerError
+from patches.compat import UnsupportedServerError, serves_named_app
 from patches.http_processes import has_other_app
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_type
@@ -26,6 +26,11 @@ _REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "SGLANG_HTTP_SERVER_APP_PATH and --tokenizer-worker-num above 1",
         lambda args: args.tokenizer_worker_num > 1 and has_other_app(),
+        _NO_HOOKS,
+    ),
+    (
+        "--tokenizer-worker-num above 1 on SGLang 0.5.22",
+        lambda args: args.tokenizer_worker_num > 1 and not serves_named_app(),
         _NO_HOOKS,
     ),
     ("--use-ray", lambda args: args.use_ray, _NO_HOOKS),

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 
 from bench.servers.server import STOCK_COMMAND, Server
+from patches.compat import serves_named_app
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 
@@ -43,6 +45,9 @@ def warmed_store(path: Path) -> Path:
 
 # Of several HTTP processes: how long one may take to start, which imports all of SGLang.
 UNHURRIED = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "600"}
+SEVERAL_HTTP_PROCESSES = pytest.mark.skipif(
+    not serves_named_app(), reason="refused with this release of SGLang"
+)
 
 
 class SageServer(Server):

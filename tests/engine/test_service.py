@@ -27,6 +27,7 @@ from sage_sched.config import StoreConfig
 from tests.engine.conftest import BIN, CHECKED
 from tests.engine.serving import (
     LONG_PROMPT,
+    SEVERAL_HTTP_PROCESSES,
     SHORT_PROMPT,
     UNHURRIED,
     SageServer,
@@ -45,6 +46,7 @@ def predictor_of(server: Server) -> dict[str, Any]:
     return found
 
 
+@SEVERAL_HTTP_PROCESSES
 def test_several_http_processes_share_one_worker(model: Path, tmp_path: Path) -> None:
     with SageServer(
         model,

@@ -20,7 +20,13 @@ from bench.servers.server import Server
 from tests.engine import stage
 from tests.engine.conftest import BIN, CHECKED, YIELDING, YIELDING_FLAGS
 from tests.engine.crowds import ask_one
-from tests.engine.serving import UNHURRIED, SageServer, wait_until, warmed_store
+from tests.engine.serving import (
+    SEVERAL_HTTP_PROCESSES,
+    UNHURRIED,
+    SageServer,
+    wait_until,
+    warmed_store,
+)
 
 NUM_REQUESTS, NUM_SWITCHES, UNDER_WAY = 1000, 20, 48
 KEY = {"SAGE_ADMIN_KEY": stage.ADMIN_KEY}
@@ -171,6 +177,7 @@ def test_the_command_shows_changes_and_says_why_not(server: SageServer) -> None:
     assert "Unauthorized" in run(SAGE_ADMIN_KEY="").stderr
 
 
+@SEVERAL_HTTP_PROCESSES
 def test_any_http_process_changes_all_schedulers(model: Path, tmp_path: Path) -> None:
     flags = ["--tokenizer-worker-num", "2", "--dp-size", "2"]
     with SageServer(
