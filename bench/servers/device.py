@@ -36,8 +36,9 @@ class Device:
         """The server's, as the engine has them."""
         engine = self.engine
         return (
-            # What the host need not do: poll while idle, send what nobody times.
-            "--sleep-on-idle", "--stream-interval", "1024",
+            # What the host need not do: poll while idle, send what nobody times. The history hears
+            # that an answer goes on from what is sent, at 64 tokens first.
+            "--sleep-on-idle", "--stream-interval", "64",
             "--max-total-tokens", str(engine.kv_pool_tokens),
             "--max-running-requests", str(engine.max_running_requests),
             "--page-size", str(engine.page_size),
