@@ -23,6 +23,7 @@ LABELS, LENGTHS = "urgency_ktas.jsonl.gz", "semsched_priority_lengths.jsonl.gz"
 SHARES = (0.10, 0.20, 0.30, 0.25, 0.15)
 CAP_TOKENS = 1024
 BURST_REQUESTS = 40
+LOADS = ("poisson", "bursts")
 
 
 @dataclass(frozen=True, slots=True)
