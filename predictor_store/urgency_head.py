@@ -8,7 +8,6 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ _NUM_CLASSES = NUM_LEVELS + 1
 _NUM_WORDS = 1 << 15
 _RIDGE = 1.0
 _MAX_CHARS = 4_000
-_WORD = re.compile(r"[a-z]+|[0-9]+")
+_WORD = re.compile(rb"[a-z]+|[0-9]+")
 
 Floats = NDArray[np.float64]
 
@@ -107,10 +106,11 @@ class UrgencyHead:
 
 def hashed(text: str) -> NDArray[np.int64]:
     """The numbers of its words and of pairs of neighbours, each once, sorted."""
-    words = _WORD.findall(text[:_MAX_CHARS].lower())
-    pairs = (f"{one} {two}" for one, two in pairwise(words))
-    numbers = {zlib.crc32(each.encode("ascii")) % _NUM_WORDS for each in (*words, *pairs)}
-    return np.array(sorted(numbers), np.int64)
+    words = _WORD.findall(text[:_MAX_CHARS].lower().encode("ascii", "replace"))
+    sums = [zlib.crc32(word) for word in words]
+    # Of "one two", from that of "one".
+    sums += [zlib.crc32(b" " + two, one) for one, two in zip(sums, words[1:], strict=False)]
+    return np.unique(np.array(sums, np.int64) % _NUM_WORDS)
 
 
 def levels_of(probabilities: Floats, under_cost: float) -> NDArray[np.int64]:

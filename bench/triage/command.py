@@ -23,12 +23,14 @@ from bench.simulator.request import SimRequest
 from bench.simulator.result import Served
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
+from bench.triage.ideal import simulate_ideal
 from bench.triage.requests import LOADS, Triage, arrivals_s, read_triage, said_by
 from bench.workload.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
 from predictor_store.dataset_files import DatasetError
 from sage_sched.config import SageConfig
 from sage_sched.job import DEFAULT_URGENCY
+from sage_sched.policies.urgency import UrgencyParameters
 from sage_sched.slo import SloConfig
 
 # By a policy.
@@ -48,7 +50,12 @@ _ARMS = (
     ("urgency", "chance"),
     ("urgency-order", "expert"),
     ("urgency-arrival", "expert"),
+    ("ideal", "expert"),
+    ("ideal-held-back", "expert"),
 )
+# Bounds for level 1, in the simulator alone: the share of the time for decode steps while somebody
+# urgent decodes.
+_IDEALS = {"ideal": UrgencyParameters().decode_share, "ideal-held-back": 1.0}
 ARMS = {policy if who == "nobody" else f"{policy}:{who}": (policy, who) for policy, who in _ARMS}
 # Of the policies to whose numbers those of all others are shown as a ratio.
 _REFERENCES = ("fcfs", "sage")
@@ -70,8 +77,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--loads", nargs="+", choices=LOADS, default=LOADS, help="default: %(default)s"
     )
     parser.add_argument(
-        "--arms", nargs="+", choices=ARMS, default=[*ARMS], metavar="POLICY[:WHO]",
-        help="policies, and who says how urgent a request is (default: %(default)s)",
+        "--arms", nargs="+", choices=ARMS, metavar="POLICY[:WHO]",
+        help=f"policies, and who says how urgent a request is: {', '.join(ARMS)} (default: all)",
     )  # fmt: skip
     parser.add_argument("--tuning", action="store_true", help="the seeds settings were chosen by")
     parser.add_argument(
@@ -92,7 +99,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _chosen(args: argparse.Namespace) -> list[str]:
+    """Arms. Raises ValueError where no server can run one."""
+    if not args.on_servers:
+        return args.arms or [*ARMS]
+    real = [arm for arm in ARMS if ARMS[arm][0] not in _IDEALS]
+    if unreal := set(args.arms or ()) - set(real):
+        raise ValueError(f"{', '.join(sorted(unreal))} cannot run on servers, allowed: {real}")
+    return args.arms or real
+
+
 def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> None:
+    arms = _chosen(args)
     rate = args.rate * _capacity(triage, engine)
     print(
         f"{args.preset}, {rate:.2f} requests/s, {args.num_requests} requests a run, means over "
@@ -110,7 +128,7 @@ def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> None:
             print(f"\n{load}\n\n| policy | level said by | {' | '.join(_COLUMNS)} |")
             print(f"|{'---|' * (2 + len(_COLUMNS))}")
             found: dict[str, NDArray[np.float64]] = {}
-            for arm in args.arms:
+            for arm in arms:
                 found[arm] = np.array(
                     [
                         _row(args, triage, serve, load, rate, s, *ARMS[arm])
@@ -143,6 +161,8 @@ def ratios(found: Mapping[str, NDArray[np.float64]], reference: str) -> str:
 
 
 def _simulated(engine: Engine, policy: str, requests: Sequence[SimRequest]) -> Served:
+    if policy in _IDEALS:
+        return simulate_ideal(engine, requests, _IDEALS[policy])
     return simulate(engine, policy, SageConfig(), requests, Options(preempt=True))
 
 
