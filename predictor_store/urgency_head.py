@@ -40,12 +40,15 @@ class UrgencyHead:
     weights: float32, shape (words, classes): levels 1 to 5, and none. biases: shape (classes,).
     temperature: what its sums are divided by before they become probabilities. under_cost: how much
     worse it is to take a prompt for one level less urgent than it is than for one level more.
+    confusion: of prompts that were held out, how many of each level (1 to 5, and none) were guessed
+    to be of 1 to 5; six rows of five, () if nobody counted.
     """
 
     weights: NDArray[np.float32]
     biases: Floats
     temperature: float
     under_cost: float
+    confusion: tuple[tuple[int, ...], ...] = ()
 
     def probabilities(self, text: str) -> Floats:
         """Of levels 1 to 5, and of none; shape (6,)."""
@@ -66,6 +69,7 @@ class UrgencyHead:
             "temperature": self.temperature,
             "under_cost": self.under_cost,
             "biases": self.biases.tolist(),
+            "confusion": self.confusion,
         }
         save_file({"weights": self.weights}, path, metadata={"sage_sched": json.dumps(about)})
 
@@ -86,6 +90,7 @@ class UrgencyHead:
                 np.array(about["biases"], np.float64),
                 float(about["temperature"]),
                 float(about["under_cost"]),
+                tuple(tuple(map(int, row)) for row in about.get("confusion", ())),
             )
             head._check()
         except (
@@ -146,8 +151,13 @@ def fit(
     weights = np.zeros((_NUM_WORDS, _NUM_CLASSES))
     for row, values in zip(rows, dual, strict=True):
         weights[row] += values / math.sqrt(max(1, row.size))
-    head = UrgencyHead(weights.astype(np.float32), biases, temperature, under_cost)
-    return head, levels_of(_softmax(held_out, temperature), under_cost)
+    guessed = levels_of(_softmax(held_out, temperature), under_cost)
+    confusion = tuple(
+        tuple(np.bincount(guessed[classes == number], minlength=NUM_LEVELS + 1)[1:].tolist())
+        for number in range(_NUM_CLASSES)
+    )
+    head = UrgencyHead(weights.astype(np.float32), biases, temperature, under_cost, confusion)
+    return head, guessed
 
 
 def _kernel(rows: Sequence[NDArray[np.int64]]) -> Floats:

@@ -22,7 +22,7 @@ from predictor_store.dataset_files import DatasetError
 
 def measure(prompts: Prompts) -> dict[str, tuple[list[float], list[float]]]:
     """Milliseconds of each guess, by what is asked: of the wall, and of the thread."""
-    head, _ = prompts.head()
+    head = prompts.head()
     kinds = {
         "triage": prompts.triage,
         "instructions": prompts.asked,

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.triage.requests import LABELS, rows_with
 from bench.workload.prompts import WorkloadError
@@ -62,14 +61,11 @@ class Prompts:
             tasks=tasks[:_NUM_ASKED],
         )
 
-    def levels(self, learns_others: bool = True) -> list[int | None]:
-        """Of the triage prompts and, if it learns from them, of those of no level."""
-        return [*self.expert, *[None] * (len(self.learned) if learns_others else 0)]
-
-    def head(self, learns_others: bool = True) -> tuple[UrgencyHead, NDArray[np.int64]]:
-        """A model of all of these, and the level of each by one of the other four fifths."""
-        levels = self.levels(learns_others)
-        return fit([*self.triage, *self.learned][: len(levels)], levels, UNDER_COST)
+    def head(self, learns_others: bool = True) -> UrgencyHead:
+        """A model of the triage prompts, and of those of no level if it learns from them."""
+        others = self.learned if learns_others else []
+        levels = [*self.expert, *[None] * len(others)]
+        return fit([*self.triage, *others], levels, UNDER_COST)[0]
 
 
 def urgent_share(head: UrgencyHead, texts: Sequence[str]) -> tuple[float, float]:
@@ -93,10 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = flagged[urgent].mean()
     print(f"A nurse: {found:.2f} of levels 1 and 2 found, {flagged.mean():.2f} of all flagged.")
     for learns_others in (True, False):
-        head, guessed = prompts.head(learns_others)
+        head = prompts.head(learns_others)
         others = f"{len(prompts.learned)} instructions of no level" if learns_others else "no other"
         print(f"\nA model of {len(prompts.triage)} triage prompts and {others}\n")
-        print(report(prompts.levels(learns_others), guessed))
+        print(report(head.confusion))
         print("\n| not triage, not learned from | prompts | flagged | mean probability |")
         print("|---|---|---|---|")
         for name, texts in (("instructions", prompts.asked), ("writing tasks", prompts.tasks)):
