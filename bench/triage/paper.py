@@ -221,7 +221,7 @@ def figures() -> dict[str, Figure]:
             tuple((f"batches of {b}", (Case(latency_s=0.01, batch=b),)) for b in (1, *_BATCHES)),
         ),
         "3": Figure(
-            "Triage prompts: urgency 0 and 1, gaps of 0.1 and 1 s",
+            "Triage prompts: urgency 1 (of 0 there are 13), gaps of 0.1 and 1 s",
             "urgency 0, a gap of 0.1 s: 6.69 at 5, 15.52 at 100, up to 19.2 times that under FCFS; "
             "a gap of 1 s: 0.32 at 5, 167 times that",
             tuple(f"{p}, {gap:g} s" for gap in (0.1, 1.0) for p in ("fcfs", "semantic")),
@@ -270,7 +270,6 @@ def _logged(folder: Path, name: str) -> Logged:
     if name != "3":
         return Logged(*rows.T)
     triage = read_triage(folder)
-    # Levels 1 and 2 of the five are urgency 0 and 1.
     drawn = np.random.default_rng(0).integers(len(rows), size=len(triage.expert))
     return Logged(triage.expert - 1, *rows[drawn, 1:].T)
 
