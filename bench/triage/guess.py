@@ -85,9 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (WorkloadError, DatasetError) as error:
         print(f"bench.triage.guess: {error}", file=sys.stderr)
         return 2
-    urgent, flagged = (np.array(levels) <= 2 for levels in (prompts.expert, prompts.nurse))
-    found = flagged[urgent].mean()
-    print(f"A nurse: {found:.2f} of levels 1 and 2 found, {flagged.mean():.2f} of all flagged.")
+    urgent, by_nurse = (np.array(levels) <= 2 for levels in (prompts.expert, prompts.nurse))
+    found = by_nurse[urgent].mean()
+    print(f"A nurse: {found:.2f} of levels 1 and 2 found, {by_nurse.mean():.2f} of all flagged.")
     for learns_others in (True, False):
         head = prompts.head(learns_others)
         others = f"{len(prompts.learned)} instructions of no level" if learns_others else "no other"

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.triage.paper import Case, Logged, main, predicted_s, waited, with_errors
+from bench.triage.paper import main
+from bench.triage.spikes import Case, Logged, predicted_s, waited, with_errors
 
 LOGGED = Logged(np.arange(200) % 5, np.full(200, 300), np.arange(200) % 250 + 200)
 
