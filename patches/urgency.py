@@ -50,9 +50,10 @@ class UrgencyGuess:
         return replace(hints, urgency=level)
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info."""
+        """Counters for /server_info, and what UrgencyHead.confusion says of the model."""
         by_level = {str(level): n for level, n in enumerate(self._num_guessed) if n}
-        return {"num_guessed": by_level, "num_failed": self._num_failed}
+        confusion = self._head.confusion if self._head else ()
+        return {"num_guessed": by_level, "num_failed": self._num_failed, "confusion": confusion}
 
 
 def _head(config: UrgencyConfig) -> UrgencyHead | None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from predictor_store.dataset_files import DatasetError, RowError, raw_rows
 from predictor_store.urgency_head import NUM_LEVELS, UNDER_COST, fit
@@ -36,12 +35,12 @@ def run(args: argparse.Namespace) -> int:
         if not 0 < args.under_cost < 1e6:
             raise ValueError(f"--under-cost is {args.under_cost}, allowed: above 0, below 1000000")
         texts, levels = read_labels(args.labels)
-        head, guessed = fit(texts, levels, args.under_cost)
+        head, _ = fit(texts, levels, args.under_cost)
         head.write(args.out)
     except (DatasetError, ValueError, OSError) as error:
         print(f"sage-sched urgency train: {error}", file=sys.stderr)
         return 2
-    print(report(levels, guessed))
+    print(report(head.confusion))
     return 0
 
 
@@ -63,25 +62,26 @@ def read_labels(dataset: str) -> tuple[list[str], list[int | None]]:
     return texts, levels
 
 
-def report(levels: Sequence[int | None], guessed: NDArray[np.int64]) -> str:
-    """How the guesses for prompts that were held out came out."""
-    given = np.array([0 if level is None else level for level in levels])
+def report(confusion: Sequence[Sequence[int]]) -> str:
+    """How the guesses for prompts that were held out came out; UrgencyHead.confusion."""
     lines = [
         "Of prompts that were held out (one fifth at a time), by the level that they are of:",
         "",
         "| level | prompts | guessed 1 | 2 | 3 | 4 | 5 |",
         "|---|---|---|---|---|---|---|",
     ]
-    for level in [*range(1, NUM_LEVELS + 1), 0]:
-        counts = np.bincount(guessed[given == level], minlength=NUM_LEVELS + 1)[1:]
-        name = level or "none"
-        lines.append(f"| {name} | {counts.sum()} | {' | '.join(map(str, counts.tolist()))} |")
-    urgent, flagged = (given > 0) & (given <= _URGENT), guessed <= _URGENT
-    if urgent.any():
-        found, share = flagged[urgent].mean(), flagged[given > 0].mean()
+    for number, counts in enumerate(confusion, 1):
+        name = number if number <= NUM_LEVELS else "none"
+        lines.append(f"| {name} | {sum(counts)} | {' | '.join(map(str, counts))} |")
+    counted = np.array(confusion)
+    flagged, num_prompts = counted[:, :_URGENT].sum(axis=1), counted.sum(axis=1)
+    if num_urgent := num_prompts[:_URGENT].sum():
+        found = flagged[:_URGENT].sum() / num_urgent
+        share = flagged[:NUM_LEVELS].sum() / num_prompts[:NUM_LEVELS].sum()
         lines.append(f"\nLevels 1 and 2: {found:.2f} of them found, {share:.2f} of all flagged.")
-    if (given == 0).any():
-        lines.append(f"Of prompts of no level, {flagged[given == 0].mean():.3f} are flagged.")
+    if num_prompts[-1]:
+        share = flagged[-1] / num_prompts[-1]
+        lines.append(f"Of prompts of no level, {share:.3f} are flagged.")
     else:
         lines.append("No row is of no level (null): expect most other prompts to be flagged.")
     return "\n".join(lines)

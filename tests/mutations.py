@@ -50,6 +50,8 @@ _CORRECTION = "tests/bench/simulator/test_correction.py"
 _SWITCH, _SWITCHED = "tests/patches/test_switch.py", "tests/engine/test_switch.py"
 _TRACE = "tests/patches/test_trace.py"
 _QLLM, _CORE_SLICES = "tests/sage_sched/test_qllm.py", "tests/sage_sched/test_slices.py"
+_URGENCY, _CREDIT = "tests/sage_sched/test_urgency.py", "tests/sage_sched/test_credit.py"
+_GUESS, _HEAD = "tests/patches/test_urgency.py", "tests/predictor_store/test_urgency_head.py"
 _SLICES, _SLICED = "tests/patches/test_slices.py", "tests/engine/test_slices.py"
 
 MUTATIONS = (
@@ -59,6 +61,56 @@ MUTATIONS = (
         "(self.level(job) - _SENSITIVE) * self._piece_tokens",
         "(self.level(job) - _SENSITIVE) * 2 * self._piece_tokens",
         f"{_QLLM}::test_nobody_is_overtaken_by_more_than_the_bound",
+    ),
+    Mutation(
+        "the most urgent go ahead without end",
+        "sage_sched/credit.py",
+        "        if num_tokens > self._left_tokens:\n            return False\n",
+        "",
+        f"{_CREDIT}::test_what_is_granted_is_a_share_of_the_work_and_a_pool_and_the_errors_of_"
+        "forecasts",
+    ),
+    Mutation(
+        "level 1 needs no credit",
+        "sage_sched/policies/urgency.py",
+        "return 1 if self._credit.has_grant(job) else max(2, job.hints.urgency)",
+        "return job.hints.urgency",
+        f"{_URGENCY}::test_level_1_without_credit_counts_as_level_2",
+    ),
+    Mutation(
+        "who has credit keeps the place from before it",
+        "sage_sched/policies/urgency.py",
+        "            self._claims.pop(0).place = None",
+        "            self._claims.pop(0)",
+        f"{_URGENCY}::test_credit_comes_back_with_the_work_that_is_done",
+    ),
+    Mutation(
+        "a level is worth two pieces of work",
+        "sage_sched/policies/urgency.py",
+        "self._piece_tokens + level - 2 + within",
+        "self._piece_tokens + 2 * level - 4 + within",
+        f"{_URGENCY}::test_a_piece_of_work_is_worth_a_level",
+    ),
+    Mutation(
+        "one that runs yields to whoever has waited for longer",
+        "sage_sched/policies/urgency.py",
+        "        if self.level(waiting) >= self.level(running):\n",
+        "        if self.key(waiting, view) >= self.key(running, view):\n",
+        f"{_URGENCY}::test_one_yields_to_a_more_urgent_one_alone",
+    ),
+    Mutation(
+        "a guess at urgency that raises costs its request",
+        "patches/urgency.py",
+        "        except Exception:",
+        "        except ValueError:",
+        f"{_GUESS}::test_a_guess_that_fails_is_counted_and_its_request_is_as_most",
+    ),
+    Mutation(
+        "guesses are judged on what they were learned from",
+        "predictor_store/urgency_head.py",
+        "train, test = fold != number, fold == number",
+        "train, test = fold >= 0, fold == number",
+        f"{_HEAD}::test_levels_are_held_out_when_they_are_judged",
     ),
     Mutation(
         "a parked prefill is passed however long it has been overtaken",

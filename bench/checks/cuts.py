@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import requests
 
-from bench.checks.exactness import STRICT, Spoken, ask, crowd, differences
+from bench.checks.exactness import STRICT, ask, crowd, report
 from bench.servers.model import write_model
 from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, PolicyServers, scheduler_state
 from bench.servers.server import ServerError
@@ -64,40 +63,15 @@ def measure(num_requests: int, least_cuts: int) -> int:
         f"{counts['num_passed']} requests passed"
     )
 
-    by_batch = max(_report(f"{_FEW} at a time, whole", whole, few, 0.0)[1],
-                   _report("one by one, whole", whole, alone, 0.0)[1])  # fmt: skip
+    by_batch = max(report(f"{_FEW} at a time, whole", whole, few)[1],
+                   report("one by one, whole", whole, alone)[1])  # fmt: skip
     # Maxima of rounding errors, over more answers and over fewer.
     allowed = 2 * by_batch
-    num_parted, by_cutting = _report("cut", whole, cut, allowed)
+    num_parted, by_cutting = report("cut", whole, cut, allowed)
     if counts["num_cuts"] < least_cuts or not counts["num_passed"]:
         print("cuts: too few cuts for this to mean anything", file=sys.stderr)
         return 2
     return int(num_parted > 0 or by_cutting > allowed)
-
-
-def _report(
-    label: str, whole: Sequence[Spoken], other: Sequence[Spoken], allowed: float
-) -> tuple[int, float]:
-    """Prints, and returns, how many answers part where neither token is as likely as the other, and
-    by how much log probabilities differ at most up to where any part."""
-    pairs = [*zip(whole, other, strict=False)]
-    num_different, largest = differences(whole[: len(other)], other)
-    num_parted = sum(gap > allowed for gap in map(parting, pairs) if gap is not None)
-    print(
-        f"{label:28} {num_different:>4} of {len(other):<4} differ, {num_parted} of them not at a "
-        f"tie; log probabilities by {largest:.1e} at most"
-    )
-    return num_parted, largest
-
-
-def parting(pair: tuple[Spoken, Spoken]) -> float | None:
-    """By how much the log probabilities of the tokens differ at which two answers part; None if
-    they do not."""
-    one, other = pair
-    for i, ids in enumerate(zip(one.ids, other.ids, strict=True)):
-        if ids[0] != ids[1]:
-            return abs(one.logprobs[i] - other.logprobs[i])
-    return None
 
 
 def main(argv: list[str] | None = None) -> int:

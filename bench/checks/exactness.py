@@ -5,7 +5,10 @@ that they yield to one another all the time. Compared are token ids and log prob
 batching alone changes is measured beside it: the stock server is asked with many requests at a
 time, with few, and one by one. Exit code 1 if an answer of the second server differs in a token, or
 in a log probability by more than the batch's size explains, 2 if the runs failed or too few
-requests yielded.
+requests yielded. Where two tokens are as likely to within that, either may be said, and an answer
+that parts there is counted apart.
+
+`--policy urgency` mixes levels 1 to 5, and who runs yields to whoever is more urgent.
 
 In bfloat16 one or two requests that decode alone go through other kernels, which round differently:
 that is what one by one shows, and what yielding shows in those runs in which it comes to that.
@@ -32,12 +35,13 @@ from tqdm import tqdm
 from bench.servers.model import write_model
 from bench.servers.policy_server import CPU_ENV, PolicyServers, scheduler_state
 from bench.servers.server import Server, ServerError
-from sage_sched.config import PreemptionConfig, SageConfig
+from sage_sched.config import HintsConfig, PreemptionConfig, SageConfig
 from sage_sched.policies.fastserve import FastServeParameters
+from sage_sched.policies.urgency import UrgencyParameters
 
 _OUTPUT = Path("results/exactness")
-# Requests under way at a time, and how many of them a server with room for all decodes together.
-_WAITING, _MANY, _FEW = 128, 24, 6
+# How many a server with room for all decodes together.
+_MANY, _FEW = 24, 6
 # How many are also asked one by one.
 _ALONE = 50
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", str(_MANY))
@@ -48,12 +52,7 @@ _PROMPT = (
 _SHORTEST, _LONGEST = 4, 100
 # Of 4 heads: a head's size is then one that the kernels of a GPU have.
 _GPU_HIDDEN_SIZE = 512
-# The policy under which requests yield most often: every time that their age has doubled.
-_POLICY = "fastserve"
-_RESTLESS = SageConfig(
-    policy={"fastserve": FastServeParameters(quantum_ms=6.0, refresh_interval_tokens=4)},
-    preemption=PreemptionConfig(enabled=True, max_yields=1000),
-)
+_PREEMPTION = PreemptionConfig(enabled=True, max_yields=1000)
 # SGLang accounts for every token of the pool after every step, and dies where one is lost.
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 TWO_RANKS = {
@@ -70,6 +69,43 @@ class Spoken:
     ids: list[int]
     logprobs: list[float]
     num_retractions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restless:
+    """A policy under which requests yield often: so many are under way at a time, with these
+    further parameters in turn, and each yields `least_yields` times on average, or it means
+    nothing."""
+
+    config: SageConfig
+    at_a_time: int
+    least_yields: float
+    sampling: tuple[Mapping[str, Any], ...] = ({},)
+
+
+RESTLESS = {
+    # Most often: every time that their age has doubled.
+    "fastserve": Restless(
+        SageConfig(
+            policy={"fastserve": FastServeParameters(quantum_ms=6.0, refresh_interval_tokens=4)},
+            preemption=_PREEMPTION,
+        ),
+        at_a_time=128,
+        least_yields=1.0,
+    ),
+    # Newcomers alone are yielded to, so those that wait are few, and levels count for more than
+    # who came first.
+    "urgency": Restless(
+        SageConfig(
+            hints=HintsConfig(trust="body"),
+            policy={"urgency": UrgencyParameters(level_pools=10.0)},
+            preemption=_PREEMPTION,
+        ),
+        at_a_time=12,
+        least_yields=1 / 3,
+        sampling=tuple({"custom_params": {"urgency": level}} for level in (5, 4, 3, 2, 1)),
+    ),
+}
 
 
 def crowd(num_requests: int, seed: int = 0) -> list[tuple[str, int]]:
@@ -121,11 +157,40 @@ def differences(left: Sequence[Spoken], right: Sequence[Spoken]) -> tuple[int, f
     return num_different, largest
 
 
+def report(
+    label: str, calm: Sequence[Spoken], other: Sequence[Spoken], allowed: float = 0.0
+) -> tuple[int, float]:
+    """Prints, and returns, how many of the first answers part where neither token is as likely as
+    the other to within `allowed`, and by how much log probabilities differ at most up to where any
+    part."""
+    pairs = [*zip(calm, other, strict=False)]
+    num_different, largest = differences(calm[: len(other)], other)
+    num_parted = sum(gap > allowed for gap in map(parting, pairs) if gap is not None)
+    print(
+        f"{label:28} {num_different:>4} of {len(other):<4} differ, {num_parted} of them not at a "
+        f"tie; log probabilities by {largest:.1e} at most"
+    )
+    return num_parted, largest
+
+
+def parting(pair: tuple[Spoken, Spoken]) -> float | None:
+    """By how much the log probabilities of the tokens differ at which two answers part; None if
+    they do not."""
+    one, other = pair
+    for i, ids in enumerate(zip(one.ids, other.ids, strict=True)):
+        if ids[0] != ids[1]:
+            return abs(one.logprobs[i] - other.logprobs[i])
+    return None
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--num-requests", type=int, default=300, help="default: %(default)s")
+    parser.add_argument(
+        "--policy", choices=RESTLESS, default="fastserve", help="default: %(default)s"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--page-size", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--no-overlap", action="store_true", help="--disable-overlap-schedule")
@@ -143,6 +208,7 @@ def main(argv: list[str] | None = None) -> int:
 def measure(args: argparse.Namespace) -> int:
     """Both servers, one after the other, and what was found, printed; the exit code."""
     asked = crowd(args.num_requests)
+    restless = RESTLESS[args.policy]
     attention = "mla" if args.mla else "mha"
     on_cpu = args.device == "cpu"
     kernels = ("--device", "cpu", "--attention-backend", "torch_native") if on_cpu else ()
@@ -161,42 +227,37 @@ def measure(args: argparse.Namespace) -> int:
             *(("--disable-overlap-schedule",) if args.no_overlap else ()),
         ),
         env=(CPU_ENV if on_cpu else {}) | STRICT | (TWO_RANKS if args.tp == 2 else {}),
-        sage=_RESTLESS,
+        sage=restless.config,
     )  # fmt: skip
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
-        calm = ask(server, asked, _WAITING, "nobody yields")
+        calm = ask(server, asked, restless.at_a_time, "nobody yields")
         requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
         few = ask(server, asked, _FEW, f"nobody yields, {_FEW} at a time")
         requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
         alone = ask(server, asked[:_ALONE], 1, "nobody yields, one by one")
-    with replace(servers, flags=servers.flags + _STARVED).server(_POLICY, "yielding") as server:
-        found = ask(server, asked, _WAITING, "they yield")
+    starved = replace(servers, flags=servers.flags + _STARVED)
+    with starved.server(args.policy, "yielding") as server:
+        found = ask(server, asked, restless.at_a_time, "they yield", restless.sampling)
         counts = scheduler_state(server)["preemption"]
     num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_yields"]
     print(
         f"{len(asked)} requests, {sum(len(answer.ids) for answer in found)} tokens, "
-        f"{args.dtype}, {attention.upper()}, "
+        f"{args.policy}, {args.dtype}, {attention.upper()}, "
         f"pages of {args.page_size}, {'no overlap' if args.no_overlap else 'overlap'}, "
         f"{args.tp} rank(s)\n"
         f"{counts['num_yields']} yields, {counts['num_resumed']} came back, "
         f"{num_recomputed + counts['num_recomputed']} computed again, "
         f"{counts['swapped_bytes'] / 1e6:.1f} MB moved"
     )
-    print(f"{'':42}  answers that differ  largest log probability difference")
-
-    def row(label: str, other: Sequence[Spoken]) -> tuple[int, float]:
-        num_different, largest = differences(calm[: len(other)], other)
-        print(f"{label:42}  {num_different:>10} of {len(other):<5}  {largest:.1e}")
-        return num_different, largest
-
-    _, by_few = row(f"{_FEW} at a time, not {_MANY}: nobody yields", few)
-    _, by_one = row("one by one: nobody yields", alone)
-    num_different, by_yielding = row("they yield", found)
-    if counts["num_yields"] < len(asked):
+    by_batch = max(report(f"{_FEW} at a time, nobody yields", calm, few)[1],
+                   report("one by one, nobody yields", calm, alone)[1])  # fmt: skip
+    # Maxima of rounding errors, over more answers and over fewer.
+    allowed = 2 * by_batch
+    num_parted, by_yielding = report("they yield", calm, found, allowed)
+    if counts["num_yields"] < restless.least_yields * len(asked):
         print("exactness: too few requests yielded for this to mean anything", file=sys.stderr)
         return 2
-    # Maxima of rounding errors, over more answers and over fewer.
-    return int(num_different > 0 or by_yielding > 2 * max(by_few, by_one))
+    return int(num_parted > 0 or by_yielding > allowed)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,15 @@ NUM_WAITING = 1_000
 _NUM_PROMPTS = 300
 
 
-def _each_ms(action: Callable[[int], object], times: int) -> list[float]:
+def each_ms(
+    action: Callable[[int], object], times: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Milliseconds of each time, of so many, by a clock of seconds."""
     spent = []
     for i in range(times):
-        started = time.perf_counter()
+        started = clock()
         action(i)
-        spent.append((time.perf_counter() - started) * 1e3)
+        spent.append((clock() - started) * 1e3)
     return spent
 
 
@@ -59,24 +62,24 @@ def measure() -> dict[str, list[float]]:
     lengths = [found for found in predicted if found is not None]
     admissions_ms, passes_ms = queue_pass.measure(NUM_WAITING)
     return {
-        "embedding, one prompt": _each_ms(lambda i: embedder.embed([prompts[i]]), len(prompts)),
+        "embedding, one prompt": each_ms(lambda i: embedder.embed([prompts[i]]), len(prompts)),
         "embedding, in batches of 32": [
             spent / 32
-            for spent in _each_ms(
+            for spent in each_ms(
                 lambda i: embedder.embed(prompts[32 * i : 32 * i + 32]), len(prompts) // 32
             )
         ],
-        "search and distribution": _each_ms(
+        "search and distribution": each_ms(
             lambda i: predictor.predict(history, vectors[i], config), len(prompts)
         ),
-        "worker's messages": _each_ms(
+        "worker's messages": each_ms(
             lambda i: (
                 list(LineReader().feed(protocol.encode({"predict": i, "text": prompts[i]}))),
                 protocol.encode({"distribution": protocol.encode_distribution(lengths[i])}),
             ),
             len(lengths),
         ),
-        "carrier, both ends": _each_ms(lambda i: decode(encode(lengths[i])), len(lengths)),
+        "carrier, both ends": each_ms(lambda i: decode(encode(lengths[i])), len(lengths)),
         "admission: costs and index": admissions_ms,
         f"a pass, {NUM_RUNNING} running": passes_ms,
     }

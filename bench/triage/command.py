@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from bench.comparison.baseline import Saturation
 from bench.comparison.session_bodies import as_seen, served, session_servers
+from bench.comparison.stats import sign_interval
 from bench.servers.device import Device
 from bench.servers.kept_server import KeptServer
 from bench.servers.server import ServerError
@@ -23,12 +23,14 @@ from bench.simulator.request import SimRequest
 from bench.simulator.result import Served
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
-from bench.triage.requests import Triage, arrivals_s, read_triage, said_by
+from bench.triage.ideal import simulate_ideal
+from bench.triage.requests import LOADS, Triage, arrivals_s, read_triage, said_by
 from bench.workload.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
 from predictor_store.dataset_files import DatasetError
 from sage_sched.config import SageConfig
 from sage_sched.job import DEFAULT_URGENCY
+from sage_sched.policies.urgency import UrgencyParameters
 from sage_sched.slo import SloConfig
 
 # By a policy.
@@ -37,8 +39,8 @@ _Serve = Callable[[str, Sequence[SimRequest]], Served]
 # Seeds below are for tuning.
 _FIRST_SEED = 1000
 _BURST_SEED = 1_000_003
-# A policy, and who says how urgent a request is.
-ARMS = (
+# Policies, and who says how urgent a request is.
+_ARMS = (
     ("fcfs", "nobody"),
     ("shortest-prefill-first", "nobody"),
     ("sage", "nobody"),
@@ -48,10 +50,18 @@ ARMS = (
     ("urgency", "chance"),
     ("urgency-order", "expert"),
     ("urgency-arrival", "expert"),
+    ("ideal", "expert"),
+    ("ideal-held-back", "expert"),
 )
+# Bounds for level 1, in the simulator alone: the share of the time for decode steps while somebody
+# urgent decodes.
+_IDEALS = {"ideal": UrgencyParameters().decode_share, "ideal-held-back": 1.0}
+ARMS = {policy if who == "nobody" else f"{policy}:{who}": (policy, who) for policy, who in _ARMS}
+# Of the policies to whose numbers those of all others are shown as a ratio.
+_REFERENCES = ("fcfs", "sage")
 _COLUMNS = (
-    "level 1", "levels 1, 2", "levels 3 to 5", "all", "TTFT level 1, s", "TTLT, s", "p99, s",
-    "tokens/s",
+    "level 1", "levels 1, 2", "their p99", "levels 3 to 5", "all", "TTFT level 1, s", "TTLT, s",
+    "p99, s", "tokens/s",
 )  # fmt: skip
 
 
@@ -63,6 +73,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--num-requests", type=at_least_one, default=600, help="a run")
     parser.add_argument("--seeds", type=at_least_one, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--loads", nargs="+", choices=LOADS, default=LOADS, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, metavar="POLICY[:WHO]",
+        help=f"policies, and who says how urgent a request is: {', '.join(ARMS)} (default: all)",
+    )  # fmt: skip
     parser.add_argument("--tuning", action="store_true", help="the seeds settings were chosen by")
     parser.add_argument(
         "--on-servers", action="store_true",
@@ -82,7 +99,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _chosen(args: argparse.Namespace) -> list[str]:
+    """Arms. Raises ValueError where no server can run one."""
+    if not args.on_servers:
+        return args.arms or [*ARMS]
+    real = [arm for arm in ARMS if ARMS[arm][0] not in _IDEALS]
+    if unreal := set(args.arms or ()) - set(real):
+        raise ValueError(f"{', '.join(sorted(unreal))} cannot run on servers, allowed: {real}")
+    return args.arms or real
+
+
 def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> None:
+    arms = _chosen(args)
     rate = args.rate * _capacity(triage, engine)
     print(
         f"{args.preset}, {rate:.2f} requests/s, {args.num_requests} requests a run, means over "
@@ -96,19 +124,45 @@ def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> None:
                 args.output, device, triage.foreseen(), SloConfig(trust="body")
             )
             serve = partial(_served, stack.enter_context(KeptServer(servers)))
-        for load, (policy, who) in product(("poisson", "bursts"), ARMS):
-            if (policy, who) == ARMS[0]:
-                print(f"\n{load}\n\n| policy | level said by | {' | '.join(_COLUMNS)} |")
-                print(f"|{'---|' * (2 + len(_COLUMNS))}")
-            rows = [
-                _row(args, triage, serve, load, rate, seed, policy, who)
-                for seed in range(args.seeds)
-            ]
-            cells = " | ".join(f"{value:.4g}" for value in np.mean(rows, axis=0))
-            print(f"| `{policy}` | {who} | {cells} |", flush=True)
+        for load in args.loads:
+            print(f"\n{load}\n\n| policy | level said by | {' | '.join(_COLUMNS)} |")
+            print(f"|{'---|' * (2 + len(_COLUMNS))}")
+            found: dict[str, NDArray[np.float64]] = {}
+            for arm in arms:
+                found[arm] = np.array(
+                    [
+                        _row(args, triage, serve, load, rate, s, *ARMS[arm])
+                        for s in range(args.seeds)
+                    ]
+                )
+                cells = " | ".join(f"{value:.4g}" for value in found[arm].mean(axis=0))
+                print(f"| `{ARMS[arm][0]}` | {ARMS[arm][1]} | {cells} |", flush=True)
+            for reference in _REFERENCES:
+                if reference in found:
+                    print(ratios(found, reference), flush=True)
+
+
+def ratios(found: Mapping[str, NDArray[np.float64]], reference: str) -> str:
+    """A table of every arm's numbers, shape (seeds, columns), to those of one on the same requests:
+    medians over seeds, with the interval of the sign test."""
+    lines = [
+        f"\n| ratio to `{reference}` | level said by | {' | '.join(_COLUMNS)} |",
+        f"|{'---|' * (2 + len(_COLUMNS))}",
+    ]
+    for arm in found:
+        if arm == reference:
+            continue
+        cells = []
+        for of_seeds in (found[arm] / found[reference]).T.tolist():
+            low, high = sign_interval(of_seeds)
+            cells.append(f"{np.median(of_seeds):.2f} ({low:.2f} to {high:.2f})")
+        lines.append(f"| `{ARMS[arm][0]}` | {ARMS[arm][1]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _simulated(engine: Engine, policy: str, requests: Sequence[SimRequest]) -> Served:
+    if policy in _IDEALS:
+        return simulate_ideal(engine, requests, _IDEALS[policy])
     return simulate(engine, policy, SageConfig(), requests, Options(preempt=True))
 
 
@@ -157,6 +211,7 @@ def _numbers(result: Served, level: NDArray[np.int64]) -> list[float]:
     return [
         float(waited[level == 1].mean()),
         float(waited[urgent].mean()),
+        float(np.percentile(waited[urgent], 99)),
         float(waited[~urgent].mean()),
         float(waited.mean()),
         float(result.ttft_s[level == 1].mean()),

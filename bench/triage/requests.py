@@ -23,6 +23,7 @@ LABELS, LENGTHS = "urgency_ktas.jsonl.gz", "semsched_priority_lengths.jsonl.gz"
 SHARES = (0.10, 0.20, 0.30, 0.25, 0.15)
 CAP_TOKENS = 1024
 BURST_REQUESTS = 40
+LOADS = ("poisson", "bursts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,11 @@ def arrivals_s(load: str, num_requests: int, rate: float, seed: int) -> list[flo
 
 def read_triage(folder: Path) -> Triage:
     """Half of the lengths foretells the other half. Raises WorkloadError where there are none."""
-    labelled = _rows(folder / LABELS, "prompt", "urgency_ktas", "urgency_nurse")
-    of_lengths = _rows(folder / LENGTHS, "prompt_len", "output_len")
-    lengths = np.array([(row["prompt_len"], row["output_len"]) for row in of_lengths], np.int64)
-    if not labelled or len(lengths) < 2:
-        raise WorkloadError(f"{folder} has no {LABELS} with rows, or no {LENGTHS}")
+    labelled = rows_with(folder / LABELS, "prompt", "urgency_ktas", "urgency_nurse")
+    if not labelled:
+        raise WorkloadError(f"{folder} has no {LABELS} with rows")
     expert = [int(row["urgency_ktas"]) for row in labelled]
-    lengths = np.random.default_rng(0).permutation(np.maximum(1, lengths))
+    lengths = np.random.default_rng(0).permutation(read_logged(folder)[:, 1:])
     half = len(lengths) // 2
     return Triage(
         expert=np.array(expert),
@@ -116,7 +115,17 @@ def read_triage(folder: Path) -> Triage:
     )
 
 
-def _rows(path: Path, *fields: str) -> list[dict[str, Any]]:
+def read_logged(folder: Path) -> NDArray[np.int64]:
+    """Of each request in the logs of Semantic Scheduling: how urgent, 0 (most) to 4, and its tokens
+    in and out, each at least 1; shape (requests, 3). Raises WorkloadError where there are none."""
+    fields = ("priority", "prompt_len", "output_len")
+    rows = [[int(row[field]) for field in fields] for row in rows_with(folder / LENGTHS, *fields)]
+    if len(rows) < 2:
+        raise WorkloadError(f"{folder} has no {LENGTHS} with rows")
+    return np.maximum(np.array(rows, np.int64), [0, 1, 1])
+
+
+def rows_with(path: Path, *fields: str) -> list[dict[str, Any]]:
     """Those that have these fields."""
     rows = [row for _, row in raw_rows(str(path)) if isinstance(row, dict)]
     return [row for row in rows if all(row.get(field) is not None for field in fields)]

@@ -13,6 +13,8 @@ from predictor_store.urgency_head import UrgencyHead, hashed
 from sage_sched.config import UrgencyConfig
 from sage_sched.job import NO_HINTS, Hints
 
+CONFUSION = ((2, 1, 0, 0, 0), *[(0, 0, 3, 0, 0)] * 5)
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
@@ -20,7 +22,8 @@ def model(tmp_path: Path) -> str:
     weights = np.zeros((1 << 15, 6), np.float32)
     weights[hashed("bleeds"), 0] = 100.0
     file = tmp_path / "urgency"
-    UrgencyHead(weights, np.array([0.0, 0, 0, 20, 0, 0]), 1.0, 4.0).write(file)
+    biases = np.array([0.0, 0, 0, 20, 0, 0])
+    UrgencyHead(weights, biases, 1.0, 4.0, CONFUSION).write(file)
     return str(file)
 
 
@@ -31,7 +34,11 @@ def test_those_of_whom_nobody_says_it_are_guessed(model: str) -> None:
     assert guess.hints(Hints(urgency=5), "he bleeds").urgency == 5
     assert guess.hints(Hints(slo_class="bulk"), "he bleeds").urgency == 3
     assert guess.hints(NO_HINTS, None) == NO_HINTS
-    assert guess.stats() == {"num_guessed": {"1": 1, "4": 1}, "num_failed": 0}
+    assert guess.stats() == {
+        "num_guessed": {"1": 1, "4": 1},
+        "num_failed": 0,
+        "confusion": CONFUSION,
+    }
     assert UrgencyGuess(UrgencyConfig()).hints(NO_HINTS, "he bleeds") == NO_HINTS
 
 

@@ -50,6 +50,16 @@ def test_it_learns_what_tells_levels_apart_and_takes_others_for_the_middle(
     assert head.level("Write a poem about the sea") == MIDDLE
 
 
+def test_the_model_says_what_came_of_those_that_were_held_out() -> None:
+    texts, levels = zip(*labelled(), strict=True)
+    head, guessed = fit(texts, levels, under_cost=4.0)
+    for level, counts in zip((1, 2, 3, 4, 5, None), head.confusion, strict=True):
+        of_level = [
+            said for said, true in zip(guessed.tolist(), levels, strict=True) if true == level
+        ]
+        assert [of_level.count(said) for said in range(1, 6)] == [*counts]
+
+
 def test_levels_are_held_out_when_they_are_judged() -> None:
     texts = [f"nothing in common {i} {chr(97 + i % 26)}" for i in range(200)]
     levels = [1 + i % 5 for i in range(200)]
@@ -93,6 +103,7 @@ def test_it_is_read_as_it_was_written(head: UrgencyHead, tmp_path: Path) -> None
     text = "word1 chest pain"
     assert again.probabilities(text) == pytest.approx(head.probabilities(text))
     assert again.under_cost == 4.0
+    assert again.confusion == head.confusion
 
 
 def test_a_file_that_is_none_is_refused(head: UrgencyHead, tmp_path: Path) -> None:

@@ -114,6 +114,19 @@ def test_one_yields_to_a_more_urgent_one_alone(victim: int, newcomer: int, yield
     assert any(isinstance(action, Yield) for action in plan.actions) == yields
 
 
+def test_the_least_urgent_yield_first_and_no_more_than_it_takes() -> None:
+    policy = policy_of()
+    running = [
+        job(number, level, known=LONG, generated_tokens=1) for number, level in enumerate((3, 5, 4))
+    ]
+    comes = job(3, 2)
+    for each in (*running, comes):
+        policy.on_arrival(each)
+    plan = decide(roomy(waiting(comes), *running), policy, Admission(0.5, 4096))
+    yielding = [act.job for act in plan.actions if isinstance(act, Yield)]
+    assert yielding == [running[1], running[2]]
+
+
 def test_nobody_yields_who_is_about_to_end_or_to_one_that_has_only_waited_for_longer() -> None:
     policy = policy_of()
     running = job(0, 3, known=LONG, generated_tokens=1)
@@ -169,7 +182,9 @@ class UrgentEngine(Engine):
     def arrive(self) -> None:
         super().arrive()
         new = self.jobs[-1]
-        level = 1 if self.flood else self.script.choice((1, 2, 3, 4, 5))
+        level = self.script.choice((1, 2, 3, 4, 5))
+        if self.flood and self.script.random() < 0.8:
+            level = 1
         urgent = replace(new, hints=Hints(urgency=level), memo=None)
         # Ranked anew, as a request of that level.
         self.jobs[-1], self.queue[-1] = urgent, urgent

@@ -1,6 +1,10 @@
+"""What counts as another answer."""
+
 from __future__ import annotations
 
-from bench.checks.exactness import Spoken, crowd, differences
+import pytest
+
+from bench.checks.exactness import Spoken, crowd, differences, parting, report
 
 
 def spoken(ids: list[int], logprobs: list[float]) -> Spoken:
@@ -19,3 +23,17 @@ def test_no_prompt_of_the_crowd_comes_twice() -> None:
     assert len({prompt for prompt, _ in asked}) == 50
     assert asked == crowd(50)
     assert asked != crowd(50, seed=1)
+
+
+def test_two_answers_part_by_what_separates_the_first_tokens_that_differ() -> None:
+    one = spoken([1, 2, 3], [-1.0, -2.0, -3.0])
+    assert parting((one, spoken([1, 2, 3], [-1.5, -2.0, -3.0]))) is None
+    assert parting((one, spoken([1, 9, 3], [-1.0, -2.25, -9.0]))) == pytest.approx(0.25)
+
+
+def test_answers_that_part_at_a_tie_are_counted_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    calm = [spoken([1, 2], [-1.0, -2.0]), spoken([1, 2], [-1.0, -2.0])]
+    other = [spoken([1, 9], [-1.0, -2.001]), spoken([1, 9], [-1.0, -2.5])]
+    assert report("they yield", calm, other, allowed=0.01) == (1, 0.0)
+    assert "2 of 2" in capsys.readouterr().out
+    assert report("they yield", calm, other)[0] == 2

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.triage.command import ratios
 from bench.triage.requests import (
     BURST_REQUESTS,
     LABELS,
@@ -21,22 +21,6 @@ from bench.triage.requests import (
 )
 from bench.workload.prompts import WorkloadError
 from sage_sched.cli import main
-
-
-@pytest.fixture
-def recordings(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    labels = [
-        {"prompt": f"complaint {i}", "urgency_ktas": 1 + i % 5, "urgency_nurse": 1 + (i + 1) % 5}
-        for i in range(50)
-    ]
-    lengths = [
-        {"prompt_len": int(rng.integers(50, 300)), "output_len": int(rng.integers(5, 400))}
-        for _ in range(60)
-    ]
-    for name, rows in ((LABELS, labels), (LENGTHS, lengths)):
-        (tmp_path / name).write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    return tmp_path
 
 
 def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
@@ -71,9 +55,31 @@ def test_the_table_shows_that_who_is_urgent_waits_less(
     assert main(command.split()) == 0
     said = capsys.readouterr().out.split("bursts")[0]
     rows = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| `")]
-    ttft_s = {(row[0], row[1]): float(row[6]) for row in rows}
+    ttft_s = {(row[0], row[1]): float(row[7]) for row in rows if "(" not in row[2]}
     assert ttft_s["`urgency`", "expert"] < 0.5 * ttft_s["`fcfs`", "nobody"]
     assert ttft_s["`urgency`", "expert"] < ttft_s["`urgency`", "chance"]
+    assert ttft_s["`ideal`", "expert"] <= 1.1 * ttft_s["`urgency`", "expert"]
+
+
+def test_arms_and_loads_can_be_chosen_and_are_compared_seed_by_seed(
+    recordings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"bench urgency --data {recordings} --seeds 2 --num-requests 60 --loads bursts"
+    assert main([*command.split(), "--arms", "sage", "urgency:expert"]) == 0
+    said = capsys.readouterr().out
+    assert "poisson" not in said
+    assert "ratio to `sage`" in said
+    assert "fcfs`" not in said
+    assert said.count("| `urgency` | expert |") == 2
+    assert main([*command.split(), "--on-servers", "--arms", "ideal:expert"]) == 2
+    assert "ideal:expert cannot run on servers" in capsys.readouterr().err
+
+
+def test_a_ratio_is_of_the_same_seed_with_the_range_of_few() -> None:
+    base = np.array([np.full(9, 1.0), np.full(9, 10.0), np.full(9, 100.0)])
+    said = ratios({"fcfs": base, "sage": base * [[0.5], [0.7], [0.6]]}, "fcfs")
+    assert said.count("0.60 (0.50 to 0.70)") == 9
+    assert "| `fcfs` |" not in said
 
 
 def test_without_recordings_there_is_nothing_to_simulate(

@@ -154,6 +154,13 @@ def _configurations() -> list[Configuration]:
             mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES),
         ),
         Configuration(
+            name="levels",
+            policy="levels",
+            flags=("--chunked-prefill-size", "64"),
+            pool_tokens=900,
+            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES),
+        ),
+        Configuration(
             name="two-ranks",
             policy="picky",
             flags=("--tp-size", "2"),
