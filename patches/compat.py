@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from sglang.version import __version__
+
+if TYPE_CHECKING:
+    from patches.engine_types import Batch
+
 # Every hook fits all of these. The first one that does not will carry the releases that it is for.
 SUPPORTED_RELEASES = ("0.5.22", "0.5.23")
 
@@ -64,10 +71,20 @@ def thinking_of(chat: object) -> object:
     return getattr(chat, "thinking", None)
 
 
+def drop_ended(running_batch: Batch) -> None:
+    """Requests that have ended leave the running batch before a pass, as they do by themselves
+    since 0.5.23. Before, they stay until the next decode step; but they have nothing left to yield,
+    and a policy that was switched to does not know them."""
+    if __version__ != "0.5.22":
+        return
+    num_reqs = len(running_batch.reqs)
+    running_batch.filter_batch()
+    if len(running_batch.reqs) < num_reqs:
+        running_batch.batch_is_full = False
+
+
 def check_release() -> None:
     """Raises UnsupportedServerError unless the installed SGLang is a supported release."""
-    from sglang.version import __version__
-
     if __version__ not in SUPPORTED_RELEASES:
         raise UnsupportedServerError(
             f"SGLang {__version__} is installed, supported: {', '.join(SUPPORTED_RELEASES)}. "

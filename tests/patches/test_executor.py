@@ -72,6 +72,24 @@ def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.Monke
     assert len(asked) == 2
 
 
+def test_on_a_release_that_keeps_them_so_long_those_that_have_ended_are_not_in_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=5, num_newcomers=1)
+    ended, others = server.batch.reqs[0], server.batch.reqs[1:]
+
+    def filter_batch() -> None:
+        server.batch.reqs = [request for request in server.batch.reqs if request is not ended]
+
+    server.batch.filter_batch = filter_batch
+    for release, left in (("0.5.23", [ended, *others]), ("0.5.22", others)):
+        monkeypatch.setattr("patches.compat.__version__", release)
+        server.batch.batch_is_full = True
+        server.take_pass()
+        assert server.batch.reqs == left
+    assert not server.batch.batch_is_full
+
+
 def test_who_looks_at_the_queue_without_the_swapped_leaves_it_as_it_was() -> None:
     server = FullServer(num_waiting=6, num_newcomers=0)
     before = list(server.scheduler.waiting_queue)
