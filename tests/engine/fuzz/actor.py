@@ -102,7 +102,8 @@ class Actor:
     async def play(self, scenario: Scenario) -> Played:
         """Raises StalledError, with all that was played so far in `played`."""
         timeout = aiohttp.ClientTimeout(total=None)
-        connector = aiohttp.TCPConnector(limit=0)
+        # A server closes connections that are idle, some just as they are used again.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self._http:
             self._started_s = self._heard_s = time.monotonic()
             acts = [
