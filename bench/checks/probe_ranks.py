@@ -10,6 +10,7 @@ server, 2 if the server did not start or too few yielded.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from predictor_store.model_fingerprint import fingerprint
 from predictor_store.probe_file import ProbeFile
 from predictor_store.warm import Observation
 from sage_sched.config import PreemptionConfig, ProbeConfig, SageConfig, StepTimeConfig
+from sage_sched.policies.sage import SageParameters
 from sage_sched.posterior import Reading
 
 _OUTPUT = Path("results/probe-ranks")
@@ -69,7 +71,9 @@ def main(argv: list[str] | None = None) -> int:
         sage=SageConfig(
             probe=ProbeConfig(file=str(probe.absolute())),
             preemption=PreemptionConfig(max_yields=1000),
-            step_time=StepTimeConfig(decode_base_ms=6.0),
+            # As if steps took long and moves nothing, so that the least gain is worth a yield.
+            step_time=StepTimeConfig(prefill_base_ms=0.0, prefill_token_ms=0.0),
+            policy={"sage": SageParameters(posterior=True, regret=math.inf)},
         ),
     )
     servers.warm([Observation(prompt, num_tokens) for prompt, num_tokens in crowd(200, seed=99)])
