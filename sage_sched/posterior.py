@@ -96,6 +96,8 @@ class Posterior:
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
+        self._beta = np.broadcast_to(reading.beta, reading.band_ages.shape)
+        self._widths = np.diff(reading.edges)
 
     def wants(self, age_tokens: int) -> bool:
         """At a few ages early on, and then every DUE_INTERVAL_TOKENS."""
@@ -150,8 +152,7 @@ class Posterior:
         seen = self._by_cell(left, held, log_p - reading.log_base[band])
         told = [evidence for job in jobs if isinstance(evidence := job.evidence, _Evidence)]
         log_seen = np.array([evidence.log_seen for evidence in told])
-        beta = np.broadcast_to(reading.beta, reading.band_ages.shape)[band, None]
-        log_seen = reading.gamma * log_seen + beta * seen
+        log_seen = reading.gamma * log_seen + self._beta[band, None] * seen
         log_seen -= log_seen.max(axis=1, keepdims=True)
         logs = log_seen + np.array([evidence.log_prior for evidence in told])
         logs[held == 0] = -np.inf
@@ -169,7 +170,7 @@ class Posterior:
         edges = self.reading.edges
         level = np.exp(scores - scores.max(axis=1, keepdims=True))
         area = np.zeros((len(left), edges.size))
-        np.cumsum(level * np.diff(edges), axis=1, out=area[:, 1:])
+        np.cumsum(level * self._widths, axis=1, out=area[:, 1:])
         bin_of = np.searchsorted(edges, left, side="left") - 1
         np.clip(bin_of, 0, level.shape[1] - 1, out=bin_of)
         rows = np.arange(len(left))[:, None]
