@@ -125,9 +125,15 @@ def alone(
     rows: NDArray[np.bool_],
 ) -> Iterator[Forecast]:
     """The same of the probe alone, its bins at their middles."""
-    ends = np.append(edges[:-1], 2 * edges[-2] - edges[-3])
-    middles = (ends[:-1] + 1 + ends[1:]) / 2
+    middles = middles_of(edges)
     for row in np.flatnonzero(rows).tolist():
         age = int(recording.ages[row])
         left = int(recording.lengths[recording.answer[row]]) - age
         yield age, left, middles, np.exp(log_p[row])
+
+
+def middles_of(edges: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of bins; the last, which has no end, is taken to be as wide as the one before."""
+    ends = np.append(edges[:-1], 2 * edges[-2] - edges[-3])
+    middles: NDArray[np.float64] = (ends[:-1] + 1 + ends[1:]) / 2
+    return middles

@@ -26,7 +26,7 @@ from bench.workload.plan_language import Reader
 from bench.workload.prompts import Workload, WorkloadRequest
 from predictor_store.probe_file import ProbeFile
 from predictor_store.probe_score import AGES, Forecast, crps, quality_by_age
-from predictor_store.probe_weights import without_scores
+from predictor_store.probe_weights import middles_of, without_scores
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.train_probe_command import table
 from sage_sched.config import PredictorConfig
@@ -87,6 +87,13 @@ def of_filters(length: int, log_p: Floats, width: float) -> dict[str, list[Forec
     return found
 
 
+def of_probe(length: int, log_p: Floats, reading: Reading) -> dict[str, list[Forecast]]:
+    """The posterior's probe alone, its bins at their middles."""
+    middles = middles_of(reading.edges)
+    at_ages = (age for age in AGES if age < length)
+    return {"probe, alone": [(age, length - age, middles, np.exp(log_p[age])) for age in at_ages]}
+
+
 def of_posterior(
     length: int, known: LengthDistribution, log_p: Floats, reading: Reading
 ) -> list[Forecast]:
@@ -138,6 +145,7 @@ def measured(
         add(of_prompt(length, forecast))
         add({"posterior, beta 0": of_posterior(length, forecast, log_p, without)})
         add(of_filters(length, trail_log_p, width))
+        add(of_probe(length, log_p, reading))
         add({"sage+": of_posterior(length, forecast, log_p, reading)})
         add({"exact filter": of_reader(row["tokens"], row["kind"])})
         other = reads[shuffled[number]][0]

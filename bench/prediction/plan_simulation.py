@@ -111,11 +111,10 @@ def main() -> None:
     probes = [ProbeFile.read(args.probe), ProbeFile.read(args.trail_probe)]
     rows = plan_answers(args.model)[args.skip : args.skip + args.answers]
     known = forecasts_of_prompts([row["prompt"] for row in rows])
+    reads = read_answers(args.model, rows, probes)
     material = [
-        Material(len(row["tokens"]), forecast, *read, exact_scores(row))
-        for row, forecast, read in zip(
-            rows, known, read_answers(args.model, rows, probes), strict=True
-        )
+        Material(len(row["tokens"]), forecast, scores, trail_scores, exact_scores(row))
+        for row, forecast, (scores, trail_scores) in zip(rows, known, reads, strict=True)
     ]
     readings = {"trail": probes[1].reading, f"sage+{_EXACT}": exact_reading()}
     for bound in args.bounds:

@@ -130,7 +130,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="default: generated prompts")
-    parser.add_argument("--ratios", type=float, nargs="+", default=[2.66], help="see the module")
+    parser.add_argument("--ratios", type=float, nargs="*", default=[2.66], help="see the module")
     parser.add_argument("--model", type=Path, metavar="DIR", help="the plan language's")
     parser.add_argument("--probe", type=Path, metavar="FILE")
     parser.add_argument("--trail-probe", type=Path, metavar="FILE")
