@@ -29,6 +29,8 @@ from sage_sched.posterior import Reading
 
 _OUTPUT = Path("results/probe-ranks")
 _HIDDEN_SIZE, _INNER = 128, 16
+# So that nearly all goes to one bin, now one and now another.
+_SURE = 20.0
 _EDGES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 1 << 20])
 _ROUND, _AT_A_TIME = 150, 64
 # A request changes places at each age at which scores are due, so many of its tokens apart.
@@ -42,7 +44,7 @@ def noise(model: Path, seed: int = 0) -> ProbeFile:
     return ProbeFile(
         w1=rng.normal(size=(_INNER, _HIDDEN_SIZE)).astype(np.float32),
         b1=np.zeros(_INNER, np.float32),
-        w2=rng.normal(size=(bins, _INNER)).astype(np.float32),
+        w2=(_SURE * rng.normal(size=(bins, _INNER))).astype(np.float32),
         b2=np.zeros(bins, np.float32),
         layer=0,
         fingerprint=fingerprint(model),
