@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 # Of scores that are not delivered, as SGLang skips broadcasts: the latest.
 _MAX_PENDING = 65_536
+# A message costs every rank a broadcast, and numpy's calls the same for few rows as for many: with
+# more requests running than this, scores are told every so many passes, some tokens late.
+MANY_RUNNING = 128
+PASSES_A_MESSAGE = 4
 
 
 class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
@@ -71,6 +75,8 @@ class Probing:
         self._was_believed = True
         self._num_not_finite = 0
         self._reads = True
+        self._num_running = 0
+        self._num_held_back = 0
 
     def follow(self, policy: Policy, jobs: Sequence[Job]) -> None:
         """On all ranks: from now on go by another policy, for which why_no_probe gave no reason."""
@@ -104,6 +110,7 @@ class Probing:
             self._reads, self.recorder = False, None
 
     def _score(self, refiner: Refiner, batch: Batch, commits: Sequence[Any], logits: Any) -> None:
+        self._num_running = len(batch.reqs)
         rows, arrivals, ages, wants = [], [], [], refiner.wants
         for row, (req, commit) in enumerate(zip(batch.reqs, commits, strict=True)):
             if commit is not None and wants(commit.output_index):
@@ -130,7 +137,7 @@ class Probing:
         if self.refining is None:
             return None
         is_believed = self.refining.deserves_belief
-        if not self._steps and is_believed == self._was_believed:
+        if is_believed == self._was_believed and (not self._steps or self._holds_back()):
             return None
         if is_believed != self._was_believed:
             logger.warning(
@@ -146,6 +153,14 @@ class Probing:
             steps=b"".join(row.tobytes() for row in self._steps),
             is_believed=is_believed,
         )
+
+    def _holds_back(self) -> bool:
+        """Whether this pass goes by without a message."""
+        self._num_held_back += 1
+        held = self._num_running > MANY_RUNNING and self._num_held_back < PASSES_A_MESSAGE
+        if not held:
+            self._num_held_back = 0
+        return held
 
     def told(self, scores: Scores) -> None:
         """On all ranks: it has come. Raises what the policy raises."""

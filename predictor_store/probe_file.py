@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sage_sched.posterior import Reading
 
-FORMAT = "sage-sched probe 1"
+FORMAT = "sage-sched probe 2"
 _ARRAYS = ("w1", "b1", "w2", "b2")
 # Sizes that no probe has; a file is not read to find out that it lied.
 _MOST_HIDDEN, _MOST_BINS = 65_536, 256
@@ -71,7 +71,7 @@ class ProbeFile:
             "band_ages": self.reading.band_ages.tolist(),
             "log_base": self.reading.log_base.tolist(),
             "alpha": self.reading.alpha,
-            "beta": self.reading.beta,
+            "beta": self.reading.beta.tolist(),
             "gamma": self.reading.gamma,
             "confusion": self.confusion.tolist(),
         }
@@ -122,7 +122,9 @@ class ProbeFile:
             edges,
             np.asarray(about["band_ages"], np.int64),
             np.asarray(about["log_base"], np.float64),
-            *(float(str(about[name])) for name in ("alpha", "beta", "gamma")),
+            float(str(about["alpha"])),
+            np.asarray(about["beta"], np.float64),
+            float(str(about["gamma"])),
         )
         confusion = np.asarray(about["confusion"], np.float64)
         if confusion.shape != (bins, bins):

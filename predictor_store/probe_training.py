@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 import torch
@@ -12,13 +11,13 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
 from predictor_store.probe_file import ProbeFile
-from predictor_store.probe_score import Forecast, Quality, quality_by_age
+from predictor_store.probe_score import Quality, quality_by_age
+from predictor_store.probe_weights import alone, forecasts, weighed, without_scores
 from predictor_store.recording import Recording
-from sage_sched.job import Job
 from sage_sched.posterior import Posterior, Reading
 from sage_sched.refining import from_steps, in_steps
 
-BAND_AGES = np.array([0, 1, 4, 16, 64, 256, 1024])
+BAND_AGES = np.array([0, 1, 2, 4, 16, 64, 256, 1024])
 _INNER = 512
 _NUM_LOG_BINS = 20
 _TRAIL_BINS, _TRAIL_TOKENS = 10, 512
@@ -27,11 +26,6 @@ _BATCH_ROWS = 512
 # Rows of one answer tell the same story: more of them teach little.
 _MOST_ROWS = 400_000
 _PATIENCE = 3
-_GRID = {
-    "alpha": (0.4, 0.6, 0.8, 1.0),
-    "beta": (0.0, 0.15, 0.3, 0.5, 0.7, 1.0),
-    "gamma": (0.5, 0.7, 0.85, 0.95, 1.0),
-}
 _PRIOR_ROWS = 1.0
 
 
@@ -104,7 +98,8 @@ def train(
             best = (loss, place, arrays)
     assert best is not None
     _, place, arrays = best
-    base = _base(bins[fit & ~is_cut], recording.ages[fit & ~is_cut], len(edges) - 1)
+    known = fit & ~is_cut
+    base = base_rates(bins[known], recording.ages[known], len(edges) - 1, BAND_AGES)
     reading = Reading(edges, BAND_AGES, base)
     w1, b1, w2, b2 = arrays
     probe = ProbeFile(
@@ -120,7 +115,7 @@ def train(
     )
     log_p = from_steps(in_steps(probe.log_p(recording.states[:, place].astype(np.float32))))
     say("fitting alpha, beta and gamma")
-    chosen = _weighed(recording, log_p, reading, choose & ~is_cut)
+    chosen = weighed(recording, log_p, reading, choose & ~is_cut)
     told = report & ~is_cut
     read = log_p.argmax(axis=1)
     confusion = np.zeros((len(edges) - 1,) * 2)
@@ -130,12 +125,8 @@ def train(
         probe,
         quality_by_age(forecasts(recording, log_p, Posterior(chosen), told)),
         quality_by_age(alone(recording, log_p, edges, told)),
-        quality_by_age(forecasts(recording, log_p, Posterior(_without(chosen)), told)),
+        quality_by_age(forecasts(recording, log_p, Posterior(without_scores(chosen)), told)),
     )
-
-
-def _without(reading: Reading) -> Reading:
-    return Reading(reading.edges, reading.band_ages, reading.log_base, 1.0, 0.0, 1.0)
 
 
 def _fit(
@@ -194,82 +185,17 @@ def _loss(logits: torch.Tensor, bins: torch.Tensor, is_cut: torch.Tensor) -> tor
     return losses.mean()
 
 
-def _base(bins: NDArray[np.int64], ages: NDArray[np.int64], num_bins: int) -> NDArray[np.float64]:
-    """ln P(bin | band of ages); a band that was never seen is as the one before."""
-    bands = np.searchsorted(BAND_AGES, ages, side="right") - 1
-    counts = np.zeros((BAND_AGES.size, num_bins))
+def base_rates(
+    bins: NDArray[np.int64], ages: NDArray[np.int64], num_bins: int, band_ages: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """ln P(bin | band of ages), shape (bands, bins), of rows; a band that was never seen is as the
+    one before."""
+    bands = np.searchsorted(band_ages, ages, side="right") - 1
+    counts = np.zeros((band_ages.size, num_bins))
     np.add.at(counts, (bands, bins), 1)
-    for band in range(1, BAND_AGES.size):
+    for band in range(1, band_ages.size):
         if not counts[band].any():
             counts[band] = counts[band - 1]
     counts += _PRIOR_ROWS
     base: NDArray[np.float64] = np.log(counts / counts.sum(axis=1, keepdims=True))
     return base
-
-
-def _weighed(
-    recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
-) -> Reading:
-    """With the alpha, beta and gamma under which the lengths that were held out are likeliest, all
-    bands of ages counting alike: most scores are of the few answers that are long, late in them."""
-    best, chosen = -np.inf, reading
-    for alpha, beta, gamma in product(*_GRID.values()):
-        if beta == 0.0 and (alpha, gamma) != (1.0, 1.0):
-            continue
-        tried = Reading(reading.edges, reading.band_ages, reading.log_base, alpha, beta, gamma)
-        rule = Posterior(tried)
-        gains: dict[int, list[float]] = {}
-        for job, age, _ in _replayed(recording, log_p, rule, rows):
-            if (gain := rule.gain(job)) is not None:
-                band = int(np.searchsorted(BAND_AGES, age, side="right"))
-                gains.setdefault(band, []).append(gain)
-        mean = float(np.mean([np.mean(of_band) for of_band in gains.values()]))
-        if mean > best:
-            best, chosen = mean, tried
-    return chosen
-
-
-def _replayed(
-    recording: Recording, log_p: NDArray[np.float64], rule: Posterior, rows: NDArray[np.bool_]
-) -> Iterator[tuple[Job, int, int]]:
-    """Each chosen row's answer as a job, after its scores: the job, the age, and the answer. All
-    answers at once, age by age. The job's age is the answer's length, as if it had ended."""
-    jobs: dict[int, Job] = {}
-    for age in np.unique(recording.ages[rows]).tolist():
-        if not rule.wants(age):
-            continue
-        here = np.flatnonzero(rows & (recording.ages == age))
-        answers = recording.answer[here].tolist()
-        for answer in answers:
-            if answer not in jobs:
-                cap = int(recording.caps[answer])
-                jobs[answer] = Job(0, 1, cap, recording.forecasts[answer], 0)
-                jobs[answer].generated_tokens = int(recording.lengths[answer])
-        rule.refine([jobs[answer] for answer in answers], [age] * len(answers), log_p[here])
-        yield from ((jobs[answer], age, answer) for answer in answers)
-
-
-def forecasts(
-    recording: Recording, log_p: NDArray[np.float64], rule: Posterior, rows: NDArray[np.bool_]
-) -> Iterator[Forecast]:
-    """Of each row: the age, what was left, and what it was foretold to be, with weights."""
-    for job, _, answer in _replayed(recording, log_p, rule, rows):
-        refined = job.refined
-        if refined is not None:
-            left = int(recording.lengths[answer]) - refined.age_tokens
-            yield refined.age_tokens, left, refined.lengths - refined.age_tokens, refined.weights
-
-
-def alone(
-    recording: Recording,
-    log_p: NDArray[np.float64],
-    edges: NDArray[np.int64],
-    rows: NDArray[np.bool_],
-) -> Iterator[Forecast]:
-    """The same of the probe alone, its bins at their middles."""
-    ends = np.append(edges[:-1], 2 * edges[-2] - edges[-3])
-    middles = (ends[:-1] + 1 + ends[1:]) / 2
-    for row in np.flatnonzero(rows).tolist():
-        age = int(recording.ages[row])
-        left = int(recording.lengths[recording.answer[row]]) - age
-        yield age, left, middles, np.exp(log_p[row])

@@ -27,6 +27,13 @@ def run(args: argparse.Namespace) -> int:
     """Train, write, report; 1 if the recording does not do."""
     from predictor_store.probe_training import RECIPES, TrainingError, train
 
+    if (args.out.parent / "config.json").exists():
+        print(
+            f"sage-sched train-probe: --out is {args.out}, in the folder of a model, where SGLang "
+            "would take it for weights; allowed: any other folder",
+            file=sys.stderr,
+        )
+        return 1
     try:
         recording = Recording.read(args.recording)
         print(f"{len(recording.ages)} rows of {len(recording.lengths)} answers", flush=True)
@@ -37,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
         return 1
     probe, reading = trained.probe, trained.probe.reading
     print(
-        f"{args.out}: layer {probe.layer}, alpha {reading.alpha:g}, beta {reading.beta:g}, "
-        f"gamma {reading.gamma:g}"
+        f"{args.out}: layer {probe.layer}, alpha {reading.alpha:g}, beta "
+        f"{' '.join(f'{beta:g}' for beta in reading.beta)} by age from "
+        f"{' '.join(map(str, reading.band_ages))}, gamma {reading.gamma:g}"
     )
     qualities = {
         "prompt": trained.prompt,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -39,14 +39,14 @@ class Reading:
         most edges[b + 1]; the last has no end but that of all answers. The first edge is 0.
     band_ages: int64, shape (bands,): the age at which each band begins, the first at 0.
     log_base: ln P(bin | band) in the probe's training data, shape (bands, bins).
-    alpha, beta, gamma: see Posterior.
+    alpha, beta, gamma: see Posterior. beta: by band, shape (bands,), or one for all, shape (1,).
     """
 
     edges: NDArray[np.int64]
     band_ages: NDArray[np.int64]
     log_base: Floats
     alpha: float = 1.0
-    beta: float = 1.0
+    beta: Floats = field(default_factory=lambda: np.ones(1))
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
@@ -58,8 +58,10 @@ class Reading:
             raise ValueError(f"band_ages are {self.band_ages.tolist()}, allowed: 0, then rising")
         if self.log_base.shape != (bands, bins) or not np.all(np.isfinite(self.log_base)):
             raise ValueError(f"log_base is of shape {self.log_base.shape}, not {(bands, bins)}")
+        if self.beta.shape not in ((1,), (bands,)):
+            raise ValueError(f"beta is of shape {self.beta.shape}, not {(bands,)}")
         for name in ("alpha", "beta", "gamma"):
-            if not 0 <= getattr(self, name) <= 2:
+            if not all(0 <= number <= 2 for number in np.ravel(getattr(self, name)).tolist()):
                 raise ValueError(f"{name} is {getattr(self, name)}, allowed: 0 to 2")
 
 
@@ -79,12 +81,13 @@ class Posterior:
     it holds at all later ones, and no transition between bins is needed. With p_a the probe's
     distribution of what is left at age a and pi_a how often that is so in its training data,
 
-        A(x) <- gamma A(x) + beta (ln p_a(x - a) - ln pi_a(x - a))
+        A(x) <- gamma A(x) + beta_a (ln p_a(x - a) - ln pi_a(x - a))
         w'(x) ~ w(x)^alpha e^A(x)    for x > age
 
     where w is the forecast by the prompt. alpha = beta = gamma = 1 is Bayes' rule if scores at
     different ages are independent given x. They are not, and each has seen the prompt too, so the
-    three are fitted (patches.probe_training).
+    three are fitted (predictor_store.probe_weights), beta by bands of ages: the first score that
+    tells is news, and most later ones say it again.
 
     Lengths are in cells, in which they are taken to be alike. A forecast of n samples gives
     1 / (n + 1) to lengths that it has not seen, here alike to all cells: what has no weight, no
@@ -93,6 +96,8 @@ class Posterior:
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
+        self._beta = np.broadcast_to(reading.beta, reading.band_ages.shape)
+        self._widths = np.diff(reading.edges)
 
     def wants(self, age_tokens: int) -> bool:
         """At a few ages early on, and then every DUE_INTERVAL_TOKENS."""
@@ -147,7 +152,7 @@ class Posterior:
         seen = self._by_cell(left, held, log_p - reading.log_base[band])
         told = [evidence for job in jobs if isinstance(evidence := job.evidence, _Evidence)]
         log_seen = np.array([evidence.log_seen for evidence in told])
-        log_seen = reading.gamma * log_seen + reading.beta * seen
+        log_seen = reading.gamma * log_seen + self._beta[band, None] * seen
         log_seen -= log_seen.max(axis=1, keepdims=True)
         logs = log_seen + np.array([evidence.log_prior for evidence in told])
         logs[held == 0] = -np.inf
@@ -165,7 +170,7 @@ class Posterior:
         edges = self.reading.edges
         level = np.exp(scores - scores.max(axis=1, keepdims=True))
         area = np.zeros((len(left), edges.size))
-        np.cumsum(level * np.diff(edges), axis=1, out=area[:, 1:])
+        np.cumsum(level * self._widths, axis=1, out=area[:, 1:])
         bin_of = np.searchsorted(edges, left, side="left") - 1
         np.clip(bin_of, 0, level.shape[1] - 1, out=bin_of)
         rows = np.arange(len(left))[:, None]

@@ -372,6 +372,21 @@ MUTATIONS = (
         f"{_PROBE}::test_scores_that_are_no_numbers_are_counted_and_dropped",
     ),
     Mutation(
+        "scores count alike at all ages",
+        "sage_sched/posterior.py",
+        "log_seen = reading.gamma * log_seen + self._beta[band, None] * seen",
+        "log_seen = reading.gamma * log_seen + self._beta.max() * seen",
+        "tests/sage_sched/test_posterior.py"
+        "::test_scores_count_as_much_as_those_of_their_band_of_ages",
+    ),
+    Mutation(
+        "scores that are held back for a pass are lost",
+        "patches/probe.py",
+        "        if not held:\n            self._num_held_back = 0\n",
+        "        if held:\n            self._drop(len(self._steps))\n",
+        f"{_PROBE}::test_where_many_run_scores_are_told_every_few_passes_together",
+    ),
+    Mutation(
         "a probe of another model is taken",
         "patches/probe_setup.py",
         "        if of_probe != of_model:",

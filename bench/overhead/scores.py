@@ -1,7 +1,8 @@
 """What scores cost the scheduler's host a step: `python -m bench.overhead.scores`.
 
-256 requests run, of which as many are due as on average: one in 32, and some that are young.
-Thread time, as others may use the core.
+256 requests run, of which as many are due as on average: one in 32, and some that are young. With
+that many, scores are told every few passes (patches.probe). Thread time, as others may use the
+core.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 
 import numpy as np
 
+from patches.probe import PASSES_A_MESSAGE
 from sage_sched.config import StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
@@ -21,6 +23,7 @@ from sage_sched.step_time import ServerFacts
 
 _NUM_RUNNING = 256
 _NUM_DUE = _NUM_RUNNING // 32 + 2
+_NUM_TOLD = _NUM_DUE * PASSES_A_MESSAGE
 _CAP_TOKENS = 4096
 
 
@@ -42,18 +45,21 @@ def main() -> None:
         refining.arrived(job)
         jobs.append(job)
     spent_ms = []
-    for step in range(1, 400):
-        due = [(step * _NUM_DUE + i) % _NUM_RUNNING for i in range(_NUM_DUE)]
-        ages = [32 * (1 + step * _NUM_DUE // _NUM_RUNNING)] * _NUM_DUE
-        logits = rng.normal(size=(_NUM_DUE, bins))
+    for message in range(1, 200):
+        first = message * _NUM_TOLD
+        due = [(first + i) % _NUM_RUNNING for i in range(_NUM_TOLD)]
+        ages = [32 * (1 + (first + i) // _NUM_RUNNING) for i in range(_NUM_TOLD)]
+        logits = rng.normal(size=(_NUM_TOLD, bins))
         began_s = time.thread_time()
         refining.scored(due, ages, from_steps(in_steps(logits)))
         spent_ms.append(1e3 * (time.thread_time() - began_s))
     # The first time around, priors are spread over cells.
-    first, later = spent_ms[: _NUM_RUNNING // _NUM_DUE], spent_ms[_NUM_RUNNING // _NUM_DUE :]
+    num_new = -(-_NUM_RUNNING // _NUM_TOLD)
+    new, later = np.median(spent_ms[:num_new]), np.array(spent_ms[num_new:])
     print(
-        f"{_NUM_DUE} of {_NUM_RUNNING} due: {np.median(later):.2f} ms a step "
-        f"({np.percentile(later, 99):.2f} at p99), {np.median(first):.2f} with new requests"
+        f"{_NUM_DUE} of {_NUM_RUNNING} due a step, told every {PASSES_A_MESSAGE} steps: "
+        f"{np.median(later) / PASSES_A_MESSAGE:.2f} ms a step, {np.median(later):.2f} a message "
+        f"({np.percentile(later, 99):.2f} at p99), {new:.2f} of new requests"
     )
 
 

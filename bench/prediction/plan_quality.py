@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.prediction.foresight import Foresight
 from bench.prediction.plan_recording import CAP_TOKENS, plan_answers, plan_history
 from bench.prediction.plan_states import read_answers
 from bench.servers.plan_model import plan_words
 from bench.workload.plan_language import Reader
-from predictor_store.embedder import Embedder, embedding_dimension
-from predictor_store.features import NUM_FEATURES
-from predictor_store.history import History
-from predictor_store.predictor import predict
+from bench.workload.prompts import Workload, WorkloadRequest
 from predictor_store.probe_file import ProbeFile
 from predictor_store.probe_score import AGES, Forecast, crps, quality_by_age
+from predictor_store.probe_weights import middles_of, without_scores
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.train_probe_command import table
 from sage_sched.config import PredictorConfig
@@ -41,16 +40,13 @@ Floats = NDArray[np.float64]
 
 def forecasts_of_prompts(prompts: Sequence[str]) -> list[LengthDistribution]:
     """By the history's neighbours, as a server makes them."""
-    config, embedder = PredictorConfig(), Embedder()
-    past = plan_history()
-    history = History(embedding_dimension(), NUM_FEATURES, len(past))
-    vectors = embedder.embed([observation.prompt for observation in past])
-    for observation, vector in zip(past, vectors, strict=True):
-        history.add(vector, observation.output_tokens, observation.censored, "warm")
-    history.fit()
-    found = []
-    for vector in embedder.embed(prompts):
-        known = predict(history, vector, config)
+    config = PredictorConfig()
+    foresight = Foresight(Workload(tuple(plan_history()), (), ""), config, len)
+    asked = [WorkloadRequest(prompt, 1, "") for prompt in prompts]
+    foresight.read(asked)
+    found, predict = [], foresight.semantic()
+    for request in asked:
+        known = predict(request)
         assert known is not None
         found.append(known.compressed(config.max_atoms))
     return found
@@ -89,6 +85,13 @@ def of_filters(length: int, log_p: Floats, width: float) -> dict[str, list[Forec
             for name, q in zip(found, (p[age], printed, prose), strict=True):
                 found[name].append((age, length - age, middles, q))
     return found
+
+
+def of_probe(length: int, log_p: Floats, reading: Reading) -> dict[str, list[Forecast]]:
+    """The posterior's probe alone, its bins at their middles."""
+    middles = middles_of(reading.edges)
+    at_ages = (age for age in AGES if age < length)
+    return {"probe, alone": [(age, length - age, middles, np.exp(log_p[age])) for age in at_ages]}
 
 
 def of_posterior(
@@ -135,13 +138,14 @@ def measured(
             found.setdefault(name, []).extend(forecasts)
 
     shuffled = np.random.default_rng(0).permutation(len(rows))
-    without = Reading(reading.edges, reading.band_ages, reading.log_base, 1.0, 0.0, 1.0)
+    without = without_scores(reading)
     for number, row in enumerate(rows):
         length, forecast = len(row["tokens"]), known[number]
         log_p, trail_log_p = reads[number]
         add(of_prompt(length, forecast))
         add({"posterior, beta 0": of_posterior(length, forecast, log_p, without)})
         add(of_filters(length, trail_log_p, width))
+        add(of_probe(length, log_p, reading))
         add({"sage+": of_posterior(length, forecast, log_p, reading)})
         add({"exact filter": of_reader(row["tokens"], row["kind"])})
         other = reads[shuffled[number]][0]

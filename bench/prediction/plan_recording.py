@@ -2,7 +2,7 @@
 
 python -m bench.servers.plan_model --output results/plan
 python -m bench.prediction.plan_recording --model results/plan --answers 2000
-sage-sched train-probe results/plan/recorded --out results/plan/probe.safetensors
+sage-sched train-probe results/plan/recorded --out results/probe.safetensors
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from bench.servers.plan_model import ANSWERS, plan_words
 from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
 from bench.servers.server import STOCK_COMMAND, Server
 from bench.workload.forced_tokens import TOKENS_KEY, ForcedTokens
-from bench.workload.plan_language import answer, ask
+from bench.workload.plan_language import KINDS, answer, ask
+from bench.workload.prompts import Workload, WorkloadRequest
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
@@ -33,11 +34,24 @@ _AT_A_TIME = 64
 CAP_TOKENS = 1536
 
 
-def plan_history(number: int = _HISTORY, seed: int = 100) -> list[Observation]:
+def plan_history(number: int = _HISTORY, seed: int = 100) -> list[WorkloadRequest]:
     """Other prompts of the language, and how long answers to them were."""
     words, rng = plan_words(), np.random.default_rng(seed)
     prompts = [ask(words, rng) for _ in range(number)]
-    return [Observation(prompt.text, len(answer(prompt, words, rng))) for prompt in prompts]
+    return [
+        WorkloadRequest(prompt.text, len(answer(prompt, words, rng)), KINDS[prompt.kind])
+        for prompt in prompts
+    ]
+
+
+def plan_workload(model: Path, skip: int) -> Workload:
+    """As servers are asked: that history, and the model's answers but the first ones, which its
+    probes were trained on, to be said token by token."""
+    evaluation = tuple(
+        WorkloadRequest(row["prompt"], len(row["tokens"]), KINDS[row["kind"]], tuple(row["tokens"]))
+        for row in plan_answers(model)[skip:]
+    )
+    return Workload(tuple(plan_history()), evaluation, "the plan language")
 
 
 def plan_answers(model: Path) -> list[dict[str, Any]]:
@@ -72,7 +86,8 @@ def plan_server(
     """One of ours for the model, with a history of the language. settings: further sections."""
     store = folder / "store"
     if not store.exists():
-        warm_store(store, plan_history(), StoreConfig())
+        past = [Observation(r.prompt, r.output_tokens) for r in plan_history()]
+        warm_store(store, past, StoreConfig())
     config = folder / f"{policy}.toml"
     config.write_text(f'[store]\npath = "{store}"\non_disk = false\n{settings}')
     ours = ("--schedule-policy", policy, "--sage-config", str(config))

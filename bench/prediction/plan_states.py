@@ -10,8 +10,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bench.servers.plan_model import plan_words
+from bench.workload.plan_language import MAX_TOKENS, Reader
 from predictor_store.probe_file import ProbeFile
+from sage_sched.posterior import Reading, is_due
 from sage_sched.refining import from_steps, in_steps
+
+# Narrow enough that all lengths of a bin are alike.
+_EXACT_EDGES = np.unique([0, *np.rint(np.geomspace(1, MAX_TOKENS, 80)).astype(int)])
+
+
+def exact_reading() -> Reading:
+    """How exact_scores are to be read: as they are, forecast by the prompt and all."""
+    base = np.log(np.diff(_EXACT_EDGES) / MAX_TOKENS)
+    return Reading(_EXACT_EDGES, np.array([0]), base[None], alpha=0.0, beta=np.ones(1), gamma=0.0)
+
+
+def exact_scores(row: dict[str, Any]) -> dict[int, NDArray[np.float64]]:
+    """What the exact filter knows of an answer, at the ages at which scores are of use: no probe
+    can know more."""
+    reader, found = Reader(plan_words(), row["kind"]), {}
+    for age, token in enumerate(row["tokens"]):
+        if is_due(age):
+            below = np.cumsum(np.append(0.0, reader.remaining()[1:]))
+            chance = np.maximum(np.diff(below[_EXACT_EDGES]), 1e-9)
+            found[age] = np.log(chance / chance.sum())
+        reader.read(token)
+    return found
 
 
 def read_answers(

@@ -16,6 +16,7 @@ from sglang.benchmark.datasets import DatasetRow
 from tqdm import tqdm
 
 from bench.workload.forced_length import LENGTH_KEY, ForcedLength
+from bench.workload.forced_tokens import TOKENS_KEY, ForcedTokens
 from bench.workload.prompts import WorkloadRequest
 
 # What SGLang's request function reads of its command line.
@@ -126,17 +127,22 @@ def drive(
 
 
 def _row(request: WorkloadRequest, tokenizer: Any, max_new_tokens: int) -> DatasetRow:
+    num_tokens = _forced_tokens(request, max_new_tokens)
+    forced: dict[str, Any] = {LENGTH_KEY: num_tokens}
+    processor = ForcedLength.to_str()
+    if request.output_ids:
+        forced, processor = {TOKENS_KEY: request.output_ids}, ForcedTokens.to_str()
     return DatasetRow(
         prompt=request.prompt,
         prompt_len=len(tokenizer.encode(request.prompt)),
-        output_len=_forced_tokens(request, max_new_tokens),
+        output_len=num_tokens,
         extra_request_body={
             "sampling_params": {
                 "temperature": 0.0,
                 "max_new_tokens": max_new_tokens,
-                "custom_params": {LENGTH_KEY: _forced_tokens(request, max_new_tokens)},
+                "custom_params": forced,
             },
-            "custom_logit_processor": ForcedLength.to_str(),
+            "custom_logit_processor": processor,
         },
     )
 

@@ -5,10 +5,15 @@ plain PyTorch goes through a batch request by request, and most of the rest is l
 vocabulary: at 200 requests, tens of milliseconds. Here a decoded token attends to the newest tokens
 of its request, all requests at once, and is one of the most frequent words; of the bench's Llama of
 one layer there are embeddings, attention and head. The KV pool is written and read as ever.
+
+A model of more layers is one whose states matter (bench.servers.plan_model): it is computed whole,
+but for the attention, which is to all tokens of all requests at once.
 """
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +21,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from bench.servers.model import NUM_SPECIAL_TOKENS
 
-_ATTENDED_TOKENS = 16
+# Of this process's model; all, if it is to be computed whole.
+_attended = SimpleNamespace(num_tokens=16)
 _SPOKEN_TOKENS = 512
 
 
@@ -50,7 +56,8 @@ def attend(
     **kw: Any,
 ) -> torch.Tensor:
     """TorchNativeAttnBackend._run_sdpa_forward_decode, over the newest tokens of each request."""
-    places = seq_lens[:, None] + torch.arange(-_ATTENDED_TOKENS, 0)
+    num_tokens = min(_attended.num_tokens, int(seq_lens.max()))
+    places = seq_lens[:, None] + torch.arange(-num_tokens, 0)
     slots = req_to_token[req_pool_indices[:, None], places.clamp(min=0)]
     found = torch.nn.functional.scaled_dot_product_attention(
         query.unsqueeze(2),
@@ -65,8 +72,10 @@ def attend(
 
 
 def _after_load(result: None, self: Any, *args: Any, **kw: Any) -> None:
-    if len(self.model.model.layers) == 1:  # others are computed as they are
+    if len(self.model.model.layers) == 1:
         lighten(self.model)
+    else:
+        _attended.num_tokens = sys.maxsize
 
 
 def lighten(model: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class PolicyServers:
     folder: for logs, settings and the store. sage: our policies' settings; each server reads the
     warmed store, and what it learns stays in its memory. device: whose clock they go by, if any.
     recalls: on a device clock, whether predictions find their vectors made (see foresee).
+    probes: by policy, the file of the probe that its servers read.
     """
 
     model: Path
@@ -63,6 +64,7 @@ class PolicyServers:
     sage: SageConfig
     device: Device | None = None
     recalls: bool = True
+    probes: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def speed(self) -> float:
@@ -115,6 +117,8 @@ class PolicyServers:
             sections = sage.sections()
             # The same prompts may come again: the next server must not know their answers.
             sections["store"] |= {"path": str((self.folder / "store").absolute()), "on_disk": False}
+            if policy in self.probes:
+                sections["probe"] |= {"file": str(self.probes[policy].absolute())}
             config = self.folder / f"{policy}.yaml"
             self.folder.mkdir(parents=True, exist_ok=True)
             config.write_text(yaml.safe_dump(sections), encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 
 from bench.servers.model import write_model
 from patches.compat import UnsupportedServerError
-from patches.probe import Probing, Scores
+from patches.probe import MANY_RUNNING, PASSES_A_MESSAGE, Probing, Scores
 from patches.probe_setup import recorded_layers, refuse_probe
 from patches.recorder import Recorder
 from predictor_store.model_fingerprint import fingerprint
@@ -162,6 +162,28 @@ def test_scores_are_told_until_they_have_come_and_once_applied() -> None:
     assert same.refined is not None
     assert job.refined is not None
     assert same.refined.weights == pytest.approx(job.refined.weights)
+
+
+def test_where_many_run_scores_are_told_every_few_passes_together() -> None:
+    one, job = probing()
+    req = SimpleNamespace(sage=SimpleNamespace(job=job))
+    batch: Any = SimpleNamespace(reqs=[req] * (MANY_RUNNING + 1))
+    ages = iter(range(1, 100))
+
+    def news() -> Scores | None:
+        commits = [SimpleNamespace(output_index=next(ages))] + [None] * MANY_RUNNING
+        one.read(batch, commits, np.repeat(LONG, MANY_RUNNING + 1, axis=0), None)
+        return one.news()
+
+    assert [news() for _ in range(PASSES_A_MESSAGE - 1)] == [None] * (PASSES_A_MESSAGE - 1)
+    told = news()
+    assert told is not None
+    assert told.ages == [1, 2, 4]
+    one.told(told)
+    assert one.news() is None
+    # Few again: at once.
+    one.read(*step(job, 8), LONG, None)
+    assert one.news() is not None
 
 
 def test_scores_that_are_no_numbers_are_counted_and_dropped() -> None:

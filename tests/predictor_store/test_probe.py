@@ -104,7 +104,7 @@ def test_states_that_tell_are_found_and_used(tmp_path: Path) -> None:
     write_recording(tmp_path, 300)
     trained = train(Recording.read(tmp_path), RECIPES["log"], say=lambda line: None)
     assert trained.probe.layer == 1
-    assert trained.probe.reading.beta > 0
+    assert trained.probe.reading.beta.max() > 0
     assert trained.posterior[4].crps < 0.5 * trained.prompt[4].crps
     assert trained.posterior[4].mae < 0.5 * trained.prompt[4].mae
 
@@ -131,6 +131,14 @@ def test_the_command_says_what_came_of_it(
         [51.2] * 9, abs=1
     )
     assert plot.stat().st_size > 1000
+
+
+def test_a_probe_is_not_put_among_the_weights_of_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["train-probe", str(tmp_path), "--out", str(tmp_path / "probe.safetensors")]) == 1
+    assert "would take it for weights" in capsys.readouterr().err
 
 
 def test_too_little_is_no_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ BASE = np.log(np.full((3, 11), 1 / 11))
 
 
 def posterior(alpha: float = 1.0, beta: float = 1.0, gamma: float = 1.0) -> Posterior:
-    return Posterior(Reading(EDGES, BANDS, BASE, alpha, beta, gamma))
+    return Posterior(Reading(EDGES, BANDS, BASE, alpha, np.array([beta]), gamma))
 
 
 def job(*lengths: int, cap: int = 1000, samples: int = 10_000) -> Job:
@@ -79,6 +79,17 @@ def test_what_was_seen_at_one_age_holds_at_the_next() -> None:
     fading = posterior(gamma=0.0)
     fading.refine([other], [1], says(9))
     fading.refine([other], [2], says(*range(11)))
+    assert chance(other, 300, 500) == pytest.approx(0.5, abs=0.01)
+
+
+def test_scores_count_as_much_as_those_of_their_band_of_ages() -> None:
+    betas = np.array([0.0, 1.0, 0.0])
+    rule = Posterior(Reading(EDGES, BANDS, BASE, 1.0, betas, 1.0))
+    one, other = job(20, 400), job(20, 400)
+    rule.refine([one], [0], says(9))  # of the first band, which says nothing
+    assert chance(one, 300, 500) == pytest.approx(0.5, abs=0.01)
+    rule.refine([one, other], [1, 16], np.concatenate([says(9), says(9)]))
+    assert chance(one, 300, 500) > 0.99
     assert chance(other, 300, 500) == pytest.approx(0.5, abs=0.01)
 
 
@@ -165,7 +176,9 @@ def test_it_is_a_distribution_of_longer_lengths(
         {"band_ages": np.array([1])},
         {"log_base": np.zeros((1, 1))},
         {"log_base": np.full((3, 11), math.nan)},
-        {"beta": -1.0},
+        {"beta": np.array([-1.0])},
+        {"beta": np.ones(2)},
+        {"beta": np.array([0.1, math.nan, 1.0])},
         {"gamma": math.nan},
     ],
 )

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.servers.client import ServedRun, drive
+from bench.servers.client import ServedRun, _row, drive
+from bench.workload.forced_length import LENGTH_KEY
+from bench.workload.forced_tokens import TOKENS_KEY
 from bench.workload.prompts import WorkloadRequest
 
 GOOD = '{"text": "a b", "meta_info": {"completion_tokens": 2, "prompt_tokens": 4}}'
@@ -98,3 +100,13 @@ def test_an_answer_of_the_end_token_alone_is_made_one_longer(url: str) -> None:
         label="test",
     )
     assert result.problem() == ""
+
+
+def test_an_answer_is_forced_token_by_token_if_its_tokens_are_known() -> None:
+    def forced(request: WorkloadRequest) -> dict[str, Any]:
+        body = _row(request, _Tokenizer(), 64).extra_request_body
+        found: dict[str, Any] = body["sampling_params"]["custom_params"]
+        return found
+
+    assert forced(WorkloadRequest("a", 3, "plan", (7, 8, 3))) == {TOKENS_KEY: (7, 8, 3)}
+    assert forced(WorkloadRequest("a", 3, "plan")) == {LENGTH_KEY: 3}
