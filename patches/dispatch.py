@@ -30,6 +30,9 @@ _POOL_TOKENS, _MOST_RUNNING = 100_000, 256
 class Load(Protocol):
     """LoadSnapshot, managers/load_snapshot.py"""
 
+    timestamp: float
+    dp_rank: int
+    num_running_reqs: int
     max_total_num_tokens: int
     max_running_requests: int
 
@@ -82,6 +85,7 @@ class Dispatch:
         self._ledger: Ledger | None = None
         self._rank_of: dict[str, int] = {}
         self._alive = list(range(num_ranks))
+        self._told_s = [0.0] * num_ranks
         self._num_picked = [0] * num_ranks
         self._num_given = self._num_failed = 0
 
@@ -122,6 +126,7 @@ class Dispatch:
             foreseen.hints,
         )
         if given is None:
+            self._read_loads(ledger, now_s)
             view = ledger.view(newcomer, now_s).among(self._alive)
             rank = self._alive[self._router.pick(view)]
             request.routed_dp_rank = rank
@@ -157,16 +162,26 @@ class Dispatch:
 
     def stats(self) -> dict[str, Any]:
         """For /server_info. num_picked: by rank. num_given: of requests whose clients have chosen.
-        num_unfinished: by rank, as far as is known. num_failed: left to SGLang, after an error.
-        dead: the ranks that have died."""
+        num_unfinished, num_waiting: by rank, as far as was known at the last pick; without a first
+        token. num_failed: left to SGLang, after an error. dead: the ranks that have died."""
         return {
             "dispatch": self._name,
             "num_picked": self._num_picked,
             "num_given": self._num_given,
             "num_unfinished": self._ledger.num_unfinished() if self._ledger else [],
+            "num_waiting": self._ledger.num_waiting() if self._ledger else [],
             "num_failed": self._num_failed,
             "dead": [rank for rank in range(self._num_ranks) if rank not in self._alive],
         }
+
+    def _read_loads(self, ledger: Ledger, now_s: float) -> None:
+        """Of an answer that is not streamed nothing is heard before its 50th token, so that it
+        would count as waiting until then: what replicas say of themselves is more."""
+        for load in self._loads.read_all():
+            # Read again, it would count those that have ended since.
+            if load.timestamp != self._told_s[load.dp_rank]:
+                self._told_s[load.dp_rank] = load.timestamp
+                ledger.running(load.dp_rank, load.num_running_reqs, now_s)
 
     def _started(self) -> Ledger:
         if self._ledger is None:

@@ -13,7 +13,7 @@ from sage_sched.router import Router, waiting_s
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Of GoRouting; the paper names none. Ours are plausible, and were not tuned.
+    """Of GoRouting; the paper names none. Others are no better on recordings (docs/cluster.md).
 
     alpha: a node is a candidate if it gains so much of the best one's gain, 0 to 1.
     mu: a node is lightly loaded below so much of the deadline of the first token; 0 or more.

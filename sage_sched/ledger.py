@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sage_sched.cluster_view import ClusterView, Floats, Ints
 from sage_sched.cost import cost_named
@@ -70,6 +72,7 @@ class Ledger:
         self._sent: list[dict[Hashable, _Sent]] = [{} for _ in range(num_nodes)]
         self._queue_heard_s = np.zeros(num_nodes)
         self._num_queued = np.zeros(num_nodes, np.int64)
+        self._num_running = np.zeros(num_nodes, np.int64)
         self._known: _Known | None = None
         self._free: list[int] = []
         # By slot; node is _NOBODY where nobody is.
@@ -87,14 +90,15 @@ class Ledger:
         prefill_s = self._prefill_s(request, known.cached)
         promise = Promise.of(request.hints)
         present = np.flatnonzero(self._node != _NOBODY)
-        queued = present[self._is_queued[present]]
+        waits = self._waits(present)
+        queued = present[waits]
         node, tokens = self._node[present], self._tokens[present]
         queue_age_s = np.maximum(now_s - self._queue_heard_s, 0.0)
         exec_s = self._exec_s[queued]
         waiting_s = np.bincount(self._node[queued], exec_s, minlength=self.num_nodes)
         # Of those that wait, what was worked off since decodes by now.
         worked = np.minimum(queue_age_s / np.maximum(waiting_s, 1e-9), 1.0)
-        decoding = np.where(self._is_queued[present], worked[node], 1.0)
+        decoding = np.where(waits, worked[node], 1.0)
         step = self._server.step_time
         step_s: Any = step.decode_request_s + tokens * step.decode_kv_token_s
         decode_s: Any = np.bincount(node, decoding * step_s, minlength=self.num_nodes)
@@ -155,6 +159,7 @@ class Ledger:
         sent = self._sent[node].pop(rid, None)
         if sent is not None:
             self._leaves_queue(sent.slot, node, now_s)
+            self._num_running[node] -= self._num_running[node] > 0
             self._node[sent.slot] = _NOBODY
             self._free.append(sent.slot)
 
@@ -166,9 +171,38 @@ class Ledger:
             self.grown(rid, node, age_tokens, now_s)
         self._queue_heard_s[node] = now_s
 
+    def running(self, node: int, num_requests: int, now_s: float) -> None:
+        """A node says how many of its requests have their first token, but not which. Those that
+        were sent there first are taken to be the ones of which nobody has told."""
+        if num_requests > self._num_running[node]:
+            self._queue_heard_s[node] = now_s
+        self._num_running[node] = num_requests
+
     def num_unfinished(self) -> list[int]:
         """By node."""
         return [len(sent) for sent in self._sent]
+
+    def num_waiting(self) -> list[int]:
+        """Of these, without a first token as far as is known."""
+        present = np.flatnonzero(self._node != _NOBODY)
+        waiting = self._node[present[self._waits(present)]]
+        return [int(n) for n in np.bincount(waiting, minlength=self.num_nodes)]
+
+    def _waits(self, present: Ints) -> NDArray[np.bool_]:
+        """Which of these slots have no first token."""
+        node, waits = self._node[present], self._is_queued[present]
+        num_told = np.bincount(node[~waits], minlength=self.num_nodes)
+        num_more = self._num_running - num_told
+        untold = np.flatnonzero(num_more > 0)
+        if not len(untold):
+            return waits
+        is_queued = self._is_queued.copy()
+        for number in untold:
+            # In the order in which they were sent.
+            slots = (sent.slot for sent in self._sent[number].values())
+            oldest = islice((slot for slot in slots if is_queued[slot]), int(num_more[number]))
+            is_queued[[*oldest]] = False
+        return is_queued[present]
 
     def _leaves_queue(self, slot: int, node: int, now_s: float) -> None:
         if self._is_queued[slot]:

@@ -198,6 +198,13 @@ MUTATIONS = (
         f"{_DISPATCH}::test_what_has_ended_counts_no_more",
     ),
     Mutation(
+        "answers that are not streamed count as waiting until their 50th token",
+        "sage_sched/ledger.py",
+        "untold = np.flatnonzero(num_more > 0)",
+        "untold = np.flatnonzero(num_more < 0)[:0]",
+        f"{_DISPATCH}::test_a_snapshot_says_that_answers_have_begun_of_which_nothing_was_heard",
+    ),
+    Mutation(
         "a router thinks that a prefill holds up nobody but its own request",
         "sage_sched/router.py",
         "(1 + view.by_node()) * view.prefill_s + slower_s",

@@ -107,6 +107,26 @@ def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
             each.result()
 
 
+def test_an_answer_that_is_not_streamed_is_known_to_have_begun(server: SageServer) -> None:
+    def num_running() -> int:
+        loads = requests.get(f"{server.url}/v1/loads", timeout=300).json()["loads"]
+        return int(next(load["num_running_reqs"] for load in loads if load["dp_rank"] == 0))
+
+    with ThreadPoolExecutor(1) as pool:
+        # Before the 50th token nothing is said of it.
+        with stage.held(server, tokens=5):
+            sent = pool.submit(
+                generate, server, LONG_PROMPT, 1000, rid="begun", routed_dp_rank=0,
+                sampling_params={"ignore_eos": True},
+            )  # fmt: skip
+            wait_until(lambda: num_running() == 1)
+            assert rank_of(generate(server, SHORT_PROMPT, 3)) == 1
+            assert router(server)["num_unfinished"] == [1, 0]
+            assert router(server)["num_waiting"] == [0, 0]
+            requests.post(f"{server.url}/abort_request", json={"rid": "begun"}, timeout=300)
+        sent.result()
+
+
 def test_an_aborted_request_counts_no_more(server: SageServer) -> None:
     with ThreadPoolExecutor(1) as pool:
         with stage.held(server):

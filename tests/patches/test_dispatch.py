@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +14,26 @@ from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError
 
-LOADS = [SimpleNamespace(max_total_num_tokens=8192, max_running_requests=16)] * 2
+
+def load(rank: int, num_running: int = 0, timestamp: float = 1.0) -> SimpleNamespace:
+    """A replica's snapshot."""
+    return SimpleNamespace(
+        timestamp=timestamp,
+        dp_rank=rank,
+        num_running_reqs=num_running,
+        max_total_num_tokens=8192,
+        max_running_requests=16,
+    )
+
+
+LOADS = [load(0), load(1)]
 OURS = SageConfig.parse({"router": {"dispatch": "predicted-cost"}})
 LONG = Foreseen(LengthDistribution.from_samples([4000], "history"))
 SHORT = Foreseen(LengthDistribution.from_samples([10], "history"))
 
 
-def dispatch() -> Dispatch:
-    return Dispatch(2, OURS, SimpleNamespace(read_all=lambda: LOADS))
+def dispatch(loads: Sequence[SimpleNamespace] = LOADS) -> Dispatch:
+    return Dispatch(2, OURS, SimpleNamespace(read_all=lambda: loads))
 
 
 def request(rid: str, **change: Any) -> Any:
@@ -53,6 +66,21 @@ def test_a_request_goes_where_less_work_is_foreseen() -> None:
     assert stats["num_picked"] == [0, 1]
     assert stats["num_given"] == 4
     assert stats["num_unfinished"] == [1, 4]
+
+
+def test_a_snapshot_says_that_answers_have_begun_of_which_nothing_was_heard() -> None:
+    loads = [load(0), load(1)]
+    router = dispatch(loads)
+    for rid in "abc":
+        sent(router, rid, LONG, given=0)
+    assert router.stats()["num_waiting"] == [3, 0]
+    loads[0] = load(0, num_running=2, timestamp=2.0)
+    assert sent(router, "first", SHORT) == 1
+    assert router.stats()["num_waiting"] == [1, 1]
+    # The same snapshot says nothing of what has ended since.
+    router.heard([("a", 9, True)])
+    assert sent(router, "second", SHORT) == 1
+    assert router.stats()["num_waiting"] == [1, 2]
 
 
 def test_what_has_ended_counts_no_more() -> None:

@@ -236,6 +236,32 @@ def test_a_report_ends_what_it_does_not_name() -> None:
     assert ledger.num_unfinished() == [1, 1]
 
 
+def test_a_count_of_those_that_run_names_who_waits() -> None:
+    ledger = Ledger(2, SERVER)
+    for number, rid in enumerate("abcd"):
+        ledger.sent(rid, 0, of_length(100, 100 + number), float(number))
+    ledger.sent("e", 1, REQUEST, 0.0)
+    ledger.running(0, 2, 5.0)
+    # Those that were sent first have their first tokens, and the others are as long in the queue.
+    view = ledger.view(REQUEST, 6.0)
+    assert view.queue_node.tolist() == [0, 0, 1]
+    assert view.queue_age_s.tolist() == [1.0, 6.0]
+    assert ledger.num_waiting() == [2, 1]
+    # What is told of one is not counted twice, nor is one that has ended since.
+    ledger.grown("d", 0, 50, 6.0)
+    assert ledger.num_waiting() == [2, 1]
+    ledger.ended("a", 0, 7.0)
+    assert ledger.num_waiting() == [2, 1]
+    assert ledger.num_unfinished() == [3, 1]
+    ledger.running(0, 3, 8.0)
+    assert ledger.num_waiting() == [0, 1]
+    # A count of more than there are, as of old, empties no more than the queue.
+    ledger.running(1, 9, 8.0)
+    assert ledger.num_waiting() == [0, 0]
+    ledger.sent("f", 0, REQUEST, 8.0)
+    assert ledger.num_waiting() == [1, 0]
+
+
 def test_less_is_left_of_an_answer_that_is_further() -> None:
     ledger = Ledger(1, SERVER)
     ledger.sent("a", 0, of_length(1000), 0.0)

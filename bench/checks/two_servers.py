@@ -1,0 +1,230 @@
+"""Two servers behind a router, one of them killed and started again under load, as the page says.
+
+`python -m bench.checks.two_servers --smg PATH` types the example of docs/cluster.md into one shell,
+on a small model on the CPU and in a folder of its own, and counts what was lost. PATH is the
+program of smg 1.13 (`python3 -m venv router && router/bin/pip install smg==1.13.0`, then
+router/bin/smg). Exit code 1 if more was lost than what ran on the server that was killed, or the
+gauge is not one, 2 if the example could not be followed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.servers.model import write_model
+from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
+
+PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+_TYPED = "bench.checks.two_servers"
+_FIRST, _SECOND = "http://127.0.0.1:30001", "http://127.0.0.1:30002"
+_GAUGE, _ANSWERED = "sage:backlog_seconds", "sglang:num_requests"
+# Fewer at once than are asked, so that some wait.
+_FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "8192", "--max-running-requests", "4")
+_LIMIT_S, _POLL_S = 900.0, 0.2
+_END = "what was typed has ended"
+
+
+class NotFollowedError(RuntimeError):
+    """The example went no further. The message has what was said last."""
+
+
+def blocks(page: str) -> list[str]:
+    """The commands of the page that are typed here, in its order."""
+    found = re.findall(r'^```sh title="(.*?)"\n(.*?)^```$', page, re.M | re.S)
+    return [code for title, code in found if _TYPED in title]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A line of statuses.txt. is_whole: whether all of its answer came."""
+
+    number: int
+    began_s: float
+    is_whole: bool
+
+
+def read_statuses(text: str) -> list[Asked]:
+    """Number, time, HTTP status, curl's exit status, and whether all came, by lines."""
+    rows = (line.split() for line in text.splitlines())
+    return [Asked(int(number), float(s), came == "whole") for number, s, _, _, came in rows]
+
+
+def unexplained(asked: Sequence[Asked], killed_s: float) -> list[int]:
+    """Numbers of the requests that were lost, though they came after the kill."""
+    return [each.number for each in asked if not each.is_whole and each.began_s > killed_s]
+
+
+def gauge(text: str) -> float:
+    """Seconds of backlog in what /metrics says. Raises ValueError if there is no one such gauge."""
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    family = families.get(_GAUGE)
+    if family is None or family.type != "gauge" or len(family.samples) != 1:
+        raise ValueError(f"{_GAUGE} is not one gauge of one series: {family}")
+    return float(family.samples[0].value)
+
+
+def num_answered(text: str) -> int:
+    """Requests that a server has answered, by its /metrics."""
+    samples = (
+        sample.value
+        for family in text_string_to_metric_families(text)
+        if family.name == _ANSWERED
+        for sample in family.samples
+        if sample.name == f"{_ANSWERED}_total"
+    )
+    return int(sum(samples))
+
+
+class Shell:
+    """A bash that goes on from one text to the next; killed with all that it has started."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self._folder, self._env = folder, env
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            ["bash", "-e"],
+            cwd=self._folder,
+            env=self._env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        started: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # Of these some may lead groups of their own.
+            started = psutil.Process(self._process.pid).children(recursive=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+
+    def types(self, text: str) -> str:
+        """What it prints. Raises NotFollowedError if a command fails or goes on for too long."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{text}\necho '{_END}'\n".encode())
+        self._process.stdin.flush()
+        deadline_s, said = time.monotonic() + _LIMIT_S, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not said.endswith(f"{_END}\n".encode()):
+                # What it has started keeps the pipe open after its end.
+                has_ended = self._process.poll() is not None
+                if selector.select(_POLL_S):
+                    said += os.read(self._process.stdout.fileno(), 1 << 16)
+                elif has_ended or time.monotonic() > deadline_s:
+                    raise NotFollowedError(f"{text}\n{said.decode()}")
+        return said.decode().removesuffix(f"{_END}\n")
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> float:
+    """Seconds until it holds. Raises NotFollowedError."""
+    began_s = time.monotonic()
+    while not condition():
+        if time.monotonic() - began_s > _LIMIT_S:
+            raise NotFollowedError(f"waited in vain for {what}")
+        time.sleep(_POLL_S)
+    return time.monotonic() - began_s
+
+
+def measure(smg: Path, folder: Path) -> int:
+    """Follow the page; what was found is printed. The exit code."""
+    model = write_model(folder / "model")
+    serve, route, load, look, kill, restart, end = (
+        code.replace("MODEL", " ".join([str(model), *_FLAGS]))
+        for code in blocks(PAGE.read_text(encoding="utf-8"))
+    )
+    path = f"{Path(sys.executable).parent}:{smg.parent}:{os.environ['PATH']}"
+    # A home of its own, for the socket and the store; the token vectors are the user's.
+    home, cache = folder / "home", Path.home() / ".cache" / "sage-sched"
+    (home / ".cache" / "sage-sched").mkdir(parents=True)
+    for vectors in cache.glob("token-vectors-*"):
+        shutil.copy(vectors, home / ".cache" / "sage-sched")
+    env = os.environ | CPU_ENV | {"PATH": path, "HOME": str(home)}
+    env.pop("XDG_CACHE_HOME", None)
+    statuses = folder / "statuses.txt"
+
+    def asked() -> list[Asked]:
+        return read_statuses(statuses.read_text(encoding="utf-8")) if statuses.exists() else []
+
+    def metrics(url: str) -> str:
+        return requests.get(f"{url}/metrics", timeout=60).text
+
+    with Shell(folder, env) as shell:
+        print("serve", shell.types(serve), flush=True)
+        print("route", shell.types(route), flush=True)
+        shell.types(load)
+        wait_for(lambda: len(asked()) >= 60, "60 answers of two servers")
+        both = [num_answered(metrics(url)) for url in (_FIRST, _SECOND)]
+        wait_for(lambda: gauge(metrics(_FIRST)) > 0, f"{_GAUGE} above 0")
+        print(shell.types(look), flush=True)
+        shell.types(kill)
+        killed_s = float((folder / "killed.txt").read_text(encoding="utf-8"))
+        num_before = len(asked())
+        wait_for(lambda: len(asked()) >= num_before + 60, "60 answers of one server")
+        print("restart", shell.types(restart), flush=True)
+        back_s = wait_for(lambda: num_answered(metrics(_SECOND)) >= 30, "30 answers of the other")
+        num_again = num_answered(metrics(_SECOND))
+        print(shell.types(end), flush=True)
+    found = asked()
+    lost = [each for each in found if not each.is_whole]
+    late = unexplained(found, killed_s)
+    print(
+        f"{len(found)} requests; {both[0]} and {both[1]} answered by the two before the kill, "
+        f"{num_again} by the second within {back_s:.0f} s of its return; "
+        f"{len(lost)} lost, {len(late)} of them after the kill ({late[:10]})"
+    )
+    doubled = [number for number, times in Counter(e.number for e in found).items() if times > 1]
+    return int(bool(late or doubled) or min(both) == 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smg", type=Path, required=True, metavar="PATH", help="smg's program")
+    args = parser.parse_args(argv)
+    # So that no server outlives it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+    with tempfile.TemporaryDirectory(prefix="two-servers-") as folder:
+        try:
+            return measure(args.smg.absolute(), Path(folder))
+        except (NotFollowedError, OSError, ValueError) as error:
+            print(f"two_servers: {error}", file=sys.stderr)
+            for log in sorted(Path(folder).glob("*.log")):
+                print(f"{log.name}:", log.read_text(errors="replace")[-1500:], file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

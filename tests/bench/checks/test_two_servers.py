@@ -1,0 +1,65 @@
+"""Two servers behind a router, but for the servers: what is typed, and what is counted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from bench.checks import two_servers
+from bench.checks.two_servers import NotFollowedError, Shell, gauge, read_statuses, unexplained
+from tests.engine.serving import wait_until
+
+STATUSES = """\
+1 100.5 200 0 whole
+2 100.6 200 0 lost
+3 107.0 503 0 lost
+4 107.1 200 0 whole
+"""
+
+
+def test_the_page_has_all_that_is_typed() -> None:
+    typed = two_servers.blocks(two_servers.PAGE.read_text(encoding="utf-8"))
+    assert len(typed) == 7
+    for code in typed:
+        subprocess.run(["bash", "-n", "-c", code], check=True)
+    assert "30000" in typed[1]
+    assert "kill -9" in typed[4]
+
+
+def test_what_was_lost_is_told_from_what_ran_on_the_killed_one() -> None:
+    asked = read_statuses(STATUSES)
+    assert [each.number for each in asked if not each.is_whole] == [2, 3]
+    assert unexplained(asked, killed_s=106.0) == [3]
+
+
+def test_a_gauge_is_one_of_one_series() -> None:
+    registry = CollectorRegistry()
+    backlog = Gauge("sage:backlog_seconds", "Seconds.", ["rank"], registry=registry)
+    backlog.labels(0).set(2.5)
+    assert gauge(generate_latest(registry).decode()) == 2.5
+    backlog.labels(1).set(1.0)
+    for text in (generate_latest(registry).decode(), "sage:backlog_seconds 1.0\n", ""):
+        with pytest.raises(ValueError, match="not one gauge"):
+            gauge(text)
+
+
+def test_a_shell_goes_on_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Shell(tmp_path, dict(os.environ)) as shell:
+        shell.types("sleep 1000 & one=$!")
+        started = psutil.Process(int(shell.types("echo $one")))
+        with pytest.raises(NotFollowedError, match="said before"):
+            shell.types("echo said before; false")
+        assert started.is_running()
+
+    def is_gone() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return started.status() == psutil.STATUS_ZOMBIE
+        return True
+
+    wait_until(is_gone)
