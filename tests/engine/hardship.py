@@ -18,7 +18,7 @@ from tests.engine import plugins
 _ORDERS = "HARDSHIP_ORDERS"
 NOTHING = ""
 LONG_WAITS = "all have waited for ten minutes more"
-SLOW_MOVES = "each move out takes half a second more"
+SLOW_MOVES = "each move out takes as long as all since the last one"
 POLICY = "slow-and-wrong"
 
 
@@ -62,8 +62,13 @@ def register() -> None:
     )
     swap_out = kv_swap.swap_out
 
+    last_s: list[float] = []
+
     def slow_swap_out(*args: Any) -> bool:
-        time.sleep(0.5 if ordered() == SLOW_MOVES else 0.0)
+        # A share of the time, so that it is the same on a slow host.
+        if ordered() == SLOW_MOVES:
+            time.sleep(max(0.5, min(20.0, time.monotonic() - last_s[-1])) if last_s else 0.5)
+            last_s.append(time.monotonic())
         return swap_out(*args)
 
     kv_swap.swap_out = slow_swap_out
