@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang.version import __version__
-
 if TYPE_CHECKING:
     from patches.engine_types import Batch
 
@@ -71,22 +69,31 @@ def thinking_of(chat: object) -> object:
     return getattr(chat, "thinking", None)
 
 
+def keeps_ended() -> bool:
+    """Whether requests that have ended stay in the running batch for one more pass; until 0.5.22.
+    They have nothing left to yield, and a policy that was switched to does not know them."""
+    return _release() == "0.5.22"
+
+
 def drop_ended(running_batch: Batch) -> None:
-    """Requests that have ended leave the running batch before a pass, as they do by themselves
-    since 0.5.23. Before, they stay until the next decode step; but they have nothing left to yield,
-    and a policy that was switched to does not know them."""
-    if __version__ != "0.5.22":
-        return
+    """As Scheduler.get_next_batch_to_run of 0.5.23 does before each pass."""
     num_reqs = len(running_batch.reqs)
     running_batch.filter_batch()
     if len(running_batch.reqs) < num_reqs:
         running_batch.batch_is_full = False
 
 
+def _release() -> str:
+    # Here, as `sage-sched doctor` reads this module where SGLang cannot be imported.
+    import sglang.version
+
+    return str(sglang.version.__version__)
+
+
 def check_release() -> None:
     """Raises UnsupportedServerError unless the installed SGLang is a supported release."""
-    if __version__ not in SUPPORTED_RELEASES:
+    if (release := _release()) not in SUPPORTED_RELEASES:
         raise UnsupportedServerError(
-            f"SGLang {__version__} is installed, supported: {', '.join(SUPPORTED_RELEASES)}. "
+            f"SGLang {release} is installed, supported: {', '.join(SUPPORTED_RELEASES)}. "
             "Install a supported release, or choose one of SGLang's own policies."
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang.srt.managers.scheduler import NextBatchPlan
 
-from patches.compat import drop_ended
+from patches.compat import drop_ended, keeps_ended
 from patches.engine_types import Batch, Req, Scheduler
 from patches.kv_copy import is_swapped
 from patches.preemption import Outcome
@@ -25,7 +25,8 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
     """
     if not scheduler.sage.plans():
         return original(running_batch)
-    drop_ended(running_batch)
+    if keeps_ended():
+        drop_ended(running_batch)
     if scheduler.chunked_req is None and _has_nothing_to_plan(scheduler, running_batch):
         return _showing(scheduler, [], lambda: original(running_batch))
     plan = scheduler.sage.plan(running_batch)

@@ -19,7 +19,7 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.managers.utils import is_health_check_generate_req
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from patches.compat import UnsupportedServerError
+from patches.compat import UnsupportedServerError, drop_ended
 from patches.engine_types import Batch, Req, Scheduler
 from sage_sched.policies.qllm import Qllm
 from sage_sched.policy import Policy
@@ -155,9 +155,7 @@ class Slices:
             self._run(batch)
             self._join(batch)
         running = scheduler.running_batch
-        num_running = len(running.reqs)
-        running.filter_batch()
-        running.batch_is_full &= len(running.reqs) == num_running
+        drop_ended(running)
         # Without memory for it others would be retracted, and the parked cannot be.
         if any(policy.passes(req.sage.job) for req in running.reqs) and running.check_decode_mem():
             decoding = scheduler.update_running_batch(running)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -239,6 +241,18 @@ def test_each_fault_of_its_surroundings_is_named(
     breaks(patient)
     (found,) = patient.faults()
     assert named in found
+
+
+def test_where_sglang_is_not_installed_it_says_so() -> None:
+    code = """
+import sys
+sys.modules["sglang"] = None
+from sage_sched.cli import main
+sys.exit(main(["doctor"]))
+"""
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "FAULT release: SGLang is not installed" in found.stdout, found.stderr
+    assert found.returncode == 1
 
 
 def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

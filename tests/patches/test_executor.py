@@ -83,7 +83,7 @@ def test_on_a_release_that_keeps_them_so_long_those_that_have_ended_are_not_in_t
 
     server.batch.filter_batch = filter_batch
     for release, left in (("0.5.23", [ended, *others]), ("0.5.22", others)):
-        monkeypatch.setattr("patches.compat.__version__", release)
+        monkeypatch.setattr("sglang.version.__version__", release)
         server.batch.batch_is_full = True
         server.take_pass()
         assert server.batch.reqs == left
