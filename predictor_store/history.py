@@ -92,7 +92,7 @@ class History:
         self.num_of_same_prompt = np.zeros(capacity, np.int64)
         self._scope_numbers: dict[str, int] = {}
         self._dimension = embedding_dimension
-        self._index = VectorIndex(embedding_dimension, capacity, columns)
+        self._index = VectorIndex(embedding_dimension, columns)
         self._oldest_warm: deque[int] = deque()
         self._oldest_history: deque[int] = deque()
         self._stamps = np.zeros(capacity, np.int64)
@@ -278,8 +278,8 @@ class History:
 def _described(vectors: NDArray[np.float32], general: GeneralLength | None) -> NDArray[np.float32]:
     if general is None:
         return vectors
-    added = _GENERAL_SCALE * general.of(vectors)
-    return np.column_stack([vectors, added.astype(np.float32)])
+    added = _GENERAL_SCALE * general.of(vectors).astype(np.float32)
+    return np.concatenate([vectors, added[:, np.newaxis]], axis=1)
 
 
 def _general_score(general: GeneralLength | None) -> LengthScore | None:

@@ -31,12 +31,13 @@ class VectorIndex:
     read what it reads.
     """
 
-    def __init__(
-        self, dimension: int, capacity: int, columns: NDArray[np.int64] | None = None
-    ) -> None:
+    def __init__(self, dimension: int, columns: NDArray[np.int64] | None = None) -> None:
         self._columns = columns
-        self._codes = np.zeros((capacity, dimension), np.int8)
-        self._searched = empty_index(dimension if columns is None else columns.size)
+        self._whole_index = empty_index(dimension)
+        self._searched: faiss.Index = self._whole_index
+        if columns is not None:
+            self._read_index = empty_index(columns.size)
+            self._searched = _in_order_of(self._whole_index, self._read_index, columns)
         self._steps = steps_per_unit(dimension)
 
     def __len__(self) -> int:
@@ -44,23 +45,18 @@ class VectorIndex:
 
     def add(self, embedding: NDArray[np.float32]) -> None:
         """In the next slot."""
-        whole = self._whole(embedding)
-        self._codes[len(self)] = whole
-        self._searched.add(self._read(whole)[np.newaxis])
+        self._searched.add(self._whole(embedding)[np.newaxis])
 
     def replace(self, slot: int, embedding: NDArray[np.float32]) -> None:
         # Overwriting in place takes microseconds, FAISS's remove_ids 2 ms.
         whole = self._whole(embedding)
-        self._codes[slot] = whole
-        # Taken anew each time: the index moves its memory when it grows.
-        searched: NDArray[np.uint8] = faiss.rev_swig_ptr(
-            self._searched.codes.data(), len(self) * self._searched.code_size
-        )
-        searched.reshape(len(self), -1)[slot] = self._read(whole) + 128
+        _codes_of(self._whole_index)[slot] = whole + 128
+        if self._columns is not None:
+            _codes_of(self._read_index)[slot] = whole[self._columns] + 128
 
     def codes(self, slots: NDArray[np.int64]) -> Codes:
         """A copy."""
-        return Codes(self._codes[slots], self._steps)
+        return Codes((_codes_of(self._whole_index)[slots] ^ 128).view(np.int8), self._steps)
 
     def nearest(
         self, embedding: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None
@@ -70,30 +66,48 @@ class VectorIndex:
         k = min(num_nearest, len(self))
         if k == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
-        query = self._whole(embedding)
-        only = None
-        if among is not None:
-            # FAISS's type stubs do not know what its Python layer makes of these.
-            bits = np.packbits(among, bitorder="little")
-            selector = faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
-            only = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+        query = self._whole(embedding)[np.newaxis]
         with one_thread():
-            products, slots = self._searched.search(self._read(query)[np.newaxis], k, params=only)
+            products, slots = self._searched.search(query, k, params=self._only(among))
         found = slots[0] >= 0  # FAISS fills up with -1
-        by_search, nearest = products[0][found], slots[0][found]
-        if self._columns is not None:
-            by_search = self._codes[nearest].astype(np.float32) @ query
-            falling = np.argsort(-by_search, kind="stable")
-            by_search, nearest = by_search[falling], nearest[falling]
-        return by_search / self._steps**2, nearest
+        return products[0][found] / self._steps**2, slots[0][found]
 
-    def _read(self, whole: NDArray[np.float32]) -> NDArray[np.float32]:
-        return whole if self._columns is None else whole[self._columns]
+    def _only(self, among: NDArray[np.bool_] | None) -> faiss.SearchParameters | None:
+        if among is None:
+            return None
+        # FAISS's type stubs do not know what its Python layer makes of these.
+        bits = np.packbits(among, bitorder="little")
+        selector = faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
+        only = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+        if self._columns is None:
+            return only
+        of_read = faiss.SearchParametersPreTransform(index_params=only)  # type: ignore[call-arg]
+        return faiss.IndexRefineSearchParameters(base_index_params=of_read)  # type: ignore[call-arg]
 
     def _whole(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
         # A query too: FAISS takes its numbers for whole ones where there are many.
         whole: NDArray[np.float32] = np.rint(self._steps * embedding).clip(-128, 127)
         return whole
+
+
+def _in_order_of(
+    whole: faiss.IndexScalarQuantizer, read: faiss.IndexScalarQuantizer, columns: NDArray[np.int64]
+) -> faiss.IndexRefine:
+    """Searches the one that has these columns alone, and orders what it found by the whole ones."""
+    chosen = faiss.RemapDimensionsTransform(whole.d, read.d)
+    faiss.copy_array_to_vector(columns.astype(np.int32), chosen.map)
+    return faiss.IndexRefine(faiss.IndexPreTransform(chosen, read), whole)
+
+
+def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:
+    """Its memory, shape (n, dimension), 128 above the numbers themselves. To be taken anew each
+    time: the index moves it when it grows."""
+    if index.ntotal == 0:
+        return np.empty((0, index.code_size), np.uint8)
+    codes: NDArray[np.uint8] = faiss.rev_swig_ptr(
+        index.codes.data(), index.ntotal * index.code_size
+    )
+    return codes.reshape(index.ntotal, index.code_size)
 
 
 def empty_index(dimension: int) -> faiss.IndexScalarQuantizer:

@@ -24,7 +24,7 @@ def measure(device: str, num_records: int) -> dict[str, Any]:
     the true nearest; or why it is left out."""
     centers = centers_of(num_records)
     base, queries = vectors(num_records, 1, centers), vectors(_NUM_QUERIES, 2, centers)
-    index = VectorIndex(base.shape[1], num_records)
+    index = VectorIndex(base.shape[1])
     for vector in base:
         index.add(vector)
     exact = faiss.IndexFlatIP(base.shape[1])

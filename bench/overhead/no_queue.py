@@ -42,6 +42,11 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=1.3, help="requests/s; default: %(default)s")
     parser.add_argument("--turns", type=int, default=20, help="of each; default: %(default)s")
     parser.add_argument("--num-requests", type=int, default=16, help="a turn; default: %(default)s")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=2048,
+        help="of an answer; with few, requests are alone and their TTFTs differ by little but what "
+        "a policy adds; default: %(default)s",
+    )  # fmt: skip
     args = parser.parse_args()
     try:
         turns = measure(args)
@@ -92,8 +97,9 @@ def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
         server.resume()
         before = internal_state(server)
         result = drive(
-            server.url, chosen, arrivals_s, tokenizer=tokenizer, max_new_tokens=2048,
-            timeout_s=300.0, label=f"turn {seed}", speed=servers.speed,
+            server.url, chosen, arrivals_s, tokenizer=tokenizer,
+            max_new_tokens=args.max_new_tokens, timeout_s=300.0, label=f"turn {seed}",
+            speed=servers.speed,
         )  # fmt: skip
         after = internal_state(server)
         server.pause()

@@ -184,7 +184,7 @@ def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> Non
     """Columns that say a little find, all columns rank; in place of what made room, too."""
     rng = np.random.default_rng(0)
     columns = np.arange(16)
-    part, whole = VectorIndex(32, capacity, columns), VectorIndex(32, capacity)
+    part, whole = VectorIndex(32, columns), VectorIndex(32)
     vectors = rng.normal(size=(300, 32)).astype(np.float32) * np.where(np.arange(32) < 16, 3, 1)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     for i, vector in enumerate(vectors):
@@ -204,6 +204,9 @@ def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> Non
         assert np.isin(at[:10], nearest[:30]).mean() > 0.6
         every, _ = part.nearest(query, 10_000, None)
         np.testing.assert_allclose(every, cosines, atol=1e-6)
+        odd, at = part.nearest(query, 10_000, slots % 2 == 1)
+        np.testing.assert_array_equal(np.sort(at), slots[1::2])
+        np.testing.assert_allclose(odd, cosines[nearest % 2 == 1], atol=1e-6)
 
 
 def test_an_answer_that_goes_on_is_known_and_ends_as_if_it_had_not_been() -> None:
