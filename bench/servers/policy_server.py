@@ -15,6 +15,7 @@ import yaml
 from bench.prediction.recall import remember
 from bench.rival import Rival
 from bench.servers.device import Device
+from bench.servers.device_clock import STATE
 from bench.servers.server import STOCK_COMMAND, Server, ServerError
 from bench.workload.prompts import WorkloadRequest, stable_hash
 from predictor_store.embedder import fingerprint
@@ -129,13 +130,16 @@ class PolicyServers:
 
 
 def internal_state(server: Server) -> dict[str, Any]:
-    """What the first scheduler reports."""
+    """What the first scheduler reports; of device clocks, what those of all replicas did."""
     try:
         info = requests.get(f"{server.url}/server_info", timeout=60).json()
     except requests.RequestException as error:
         raise ServerError(f"the server does not answer: {error}") from error
-    state: dict[str, Any] = info["internal_states"][0]
-    return state
+    states: list[dict[str, Any]] = info["internal_states"]
+    if STATE in states[0]:
+        did = [state[STATE] for state in states]
+        states[0][STATE] = {name: sum(each[name] for each in did) for name in did[0]}
+    return states[0]
 
 
 def scheduler_state(server: Server) -> dict[str, Any]:
