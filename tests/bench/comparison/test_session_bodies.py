@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 
+from bench.comparison import session_bodies
 from bench.comparison.session_bodies import as_seen
+from bench.servers.device import Device
+from bench.servers.device_clock import STATE
 from bench.servers.server import ServerError
 from bench.servers.session_client import Times, serve_sessions
 from bench.simulator.presets import H800_QWEN3_32B
@@ -103,3 +107,37 @@ def test_a_client_notes_when_it_had_how_many_tokens() -> None:
 def test_an_answer_that_is_none_ends_the_run(status: int, lines: tuple[str, ...]) -> None:
     with pytest.raises(ServerError):
         serve(status, *lines)
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch, *late_s: float) -> tuple[list[Times], list[str]]:
+    """Of a server whose host holds each try up for so long: what is found, and what was served."""
+    kept, tries = SimpleNamespace(device=Device.named("h800-qwen3-32b", 1.0)), list[str]()
+    states = iter(s for late in late_s for s in (dict.fromkeys(_COUNTED, 0.0), _did(late)))
+
+    async def serve_again(*args: object, label: str, **kw: object) -> list[Times]:
+        tries.append(label)
+        return [Times(0.0, 1.0, 2.0, 0, ((2.0, 9),))]
+
+    kept.get = lambda policy, name: SimpleNamespace(url="")
+    monkeypatch.setattr(session_bodies, "internal_state", lambda _: {STATE: next(states)})
+    monkeypatch.setattr(session_bodies, "serve_sessions", serve_again)
+    return session_bodies.served(kept, "sage", [REQUEST])[0], tries  # type: ignore[arg-type]
+
+
+def _did(late_s: float) -> dict[str, float]:
+    return {**dict.fromkeys(_COUNTED, 1.0), "device_s": 100.0, "late_s": late_s}
+
+
+_COUNTED = ("num_steps", "device_s", "num_late", "late_s", "num_moves", "moved_s", "cpu_s")
+
+
+def test_what_the_host_held_up_is_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, tries = held_up(monkeypatch, 30.0, 1.0)
+    assert (len(found), tries) == (1, ["sage", "sage"])
+
+
+def test_a_host_that_is_too_slow_every_time_gives_no_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ServerError, match=r"30\.0 s of 100\.0 s"):
+        held_up(monkeypatch, 30.0, 30.0, 30.0, 0.0)
