@@ -31,8 +31,8 @@ class RequestPrediction:
     None. slo_class: None before it was asked. came_s: when it came (time.monotonic). is_started:
     whether what we alone may write was stripped, and a prediction asked for, if there is to be one.
     explains: whether its answer is to say what was predicted of it. carried: what travels with it.
-    foreseen: what a router goes by. tell_at_tokens: once its answer is as long and
-    goes on, the history is to know. was_aborted: while the prediction was awaited.
+    foreseen: what a router goes by. tell_at_tokens: once its answer is as long and goes on, the
+    history is to know. was_aborted: while the prediction was awaited.
     """
 
     text: str | None = None

@@ -14,9 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-import requests
-
-from bench.checks.exactness import STRICT, ask, crowd, report
+from bench.checks.exactness import STRICT, Undisturbed, ask, crowd
 from bench.servers.model import write_model
 from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, PolicyServers, scheduler_state
 from bench.servers.server import ServerError
@@ -25,7 +23,7 @@ from sage_sched.policies.qllm import QllmParameters
 
 _OUTPUT = Path("results/cuts")
 _LAYERS, _EXPERTS = 8, 8
-_AT_A_TIME, _FEW, _ALONE = 24, 6, 50
+_AT_A_TIME = 24
 # One layer a slice, whatever it takes. Two or three of the prompts are prefilled together.
 _CUTTING = SageConfig(
     hints=HintsConfig(trust="body"), policy={"qllm": QllmParameters(slice_ms=1e-3)}
@@ -49,11 +47,7 @@ def measure(num_requests: int, least_cuts: int) -> int:
         sage=_CUTTING,
     )
     with servers.server("fcfs", "whole") as server:
-        whole = ask(server, asked, _AT_A_TIME, "whole")
-        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-        few = ask(server, asked, _FEW, f"whole, {_FEW} at a time")
-        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-        alone = ask(server, asked[:_ALONE], 1, "whole, one by one")
+        whole = Undisturbed.ask(server, asked, _AT_A_TIME, "whole")
     with servers.server("qllm", "cut") as server:
         cut = ask(server, asked, _AT_A_TIME, "cut", _SAMPLING)
         counts = scheduler_state(server)["slices"]
@@ -63,15 +57,11 @@ def measure(num_requests: int, least_cuts: int) -> int:
         f"{counts['num_passed']} requests passed"
     )
 
-    by_batch = max(report(f"{_FEW} at a time, whole", whole, few)[1],
-                   report("one by one, whole", whole, alone)[1])  # fmt: skip
-    # Maxima of rounding errors, over more answers and over fewer.
-    allowed = 2 * by_batch
-    num_parted, by_cutting = report("cut", whole, cut, allowed)
+    agrees = whole.agrees_with(cut, "cut")
     if counts["num_cuts"] < least_cuts or not counts["num_passed"]:
         print("cuts: too few cuts for this to mean anything", file=sys.stderr)
         return 2
-    return int(num_parted > 0 or by_cutting > allowed)
+    return int(not agrees)
 
 
 def main(argv: list[str] | None = None) -> int:

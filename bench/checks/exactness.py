@@ -40,11 +40,10 @@ from sage_sched.policies.fastserve import FastServeParameters
 from sage_sched.policies.urgency import UrgencyParameters
 
 _OUTPUT = Path("results/exactness")
-# How many a server with room for all decodes together.
-_MANY, _FEW = 24, 6
-# How many are also asked one by one.
-_ALONE = 50
-_ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", str(_MANY))
+# How many the stock server is also asked at a time, and how many it is asked one by one.
+_FEW, _ALONE = 6, 50
+# Room for all.
+_ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", "24")
 _STARVED = ("--max-total-tokens", "640", "--max-running-requests", "6")
 _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
@@ -183,6 +182,40 @@ def parting(pair: tuple[Spoken, Spoken]) -> float | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """What a stock server answers, asked with many requests at a time, with few, and one by one
+    (the first of them alone): what batching changes by itself."""
+
+    label: str
+    many: list[Spoken]
+    few: list[Spoken]
+    alone: list[Spoken]
+
+    @classmethod
+    def ask(
+        cls, server: Server, asked: Sequence[tuple[str, int]], at_a_time: int, label: str
+    ) -> Undisturbed:
+        """The three, each with an empty cache. Raises ServerError."""
+        answers = []
+        for num_asked, width in ((len(asked), at_a_time), (len(asked), _FEW), (_ALONE, 1)):
+            answers.append(ask(server, asked[:num_asked], width, f"{label}, {width} at a time"))
+            requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
+        return cls(label, *answers)
+
+    def agrees_with(self, found: Sequence[Spoken], label: str) -> bool:
+        """Whether what another server answers differs by no more than batching explains; printed
+        too."""
+        by_batch = max(
+            report(f"{_FEW} at a time, {self.label}", self.many, self.few)[1],
+            report(f"one by one, {self.label}", self.many, self.alone)[1],
+        )
+        # Maxima of rounding errors, over more answers and over fewer.
+        allowed = 2 * by_batch
+        num_parted, largest = report(label, self.many, found, allowed)
+        return num_parted == 0 and largest <= allowed
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -230,11 +263,7 @@ def measure(args: argparse.Namespace) -> int:
         sage=restless.config,
     )  # fmt: skip
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
-        calm = ask(server, asked, restless.at_a_time, "nobody yields")
-        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-        few = ask(server, asked, _FEW, f"nobody yields, {_FEW} at a time")
-        requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
-        alone = ask(server, asked[:_ALONE], 1, "nobody yields, one by one")
+        calm = Undisturbed.ask(server, asked, restless.at_a_time, "nobody yields")
     starved = replace(servers, flags=servers.flags + _STARVED)
     with starved.server(args.policy, "yielding") as server:
         found = ask(server, asked, restless.at_a_time, "they yield", restless.sampling)
@@ -249,15 +278,11 @@ def measure(args: argparse.Namespace) -> int:
         f"{num_recomputed + counts['num_recomputed']} computed again, "
         f"{counts['swapped_bytes'] / 1e6:.1f} MB moved"
     )
-    by_batch = max(report(f"{_FEW} at a time, nobody yields", calm, few)[1],
-                   report("one by one, nobody yields", calm, alone)[1])  # fmt: skip
-    # Maxima of rounding errors, over more answers and over fewer.
-    allowed = 2 * by_batch
-    num_parted, by_yielding = report("they yield", calm, found, allowed)
+    agrees = calm.agrees_with(found, "they yield")
     if counts["num_yields"] < restless.least_yields * len(asked):
         print("exactness: too few requests yielded for this to mean anything", file=sys.stderr)
         return 2
-    return int(num_parted > 0 or by_yielding > allowed)
+    return int(not agrees)
 
 
 if __name__ == "__main__":

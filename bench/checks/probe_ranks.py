@@ -1,18 +1,16 @@
 """Whether two ranks go by the same scores of a probe: `python -m bench.checks.probe_ranks`.
 
-A server of ours with tensor parallelism of 2, under trail and with SGLang's own checker on, which
-compares what the ranks do in every pass and ends the server if they differ. trail takes scores at
-every token, and yields to whoever has less left by them; `--policy sage+` yields seldom here, and
-less once it has found that its probe knows nothing. Its probe is noise, so
-that requests change places all the time, and its pool so small that they yield. It is asked until
-500 requests have yielded. Exit code 1 if a request failed, as all do once the checker has ended the
-server, 2 if the server did not start or too few yielded.
+A server of ours with tensor parallelism of 2 runs with SGLang's own checker on, which compares what
+the ranks do in every pass and ends the server if they differ. Its policy is trail, which takes
+scores at every token: a running request yields to whoever has less left by them. Its probe is
+noise, so that requests change places all the time, and its pool so small that they yield. It is
+asked until 500 requests have yielded. Exit code 1 if a request failed, as all do once the checker
+has ended the server, 2 if the server did not start or too few yielded.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 
@@ -26,28 +24,23 @@ from predictor_store.model_fingerprint import fingerprint
 from predictor_store.probe_file import ProbeFile
 from predictor_store.warm import Observation
 from sage_sched.config import PreemptionConfig, ProbeConfig, SageConfig, StepTimeConfig
-from sage_sched.policies.sage import SageParameters
 from sage_sched.posterior import Reading
 
 _OUTPUT = Path("results/probe-ranks")
 _HIDDEN_SIZE, _INNER = 128, 16
 # So that nearly all goes to one bin, now one and now another.
 _SURE = 20.0
-# The bins of a recipe, by policy.
-_RECIPES = {
-    "trail": ("trail", np.arange(0, 81, 8)),
-    "sage+": ("log", np.array([0, 1, 2, 4, 8, 16, 32, 64, 1 << 20])),
-}
+# Of what is left, in tokens: ten bins, as the paper has them.
+_EDGES = np.arange(0, 81, 8)
+# Requests a round, of which a few hundred yield.
 _ROUND, _AT_A_TIME = 150, 64
-# A request changes places at each age at which scores are due, so many of its tokens apart.
 _MAX_ROUNDS = 20
 _STARVED = ("--max-total-tokens", "640", "--max-running-requests", "6", "--tp-size", "2")
 
 
-def noise(model: Path, policy: str = "sage+", seed: int = 0) -> ProbeFile:
+def noise(model: Path, seed: int = 0) -> ProbeFile:
     """A probe that says anything at all, and is sure of it."""
-    recipe, edges = _RECIPES[policy]
-    rng, bins = np.random.default_rng(seed), edges.size - 1
+    rng, bins = np.random.default_rng(seed), _EDGES.size - 1
     return ProbeFile(
         w1=rng.normal(size=(_INNER, _HIDDEN_SIZE)).astype(np.float32),
         b1=np.zeros(_INNER, np.float32),
@@ -55,8 +48,8 @@ def noise(model: Path, policy: str = "sage+", seed: int = 0) -> ProbeFile:
         b2=np.zeros(bins, np.float32),
         layer=0,
         fingerprint=fingerprint(model),
-        recipe=recipe,
-        reading=Reading(edges, np.array([0]), np.full((1, bins), -np.log(bins)), gamma=0.0),
+        recipe="trail",
+        reading=Reading(_EDGES, np.array([0]), np.full((1, bins), -np.log(bins)), gamma=0.0),
         confusion=np.eye(bins),
     )
 
@@ -66,13 +59,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--policy", choices=_RECIPES, default="trail", help="default: %(default)s")
     parser.add_argument("--yields", type=int, default=500, help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=_OUTPUT, metavar="DIR")
     args = parser.parse_args(argv)
     model = write_model(args.output / "model", hidden_size=_HIDDEN_SIZE)
     probe = args.output / "probe.safetensors"
-    noise(model, args.policy).write(probe)
+    noise(model).write(probe)
     servers = PolicyServers(
         model=model,
         folder=args.output,
@@ -81,15 +73,14 @@ def main(argv: list[str] | None = None) -> int:
         sage=SageConfig(
             probe=ProbeConfig(file=str(probe.absolute())),
             preemption=PreemptionConfig(max_yields=1000),
-            # As if steps took long and moves nothing, so that the least gain is worth a yield.
-            step_time=StepTimeConfig(prefill_base_ms=0.0, prefill_token_ms=0.0),
-            policy={"sage": SageParameters(posterior=True, regret=math.inf)},
+            # Known, so that no request is ranked anew because steps were learned.
+            step_time=StepTimeConfig(),
         ),
     )
     servers.warm([Observation(prompt, num_tokens) for prompt, num_tokens in crowd(200, seed=99)])
     asked = failed = num_yields = 0
     try:
-        with servers.server(args.policy, "ranks") as server:
+        with servers.server("trail", "ranks") as server:
             for seed in range(_MAX_ROUNDS):
                 asked_now = crowd(_ROUND, seed)
                 try:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.comparison.session_bodies import Serve, served, session_servers, simulated
-from bench.comparison.stats import sign_interval
+from bench.comparison.stats import with_interval
 from bench.servers.device import Device
 from bench.servers.kept_server import KeptServer
 from bench.servers.server import ServerError
@@ -108,8 +108,7 @@ def _compare(args: argparse.Namespace) -> None:
 
 def _cell(values: Sequence[float], reference: Sequence[float]) -> str:
     ratios = [value / other for value, other in zip(values, reference, strict=True)]
-    low, high = sign_interval(ratios)
-    return f"{np.median(values):.3g} · {np.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+    return f"{np.median(values):.3g} · {with_interval(ratios)}"
 
 
 def main() -> int:

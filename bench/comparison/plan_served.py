@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.calibration.validation import read_runs
 from bench.comparison import command
-from bench.comparison.stats import ordered, sign_interval
+from bench.comparison.stats import ordered, with_interval
 from bench.prediction.plan_recording import CAP_TOKENS, plan_workload
 from bench.servers.server import ServerError
 from bench.workload.prompts import WorkloadError
@@ -71,10 +71,7 @@ def _by_seed(runs: Sequence[dict[str, Any]], rate: str, policy: str) -> dict[int
 
 def _ratio(ours: dict[int, Any], theirs: dict[int, Any], metric: str) -> str:
     ratios = [ours[seed][metric] / theirs[seed][metric] for seed in ours.keys() & theirs.keys()]
-    if not ratios:
-        return ""
-    low, high = sign_interval(ratios)
-    return f"{np.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+    return with_interval(ratios, digits=3) if ratios else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -97,6 +97,12 @@ def sign_interval(values: Sequence[float], confidence: float = 0.9) -> tuple[flo
     return ascending[skipped], ascending[n - 1 - skipped]
 
 
+def with_interval(values: Sequence[float], digits: int = 2) -> str:
+    """Their median, and the interval of the sign test: "0.45 (0.45 to 0.47)"."""
+    low, high = sign_interval(values)
+    return f"{np.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
 def headline(summary: Summary) -> str:
     """What came of `sage` at the last rate, in one sentence; "" where it was not compared."""
     first, *others = summary

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bench.comparison.stats import sign_interval
+from bench.comparison.stats import with_interval
 from bench.servers.client import drive
 from bench.servers.device import DeviceUse, device_note
 from bench.servers.kept_server import hurry_predictions, reset
@@ -58,10 +58,9 @@ def main() -> int:
     print(f"{args.turns} turns of {args.num_requests} requests at {args.rate:g} requests/s")
     for metric in _METRICS:
         stock, ours = (np.array([turn[metric] for turn in turns[policy]]) for policy in _POLICIES)
-        low, high = sign_interval((ours / stock).tolist())
         print(
             f"{metric:22} fcfs {np.median(stock):9.2f}   sage {np.median(ours):9.2f}   "
-            f"ratio {np.median(ours / stock):.3f} ({low:.3f} to {high:.3f})"
+            f"ratio {with_interval((ours / stock).tolist(), digits=3)}"
         )
     return 0
 

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 
 from bench.comparison.plots import STYLE, colors, svg_text
-from bench.comparison.stats import sign_interval
+from bench.comparison.stats import with_interval
 from bench.paper.cases import Case, Figure
 from bench.paper.runs import Outcome
 
@@ -32,9 +32,7 @@ def values(outcomes: Outcomes, case: Case, field: str) -> Any:
 def cell(outcomes: Outcomes, case: Case, reference: Case, field: str) -> str:
     """Median over seeds, and its ratio to the reference's, paired by seed, with its interval."""
     mine, theirs = values(outcomes, case, field), values(outcomes, reference, field)
-    ratios = mine / theirs
-    low, high = sign_interval(ratios.tolist())
-    return f"{np.median(mine):.2f} · {np.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+    return f"{np.median(mine):.2f} · {with_interval((mine / theirs).tolist())}"
 
 
 def markdown(figure: Figure, outcomes: Outcomes) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bench.comparison.baseline import Saturation
 from bench.comparison.session_bodies import as_seen, served, session_servers
-from bench.comparison.stats import sign_interval
+from bench.comparison.stats import with_interval
 from bench.servers.device import Device
 from bench.servers.kept_server import KeptServer
 from bench.servers.server import ServerError
@@ -152,10 +152,7 @@ def ratios(found: Mapping[str, NDArray[np.float64]], reference: str) -> str:
     for arm in found:
         if arm == reference:
             continue
-        cells = []
-        for of_seeds in (found[arm] / found[reference]).T.tolist():
-            low, high = sign_interval(of_seeds)
-            cells.append(f"{np.median(of_seeds):.2f} ({low:.2f} to {high:.2f})")
+        cells = [with_interval(of_seeds) for of_seeds in (found[arm] / found[reference]).T.tolist()]
         lines.append(f"| `{ARMS[arm][0]}` | {ARMS[arm][1]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

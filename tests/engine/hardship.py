@@ -3,6 +3,7 @@ while the server runs. And a policy that fails slowly."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from tests.engine import plugins
 _ORDERS = "HARDSHIP_ORDERS"
 NOTHING = ""
 LONG_WAITS = "all have waited for ten minutes more"
-SLOW_MOVES = "each move out takes as long as all since the last one"
+SLOW_MOVES = "each move out takes as long as it has been since the last one"
 POLICY = "slow-and-wrong"
 
 
@@ -33,11 +34,25 @@ def orders_file(folder: Path) -> Path:
     return folder / "orders"
 
 
+class Stall:
+    """Takes half of the time, so that it is the same on a slow host."""
+
+    def __init__(self) -> None:
+        self._last_s = math.inf
+
+    def __call__(self) -> None:
+        """Take as long as it has been since the last one."""
+        time.sleep(max(0.5, min(20.0, time.monotonic() - self._last_s)))
+        self._last_s = time.monotonic()
+
+
 class SlowAndWrong(Policy):
     """Takes its time for a pass, and then fails."""
 
+    stall = Stall()
+
     def on_pass(self, view: SchedulerView) -> None:
-        time.sleep(0.3)
+        self.stall()
 
     def key(self, job: Job, view: SchedulerView) -> float:
         raise ZeroDivisionError("a bug")
@@ -60,15 +75,11 @@ def register() -> None:
     scheduler_metrics.time = SimpleNamespace(  # type: ignore[assignment, attr-defined]
         monotonic=time.monotonic, perf_counter=perf_counter
     )
-    swap_out = kv_swap.swap_out
-
-    last_s: list[float] = []
+    swap_out, stall = kv_swap.swap_out, Stall()
 
     def slow_swap_out(*args: Any) -> bool:
-        # A share of the time, so that it is the same on a slow host.
         if ordered() == SLOW_MOVES:
-            time.sleep(max(0.5, min(20.0, time.monotonic() - last_s[-1])) if last_s else 0.5)
-            last_s.append(time.monotonic())
+            stall()
         return swap_out(*args)
 
     kv_swap.swap_out = slow_swap_out

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -124,31 +124,37 @@ def backlog(server: SageServer, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
+def under(server: SageServer, policy: str) -> Iterator[None]:
+    switch(server, schedule_policy=policy)
+    try:
+        yield
+    finally:
+        switch(server, schedule_policy="sage")
+
+
+@contextmanager
 def policy_errors(server: SageServer, folder: Path) -> Iterator[None]:
-    switch(server, schedule_policy=hardship.POLICY)
-    generate(server, [SHORT_PROMPT] * 8)
-    yield
-    switch(server, schedule_policy="sage")
+    with under(server, hardship.POLICY):
+        generate(server, [SHORT_PROMPT] * 8)
+        yield
 
 
 @contextmanager
 def slow_plans(server: SageServer, folder: Path) -> Iterator[None]:
-    switch(server, schedule_policy=hardship.POLICY)
-    for _ in range(8):
-        generate(server, SHORT_PROMPT)
-    yield
-    switch(server, schedule_policy="sage")
+    with under(server, hardship.POLICY):
+        for _ in range(8):
+            generate(server, SHORT_PROMPT)
+        yield
 
 
 @contextmanager
 def slow_moves(server: SageServer, folder: Path) -> Iterator[None]:
-    switch(server, schedule_policy="fastserve")
-    before = server.stats()["preemption"]["num_yields"]
-    with ordered(folder, hardship.SLOW_MOVES):
-        ask_together(server, crowd(16))
-    assert server.stats()["preemption"]["num_yields"] - before >= 10
-    yield
-    switch(server, schedule_policy="sage")
+    with under(server, "fastserve"):
+        before = server.stats()["preemption"]["num_yields"]
+        with ordered(folder, hardship.SLOW_MOVES):
+            ask_together(server, crowd(16))
+        assert server.stats()["preemption"]["num_yields"] - before >= 10
+        yield
 
 
 @contextmanager
@@ -159,13 +165,17 @@ def predictor_down(server: SageServer, folder: Path) -> Iterator[None]:
         def kill() -> None:
             while goes_on:
                 for process in psutil.Process(server.pid).children(recursive=True):
-                    if "predictor_store.worker_process" in process.cmdline():
-                        process.kill()
-                        process.wait(60)
+                    # Others of the server's end by themselves meanwhile.
+                    with suppress(psutil.NoSuchProcess):
+                        if "predictor_store.worker_process" in process.cmdline():
+                            process.kill()
+                            process.wait(300)
 
         killing = pool.submit(kill)
-        yield
-        goes_on.clear()
+        try:
+            yield
+        finally:
+            goes_on.clear()
         killing.result()
 
 

@@ -144,7 +144,8 @@ class _Reader(Watch):
         now_s, now = self._seen[-1]
         if of is None or series not in now:
             return now.get(series)
-        recent = [(at_s, then) for at_s, then in self._seen if at_s > now_s - _LOOKS_BACK_S]
-        began_s, began = recent[0]
+        # Of two looks at least, however far apart they are on a slow host.
+        old = [look for look in self._seen[:-1] if look[0] <= now_s - _LOOKS_BACK_S]
+        began_s, began = old[-1] if old else self._seen[0]
         increase = now[series] - began.get(series, now[series])
         return increase if of == "increase" else increase / max(1e-9, now_s - began_s)

@@ -65,8 +65,10 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(
     trace = Trace(tmp_path / "trace.jsonl")
     ended(trace, "a")
     wait_until(lambda: bool(trace.stats()["is_stopped"]))
-    ended(trace, "b")
+    for i in range(10):
+        ended(trace, f"{i}")
     assert trace.stats()["num_written"] <= 1
+    assert not trace._lines  # nobody would take them
 
 
 def test_a_disk_that_hangs_costs_lines_and_no_memory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,6 +149,16 @@ class Engine:
             job.served_tokens += job.input_tokens
 
 
+_Engine = TypeVar("_Engine", bound=Engine)
+
+
+def stepped(engine: _Engine) -> _Engine:
+    """The same, NUM_STEPS later."""
+    for _ in range(NUM_STEPS):
+        engine.step()
+    return engine
+
+
 @settings(max_examples=NUM_RUNS, deadline=None)
 @given(seed=st.integers(0, 10**9), regret=st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]))
 def test_nobody_overtakes_a_job_whose_bound_is_passed(seed: int, regret: float) -> None:
@@ -162,10 +173,7 @@ def test_nobody_overtakes_a_job_whose_bound_is_passed(seed: int, regret: float) 
 
 
 def test_the_engine_that_is_tried_has_jobs_overtaken_promised_and_yielding() -> None:
-    engines = [engine_of(1.0, seed) for seed in range(20)]
-    for engine in engines:
-        for _ in range(NUM_STEPS):
-            engine.step()
+    engines = [stepped(engine_of(1.0, seed)) for seed in range(20)]
     assert sum(engine.num_overtaken for engine in engines) > 100
     assert sum(engine.num_yields for engine in engines) > 10
     assert sum(len(engine.passed) for engine in engines) > 50

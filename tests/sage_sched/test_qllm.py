@@ -17,7 +17,7 @@ from sage_sched.job import Job
 from sage_sched.plan import UNLIMITED, Yield
 from sage_sched.policies.qllm import Qllm, QllmParameters
 from tests.sage_sched.strategies import SERVER, waiting
-from tests.sage_sched.test_promises import NUM_RUNS, NUM_STEPS
+from tests.sage_sched.test_promises import NUM_RUNS, stepped
 from tests.sage_sched.test_urgency import KNOWN, LONG, PIECE_POOLS, POOL, UrgentEngine, job, roomy
 
 
@@ -115,10 +115,8 @@ class Overtaking(UrgentEngine):
 
 
 def engine_of(seed: int, flood: bool) -> Overtaking:
-    engine = Overtaking(policy_of(level_pools=PIECE_POOLS), random.Random(seed), flood=flood)
-    for _ in range(NUM_STEPS):
-        engine.step()
-    return engine
+    policy = policy_of(level_pools=PIECE_POOLS)
+    return stepped(Overtaking(policy, random.Random(seed), flood=flood))
 
 
 @settings(max_examples=NUM_RUNS, deadline=None)

@@ -153,10 +153,10 @@ def test_predicted_cost_costs_all_together_the_least(view: ClusterView) -> None:
 
 @given(views(), st.sampled_from(ROUTERS))
 def test_every_dispatcher_picks_a_node_and_the_same_again(view: ClusterView, name: str) -> None:
-    picks = [[router.pick(view) for _ in range(3)] for router in (router_named(name, 5),) * 1]
-    again = router_named(name, 5)
-    assert picks[0] == [again.pick(view) for _ in range(3)]
-    assert all(0 <= pick < view.num_nodes for pick in picks[0])
+    one, again = router_named(name, 5), router_named(name, 5)
+    picked = [one.pick(view) for _ in range(3)]
+    assert picked == [again.pick(view) for _ in range(3)]
+    assert all(0 <= pick < view.num_nodes for pick in picked)
 
 
 def test_an_unknown_dispatcher_lists_the_known_ones() -> None:

@@ -18,7 +18,7 @@ from sage_sched.policies.urgency import Urgency, UrgencyParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, waiting
 from tests.sage_sched.test_decide import full
-from tests.sage_sched.test_promises import NUM_RUNS, NUM_STEPS, Engine
+from tests.sage_sched.test_promises import NUM_RUNS, Engine, stepped
 
 POOL = SERVER.kv_pool_tokens
 PIECE_POOLS = 0.02
@@ -209,10 +209,7 @@ class UrgentEngine(Engine):
 
 def engine_of(seed: int, flood: bool) -> UrgentEngine:
     policy = policy_of(level_pools=PIECE_POOLS, share=0.1)
-    engine = UrgentEngine(policy, random.Random(seed), flood=flood)
-    for _ in range(NUM_STEPS):
-        engine.step()
-    return engine
+    return stepped(UrgentEngine(policy, random.Random(seed), flood=flood))
 
 
 @settings(max_examples=NUM_RUNS, deadline=None)

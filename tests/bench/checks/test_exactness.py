@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.checks.exactness import Spoken, crowd, differences, parting, report
+from bench.checks.exactness import Spoken, Undisturbed, crowd, differences, parting, report
 
 
 def spoken(ids: list[int], logprobs: list[float]) -> Spoken:
@@ -37,3 +37,17 @@ def test_answers_that_part_at_a_tie_are_counted_apart(capsys: pytest.CaptureFixt
     assert report("they yield", calm, other, allowed=0.01) == (1, 0.0)
     assert "2 of 2" in capsys.readouterr().out
     assert report("they yield", calm, other)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "second", "agrees"),
+    [([1, 2], -2.015, True), ([1, 2], -2.025, False), ([1, 9], -2.015, True),
+     ([1, 9], -2.025, False)],
+)  # fmt: skip
+def test_another_server_may_differ_by_twice_what_batching_alone_does(
+    ids: list[int], second: float, agrees: bool
+) -> None:
+    many = [spoken([1, 2], [-1.0, -2.0]), spoken([1, 2], [-1.0, -2.0])]
+    few = [spoken([1, 2], [-1.0, -2.01]), spoken([1, 2], [-1.0, -2.0])]
+    stock = Undisturbed("calm", many, few, alone=many[:1])
+    assert stock.agrees_with([many[0], spoken(ids, [-1.0, second])], "cut") == agrees

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.comparison.stats import METRICS, headline, rows, sign_interval, summarize, table
+from bench.comparison.stats import (
+    METRICS,
+    headline,
+    rows,
+    sign_interval,
+    summarize,
+    table,
+    with_interval,
+)
 from tests.bench.comparison.runs import run
 
 SEEDS = range(5)
@@ -70,6 +78,12 @@ def test_five_seeds_give_their_range_and_twenty_give_less() -> None:
     assert sign_interval([3.0, 1.0, 2.0, 5.0, 4.0]) == (1.0, 5.0)
     low, high = sign_interval([float(i) for i in range(20)])
     assert 0 < low < high < 19
+
+
+def test_an_interval_is_shown_behind_the_median_with_as_many_digits() -> None:
+    values = [0.3, 0.1, 0.125, 0.5, 0.25]
+    assert with_interval(values) == "0.25 (0.10 to 0.50)"
+    assert with_interval(values, digits=3) == "0.250 (0.100 to 0.500)"
 
 
 def test_the_table_has_a_line_for_each_rate_and_policy() -> None:
