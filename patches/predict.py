@@ -48,6 +48,7 @@ from sage_sched.slo import SloClaims
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _CLASS_HEADER = "x-smg-priority"
+_TENANT_HEADER = "x-sage-tenant"
 _EXPLAIN_HEADER = "x-sage-explain"
 
 
@@ -115,6 +116,7 @@ def _before_init_state(
         state = state_of(part)
         if state.slo_class is None:
             state.slo_class = self.sage_claims.class_of(header, part.priority)
+            state.tenant = headers.get(_TENANT_HEADER, "")
             state.came_s = time.monotonic()
             state.explains = headers.get(_EXPLAIN_HEADER, "").lower() in ("1", "true", "yes")
 
@@ -161,7 +163,7 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
         if manager.server_args._sage_config.hints.trust == "body" and isinstance(stripped, dict):
             said = clients_hints(stripped)
     text = None if is_internal(manager, obj) else prompt_text(manager, obj)
-    hints = manager.sage_claims.hints(state.slo_class or "", said, obj.priority)
+    hints = manager.sage_claims.hints(state.slo_class or "", said, obj.priority, state.tenant)
     hints = manager.sage_urgency.hints(hints, text)
     state.carried = {**encode_hints(hints), **encode_stamp(state.came_s)}
     if state.explains:

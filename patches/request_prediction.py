@@ -38,6 +38,7 @@ class RequestPrediction:
     text: str | None = None
     asked: Asked | None = None
     slo_class: str | None = None
+    tenant: str = ""
     came_s: float = 0.0
     carried: dict[str, Any] = field(default_factory=dict)
     foreseen: Foreseen = field(default_factory=Foreseen)

@@ -47,6 +47,7 @@ def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
         rank_anew(jobs, policy)
     policy.on_pass(view)
     order, num_open = _held_back_last(_order_by_cached(policy, view), policy, view)
+    order = policy.tenants.in_turn(order, num_open, view)
     twins = twins_of_those_served(order[:num_open], view)
     if twins:
         others = [position for position in order[:num_open] if position not in twins]

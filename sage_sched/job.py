@@ -9,7 +9,7 @@ from sage_sched.refined import Refined
 
 DEFAULT_URGENCY = 3
 _TOO_MUCH = 1e12
-_MAX_SESSION_CHARACTERS = 256
+MAX_NAME_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,12 @@ class Hints:
     ttft_slo_ms, tpot_slo_ms: targets for its first token and for each further one; None if none.
     urgency: 1 (most urgent) to 5.
     session: whose conversation or program it belongs to; "" if unknown.
+    tenant: who pays for it, where tenants share fairly; "" if unknown.
     What no client says of itself (see sage_sched.slo):
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, above 0.
     first_token_buffer: whether a token that comes early gives the next ones more time.
+    shares_fairly: whether the tenants of its class get shares alike (sage_sched.tenants).
     """
 
     weight: float = 1.0
@@ -31,9 +33,11 @@ class Hints:
     tpot_slo_ms: float | None = None
     urgency: int = DEFAULT_URGENCY
     session: str = ""
+    tenant: str = ""
     slo_class: str = ""
     first_token_weight: float = 1.0
     first_token_buffer: bool = True
+    shares_fairly: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""
@@ -46,10 +50,12 @@ class Hints:
                 raise ValueError(f"{name} is {value!r:.40}, allowed: above 0, below {_TOO_MUCH:g}")
         if type(self.urgency) is not int or not 1 <= self.urgency <= 5:
             raise ValueError(f"urgency is {self.urgency!r:.40}, allowed: 1 to 5")
-        if type(self.session) is not str or len(self.session) > _MAX_SESSION_CHARACTERS:
-            allowed = f"a string of at most {_MAX_SESSION_CHARACTERS} characters"
-            raise ValueError(f"session is {self.session!r:.40}, allowed: {allowed}")
-        if type(self.slo_class) is not str or type(self.first_token_buffer) is not bool:
+        for name, text in (("session", self.session), ("tenant", self.tenant)):
+            if type(text) is not str or len(text) > MAX_NAME_CHARACTERS:
+                allowed = f"a string of at most {MAX_NAME_CHARACTERS} characters"
+                raise ValueError(f"{name} is {text!r:.40}, allowed: {allowed}")
+        switches = (self.first_token_buffer, self.shares_fairly)
+        if type(self.slo_class) is not str or any(type(switch) is not bool for switch in switches):
             raise ValueError(f"no class is named {self.slo_class!r:.40}, or can be with its buffer")
 
     @property
@@ -60,7 +66,7 @@ class Hints:
 
 NO_HINTS = Hints()
 # Those that a trusted client may give.
-CLIENTS_HINTS = ("weight", "ttft_slo_ms", "tpot_slo_ms", "urgency", "session")
+CLIENTS_HINTS = ("weight", "ttft_slo_ms", "tpot_slo_ms", "urgency", "session", "tenant")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.step_time import ServerFacts
+from sage_sched.tenants import Tenants
 
 if TYPE_CHECKING:
     from sage_sched.view import SchedulerView
@@ -64,6 +65,7 @@ class Policy(ABC):
         """server: sizes and step times as known at the start, see on_server."""
         self.parameters = parameters
         self.server = server
+        self.tenants = Tenants()
 
     def on_arrival(self, job: Job) -> bool:
         """A job has come; whether the policy can rank it. One that it cannot rank keeps its turn,

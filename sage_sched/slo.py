@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sage_sched.fields import require
-from sage_sched.job import DEFAULT_URGENCY, Hints
+from sage_sched.job import DEFAULT_URGENCY, MAX_NAME_CHARACTERS, Hints
 
 TRUST = ("none", "header", "body")
 _TOO_MUCH = 1e12
@@ -28,6 +28,7 @@ class SloClass:
     min_ttft_slo_ms, min_tpot_slo_ms: the least that a client may ask for itself.
     max_share: of the latest requests that it may have; those beyond are of the default class.
     urgency: 1 (most urgent) to 5; see sage_sched.policies.urgency.
+    fair: whether its tenants get shares alike, by weight (sage_sched.tenants).
     """
 
     priority: int = 0
@@ -38,6 +39,7 @@ class SloClass:
     min_tpot_slo_ms: float = 0.0
     max_share: float = 1.0
     urgency: int = DEFAULT_URGENCY
+    fair: bool = False
 
     def check(self, section: str) -> None:
         """Raises ConfigError unless the fields are as the class documents them."""
@@ -60,7 +62,7 @@ class SloConfig:
     """Section `[slo]`.
 
     trust: who says of which class a request is: none (all are of the default), header:
-        `X-SMG-Priority`, or body: `priority` of a request.
+        `X-SMG-Priority` (and of which tenant: `X-Sage-Tenant`), or body: `priority` of a request.
     default: the class of those that claim none, or one that is not there; "": no class at all.
     first_token_weight: how many further tokens of a request its first one counts for.
     first_token_buffer: whether clients show tokens at an even pace, so that one that comes early
@@ -132,11 +134,14 @@ class SloClaims:
         self._counts[name] += 1
         return name
 
-    def hints(self, name: str, given: Hints, priority: object = None) -> Hints:
+    def hints(self, name: str, given: Hints, priority: object = None, tenant: str = "") -> Hints:
         """What counts for a request of a class, given what its client may say of it: its own
         deadlines count, but none sooner than the class allows. priority: the body's; if that is
-        trusted, it is as urgent as that says where neither a class nor the client says it."""
+        trusted, it is as urgent as that says where neither a class nor the client says it. tenant:
+        X-Sage-Tenant, which counts if headers are trusted."""
         config = self._config
+        if config.trust == "header" and tenant:
+            given = replace(given, tenant=tenant[:MAX_NAME_CHARACTERS])
         if config.trust == "body" and type(priority) is int and given.urgency == DEFAULT_URGENCY:
             urgency = min(5, max(1, DEFAULT_URGENCY - priority))
             given = replace(given, urgency=urgency)
@@ -160,6 +165,7 @@ class SloClaims:
             tpot_slo_ms=tpot_slo_ms,
             slo_class=name,
             urgency=of_class.urgency,
+            shares_fairly=of_class.fair,
         )
 
     def stats(self) -> dict[str, Any]:

@@ -75,7 +75,9 @@ class StandInRequest:
 
 def stand_in_batch(reqs: list[Any]) -> Any:
     """What we read of a running batch (sglang/srt/managers/schedule_batch.py, ScheduleBatch)."""
-    batch = SimpleNamespace(reqs=reqs, batch_is_full=False, check_decode_mem=lambda: True)
+    batch = SimpleNamespace(
+        reqs=reqs, batch_is_full=False, check_decode_mem=lambda: True, filter_batch=lambda: None
+    )
     batch.is_empty = lambda: not batch.reqs
     return batch
 

@@ -11,6 +11,7 @@ from sage_sched.plan import Budget
 from sage_sched.policy import NoParameters, Policy
 from sage_sched.step_time import ServerFacts
 from sage_sched.tdg import Promise
+from sage_sched.tenants import Name, Service
 from sage_sched.view import SchedulerView
 
 
@@ -50,34 +51,17 @@ class Edf(SarathiFcfs):
 
 
 class WeightedVtc(SarathiFcfs):
-    """The class that has had the least service for its weight first (Sheng et al., OSDI 2024): its
-    counter, tokens of input and twice those of output, and at least that of the others that wait
-    as it begins to."""
+    """The class that has had the least service for its weight first (Sheng et al., OSDI 2024)."""
 
     def __init__(self, parameters: Any, server: ServerFacts) -> None:
         super().__init__(parameters, server)
-        self._counters: dict[str, float] = {}
-        self._seen: dict[Job, int] = {}
-        self._waited: set[str] = set()
+        self._service = Service(_class_of)
 
     def on_pass(self, view: SchedulerView) -> None:
-        jobs = [*view.waiting, *view.running]
-        for job in jobs:
-            spent = job.served_tokens + job.generated_tokens
-            done = spent - self._seen.get(job, 0)
-            name = job.hints.slo_class
-            self._counters[name] = self._counters.get(name, 0.0) + done / job.hints.weight
-        self._seen = {job: job.served_tokens + job.generated_tokens for job in jobs}
-        waiting = {job.hints.slo_class for job in view.waiting}
-        old = waiting & self._waited
-        if old:
-            least = min(self._counters[name] for name in old)
-            for name in waiting - old:
-                self._counters[name] = max(self._counters[name], least)
-        self._waited = waiting
+        self._service.look(view)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        return self._counters.get(job.hints.slo_class, 0.0)
+        return self._service.of(_class_of(job))
 
 
 class FairBatching(SarathiFcfs):
@@ -98,6 +82,10 @@ class FairBatching(SarathiFcfs):
         taken_s = step_time.mixed_s(1, 0, 0, len(view.running), kv_tokens) * view.pace
         tokens = int((slack_s - taken_s) / (step_time.prefill_token_s * view.pace))
         return Budget(prefill_tokens=max(64, min(tokens, 1 << 20)))
+
+
+def _class_of(job: Job) -> Name:
+    return job.hints.slo_class, ""
 
 
 def _tpot_s(job: Job) -> float:

@@ -39,6 +39,7 @@ priority = 5
 max_share = 0.01
 [slo.classes.bulk]
 priority = -10
+fair = true
 [policy.proserve]
 density = "expected"
 gamma = 1000000000.0
@@ -64,8 +65,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Sa
         yield started
 
 
-def say(server: Server, slo_class: str | None, path: str = "/generate", **body: Any) -> Any:
+def say(
+    server: Server, slo_class: str | None, path: str = "/generate", tenant: str = "", **body: Any
+) -> Any:
     headers = {} if slo_class is None else {"X-SMG-Priority": slo_class}
+    if tenant:
+        headers["X-Sage-Tenant"] = tenant
     answer = requests.post(server.url + path, json=body, headers=headers, timeout=300)
     answer.raise_for_status()
     return answer.json()
@@ -151,6 +156,24 @@ def test_those_of_more_weight_go_first_and_best_effort_last(server: SageServer) 
     ]
     stage.together(server, asked)
     assert stage.started(server) == ["high", "default 1", "default 2", "bulk"]
+    assert server.stats()["num_policy_errors"] == 0
+
+
+def test_tenants_of_a_class_that_shares_fairly_take_turns(server: SageServer) -> None:
+    asked = [
+        partial(
+            say,
+            server,
+            "bulk",
+            tenant=rid[0],
+            text=SHORT_PROMPT,
+            rid=rid,
+            sampling_params={"temperature": 0, "max_new_tokens": 4},
+        )
+        for rid in ("a 1", "a 2", "a 3", "b 1", "b 2")
+    ]
+    stage.together(server, asked)
+    assert stage.started(server) == ["a 1", "b 1", "a 2", "b 2", "a 3"]
     assert server.stats()["num_policy_errors"] == 0
 
 

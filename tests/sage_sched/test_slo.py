@@ -101,3 +101,13 @@ def test_a_client_may_ask_for_its_own_deadlines_but_for_none_below_the_floors() 
     assert (bulk.ttft_slo_ms, bulk.tpot_slo_ms, bulk.has_slo) == (None, 70.0, True)
     assert not doors.hints("bulk", NO_HINTS).has_slo
     assert doors.stats()["num_clamped"] == 1
+
+
+def test_a_tenant_is_named_by_a_header_only_if_headers_are_trusted() -> None:
+    fair = {"default": SloClass(fair=True)}
+    for trust, tenant in (("header", "acme"), ("body", "client's"), ("none", "client's")):
+        found = claims(trust, fair).hints("default", Hints(tenant="client's"), tenant="acme")
+        assert (found.tenant, found.shares_fairly) == (tenant, True)
+    long = claims("header", fair).hints("default", NO_HINTS, tenant="x" * 1000)
+    assert len(long.tenant) == 256
+    assert not claims("header").hints("default", NO_HINTS, tenant="acme").shares_fairly

@@ -1,0 +1,125 @@
+"""Fair shares among the tenants of a class: who has had the least service goes first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from sage_sched.job import Job
+
+if TYPE_CHECKING:
+    from sage_sched.view import SchedulerView
+
+# Of those that are remembered; the one that came first is forgotten first.
+_MOST_NAMES = 10_000
+# A token of the answer counts for so many of the prompt (Sheng et al., section 3.1).
+_ANSWER_WEIGHT = 2.0
+# Whose share it is: a class and one of its tenants; None if none is looked after.
+Name = tuple[str, str]
+
+
+class Service:
+    """What each has had, in tokens by weight: the counters of VTC (Sheng et al., OSDI 2024,
+    Algorithm 2).
+
+    Who begins to wait has had at least what the least served of those that wait have had: nobody
+    saves up service by staying away.
+    """
+
+    def __init__(self, name_of: Callable[[Job], Name | None]) -> None:
+        self._name_of = name_of
+        self._had: dict[Name, float] = {}
+        self._counted: dict[Job, int] = {}
+        self._waited: set[Name] = set()
+
+    def look(self, view: SchedulerView) -> None:
+        """At each plan: count what was done since the last one, for those that have ended too."""
+        present = {job: self._counted.get(job, 0) for job in (*view.waiting, *view.running)}
+        for job, counted in (self._counted | present).items():
+            if (name := self._name_of(job)) is not None:
+                done = job.served_tokens + job.generated_tokens
+                self._had[name] = self.of(name) + (done - counted) / job.hints.weight
+                if job in present:
+                    present[job] = done
+        self._counted = {job: done for job, done in present.items() if self._name_of(job)}
+        self._lift([name for job in view.waiting if (name := self._name_of(job)) is not None])
+        while len(self._had) > _MOST_NAMES:
+            del self._had[next(iter(self._had))]
+
+    def of(self, name: Name) -> float:
+        """What it has had."""
+        return self._had.get(name, 0.0)
+
+    def _lift(self, waiting: Sequence[Name]) -> None:
+        # In the order of the names' first requests: a set's own order differs between processes.
+        names = dict.fromkeys(waiting)
+        for name in names:
+            if name in self._waited:
+                continue
+            others = [self.of(n) for n in names if n[0] == name[0] and n in self._waited]
+            self._had[name] = max(self.of(name), min(others, default=0.0))
+        self._waited = set(names)
+
+
+class Tenants:
+    """Those of the classes whose tenants share fairly (sage_sched.slo)."""
+
+    def __init__(self) -> None:
+        self._service = Service(_tenant_of)
+        self._costs: dict[Job, float] = {}
+        self._looks = False
+
+    def in_turn(self, order: list[int], num_open: int, view: SchedulerView) -> list[int]:
+        """The order with the places of such a class given to its tenants in turn, each with its
+        own requests in the order that they had. What nobody may overtake, and what is held back,
+        from num_open on, stays where it is."""
+        fair = [job for job in view.waiting if job.hints.shares_fairly]
+        if not fair and not self._looks:
+            return order
+        self._looks = bool(fair) or any(job.hints.shares_fairly for job in view.running)
+        self._service.look(view)
+        self._costs = {job: self._costs.get(job) or _cost(job) for job in fair}
+        places_of: dict[str, list[int]] = {}
+        for place, position in enumerate(order[:num_open]):
+            job = view.waiting[position]
+            if job.hints.shares_fairly and not job.is_promised:
+                places_of.setdefault(job.hints.slo_class, []).append(place)
+        found = list(order)
+        for places in places_of.values():
+            turns = self._turns([view.waiting[order[place]] for place in places])
+            for place, turn in zip(places, turns, strict=True):
+                found[place] = order[places[turn]]
+        return found
+
+    def _turns(self, jobs: Sequence[Job]) -> Iterator[int]:
+        """Of jobs of one class in their order: which comes next. To what a tenant has had is added
+        what its requests ahead of this one will take (VTC with length prediction, section 4.4)."""
+        queues: dict[Name, deque[int]] = {}
+        for i, job in enumerate(jobs):
+            queues.setdefault(_name_of(job), deque()).append(i)
+        heap = [(self._service.of(name), queue[0], name) for name, queue in queues.items()]
+        heapify(heap)
+        while heap:
+            had, first, name = heappop(heap)
+            queue = queues[name]
+            yield queue.popleft()
+            if queue:
+                heappush(heap, (had + self._costs[jobs[first]], queue[0], name))
+
+
+def _name_of(job: Job) -> Name:
+    return job.hints.slo_class, job.hints.tenant
+
+
+def _tenant_of(job: Job) -> Name | None:
+    return _name_of(job) if job.hints.shares_fairly else None
+
+
+def _cost(job: Job) -> float:
+    """Of all of it, as far as it is foreseen."""
+    answer = 0.0
+    if job.distribution is not None:
+        answer = job.distribution.capped(job.max_new_tokens).mean()
+    return (job.input_tokens + _ANSWER_WEIGHT * answer) / job.hints.weight
