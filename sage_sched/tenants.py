@@ -31,22 +31,30 @@ class Service:
     def __init__(self, name_of: Callable[[Job], Name | None]) -> None:
         self._name_of = name_of
         self._had: dict[Name, float] = {}
-        self._counted: dict[Job, int] = {}
+        self._counted: dict[Job, tuple[Name, int]] = {}
         self._waited: set[Name] = set()
 
     def look(self, view: SchedulerView) -> None:
         """At each plan: count what was done since the last one, for those that have ended too."""
-        present = {job: self._counted.get(job, 0) for job in (*view.waiting, *view.running)}
-        for job, counted in (self._counted | present).items():
-            if (name := self._name_of(job)) is not None:
-                done = job.served_tokens + job.generated_tokens
-                self._had[name] = self.of(name) + (done - counted) / job.hints.weight
-                if job in present:
-                    present[job] = done
-        self._counted = {job: done for job, done in present.items() if self._name_of(job)}
-        self._lift([name for job in view.waiting if (name := self._name_of(job)) is not None])
+        counted: dict[Job, tuple[Name, int]] = {}
+        for job in (*view.waiting, *view.running):
+            known = self._counted.pop(job, None)
+            if known is not None:
+                counted[job] = self._count(job, *known)
+            elif (name := self._name_of(job)) is not None:
+                counted[job] = self._count(job, name, 0)
+        for job, known in self._counted.items():
+            self._count(job, *known)
+        self._counted = counted
+        self._lift([counted[job][0] for job in view.waiting if job in counted])
         while len(self._had) > _MOST_NAMES:
             del self._had[next(iter(self._had))]
+
+    def _count(self, job: Job, name: Name, counted_tokens: int) -> tuple[Name, int]:
+        done_tokens = job.served_tokens + job.generated_tokens
+        if done_tokens != counted_tokens:
+            self._had[name] = self.of(name) + (done_tokens - counted_tokens) / job.hints.weight
+        return name, done_tokens
 
     def of(self, name: Name) -> float:
         """What it has had."""
