@@ -113,9 +113,7 @@ class Trace:
         self._add("ends", rid=req.rid, tokens=len(req.output_ids), why=why)
 
     def _add(self, what: str, **about: Any) -> None:
-        if self._is_stopped:
-            return
-        if len(self._lines) >= _MOST_WAITING:
+        if self._is_stopped or len(self._lines) >= _MOST_WAITING:
             self._num_lost += 1
             return
         at_s = round(time.monotonic() - self._started_s, 4)
