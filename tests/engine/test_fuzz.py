@@ -182,6 +182,24 @@ def test_what_is_said_up_to_an_abort_is_a_beginning_but_of_a_stub(
 
 
 @pytest.mark.parametrize(
+    ("num_tokens", "finish", "is_wrong"),
+    [
+        (4, "length", False),
+        (4, "stop", False),  # the last that the cap allows was one that stops it
+        (2, "stop", False),
+        (2, "length", True),
+        (5, "length", True),
+        (5, "stop", True),
+    ],
+)
+def test_of_what_was_sampled_the_length_and_the_reason_must_agree(
+    num_tokens: int, finish: str, is_wrong: bool
+) -> None:
+    sampled = outcome(Answer(ids=[7] * num_tokens, finish=finish), temperature=1.0)
+    assert bool(judged([], [], sampled).findings) == is_wrong
+
+
+@pytest.mark.parametrize(
     ("kind", "grammar", "is_wrong"),
     [
         (Kind.BATCH, {"regex": "[a-z]"}, False),

@@ -122,7 +122,9 @@ def _judge_one(
             problems += _differences(answer, calm)
         elif outcome.talk.kind is not Kind.MESSAGES:
             cap = turn.sampling["max_new_tokens"]
-            if len(answer.ids) > cap or (answer.finish == "length") != (len(answer.ids) == cap):
+            # A token that stops it may be the last that the cap allows: SGLang says "stop" then.
+            is_short = len(answer.ids) < cap
+            if len(answer.ids) > cap or (answer.finish == "length" and is_short):
                 problems.append(f"{len(answer.ids)} of at most {cap} tokens, {answer.finish}")
     return problems
 
