@@ -744,9 +744,17 @@ MUTATIONS = (
     Mutation(
         "a disk that hangs fills the scheduler's memory",
         "patches/trace.py",
-        "if len(self._lines) >= _MOST_WAITING:",
-        "if len(self._lines) < 0:",
+        "len(self._lines) >= _MOST_WAITING:",
+        "len(self._lines) < 0:",
         f"{_TRACE}::test_a_disk_that_hangs_costs_lines_and_no_memory",
+    ),
+    Mutation(
+        "one tenant's flood holds up all others",
+        "sage_sched/decide.py",
+        "order = policy.tenants.in_turn(order, num_open, view)",
+        "order = list(order)",
+        "tests/sage_sched/test_tenants.py::"
+        "test_a_flood_of_one_tenant_does_not_hold_up_another[sage]",
     ),
     Mutation(
         "the copy outlives a flush",
