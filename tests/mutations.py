@@ -753,8 +753,7 @@ MUTATIONS = (
         "sage_sched/decide.py",
         "order = policy.tenants.in_turn(order, num_open, view)",
         "order = list(order)",
-        "tests/sage_sched/test_tenants.py::"
-        "test_a_flood_of_one_tenant_does_not_hold_up_another[sage]",
+        "tests/sage_sched/test_tenants.py::test_a_flood_of_one_tenant_does_not_hold_up_another",
     ),
     Mutation(
         "the copy outlives a flush",
