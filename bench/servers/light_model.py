@@ -7,8 +7,9 @@ request, all requests at once, and a decoded one is one of the most frequent wor
 Llama of one layer there are embeddings, attention and head. The KV pool is written and read as
 ever.
 
-A model of more layers is one whose states matter (bench.servers.plan_model): it is computed whole,
-but for the attention of a decode step, which is to all tokens of all requests at once.
+A mixture of experts is computed whole but for that attention. Any other model of more layers is one
+whose states matter (bench.servers.plan_model): its attention goes to all tokens too, in a decode
+step to those of all requests at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from bench.servers.model import NUM_SPECIAL_TOKENS
 
 _BACKEND = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
-# Of this process's model; all, if it is to be computed whole.
+# Of this process's model; all, if its states matter.
 _attended = SimpleNamespace(num_tokens=16)
 _SPOKEN_TOKENS = 512
 
@@ -105,7 +106,7 @@ def around_extend(
 def _after_load(result: None, self: Any, *args: Any, **kw: Any) -> None:
     if len(self.model.model.layers) == 1:
         lighten(self.model)
-    else:
+    elif not hasattr(self.model.config, "num_local_experts"):
         _attended.num_tokens = sys.maxsize
 
 

@@ -13,13 +13,18 @@ from bench.servers import light_model
 HEADS, KV_HEADS, SIZE = 4, 2, 8
 
 
-@pytest.mark.parametrize(("num_layers", "reach"), [(1, 16), (2, 10_000)])
-def test_a_token_attends_to_the_newest_ones_and_in_a_model_of_layers_to_all(
-    num_layers: int, reach: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("num_layers", "config", "reach"),
+    [(1, {}, 16), (2, {}, 10_000), (2, {"num_local_experts": 8}, 16)],
+)
+def test_a_token_attends_to_the_newest_ones_and_where_states_matter_to_all(
+    num_layers: int, config: dict[str, int], reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(light_model, "lighten", lambda model: None)
     monkeypatch.setattr(light_model, "_attended", SimpleNamespace(num_tokens=16))
-    model = SimpleNamespace(model=SimpleNamespace(layers=[None] * num_layers))
+    model = SimpleNamespace(
+        model=SimpleNamespace(layers=[None] * num_layers), config=SimpleNamespace(**config)
+    )
     light_model._after_load(None, SimpleNamespace(model=model))
     torch.manual_seed(0)
     lengths = torch.tensor([3, 40, 17])
