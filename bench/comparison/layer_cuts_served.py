@@ -2,8 +2,9 @@
 bench.comparison.layer_cuts_served`.
 
 A Mixtral of 8 layers and 8 experts with random weights on the device clock of a modelled GPU,
-computed in full but for attention, which goes to the newest tokens. Prefills that are cut need a server without overlap; the other arms have it. What
-keeps everybody from joining chunks (c) and Algorithm 1 are simulated alone.
+computed in full but for attention, which goes to the newest tokens. Prefills that are cut need a
+server without overlap; the other arms have it. What keeps everybody from joining chunks (c) and
+Algorithm 1 are simulated alone.
 """
 
 from __future__ import annotations
