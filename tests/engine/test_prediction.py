@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -56,6 +57,18 @@ def post(server: SageServer, path: str, body: dict[str, Any]) -> Any:
     return response
 
 
+def num_on_disk(server: SageServer) -> int:
+    """Records on disk, once those of all requests that have ended are among them.
+
+    An answer is heard before its record is written; records are written in the order in which
+    their requests ended.
+    """
+    marker = f"What comes next? {uuid4().hex}"
+    generate(server, marker, max_new_tokens=1)
+    wait_until(lambda: any(prompt == marker for prompt, _, _ in server.history()))
+    return len(server.history())
+
+
 def recorded(server: SageServer, num_expected: int, num_before: int) -> list[tuple[str, int, bool]]:
     """What was recorded since there were num_before records, once all is on disk."""
     wait_until(lambda: len(server.history()) >= num_before + num_expected)
@@ -77,7 +90,7 @@ def test_the_servers_own_requests_leave_no_trace(sage_server: SageServer) -> Non
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_generate(sage_server: SageServer, stream: bool) -> None:
-    before = len(sage_server.history())
+    before = num_on_disk(sage_server)
     body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 3}, "stream": stream}
     response = post(sage_server, "/generate", body)
     if stream:
@@ -88,7 +101,7 @@ def test_generate(sage_server: SageServer, stream: bool) -> None:
 
 
 def test_a_batch_is_predicted_one_by_one(sage_server: SageServer) -> None:
-    before = len(sage_server.history())
+    before = num_on_disk(sage_server)
     answers = generate(sage_server, [SHORT_PROMPT, LONG_PROMPT], max_new_tokens=2)
     assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [2, 2]
     news = recorded(sage_server, 2, before)
@@ -96,13 +109,13 @@ def test_a_batch_is_predicted_one_by_one(sage_server: SageServer) -> None:
 
 
 def test_n_samples_are_n_records_and_the_prefix_request_is_none(sage_server: SageServer) -> None:
-    before = len(sage_server.history())
+    before = num_on_disk(sage_server)
     generate(sage_server, SHORT_PROMPT, max_new_tokens=2, sampling_params={"n": 3})
     assert recorded(sage_server, 3, before) == [(SHORT_PROMPT, 2, True)] * 3
 
 
 def test_token_ids_alone_are_read_as_text(sage_server: SageServer, model: Path) -> None:
-    before = len(sage_server.history())
+    before = num_on_disk(sage_server)
     ids = load_tokenizer(model)(LONG_PROMPT)["input_ids"]
     body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2}}
     post(sage_server, "/generate", body)
@@ -114,7 +127,7 @@ def test_token_ids_alone_are_read_as_text(sage_server: SageServer, model: Path) 
 def test_chat_embeds_the_last_user_message_not_the_template(
     sage_server: SageServer, n: int
 ) -> None:
-    before = len(sage_server.history())
+    before = num_on_disk(sage_server)
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": LONG_PROMPT},
@@ -126,7 +139,7 @@ def test_chat_embeds_the_last_user_message_not_the_template(
 
 
 def test_completions(sage_server: SageServer) -> None:
-    before = len(sage_server.history())
+    before = num_on_disk(sage_server)
     post(sage_server, "/v1/completions", {"prompt": [SHORT_PROMPT, LONG_PROMPT], "max_tokens": 2})
     assert {prompt for prompt, _, _ in recorded(sage_server, 2, before)} == {
         SHORT_PROMPT,
@@ -135,7 +148,7 @@ def test_completions(sage_server: SageServer) -> None:
 
 
 def test_an_answer_that_ends_by_itself_is_not_censored(sage_server: SageServer) -> None:
-    before = len(sage_server.history())
+    before = num_on_disk(sage_server)
     first = generate(sage_server, SHORT_PROMPT, max_new_tokens=3)
     stop = {"stop_token_ids": [first["output_ids"][1]]}
     generate(sage_server, SHORT_PROMPT, max_new_tokens=3, sampling_params=stop)
@@ -149,7 +162,7 @@ def test_of_a_long_answer_the_history_hears_before_its_end(sage_server: SageServ
 
 
 def test_an_aborted_answer_was_longer_than_that(sage_server: SageServer) -> None:
-    before = len(sage_server.history())
+    before = num_on_disk(sage_server)
     body = {"text": SHORT_PROMPT, "sampling_params": {"max_new_tokens": 700}, "stream": True}
     with stage.held(sage_server, tokens=5):
         with requests.post(sage_server.url + "/generate", json=body, stream=True, timeout=300):
@@ -310,16 +323,14 @@ def test_a_killed_embedding_worker_costs_order_not_service(sage_server: SageServ
 
     wait_until(lambda: sage_server.stats()["predictor"]["worker_alive"] == 1)
     assert sage_server.stats()["predictor"]["num_worker_restarts"] == 1
-    recorded_before = len(sage_server.history())
-    generate(sage_server, SHORT_PROMPT)
-    wait_until(lambda: len(sage_server.history()) > recorded_before)
+    num_on_disk(sage_server)  # what ends from now on is recorded
     assert sage_server.stats()["num_policy_errors"] == 0
     assert before["num_worker_restarts"] == 0
 
 
 def test_a_full_disk_delays_writing_and_nothing_else(sage_server: SageServer) -> None:
     worker = psutil.Process(worker_pid(sage_server))
-    before = len(sage_server.history())
+    before = num_on_disk(sage_server)
     soft, hard = worker.rlimit(psutil.RLIMIT_FSIZE)
     worker.rlimit(psutil.RLIMIT_FSIZE, (1024, hard))
     try:
