@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.servers import plugins
 from sage_sched.policy import policy_names
-from tests.engine import plugins
 
 ROOT = Path(__file__).parents[1]
 POLICIES_MD = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")

@@ -3,13 +3,14 @@ bench.comparison.layer_cuts_served`.
 
 A Mixtral of 8 layers and 8 experts with random weights on the device clock of a modelled GPU,
 computed in full but for attention, which goes to the newest tokens. Prefills that are cut need a
-server without overlap; the other arms have it. What keeps everybody from joining chunks (c) and
-Algorithm 1 are simulated alone.
+server without overlap; the other arms have it unless they say so. The policies that only the bench
+has (c, Algorithm 1) come to the servers as those of a third party do.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,18 @@ from pathlib import Path
 import numpy as np
 
 from bench.comparison.layer_cuts import COLUMNS, row
-from bench.comparison.qllm_arms import BE_TOKENS, FORESEEN, WHOLE_TOKENS, Arm, capacity, mixed
+from bench.comparison.qllm_arms import (
+    BE_TOKENS,
+    FORESEEN,
+    WHOLE_TOKENS,
+    Algorithm1,
+    Arm,
+    ByFirstChunk,
+    capacity,
+    mixed,
+)
 from bench.comparison.session_bodies import served
+from bench.servers import plugins
 from bench.servers.device import Device
 from bench.servers.kept_server import KeptServer
 from bench.servers.model import write_model
@@ -28,35 +39,69 @@ from bench.simulator.presets import PRESETS, Engine
 from predictor_store.warm import Observation
 from sage_sched.config import HintsConfig, SageConfig
 from sage_sched.policies.qllm import Qllm, QllmParameters
+from sage_sched.step_time import attended_pairs
 
 LAYERS, EXPERTS, VOCABULARY = 8, 8, 16_384
-# Less than any layer takes: one layer a slice.
-_ONE_LAYER_MS = 1e-3
+# The bench's own, by name.
+_POLICIES = {"by-first-chunk": ByFirstChunk, "algorithm-1": Algorithm1}
 _UNCHUNKED = ("--chunked-prefill-size", "-1")
+_WITHOUT_OVERLAP = "--disable-overlap-schedule"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedArm:
-    """arm: as simulated. policy: what the server is started with."""
+    """arm: as simulated. policy: what the server is started with. slice_ms: of its settings."""
 
     arm: Arm
     policy: str
     slice_ms: float = 0.0
+    overlaps: bool = True
 
     def flags(self) -> tuple[str, ...]:
         whole = _UNCHUNKED if self.arm.chunk_tokens == WHOLE_TOKENS else ()
-        return (*whole, "--disable-overlap-schedule") if self.slice_ms else whole
+        return whole if self.overlaps else (*whole, _WITHOUT_OVERLAP)
 
 
-def served_arms() -> list[ServedArm]:
-    spf = "shortest-prefill-first"
+def served_arms(engine: Engine) -> list[ServedArm]:
+    """Those of layer_cuts that a server can be; d without overlap too, as the simulator has it."""
+    spf, chunks = "shortest-prefill-first", (256, 512, 1024)
+    # By their times, slices have as many layers of the longest prompt, and more of a shorter one.
+    longest = BE_TOKENS[1]
+    prefill_s = engine.step_time.prefill_s(1, longest, attended_pairs(0, longest))
+    layer_ms = prefill_s * 1e3 / LAYERS
+    cut = [
+        ServedArm(
+            Arm(f"e: cut by {n} layer{'s'[: n > 1]}", Qllm, slices=LAYERS // n),
+            "qllm",
+            n * layer_ms if n > 1 else 1e-3,  # less than any layer takes
+            overlaps=False,
+        )
+        for n in (1, 2, 4)
+    ]
+    alone = Arm("e: cut by 1 layer, prompt by prompt", Qllm, slices=LAYERS, prefill_tokens=1)
     return [
         ServedArm(Arm("a: `fcfs`", "fcfs"), "fcfs"),
         ServedArm(Arm("b: `qllm`, whole prefills", Qllm), "qllm"),
-        *(ServedArm(Arm(f"d: chunks of {n}", Qllm, n), "qllm") for n in (256, 512, 1024)),
-        ServedArm(Arm("e: cut by 1 layer", Qllm, slices=LAYERS), "qllm", _ONE_LAYER_MS),
+        ServedArm(Arm("b: prompt by prompt", Qllm, prefill_tokens=1), "qllm"),
+        *(
+            ServedArm(Arm(f"c: chunks of {n} that nobody joins", ByFirstChunk, n), "by-first-chunk")
+            for n in chunks
+        ),
+        *(ServedArm(Arm(f"d: chunks of {n}", Qllm, n), "qllm") for n in chunks),
+        ServedArm(Arm("d: without overlap, chunks of 512", Qllm, 512), "qllm", overlaps=False),
+        *cut,
+        ServedArm(alone, "qllm", cut[0].slice_ms, overlaps=False),
         ServedArm(Arm(f"f: `{spf}`, chunks of 512", spf, 512), spf),
+        ServedArm(Arm("Algorithm 1 as printed", Algorithm1), "algorithm-1"),
     ]
+
+
+def introduce(folder: Path) -> None:
+    """Make the bench's own policies known here and to the servers that are started from now on. To
+    be called before anybody asks which policies there are."""
+    for name, policy in _POLICIES.items():
+        os.environ |= plugins.install_policy(folder, name, f"{policy.__module__}:{policy.__name__}")
+    sys.path.append(str(folder.absolute()))
 
 
 def servers_of(one: ServedArm, folder: Path, engine: Engine, device: Device) -> PolicyServers:
@@ -88,11 +133,12 @@ def servers_of(one: ServedArm, folder: Path, engine: Engine, device: Device) -> 
 
 def compare(args: argparse.Namespace) -> None:
     """A row an arm and load as they come."""
+    introduce(args.output / "policies")
     engine, device = PRESETS[args.preset], Device.named(args.preset, args.speed)
     carried = capacity(engine, 600, BE_TOKENS)
     print(f"{args.preset}, {carried:.3g} requests/s, {args.seeds} seeds of {args.num_requests}\n")
     print(f"| load | arm | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 2)}")
-    for one in served_arms():
+    for one in served_arms(engine):
         if not one.arm.label.startswith(tuple(args.arms)):
             continue
         with KeptServer(servers_of(one, args.output, engine, device)) as kept:

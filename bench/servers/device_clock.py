@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bench.servers import plugins
 from predictor_store import link
 from sage_sched.step_time import StepTime
 
@@ -154,19 +155,10 @@ def install(folder: Path, model: DeviceModel, vectors: Path | None) -> dict[str,
 
     vectors: see bench.prediction.recall; None where predictions are to take their time.
     """
-    info = folder / "bench_device_clock-1.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: bench-device-clock\nVersion: 1\n", encoding="utf-8"
-    )
-    entry = f"[sglang.srt.plugins]\nbench_device_clock = {__name__}:register\n"
-    (info / "entry_points.txt").write_text(entry, encoding="utf-8")
+    found = plugins.install(folder, __name__)
     model_file = (folder / "model.json").absolute()
     model_file.write_text(json.dumps(asdict(model)), encoding="utf-8")
-    root = Path(__file__).parents[2]
-    path = [str(folder.absolute()), str(root), os.environ.get("PYTHONPATH", "")]
-    return {
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+    return found | {
         _MODEL_FILE: str(model_file),
         _VECTORS_FILE: "" if vectors is None else str(vectors.absolute()),
     }

@@ -17,10 +17,11 @@ import pytest
 import requests
 
 from bench.checks.exactness import STRICT, Spoken, ask, crowd
+from bench.servers import plugins
 from bench.servers.model import write_model
 from bench.servers.policy_server import CPU_ENV
 from bench.servers.server import Server
-from tests.engine import plugins, saboteur, stage
+from tests.engine import saboteur, stage
 from tests.engine.serving import CPU_FLAGS, SageServer, warmed_store
 
 BIN = Path(sys.executable).parent

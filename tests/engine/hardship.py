@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bench.servers import plugins
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
-from tests.engine import plugins
 
 _ORDERS = "HARDSHIP_ORDERS"
 NOTHING = ""

@@ -16,8 +16,8 @@ from typing import Any
 
 import requests
 
+from bench.servers import plugins
 from bench.servers.server import Server
-from tests.engine import plugins
 
 _ORDERS = "WITNESS_ORDERS"
 # What an order may say: what is computed of a prompt's layers is lost at each cut; the scheduler

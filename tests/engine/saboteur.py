@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.engine import plugins
+from bench.servers import plugins
 
 _ORDERS = "SABOTEUR_ORDERS"
 # What an order may say.

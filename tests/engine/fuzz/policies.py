@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from bench.servers import plugins
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.fastserve import FastServe
 from sage_sched.policies.urgency import Urgency
 from sage_sched.view import SchedulerView
-from tests.engine import plugins
 
 # Of served work, a phase each.
 _PHASE_TOKENS = 96
