@@ -21,6 +21,7 @@ from bench.comparison.layer_cuts import COLUMNS, row
 from bench.comparison.qllm_arms import (
     BE_TOKENS,
     FORESEEN,
+    LS_SHARE,
     WHOLE_TOKENS,
     Algorithm1,
     Arm,
@@ -145,7 +146,13 @@ def compare(args: argparse.Namespace) -> None:
             for load in args.loads:
                 rows = []
                 for seed in range(args.seeds):
-                    asked = mixed(load * carried, args.num_requests, seed, be_tokens=BE_TOKENS)
+                    asked = mixed(
+                        load * carried,
+                        args.num_requests,
+                        seed,
+                        be_tokens=BE_TOKENS,
+                        ls_share=args.ls_share,
+                    )
                     times, _ = served(kept, one.policy, asked)
                     first_s = [each.first_token_s for each in times]
                     rows.append(row(asked, first_s, [each.last_token_s for each in times]))
@@ -166,6 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--num-requests", type=int, default=120, help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--ls-share", type=float, default=LS_SHARE, help="default: %(default)s")
     parser.add_argument("--speed", type=float, default=1.0, help="of the clock")
     parser.add_argument("--output", type=Path, default=Path("results/layer_cuts"), metavar="DIR")
     args = parser.parse_args(argv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -160,10 +161,10 @@ def slow_moves(server: SageServer, folder: Path) -> Iterator[None]:
 @contextmanager
 def predictor_down(server: SageServer, folder: Path) -> Iterator[None]:
     with ThreadPoolExecutor(1) as pool:
-        goes_on = [True]
+        is_over = threading.Event()
 
         def kill() -> None:
-            while goes_on:
+            while not is_over.wait(0.02):  # less than one takes to start
                 for process in psutil.Process(server.pid).children(recursive=True):
                     # Others of the server's end by themselves meanwhile.
                     with suppress(psutil.NoSuchProcess):
@@ -175,7 +176,7 @@ def predictor_down(server: SageServer, folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            goes_on.clear()
+            is_over.set()
         killing.result()
 
 
