@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 DOCS = Path(__file__).parents[1] / "docs"
-# How the title of a block of commands begins that no test runs; the reason follows.
-NOT_RUN = "Not run"
 
 
-def blocks(page: Path, language: str) -> list[tuple[str, str]]:
-    """Title ("" if it has none) and text of the fenced blocks in this language, in their order."""
+class Block(NamedTuple):
+    """A fenced block.
+
+    why_not_run: what the comment over it says, which readers of the site do not see: that no test
+        runs it as it stands, and why. "" if there is none.
+    title: "" if it has none.
+    """
+
+    why_not_run: str
+    title: str
+    code: str
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    """Those in this language, in their order."""
     found = re.findall(
-        rf'^```{language}(?: title="(.*?)")?\n(.*?)^```$',
+        rf'(?:^<!-- (Not run [^>]*?) -->\n)?^```{language}(?: title="(.*?)")?\n(.*?)^```$',
         page.read_text(encoding="utf-8"),
         re.M | re.S,
     )
-    return [(title, code.strip()) for title, code in found]
+    return [Block(why_not_run, title, code.strip()) for why_not_run, title, code in found]

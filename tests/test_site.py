@@ -18,7 +18,7 @@ import pytest
 from patches.refusals import _REFUSALS
 from sage_sched.cli import _COMMANDS, _OF_SERVERS
 from tests.browser import BROWSER, measured
-from tests.pages import DOCS, NOT_RUN, blocks
+from tests.pages import DOCS, blocks
 
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.glob("*.md"))
@@ -67,11 +67,16 @@ def test_no_page_is_wider_than_a_phone_or_a_window(site: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_command_is_run_by_a_test_or_marked(page: Path) -> None:
-    unmarked = [code for title, code in blocks(page, "sh") if not title.startswith(NOT_RUN)]
+    text = page.read_text(encoding="utf-8")
+    found = blocks(page, "sh")
+    # No block of commands, and no mark, that is not seen here.
+    assert len(re.findall(r"```[ {.]*(?:ba|z|)sh|```[ {.]*shell", text)) == len(found)
+    reasons = [block.why_not_run for block in found if block.why_not_run]
+    assert text.count("Not run") == len(reasons)
+    assert [reason for reason in reasons if not re.search(r"[:;,] \w", reason)] == []
+    unmarked = [block.code for block in found if not block.why_not_run]
     # Without a fence there is no title.
-    unmarked += re.findall(
-        r"^    (?:sage-sched|sglang|python|make|curl|pip) .*", page.read_text(), re.M
-    )
+    unmarked += re.findall(r"^    (?:sage-sched|sglang|python|make|curl|pip) .*", text, re.M)
     assert page.name in RUN or not unmarked
 
 

@@ -50,8 +50,8 @@ class NotFollowedError(RuntimeError):
 
 def blocks(page: str) -> list[str]:
     """The commands of the page that are typed here, in its order."""
-    found = re.findall(r'^```sh title="(.*?)"\n(.*?)^```$', page, re.M | re.S)
-    return [code for title, code in found if _TYPED in title]
+    found = re.findall(r"^<!-- (.*?) -->\n```sh\n(.*?)^```$", page, re.M | re.S)
+    return [code for why_not_run, code in found if _TYPED in why_not_run]
 
 
 @dataclass(frozen=True, slots=True)

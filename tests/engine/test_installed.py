@@ -13,7 +13,7 @@ import requests
 from bench.servers.server import Server
 from tests.engine.serving import CPU_FLAGS, UNHURRIED, wait_until
 from tests.installed import Installed, build, somebodys_folder
-from tests.pages import DOCS, NOT_RUN, blocks
+from tests.pages import DOCS, blocks
 
 
 class Reader:
@@ -30,10 +30,10 @@ class Reader:
     def steps_of(self, page: str) -> list[str]:
         """Its blocks of commands, but for those that are marked as not run. The page's files are
         written first."""
-        for name, text in (*blocks(DOCS / page, "json"), *blocks(DOCS / page, "python")):
-            text = text.replace("30000", self.port)
-            (self.folder / name).write_text(text + "\n", encoding="utf-8")
-        return [code for title, code in blocks(DOCS / page, "sh") if not title.startswith(NOT_RUN)]
+        for file in (*blocks(DOCS / page, "json"), *blocks(DOCS / page, "python")):
+            text = file.code.replace("30000", self.port)
+            (self.folder / file.title).write_text(text + "\n", encoding="utf-8")
+        return [block.code for block in blocks(DOCS / page, "sh") if not block.why_not_run]
 
     def commands_of(self, page: str) -> list[str]:
         return [line for code in self.steps_of(page) for line in code.splitlines()]
