@@ -16,7 +16,12 @@ from matplotlib import ticker
 
 from bench.comparison.stats import Run, ordered
 
-_COLORS = ("#7f7f7f", "#9467bd", "#2ca02c", "#ff7f0e", "#1f77b4", "#8c564b", "#e377c2", "#17becf")
+# As many as the largest comparison has policies, so that no two are alike.
+_COLORS = (
+    "#7f7f7f", "#9467bd", "#2ca02c", "#ff7f0e", "#1f77b4", "#8c564b", "#e377c2", "#17becf",
+    "#000000", "#bcbd22", "#393b79", "#637939", "#8c6d31", "#7b4173", "#aec7e8", "#98df8a",
+    "#ffbb78", "#c5b0d5",
+)  # fmt: skip
 _OURS = "#d62728"
 STYLE = {
     "axes.grid": True,

@@ -11,12 +11,15 @@ from bench.comparison.stats import Run, Summary, headline, ordered, rows
 from bench.servers.device import device_note
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem;
        color: #222 }
+p { max-width: 64rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.88rem }
-th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd }
-th { white-space: nowrap } td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.85rem }
+.wide { overflow-x: auto }
+th, td { padding: 0.25rem 0.45rem; text-align: right; border-bottom: 1px solid #ddd }
+th { vertical-align: bottom } td { white-space: nowrap }
+td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left }
 tr.ours { font-weight: 600; background: #fdf0ef }
 figure { margin: 1rem 0; overflow-x: auto } svg { max-width: 100%; height: auto }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.1rem 1rem; font-size: 0.88rem }
@@ -50,8 +53,9 @@ def write_report(runs: Sequence[Run], summary: Summary, path: Path) -> None:
         [
             '<!doctype html><html lang="en"><meta charset="utf-8">',
             f"<title>sage-sched comparison</title><style>{_STYLE}</style>",
+            "<article>",
             *sections,
-            "</html>\n",
+            "</article></html>\n",
         ]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,11 +69,13 @@ def _opening(run: Run, summary: Summary) -> tuple[str, str]:
 
 def _html_table(summary: Summary) -> str:
     head, body = rows(summary)
-    lines = ["<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"]
+    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    lines = [f'<div class="wide"><table><tr>{cells}</tr>']
     for row in body:
         mark = ' class="ours"' if row[1] == "sage" else ""
-        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>")
-    return "\n".join([*lines, "</table>"])
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr{mark}>{cells}</tr>".replace(" (", "<br>("))  # intervals below
+    return "\n".join([*lines, "</table></div>"])
 
 
 def _invalid(runs: Sequence[Run]) -> str:

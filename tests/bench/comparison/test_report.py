@@ -3,9 +3,15 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
+from bench.comparison.demo import POLICIES
+from bench.comparison.plots import colors
 from bench.comparison.report import write_report
 from bench.comparison.stats import summarize
+from bench.paper.cases import figures
 from tests.bench.comparison.runs import run
+from tests.browser import BROWSER, measured
 
 
 class _Page(HTMLParser):
@@ -44,5 +50,20 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
     places = [page.text.index(text) for text in (result, "device clock: h800", "rate")]
     assert places == sorted(places)
     assert "and 0.67 of what it was under hrrn, the best of the others." in page.text
-    for expected in ("0.60 (0.60 to 0.60)", "<two> cores", "2 answers of the wrong length"):
+    for expected in ("0.60(0.60 to 0.60)", "<two> cores", "2 answers of the wrong length"):
         assert expected in page.text
+
+
+@pytest.mark.skipif(not BROWSER, reason="no chromium here")
+def test_the_demos_report_is_no_wider_than_a_phone_or_a_window(tmp_path: Path) -> None:
+    runs = [run(policy, seed, rate="4") for policy in POLICIES for seed in range(3)]
+    write_report(runs, summarize(runs), tmp_path / "site" / "report.html")
+    found = measured(tmp_path / "site", (400, 1400), tmp_path)
+    assert [one["found"] for one in found] == [[], []]
+    assert all(one["shown"] for one in found)
+
+
+def test_no_two_policies_of_a_picture_are_of_one_colour() -> None:
+    for figure in figures():
+        palette = colors([name for name, _ in figure.rows])
+        assert len(set(palette.values())) == len(figure.rows), figure.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from bench.comparison import sustained
+from bench.comparison.plots import colors
 from bench.comparison.stats import METRICS
 from bench.workload import synthetic
 from bench.workload.arrivals import poisson_arrivals
@@ -67,8 +69,9 @@ def test_a_row_a_policy_and_the_clairvoyant_order_on_the_same_requests(
     assert rows[0].startswith("| `fcfs` | 70.0 | 1.00 (1.00 to 1.00) |")
     assert rows[1].startswith("| `sage` | 30.0 | 0.50 (0.30 to 0.60) |")
     (clairvoyant,) = rows[2:]
-    assert clairvoyant.startswith("| `srpt-oracle`, simulated |")
+    assert clairvoyant.startswith("| `clairvoyant`, simulated |")
     assert "nan" not in clairvoyant
+    assert ">clairvoyant</text>" in (tmp_path / "sustained.svg").read_text()
     again = sustained.simulate_as("srpt-oracle", run(workload, "fcfs", 0, 60.0), workload)
     assert len(again.ttlt_s) == 40
 
@@ -83,3 +86,13 @@ def test_ours_and_a_rival_of_each_kind_are_in_it() -> None:
     assert sustained.POLICIES[0] == "fcfs"
     ours = set(sustained.POLICIES) & set(policy_names())
     assert ours == {"uniboost", "fcfs-foresight", "ssjf", "trail-prompt", "sage-order", "sage"}
+
+
+def test_the_readmes_picture_has_a_colour_for_each_of_them() -> None:
+    shown = [*sustained.POLICIES, sustained.CLAIRVOYANT]
+    picture = (Path(__file__).parents[3] / "docs" / "sustained.svg").read_text(encoding="utf-8")
+    legend = picture.split('id="legend_1"')[1]
+    assert re.findall(r">([^<]+)</text>", legend) == sorted(shown, key=lambda name: name == "sage")
+    drawn = re.findall(r"<use .*?fill: (#\w+)", legend)
+    assert drawn == [*colors(shown).values()]
+    assert len(set(drawn)) == len(shown)
