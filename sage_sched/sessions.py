@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sage_sched.job import Job
 
-# Of sessions that are remembered; the one that began first is forgotten first.
+# Of sessions that are remembered; the one whose last request came first is forgotten first.
 _MOST_SESSIONS = 10_000
 
 
@@ -21,6 +21,7 @@ class Sessions:
     """
 
     def __init__(self) -> None:
+        # The last to have had a request last.
         self._began: dict[str, int] = {}
         self._new: list[Job] = []
         self._later: dict[Job, int] = {}
@@ -29,8 +30,8 @@ class Sessions:
         """Of a job that arrives now: when it counts as come, as far as that is known yet."""
         name = job.hints.session
         if name in self._began:
-            self._later[job] = self._began[name]
-            return self._began[name]
+            began = self._later[job] = self._began[name] = self._began.pop(name)
+            return began
         if name:
             if len(self._began) >= _MOST_SESSIONS:
                 del self._began[next(iter(self._began))]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from sage_sched.job import Job
 
 if TYPE_CHECKING:
     from sage_sched.view import SchedulerView
 
-# Of those that are remembered; the one that came first is forgotten first.
+# Of those that are remembered, unless more have requests that wait or run.
 _MOST_NAMES = 10_000
 # A token of the answer counts for so many of the prompt (Sheng et al., section 3.1).
 _ANSWER_WEIGHT = 2.0
@@ -24,15 +26,19 @@ class Service:
     """What each has had, in tokens by weight: the counters of VTC (Sheng et al., OSDI 2024,
     Algorithm 2).
 
-    Who begins to wait has had at least what the least served of those that wait have had: nobody
-    saves up service by staying away.
+    Who begins to wait has had at least what the least served of its class has had that waits
+    already, or, if nobody does, that waited last: nobody saves up service by staying away.
     """
 
     def __init__(self, name_of: Callable[[Job], Name | None]) -> None:
         self._name_of = name_of
+        # The last to be served last.
         self._had: dict[Name, float] = {}
         self._counted: dict[Job, tuple[Name, int]] = {}
-        self._waited: set[Name] = set()
+        # Of requests that no view has: they have ended, or are prefilled in chunks.
+        self._away: WeakKeyDictionary[Job, tuple[Name, int]] = WeakKeyDictionary()
+        # By class, at the last look at which anybody waited.
+        self._waited: dict[str, set[Name]] = {}
 
     def look(self, view: SchedulerView) -> None:
         """At each plan: count what was done since the last one, for those that have ended too."""
@@ -42,33 +48,45 @@ class Service:
             if known is not None:
                 counted[job] = self._count(job, *known)
             elif (name := self._name_of(job)) is not None:
-                counted[job] = self._count(job, name, 0)
+                counted[job] = self._count(job, *self._away.pop(job, (name, 0)))
         for job, known in self._counted.items():
-            self._count(job, *known)
+            self._away[job] = self._count(job, *known)
         self._counted = counted
         self._lift([counted[job][0] for job in view.waiting if job in counted])
-        while len(self._had) > _MOST_NAMES:
-            del self._had[next(iter(self._had))]
+        self._forget()
 
     def _count(self, job: Job, name: Name, counted_tokens: int) -> tuple[Name, int]:
         done_tokens = job.served_tokens + job.generated_tokens
         if done_tokens != counted_tokens:
-            self._had[name] = self.of(name) + (done_tokens - counted_tokens) / job.hints.weight
+            had = self._had.pop(name, 0.0)
+            self._had[name] = had + (done_tokens - counted_tokens) / job.hints.weight
         return name, done_tokens
 
     def of(self, name: Name) -> float:
         """What it has had."""
         return self._had.get(name, 0.0)
 
-    def _lift(self, waiting: Sequence[Name]) -> None:
+    def _lift(self, waiting: Iterable[Name]) -> None:
         # In the order of the names' first requests: a set's own order differs between processes.
-        names = dict.fromkeys(waiting)
-        for name in names:
-            if name in self._waited:
-                continue
-            others = [self.of(n) for n in names if n[0] == name[0] and n in self._waited]
-            self._had[name] = max(self.of(name), min(others, default=0.0))
-        self._waited = set(names)
+        names_of: dict[str, dict[Name, None]] = {}
+        for name in waiting:
+            names_of.setdefault(name[0], {})[name] = None
+        for slo_class, names in names_of.items():
+            waited = self._waited.get(slo_class, set())
+            least = min(map(self.of, waited & names.keys() or waited), default=0.0)
+            for name in names:
+                if name not in waited:
+                    self._had[name] = max(self.of(name), least)
+            self._waited[slo_class] = set(names)
+
+    def _forget(self) -> None:
+        """Of too many, those without a request that were served longest ago."""
+        num_excess = len(self._had) - _MOST_NAMES
+        if num_excess > 0:
+            busy = {name for name, _ in self._counted.values()}.union(*self._waited.values())
+            idle = (name for name in self._had if name not in busy)
+            for name in [*islice(idle, num_excess)]:
+                del self._had[name]
 
 
 class Tenants:
@@ -77,6 +95,7 @@ class Tenants:
     def __init__(self) -> None:
         self._service = Service(_tenant_of)
         self._costs: dict[Job, float] = {}
+        # From the first request of such a class on.
         self._looks = False
 
     def in_turn(self, order: list[int], num_open: int, view: SchedulerView) -> list[int]:
@@ -86,7 +105,7 @@ class Tenants:
         fair = [job for job in view.waiting if job.hints.shares_fairly]
         if not fair and not self._looks:
             return order
-        self._looks = bool(fair) or any(job.hints.shares_fairly for job in view.running)
+        self._looks = True
         self._service.look(view)
         self._costs = {job: self._costs.get(job) or _cost(job) for job in fair}
         places_of: dict[str, list[int]] = {}

@@ -756,6 +756,28 @@ MUTATIONS = (
         "tests/sage_sched/test_tenants.py::test_a_flood_of_one_tenant_does_not_hold_up_another",
     ),
     Mutation(
+        "of too many tenants one that waits is forgotten",
+        "sage_sched/tenants.py",
+        "if name not in busy)",
+        "if name)",
+        "tests/sage_sched/test_tenants.py::test_who_waits_or_runs_is_not_forgotten_however_many_come",
+    ),
+    Mutation(
+        "who comes while nobody waits begins with nothing had",
+        "sage_sched/tenants.py",
+        "waited & names.keys() or waited)",
+        "waited & names.keys())",
+        "tests/sage_sched/test_tenants.py::test_nor_by_coming_while_nobody_waits",
+    ),
+    Mutation(
+        "of too many sessions one that goes on is forgotten",
+        "sage_sched/sessions.py",
+        "= self._began.pop(name)",
+        "= self._began[name]",
+        "tests/sage_sched/test_sessions.py::"
+        "test_of_too_many_sessions_those_are_forgotten_that_ask_no_more",
+    ),
+    Mutation(
         "the copy outlives a flush",
         "patches/scheduler_hooks.py",
         "            self.sage.preemption.swap.forget_copies()",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from sage_sched.admission import Admission
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
@@ -81,3 +83,15 @@ def test_what_is_remembered_of_sessions_is_bounded() -> None:
     assert sessions.came_at(came(20_100, 99_999, "session 20099")) == 20_099
     assert sessions.came_at(came(20_101, 99_999, "session 0")) == 99_999
     assert len(sessions._began) <= 10_000
+
+
+def test_of_too_many_sessions_those_are_forgotten_that_ask_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sage_sched.sessions._MOST_SESSIONS", 3)
+    sessions = Sessions()
+    for number in range(20):
+        assert sessions.came_at(came(2 * number, 1000 * number, "goes on")) == 0
+        once = came(2 * number + 1, 1000 * number, f"once {number}")
+        assert sessions.came_at(once) == 1000 * number
+    assert list(sessions._began) == ["once 18", "goes on", "once 19"]

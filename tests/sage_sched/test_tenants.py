@@ -17,7 +17,7 @@ from bench.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
-from sage_sched.tenants import Service, Tenants
+from sage_sched.tenants import Name, Service, Tenants
 from tests.sage_sched.strategies import IDLE, waiting
 
 KNOWN = LengthDistribution.from_samples([100], "history")
@@ -108,15 +108,81 @@ def test_each_tenant_keeps_the_order_of_its_own(
     assert all(positions == sorted(positions) for positions in of_tenant.values())
 
 
-def test_of_more_names_than_are_remembered_the_first_are_forgotten(
+def test_nor_by_coming_while_nobody_waits() -> None:
+    tenants, old, new = Tenants(), of("a", 0), of("b", 1)
+    in_turn(tenants, old)
+    old.served_tokens = 90_000
+    tenants.in_turn([], 0, replace(IDLE, running=[old]))
+    in_turn(tenants, new)
+    assert tenants._service.of(("batch", "b")) == 90_000
+    assert in_turn(tenants, new, *(of(t, n) for n, t in enumerate("abab", 2))) == "babab"
+
+
+def test_what_is_prefilled_in_chunks_is_counted_once() -> None:
+    tenants, job = Tenants(), of("a", 0)
+    in_turn(tenants, job)
+    job.served_tokens = 60
+    tenants.in_turn([], 0, replace(IDLE, chunked=job))
+    job.served_tokens = 100
+    tenants.in_turn([], 0, replace(IDLE, running=[job]))
+    assert tenants._service.of(("batch", "a")) == 100
+
+
+def test_who_waits_or_runs_is_not_forgotten_however_many_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sage_sched.tenants._MOST_NAMES", 10)
+    tenants, waits, runs = Tenants(), of("waits", 0), of("runs", 1)
+    had = {"waits": 1000, "runs": 2000}
+    first = [of(tenant, 2) for tenant in had]
+    in_turn(tenants, waits, runs, *first)
+    for job in first:
+        job.served_tokens = had[job.hints.tenant]
+    in_turn(tenants, waits, runs)
+    for number in range(50):
+        once = of(f"once {number}", 3 + number)
+        tenants.in_turn([0, 1], 2, replace(waiting(waits, once), running=[runs]))
+        once.served_tokens = 100
+    tenants.in_turn([0], 1, replace(waiting(waits), running=[runs]))
+    service = tenants._service
+    assert {name: service.of(("batch", name)) for name in had} == had
+    assert len(service._had) == 10
+    # Of the others, those that were served last.
+    assert set(service._had) == {
+        ("batch", name) for name in (*had, *(f"once {number}" for number in range(42, 50)))
+    }
+
+
+def test_of_more_names_than_are_remembered_all_that_wait_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sage_sched.tenants._MOST_NAMES", 3)
     service = Service(lambda job: (job.hints.slo_class, job.hints.tenant))
     service.look(waiting(*(of(tenant, n) for n, tenant in enumerate("abcde"))))
-    assert [name for _, name in service._had] == ["c", "d", "e"]
+    assert [name for _, name in service._had] == ["a", "b", "c", "d", "e"]
+    service.look(waiting(of("x", 5)))
+    assert [name for _, name in service._had] == ["d", "e", "x"]
     service.look(IDLE)
     assert not service._counted
+
+
+def test_many_that_begin_to_wait_at_once_are_each_looked_at_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = 0
+    of_name = Service.of
+
+    def counted(self: Service, name: Name) -> float:
+        nonlocal looked_at
+        looked_at += 1
+        return of_name(self, name)
+
+    monkeypatch.setattr(Service, "of", counted)
+    tenants = Tenants()
+    old, new = ([of(f"{when} {n}", n) for n in range(500)] for when in ("old", "new"))
+    in_turn(tenants, *old)
+    in_turn(tenants, *old, *new)
+    assert looked_at <= 5 * 1500
 
 
 @pytest.mark.parametrize("policy", ["sage", "proserve"])
