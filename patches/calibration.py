@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from typing import Any
 
 from sglang.srt.managers.io_struct import BaseReq
 
 from patches.step_meter import StepMeter
 from patches.step_time_file import StepTimeFile
-from sage_sched.config import StepTimeConfig
+from sage_sched.config import StepTimeConfig, in_ms
 from sage_sched.pace import Pace
 from sage_sched.step_learner import MEMORY_STEPS, StepLearner, is_worth_telling
 from sage_sched.step_time import ServerFacts, StepTime
@@ -106,8 +106,8 @@ class Calibration:
         error: see StepLearner."""
         return {
             "source": self.source,
-            **asdict(StepTimeConfig.of(self.step_time)),
-            "latest": asdict(StepTimeConfig.of(self._learner.step_time)),
+            **in_ms(self.step_time),
+            "latest": in_ms(self._learner.step_time),
             "num_steps": self._learner.num_steps,
             "error": self._learner.error,
             "beta": self.beta.factor,

@@ -16,6 +16,8 @@ from sglang.utils import TypeBasedDispatcher
 
 from patches.http_types import TokenizerManager
 from patches.switch import SetSettings, SettingsNow
+from sage_sched.fields import ConfigError
+from sage_sched.switch import Settings
 
 PATH = "/sage/settings"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
@@ -34,30 +36,50 @@ def add_settings_route(manager: TokenizerManager) -> None:
     manager.sage_settings_communicator = schedulers  # as SGLang keeps its own
     manager._result_dispatcher += TypeBasedDispatcher([(SettingsNow, schedulers.handle_recv)])
 
+    async def tell(changes: object) -> list[SettingsNow]:
+        message = SetSettings(changes=json.dumps(changes), now_s=time.monotonic())
+        answers: list[SettingsNow] = await schedulers(message)
+        return answers
+
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
     async def settings(request: Request) -> JSONResponse:
         if (refused := _refused(request)) is not None:
             return refused
-        changes = None
-        if request.method == "POST":
-            body = await request.body()
-            try:
-                if len(body) > _MAX_BYTES:
-                    raise ValueError(f"more than {_MAX_BYTES} bytes")
-                changes = json.loads(body)
-                if not isinstance(changes, dict):
-                    raise ValueError("no object")
-            except (ValueError, RecursionError) as error:
-                return _error(f"the body is no JSON object of settings: {error}", 400)
         manager.auto_create_handle_loop()
-        message = SetSettings(changes=json.dumps(changes), now_s=time.monotonic())
-        answers: list[SettingsNow] = await schedulers(message)
+        answers = await tell(None)
+        if request.method == "POST":
+            try:
+                changes = changes_of(await request.body(), json.loads(answers[0].settings))
+            except ValueError as error:
+                return _error(str(error), 400)
+            answers = await tell(changes)
         for answer in answers:
             if answer.refusal:
                 return _error(answer.refusal, 400)
         return JSONResponse(json.loads(answers[0].settings))
 
     sys.modules[_HTTP_SERVER].app.add_route(PATH, settings, methods=["GET", "POST"])
+
+
+def changes_of(body: bytes, present: object) -> dict[str, object]:
+    """What a body asks to change, which can be read and set on top of what is set at present (as
+    the schedulers show it). They are not asked otherwise. Raises ValueError, with the reason."""
+    try:
+        if len(body) > _MAX_BYTES:
+            raise ValueError(f"more than {_MAX_BYTES} bytes")
+        changes = json.loads(body)
+        if not isinstance(changes, dict):
+            raise ValueError("no object")
+        json.dumps(changes, ensure_ascii=False).encode()  # half a character is none
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is no JSON object of settings: {error}") from error
+    try:
+        Settings.of(present).changed(changes)
+    except ConfigError:
+        raise
+    except Exception as error:  # of somebody else's policy
+        raise ConfigError(f"the settings cannot be read: {error!r}") from error
+    return changes
 
 
 def _refused(request: Request) -> JSONResponse | None:

@@ -87,7 +87,7 @@ class SloMeter:
         for metric, num_met in {"all": tally.num_good, **tally.num_met}.items():
             share = num_met / tally.num_requests
             series.set("slo_attainment", share, slo_class=slo_class, metric=metric)
-        series.set("tdg_ratio", tally.gained / tally.ideal, slo_class=slo_class)
+        series.set("tdg_ratio", tally.tdg_ratio, slo_class=slo_class)
 
     def stats(self) -> dict[str, Any]:
         """For /server_info: since the first request that was promised anything."""

@@ -7,14 +7,13 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from patches.engine_types import Scheduler
 from predictor_store.cached_file import cache_folder, read_own, replace_own
-from sage_sched.config import StepTimeConfig
+from sage_sched.config import StepTimeConfig, in_ms
 from sage_sched.fields import parse_section
 from sage_sched.step_time import StepTime
 
@@ -46,21 +45,18 @@ class StepTimeFile:
             parsed: StepTimeConfig = parse_section(
                 StepTimeConfig, "step_time", written["step_time"]
             )
-            step_time = parsed.step_time()
-            if not (step_time.prefill_s(1, 1, 0.5) > 0 and step_time.decode_s(1, 1) > 0):
-                raise ValueError("its steps take no time")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             logger.warning("step times are learned anew, as %s is no use: %r", self.path, error)
             return None
-        return step_time
+        return parsed.step_time()
 
     def write(self, step_time: StepTime) -> None:
         """For the next server. Never raises."""
         if not self._can_be_written:
             return
-        written = {"server": self._server, "step_time": asdict(StepTimeConfig.of(step_time))}
+        written = {"server": self._server, "step_time": in_ms(step_time)}
         try:
             replace_own(self.path, (json.dumps(written, indent=2) + "\n").encode())
         except OSError as error:

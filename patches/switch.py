@@ -42,13 +42,20 @@ hook_custom_types(SetSettings, SettingsNow)
 
 
 def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
-    """On all ranks. What one refuses all do: it rests on what they share."""
-    changes, refusal = json.loads(message.changes), ""
-    if changes is not None:
-        try:
+    """On all ranks. What one refuses all do: it rests on what they share. Never raises: whatever
+    is asked of it, a scheduler goes on."""
+    refusal = ""
+    try:
+        changes = json.loads(message.changes)
+        if changes is not None:
             _switch(scheduler, changes, message.now_s)
-        except ConfigError as error:
-            refusal = str(error)
+    except ConfigError as error:
+        refusal = str(error)
+    except Exception as error:
+        logger.exception("settings could not be changed")
+        refusal = f"the change failed: {error!r}"
+    # What somebody else's policy says may hold what no message can.
+    refusal = refusal.encode(errors="backslashreplace").decode()
     return SettingsNow(settings=json.dumps(scheduler.sage.settings.shown()), refusal=refusal)
 
 

@@ -23,6 +23,11 @@ class Tally:
     gained: float = 0.0
     ideal: float = 0.0
 
+    @property
+    def tdg_ratio(self) -> float:
+        """Of what could have been gained; 1 where that was nothing."""
+        return self.gained / self.ideal if self.ideal else 1.0
+
 
 class Attainment:
     """Of requests that were promised anything; others do not count.
@@ -74,9 +79,11 @@ class Attainment:
             "slo_attainment_by_class": {
                 name: tally.num_good / tally.num_requests for name, tally in sorted(tallies.items())
             },
-            "tdg_ratio": sum(tally.gained for tally in tallies.values())
-            / sum(tally.ideal for tally in tallies.values()),
+            "tdg_ratio": Tally(
+                gained=sum(tally.gained for tally in tallies.values()),
+                ideal=sum(tally.ideal for tally in tallies.values()),
+            ).tdg_ratio,
             "tdg_ratio_by_class": {
-                name: tally.gained / tally.ideal for name, tally in sorted(tallies.items())
+                name: tally.tdg_ratio for name, tally in sorted(tallies.items())
             },
         }

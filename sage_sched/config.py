@@ -8,12 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sage_sched import address
-from sage_sched.fields import ConfigError, parse_section, require, require_known
+from sage_sched.fields import (
+    MOST,
+    ConfigError,
+    parse_section,
+    require,
+    require_known,
+    require_within,
+)
 from sage_sched.policy import policy_type, section_of
 from sage_sched.routers import OURS
 from sage_sched.slo import SloClass, SloConfig
 from sage_sched.step_time import StepTime
 
+# No step takes less: what rests on its time may divide by it.
+_LEAST_STEP_S = 1e-9
 RULES = ("neighbours", "threshold")
 ENCODERS = ("static", "minilm")
 
@@ -76,10 +85,10 @@ class PredictorConfig:
         allowed = f"{', '.join(encoders)} (with predictor.rule {self.rule})"
         require(self.encoder in encoders, "predictor.encoder", self.encoder, allowed)
         require(-1 <= self.threshold <= 1, "predictor.threshold", self.threshold, "-1 to 1")
-        require(self.min_matches >= 1, "predictor.min_matches", self.min_matches, "at least 1")
-        require(self.num_nearest >= 1, "predictor.num_nearest", self.num_nearest, "at least 1")
+        for name in ("min_matches", "num_nearest"):
+            require_within(f"predictor.{name}", getattr(self, name), 1, MOST)
         require(2 <= self.max_atoms <= 1024, "predictor.max_atoms", self.max_atoms, "2 to 1024")
-        require(self.deadline_ms > 0, "predictor.deadline_ms", self.deadline_ms, "above 0")
+        require_within("predictor.deadline_ms", self.deadline_ms, 1e-3, MOST)
         require(_is_address(self.service), "predictor.service", self.service, address.ALLOWED)
 
 
@@ -185,7 +194,7 @@ class PreemptionConfig:
     swap_only: bool = True
 
     def __post_init__(self) -> None:
-        require(self.max_yields >= 1, "preemption.max_yields", self.max_yields, "at least 1")
+        require_within("preemption.max_yields", self.max_yields, 1, MOST)
         pool_gib = self.host_pool_gib
         require(0 < pool_gib < 1e6, "preemption.host_pool_gib", pool_gib, "above 0")
 
@@ -211,16 +220,13 @@ class StepTimeConfig:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             require(0 <= value < 1e6, f"step_time.{f.name}", value, "0 to 1000000 (ms)")
-
-    @classmethod
-    def of(cls, step_time: StepTime) -> Self:
-        """The same in milliseconds, to six digits."""
-        return cls(
-            **{
-                name.removesuffix("_s") + "_ms": float(f"{seconds * 1e3:.6g}")
-                for name, seconds in dataclasses.asdict(step_time).items()
-            }
-        )
+        step_time = self.step_time()
+        for kind, seconds in (
+            ("prefill", step_time.prefill_s(1, 1, 0.5)),
+            ("decode", step_time.decode_s(1, 1)),
+        ):
+            takes = f"step_time.{kind}_*_ms: a step of one token"
+            require(seconds >= _LEAST_STEP_S, takes, f"{seconds * 1e3:g} ms", "1e-6 ms or more")
 
     def step_time(self) -> StepTime:
         """The same in seconds."""
@@ -230,6 +236,14 @@ class StepTimeConfig:
                 for f in dataclasses.fields(self)
             }
         )
+
+
+def in_ms(step_time: StepTime) -> dict[str, float]:
+    """The fields of a StepTimeConfig that says the same, to six digits; whatever was learned."""
+    return {
+        name.removesuffix("_s") + "_ms": float(f"{seconds * 1e3:.6g}")
+        for name, seconds in dataclasses.asdict(step_time).items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +311,10 @@ _SECTIONS: dict[str, type[Any]] = {
 
 def _parse_slo(section: object) -> SloConfig:
     if not isinstance(section, Mapping):
-        raise ConfigError(f"section slo is {section!r}, allowed: fields with values")
+        raise ConfigError(f"section slo is {section!r:.80}, allowed: fields with values")
     classes = section.get("classes", {})
     if not isinstance(classes, Mapping):
-        raise ConfigError(f"slo.classes is {classes!r}, allowed: sections [slo.classes.NAME]")
+        raise ConfigError(f"slo.classes is {classes!r:.80}, allowed: sections [slo.classes.NAME]")
     parsed = {
         name: parse_section(SloClass, f"slo.classes.{name}", values)
         for name, values in classes.items()
@@ -319,7 +333,7 @@ def _is_address(text: str) -> bool:
 
 def _parse_policies(sections: object) -> dict[str, Any]:
     if not isinstance(sections, Mapping):
-        raise ConfigError(f"policy is {sections!r}, allowed: sections [policy.NAME]")
+        raise ConfigError(f"policy is {sections!r:.80}, allowed: sections [policy.NAME]")
     parsed = {}
     for name, values in sections.items():
         try:

@@ -8,7 +8,9 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.refined import Refined
 
 DEFAULT_URGENCY = 3
-_TOO_MUCH = 1e12
+# What a weight, and a deadline (ms), may be. What is computed of them stays a number that counts.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
+LEAST_SLO_MS, MOST_SLO_MS = 1e-3, 1e9
 MAX_NAME_CHARACTERS = 256
 
 
@@ -16,14 +18,15 @@ MAX_NAME_CHARACTERS = 256
 class Hints:
     """What was said of a request's importance, by an operator or a trusted client.
 
-    weight: how much it counts, above 0.
-    ttft_slo_ms, tpot_slo_ms: targets for its first token and for each further one; None if none.
+    weight: how much it counts, 0.001 to 1000.
+    ttft_slo_ms, tpot_slo_ms: targets for its first token and for each further one, 0.001 to 1e9;
+        None if none.
     urgency: 1 (most urgent) to 5.
     session: whose conversation or program it belongs to; "" if unknown.
     tenant: who pays for it, where tenants share fairly; "" if unknown.
     What no client says of itself (see sage_sched.slo):
     slo_class: its class; "" if none.
-    first_token_weight: how many further tokens its first one counts for, above 0.
+    first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
     first_token_buffer: whether a token that comes early gives the next ones more time.
     shares_fairly: whether the tenants of its class get shares alike (sage_sched.tenants).
     """
@@ -42,12 +45,13 @@ class Hints:
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""
         slos_ms = (("ttft_slo_ms", self.ttft_slo_ms), ("tpot_slo_ms", self.tpot_slo_ms))
-        given = [(name, slo_ms) for name, slo_ms in slos_ms if slo_ms is not None]
         weights = (("weight", self.weight), ("first_token_weight", self.first_token_weight))
-        for name, value in (*weights, *given):
+        bounded = [(name, weight, LEAST_WEIGHT, MOST_WEIGHT) for name, weight in weights]
+        bounded += [(name, ms, LEAST_SLO_MS, MOST_SLO_MS) for name, ms in slos_ms if ms is not None]
+        for name, value, least, most in bounded:
             # Written so that NaN fails too. A client may have sent anything.
-            if type(value) not in (int, float) or not 0 < value < _TOO_MUCH:
-                raise ValueError(f"{name} is {value!r:.40}, allowed: above 0, below {_TOO_MUCH:g}")
+            if type(value) not in (int, float) or not least <= value <= most:
+                raise ValueError(f"{name} is {value!r:.40}, allowed: {least:g} to {most:g}")
         if type(self.urgency) is not int or not 1 <= self.urgency <= 5:
             raise ValueError(f"urgency is {self.urgency!r:.40}, allowed: 1 to 5")
         for name, text in (("session", self.session), ("tenant", self.tenant)):

@@ -8,11 +8,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sage_sched.fields import require
-from sage_sched.job import DEFAULT_URGENCY, MAX_NAME_CHARACTERS, Hints
+from sage_sched.fields import require, require_within
+from sage_sched.job import (
+    DEFAULT_URGENCY,
+    LEAST_SLO_MS,
+    LEAST_WEIGHT,
+    MAX_NAME_CHARACTERS,
+    MOST_SLO_MS,
+    MOST_WEIGHT,
+    Hints,
+)
 
 TRUST = ("none", "header", "body")
-_TOO_MUCH = 1e12
 # Of so many requests, the latest, a class has its share.
 _WINDOW = 100
 
@@ -23,7 +30,7 @@ class SloClass:
 
     priority: the body's `priority` that claims it; larger is more important, as in SGLang (in vLLM
         smaller is).
-    weight: how much each of its tokens counts.
+    weight: how much each of its tokens counts; times that of the request, 0.001 to 1000.
     ttft_slo_ms, tpot_slo_ms: when its first token is due, and each further one; inf: whenever.
     min_ttft_slo_ms, min_tpot_slo_ms: the least that a client may ask for itself.
     max_share: of the latest requests that it may have; those beyond are of the default class.
@@ -43,16 +50,13 @@ class SloClass:
 
     def check(self, section: str) -> None:
         """Raises ConfigError unless the fields are as the class documents them."""
-        require(0 < self.weight < _TOO_MUCH, f"{section}.weight", self.weight, "above 0")
+        require_within(f"{section}.weight", self.weight, LEAST_WEIGHT, MOST_WEIGHT)
         for name in ("ttft_slo_ms", "tpot_slo_ms"):
             slo_ms = getattr(self, name)
-            is_slo = 0 < slo_ms < _TOO_MUCH or slo_ms == math.inf
-            require(is_slo, f"{section}.{name}", slo_ms, "above 0 (ms), or inf")
+            require_within(f"{section}.{name}", slo_ms, LEAST_SLO_MS, MOST_SLO_MS, or_inf=True)
             floor = getattr(self, f"min_{name}")
-            allowed = f"0 (ms) to its {name}, {slo_ms:g}"
-            require(
-                0 <= floor <= slo_ms and floor < _TOO_MUCH, f"{section}.min_{name}", floor, allowed
-            )
+            allowed = f"0 (ms) to its {name}, {slo_ms:g}, and {MOST_SLO_MS:g}"
+            require(0 <= floor <= min(slo_ms, MOST_SLO_MS), f"{section}.min_{name}", floor, allowed)
         require(0 < self.max_share <= 1, f"{section}.max_share", self.max_share, "above 0, to 1")
         require(1 <= self.urgency <= 5, f"{section}.urgency", self.urgency, "1 to 5")
 
@@ -79,7 +83,7 @@ class SloConfig:
     def __post_init__(self) -> None:
         require(self.trust in TRUST, "slo.trust", self.trust, ", ".join(TRUST))
         weight = self.first_token_weight
-        require(0 < weight < _TOO_MUCH, "slo.first_token_weight", weight, "above 0")
+        require_within("slo.first_token_weight", weight, LEAST_WEIGHT, MOST_WEIGHT)
         known = ", ".join(self.classes) or "none, as no [slo.classes.NAME] is given"
         require(self.default in ("", *self.classes), "slo.default", self.default, known)
         claimed: dict[int, str] = {}
@@ -160,7 +164,7 @@ class SloClaims:
         self._num_clamped += any(a is not None and a != g for a, g in zip(asked, got, strict=True))
         return replace(
             given,
-            weight=given.weight * of_class.weight,
+            weight=min(max(given.weight * of_class.weight, LEAST_WEIGHT), MOST_WEIGHT),
             ttft_slo_ms=ttft_slo_ms,
             tpot_slo_ms=tpot_slo_ms,
             slo_class=name,

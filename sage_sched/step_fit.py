@@ -30,6 +30,10 @@ _PRIOR_ERROR = 0.5
 # least that a standard deviation is taken for.
 _OUTLIER, _LEAST_SPREAD = 1.5, 0.01
 _MAX_ROUNDS, _TOLERANCE = 30, 1e-4
+# Of a typical step at least so much is for its tokens: noise hides a slope, and what a token takes
+# is divided by. Of StepTime, by kind of step: which coefficient is theirs.
+_LEAST_SHARE = 1e-3
+_OF_TOKENS = (2, 6)
 _SUPPORTS = np.array(list(product((False, True), repeat=len(COLUMNS))))
 
 
@@ -37,6 +41,7 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
     """The coefficients that explain the steps, each at least 0.
 
     work: shape (n, 7), n at least 1, see COLUMNS. seconds: shape (n,), above 0.
+    A token is never free: those of a typical step take a thousandth of it at least.
     What the steps do not tell is as in the prior, all of it times one factor: the one by which
     most steps differ from it. Errors count relative to a step's own length, so that a short step
     counts as much as a long one, and outliers count little (Huber's loss, by reweighting).
@@ -58,6 +63,10 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
         counts = np.minimum(1.0, _OUTLIER * spread / np.maximum(errors, 1e-12))
         if np.allclose(found, last, rtol=_TOLERANCE, atol=0):
             break
+    found = found.copy()
+    for typical_step, of_tokens in zip(typical, _OF_TOKENS, strict=True):
+        least_s = _LEAST_SHARE * float(typical_step @ found) / typical_step[of_tokens]
+        found[of_tokens] = max(found[of_tokens], least_s)
     return StepTime(*found.tolist())
 
 

@@ -17,6 +17,7 @@ from sage_sched.policy import SGLANG_POLICIES, policy_names, policy_type, sectio
 STOCK_POLICIES = SGLANG_POLICIES - {"priority", "random"}
 _NAME = "schedule_policy"
 _SECTIONS = ("policy", "preemption", "admission")
+_INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _AT_THE_START = "the processes that take requests in have read it at their start"
 _FIXED = {
     "store": _AT_THE_START,
@@ -61,6 +62,12 @@ class Settings:
         merged = _merged(self.config.sections(), sections)
         return dataclasses.replace(self, schedule_policy=policy, config=SageConfig.parse(merged))
 
+    @classmethod
+    def of(cls, shown: object) -> Self:
+        """What shown() has shown of others; what cannot change is as it is by default. Raises
+        ConfigError."""
+        return cls("fcfs", SageConfig()).changed(shown)
+
     def shown(self) -> dict[str, Any]:
         """What may be changed, as changed() takes it; of the policies' sections that of the present
         one, and those that were given."""
@@ -69,8 +76,8 @@ class Settings:
             name = section_of(self.schedule_policy)
             defaults = dataclasses.asdict(policy_type(name).Parameters())
             sections["policy"] = {name: defaults} | sections["policy"]
-        shown = {name: sections[name] for name in _SECTIONS}
-        return {_NAME: self.schedule_policy, **_without_infinities(shown)}
+        shown = {name: _as_given(sections[name]) for name in _SECTIONS}
+        return {_NAME: self.schedule_policy, **shown}
 
 
 def _policy(name: object) -> str:
@@ -95,12 +102,18 @@ def _merged(present: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
         if isinstance(value, Mapping):
             merged[name] = _merged(known if isinstance(known, Mapping) else {}, value)
         else:
-            merged[name] = math.inf if value == "inf" else value
+            merged[name] = _INFINITIES.get(value, value) if isinstance(value, str) else value
     return merged
 
 
-def _without_infinities(value: Any) -> Any:
-    """JSON has none."""
-    if isinstance(value, Mapping):
-        return {name: _without_infinities(each) for name, each in value.items()}
-    return "inf" if value == math.inf else value
+def _as_given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that can be given. JSON has no infinities."""
+    shown: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            shown[name] = _as_given(value)
+        elif isinstance(value, float) and math.isinf(value):
+            shown[name] = "inf" if value > 0 else "-inf"
+        elif isinstance(value, bool | int | float | str):
+            shown[name] = value
+    return shown

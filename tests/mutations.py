@@ -92,6 +92,35 @@ MUTATIONS = (
         f"{_URGENCY}::test_a_piece_of_work_is_worth_a_level",
     ),
     Mutation(
+        "what a change of settings raises ends the scheduler",
+        "patches/switch.py",
+        "    except Exception as error:\n        logger",
+        "    except OSError as error:\n        logger",
+        f"{_SWITCH}::test_a_scheduler_lives_on_whatever_a_switch_raises",
+    ),
+    Mutation(
+        "settings are broadcast unread",
+        "patches/settings_route.py",
+        "        Settings.of(present).changed(changes)\n",
+        "        pass\n",
+        f"{_SWITCH}::test_the_door_refuses_what_cannot_be_set_and_no_scheduler_minds_it",
+    ),
+    Mutation(
+        "noise hides what a token takes",
+        "sage_sched/step_fit.py",
+        "max(found[of_tokens], least_s)",
+        "found[of_tokens]",
+        "tests/sage_sched/test_step_fit.py::test_noise_hides_no_slope",
+    ),
+    Mutation(
+        "a token may take no time, and its worth is divided by that",
+        "sage_sched/policies/proserve.py",
+        "_LEAST_EXEC_S = 1e-9",
+        "_LEAST_EXEC_S = 0.0",
+        "tests/bench/simulator/test_extremes.py::"
+        "test_steps_that_take_as_long_whatever_is_in_them_can_be_gone_by",
+    ),
+    Mutation(
         "one that runs yields to whoever has waited for longer",
         "sage_sched/policies/urgency.py",
         "        if self.level(waiting) >= self.level(running):\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sage_sched.fields import require
+from sage_sched.fields import MOST, require_within
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.step_time import ServerFacts
@@ -25,8 +25,8 @@ class FastServeParameters:
 
     def __post_init__(self) -> None:
         interval = self.refresh_interval_tokens
-        require(interval >= 1, "policy.fastserve.refresh_interval_tokens", interval, "at least 1")
-        require(self.quantum_ms > 0, "policy.fastserve.quantum_ms", self.quantum_ms, "above 0")
+        require_within("policy.fastserve.refresh_interval_tokens", interval, 1, MOST)
+        require_within("policy.fastserve.quantum_ms", self.quantum_ms, 1e-3, MOST)
 
 
 class FastServe(Policy):

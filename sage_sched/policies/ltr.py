@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sage_sched.fields import require
+from sage_sched.fields import LEAST_POOLS, MOST, require_within
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
@@ -22,7 +22,7 @@ class LtrParameters:
 
     def __post_init__(self) -> None:
         pools = self.starvation_pools
-        require(pools > 0, "policy.ltr.starvation_pools", pools, "above 0")
+        require_within("policy.ltr.starvation_pools", pools, LEAST_POOLS, MOST, or_inf=True)
 
 
 class Ltr(Policy):

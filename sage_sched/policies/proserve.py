@@ -12,7 +12,7 @@ import numpy as np
 
 from sage_sched import densities
 from sage_sched.cost import cost_named
-from sage_sched.fields import require
+from sage_sched.fields import MOST, require, require_within
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
@@ -27,6 +27,11 @@ from sage_sched.worth import Worth
 # Behind all that were promised something.
 _BEST_EFFORT = 1e9
 _STARVED = -1.0
+# No batch is meant to last for more of somebody's TPOT.
+_MOST_TPOTS = 1000.0
+# What a next token takes at least: a server whose steps take no longer for what is in them has
+# slopes of 0.
+_LEAST_EXEC_S = 1e-9
 # Who has less time than this, or whose answer is worth more than half as much, yields to nobody;
 # and so many are asked in a pass, as what they would give back takes time to find.
 _LEAST_SLACK_S = 1.0
@@ -63,15 +68,14 @@ class ProserveParameters:
     preempts: bool = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.eta < math.inf, "policy.proserve.eta", self.eta, "0 or more")
-        require(self.gamma >= 0, "policy.proserve.gamma", self.gamma, "0 or more")
+        require_within("policy.proserve.eta", self.eta, 0, _MOST_TPOTS)
+        require_within("policy.proserve.gamma", self.gamma, 0, MOST)
         known = ", ".join(DENSITIES)
         require(self.density in DENSITIES, "policy.proserve.density", self.density, known)
         require(self.order in ORDERS, "policy.proserve.order", self.order, ", ".join(ORDERS))
-        catch_up = self.catch_up
-        require(0 < catch_up < math.inf, "policy.proserve.catch_up", catch_up, "above 0")
+        require_within("policy.proserve.catch_up", self.catch_up, 1e-3, _MOST_TPOTS)
         chunk, share = self.least_chunk_tokens, self.starved_share
-        require(chunk >= 1, "policy.proserve.least_chunk_tokens", chunk, "at least 1")
+        require_within("policy.proserve.least_chunk_tokens", chunk, 1, MOST)
         require(0 <= share < 1, "policy.proserve.starved_share", share, "0 to 1, 1 excluded")
 
 
@@ -145,10 +149,11 @@ class Proserve(Sage):
         step_time = self.server.step_time
         done = max(job.cached_tokens, job.prefilled_tokens)
         new_tokens = max(1, job.input_tokens + job.generated_tokens - done)
-        return (
+        return max(
+            _LEAST_EXEC_S,
             step_time.prefill_request_s
             + new_tokens * step_time.prefill_token_s
-            + attended_pairs(done, new_tokens) * step_time.prefill_pair_s
+            + attended_pairs(done, new_tokens) * step_time.prefill_pair_s,
         )
 
     def key(self, job: Job, view: SchedulerView) -> float:
@@ -201,8 +206,9 @@ class Proserve(Sage):
                     promised.ttft_s = max(1e-9, self._now_s - job.arrival_s)
                 promised.due_s = job.arrival_s + promise.due_s(age + 1, promised.ttft_s)
                 kv_tokens = job.input_tokens + age
-                promised.exec_s = (
-                    step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s
+                promised.exec_s = max(
+                    _LEAST_EXEC_S,
+                    step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s,
                 )
             else:
                 promised.exec_s = self._prefill_s(job)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from sage_sched.fields import require
+from sage_sched.fields import LEAST_POOLS, MOST, require_within
 from sage_sched.job import Job
 from sage_sched.order import place_of, serving_order
 from sage_sched.plan import Budget
@@ -35,10 +35,9 @@ class QllmParameters:
     slice_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        pools, share, slice_ms = self.level_pools, self.decode_share, self.slice_ms
-        require(0 < pools < math.inf, "policy.qllm.level_pools", pools, "above 0, finite")
-        require(0 <= share <= 1, "policy.qllm.decode_share", share, "0 to 1")
-        require(0 <= slice_ms < math.inf, "policy.qllm.slice_ms", slice_ms, "0 or more, finite")
+        require_within("policy.qllm.level_pools", self.level_pools, LEAST_POOLS, MOST)
+        require_within("policy.qllm.decode_share", self.decode_share, 0, 1)
+        require_within("policy.qllm.slice_ms", self.slice_ms, 0, MOST)
 
 
 class Qllm(Urgency):

@@ -12,7 +12,7 @@ import numpy as np
 
 from sage_sched.cost import COSTS, cost_named
 from sage_sched.distribution import LengthDistribution
-from sage_sched.fields import require
+from sage_sched.fields import LEAST_POOLS, MOST, require, require_within
 from sage_sched.gittins import GittinsTable, gittins_index
 from sage_sched.job import Job
 from sage_sched.mean_cost import MeanCost
@@ -75,10 +75,11 @@ class SageParameters:
         require(self.index in _TABLES, "policy.sage.index", self.index, ", ".join(_TABLES))
         require(self.cost in COSTS, "policy.sage.cost", self.cost, ", ".join(COSTS))
         interval = self.refresh_interval_tokens
-        require(interval >= 1, "policy.sage.refresh_interval_tokens", interval, "at least 1")
-        require(0 <= self.refresh <= 1, "policy.sage.refresh", self.refresh, "0 to 1")
-        require(self.aging_pools > 0, "policy.sage.aging_pools", self.aging_pools, "above 0")
-        require(self.regret >= 0, "policy.sage.regret", self.regret, "0 or more, inf")
+        require_within("policy.sage.refresh_interval_tokens", interval, 1, MOST)
+        require_within("policy.sage.refresh", self.refresh, 0, 1)
+        aging = self.aging_pools
+        require_within("policy.sage.aging_pools", aging, LEAST_POOLS, MOST, or_inf=True)
+        require_within("policy.sage.regret", self.regret, 0, MOST, or_inf=True)
         allowed = "false (with policy.sage.index mean)"
         require(
             not self.posterior or self.index == "gittins", "policy.sage.posterior", True, allowed
@@ -138,7 +139,7 @@ class Sage(Policy):
         "sage+": {"posterior": True},
         "sage-order": {"preempts": False},
         "sage-mean": {"index": "mean"},
-        "sage-norefresh": {"refresh_interval_tokens": 1 << 30},
+        "sage-norefresh": {"refresh_interval_tokens": MOST},
         "sage-nosessions": {"sessions": False},
         "sage-output": {"cost": "output"},
         "sage-overall": {"cost": "overall"},

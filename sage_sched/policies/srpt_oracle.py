@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sage_sched.cost import cost_named
-from sage_sched.fields import require
+from sage_sched.fields import MOST, require_within
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.step_time import ServerFacts
@@ -21,8 +21,7 @@ class SrptOracleParameters:
     preempt_margin: float = 0.5
 
     def __post_init__(self) -> None:
-        margin = self.preempt_margin
-        require(margin >= 0, "policy.srpt-oracle.preempt_margin", margin, "0 or more")
+        require_within("policy.srpt-oracle.preempt_margin", self.preempt_margin, 0, MOST)
 
 
 class SrptOracle(Policy):

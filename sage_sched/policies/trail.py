@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sage_sched.fields import require
+from sage_sched.fields import MOST, require_within
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.step_time import ServerFacts
@@ -22,7 +22,7 @@ class TrailParameters:
     limit: float = 0.8
 
     def __post_init__(self) -> None:
-        require(self.limit > 0, "policy.trail.limit", self.limit, "above 0")
+        require_within("policy.trail.limit", self.limit, 1e-9, MOST)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sage_sched.cost import cost_named
-from sage_sched.fields import require
+from sage_sched.fields import MOST, require_within
 from sage_sched.job import Job
 from sage_sched.mean_cost import MeanCost
 from sage_sched.policy import Policy
@@ -25,11 +25,9 @@ class TrailPromptParameters:
     refresh_interval_tokens: int = 200
 
     def __post_init__(self) -> None:
-        require(self.limit > 0, "policy.trail-prompt.limit", self.limit, "above 0")
+        require_within("policy.trail-prompt.limit", self.limit, 1e-9, MOST)
         interval = self.refresh_interval_tokens
-        require(
-            interval >= 1, "policy.trail-prompt.refresh_interval_tokens", interval, "at least 1"
-        )
+        require_within("policy.trail-prompt.refresh_interval_tokens", interval, 1, MOST)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sage_sched.fields import require
+from sage_sched.fields import LEAST_POOLS, MOST, require_within
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
@@ -18,7 +18,7 @@ class UniBoostParameters:
     boost_pools: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.boost_pools > 0, "policy.uniboost.boost_pools", self.boost_pools, "above 0")
+        require_within("policy.uniboost.boost_pools", self.boost_pools, LEAST_POOLS, MOST)
 
 
 class UniBoost(Policy):

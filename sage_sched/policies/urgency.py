@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sage_sched.credit import Credit
-from sage_sched.fields import require
+from sage_sched.fields import LEAST_POOLS, MOST, require_within
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
@@ -39,12 +39,9 @@ class UrgencyParameters:
     preempts: bool = True
 
     def __post_init__(self) -> None:
-        pools, share = self.level_pools, self.share
-        is_sound = 0 < pools < math.inf
-        require(is_sound, "policy.urgency.level_pools", pools, "above 0, finite")
-        require(0 <= share <= 1, "policy.urgency.share", share, "0 to 1")
-        is_share = 0 <= self.decode_share <= 1
-        require(is_share, "policy.urgency.decode_share", self.decode_share, "0 to 1")
+        require_within("policy.urgency.level_pools", self.level_pools, LEAST_POOLS, MOST)
+        require_within("policy.urgency.share", self.share, 0, 1)
+        require_within("policy.urgency.decode_share", self.decode_share, 0, 1)
 
 
 class Urgency(Sage):

@@ -8,7 +8,7 @@ import pytest
 
 from patches.calibration import Calibration, StepTimes
 from patches.step_time_file import StepTimeFile
-from sage_sched.config import StepTimeConfig
+from sage_sched.config import StepTimeConfig, in_ms
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS
 from sage_sched.step_time import ServerFacts, StepTime
 from tests.sage_sched.step_traffic import Step, steps
@@ -105,7 +105,7 @@ def test_what_is_configured_stays(tmp_path: Path) -> None:
 
 
 def test_seconds_of_what_is_configured_go_by_at_a_pace() -> None:
-    calibration = made(StepTimeConfig.of(SLOW))
+    calibration = made(StepTimeConfig(**in_ms(SLOW)))
     assert calibration.pace() == 1  # nothing is known yet
     run(calibration, TRUTH, 1000)
     assert calibration.pace() == pytest.approx(3, rel=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ from patches.carrier import encode_hints, encode_stamp
 from patches.scheduler_state import SchedulerState
 from patches.switch import SetSettings, SettingsNow, switch
 from sage_sched.config import SageConfig
+from sage_sched.fields import ConfigError
 from sage_sched.job import Hints
 from sage_sched.policies.sage import Sage
+from sage_sched.switch import Settings
 from tests.patches.test_scheduler_state import fail, ordered, request
 
 
@@ -201,3 +204,58 @@ def test_messages_cross_processes() -> None:
     assert msgpack_decode(msgpack_encode(message)) == message
     answer = SettingsNow(settings="{}", refusal="no")
     assert msgpack_decode(msgpack_encode(answer)) == answer
+
+
+# What is no JSON object, or sets what cannot be; beside each, what is said of it.
+HOSTILE_BODIES = {
+    b"": "no JSON object of settings",
+    b"[]": "no object",
+    b"\xff": "no JSON object of settings",
+    b"[" * 60_000: "no JSON object of settings",
+    b'{"policy":' * 5000 + b"1" + b"}" * 5000: "no JSON object of settings",
+    b'{"' + b"x" * 70_000 + b'":1}': "more than 65536 bytes",
+    b'{"policy":{"\\ud800":{}}}': "surrogates not allowed",
+    b'{"schedule_policy":"\\udfff"}': "surrogates not allowed",
+    b'{"preemption":{"host_pool_gib":1' + b"0" * 400 + b"}}": "preemption.host_pool_gib is 1000",
+    b'{"preemption":{"host_pool_gib":1' + b"0" * 5000 + b"}}": "no JSON object of settings",
+    b'{"preemption":{"host_pool_gib":1e400}}': "preemption.host_pool_gib is inf",
+    b'{"preemption":{"max_yields":1' + b"0" * 30 + b"}}": "preemption.max_yields is 1000",
+    b'{"admission":{"quantile":NaN}}': "admission.quantile is nan",
+    b'{"policy":{"proserve":{"eta":1e308}}}': "policy.proserve.eta is 1e+308",
+    b'{"policy":{"fastserve":{"quantum_ms":1e-320}}}': "policy.fastserve.quantum_ms is 1e-320",
+    b'{"policy":{"sage":{"index":"mean"}}}': "",
+    b'{"policy":{"sage":{"posterior":true,"index":"mean"}}}': "policy.sage.posterior is True",
+}
+
+
+@pytest.mark.parametrize(("body", "why"), HOSTILE_BODIES.items(), ids=range(len(HOSTILE_BODIES)))
+def test_the_door_refuses_what_cannot_be_set_and_no_scheduler_minds_it(
+    scheduler: Any, body: bytes, why: str
+) -> None:
+    present = json.loads(told(scheduler, None).settings)
+    if why:
+        with pytest.raises(ValueError, match=re.escape(why)) as refusal:
+            settings_route.changes_of(body, present)
+        # It can be an answer.
+        assert len(str(refusal.value).encode()) < 2000
+    else:
+        assert settings_route.changes_of(body, present) == json.loads(body)
+    # Though nothing of the sort is sent there.
+    answer = switch(scheduler, SetSettings(changes=body.decode(errors="replace"), now_s=0.0))
+    assert bool(answer.refusal) is bool(why)
+    msgpack_encode(answer)
+
+
+def test_a_scheduler_lives_on_whatever_a_switch_raises(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SchedulerState, "go_by", fail)
+    assert "a bug" in told(scheduler, {"schedule_policy": "ssjf"}).refusal
+    monkeypatch.setattr(Settings, "changed", half_a_character)
+    answer = told(scheduler, {"schedule_policy": "ssjf"})
+    assert "\\ud800" in answer.refusal
+    msgpack_encode(answer)
+
+
+def half_a_character(*args: object) -> None:
+    raise ConfigError("\ud800")

@@ -5,8 +5,15 @@ from types import SimpleNamespace
 import pytest
 from sglang.benchmark.goodput import calculate_goodput
 
-from sage_sched.attainment import Attainment
-from sage_sched.job import NO_HINTS, Hints
+from sage_sched.attainment import Attainment, Tally
+from sage_sched.job import (
+    LEAST_SLO_MS,
+    LEAST_WEIGHT,
+    MOST_SLO_MS,
+    MOST_WEIGHT,
+    NO_HINTS,
+    Hints,
+)
 
 HIGH = Hints(weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="high")
 LOW = Hints(weight=1.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="low")
@@ -42,3 +49,17 @@ def test_gains_by_class_and_over_all() -> None:
     assert metrics["tdg_ratio"] == pytest.approx((22 + 5) / 33)
     assert metrics["slo_attainment_by_class"] == {"high": 1.0, "low": 0.0}
     assert Attainment().metrics(1.0) == {}
+
+
+@pytest.mark.parametrize("weight", [LEAST_WEIGHT, MOST_WEIGHT])
+@pytest.mark.parametrize("slo_ms", [LEAST_SLO_MS, MOST_SLO_MS])
+def test_whatever_is_promised_is_worth_something(weight: float, slo_ms: float) -> None:
+    least = Hints(weight=weight, first_token_weight=weight, ttft_slo_ms=slo_ms)
+    attainment = Attainment()
+    attainment.add(least, 0.0, 0.0, 1, 0)
+    assert attainment.tallies[""].ideal > 0
+    assert attainment.metrics(0.0)["tdg_ratio"] == 1.0
+
+
+def test_of_nothing_all_was_gained() -> None:
+    assert Tally().tdg_ratio == 1.0

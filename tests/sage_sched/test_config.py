@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
+import math
 from typing import Any
 
 import pytest
 
-from sage_sched.config import AdmissionConfig, SageConfig
+from sage_sched.config import _SECTIONS, AdmissionConfig, SageConfig, StepTimeConfig
 from sage_sched.fields import ConfigError
+from sage_sched.policies import POLICIES
 from sage_sched.policies.ltr import LtrParameters
 from sage_sched.policies.sage import SageParameters
 from sage_sched.slo import SloClass, SloConfig
+from sage_sched.switch import Settings
 
 
 def test_every_field_has_a_default() -> None:
@@ -35,9 +41,9 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"polcy": {}}, ["polcy", "policy"]),
         ({"policy": {"sage": {"agingpools": 3}}}, ["agingpools", "aging_pools"]),
         ({"policy": {"sage": {"aging_pools": "3"}}}, ["policy.sage.aging_pools", "'3'", "float"]),
-        ({"policy": {"sage": {"aging_pools": 0}}}, ["policy.sage.aging_pools", "0", "above 0"]),
+        ({"policy": {"sage": {"aging_pools": 0}}}, ["policy.sage.aging_pools", "0", "1e-06 to"]),
         ({"policy": {"sage": {"aging_pools": float("nan")}}}, ["policy.sage.aging_pools", "nan"]),
-        ({"policy": {"sage": {"regret": -0.5}}}, ["policy.sage.regret", "-0.5", "0 or more, inf"]),
+        ({"policy": {"sage": {"regret": -0.5}}}, ["policy.sage.regret", "-0.5", ", or inf"]),
         ({"policy": {"sage": {"regret": float("nan")}}}, ["policy.sage.regret", "nan"]),
         (
             {"policy": {"trail-prompt": {"refresh_interval_tokens": True}}},
@@ -60,9 +66,15 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"slo": {"default": "x"}}, ["slo.default", "x", "none"]),
         ({"slo": {"classes": 3}}, ["slo.classes", "3", "[slo.classes.NAME]"]),
         ({"slo": {"classes": {"x": {"weigt": 1}}}}, ["slo.classes.x", "weigt", "weight"]),
-        ({"slo": {"classes": {"x": {"weight": 0}}}}, ["slo.classes.x.weight", "0", "above 0"]),
+        (
+            {"slo": {"classes": {"x": {"weight": 0}}}},
+            ["slo.classes.x.weight", "0", "0.001 to"],
+        ),
         ({"slo": {"classes": {"x": {"ttft_slo_ms": float("nan")}}}}, ["x.ttft_slo_ms", "nan"]),
-        ({"slo": {"classes": {"x": {"tpot_slo_ms": -5}}}}, ["x.tpot_slo_ms", "-5", "above 0"]),
+        (
+            {"slo": {"classes": {"x": {"tpot_slo_ms": -5}}}},
+            ["x.tpot_slo_ms", "-5", "0.001 to"],
+        ),
         (
             {"slo": {"classes": {"x": {"tpot_slo_ms": 50, "min_tpot_slo_ms": 51}}}},
             ["slo.classes.x.min_tpot_slo_ms", "51", "50"],
@@ -90,3 +102,43 @@ def test_errors_name_field_value_and_what_is_allowed(
         SageConfig.parse(sections)
     for name in names:
         assert name in str(error.value)
+
+
+# Of whatever may stand in a file, or come by POST /sage/settings.
+HOSTILE: tuple[Any, ...] = (
+    0, -0.0, 5e-324, 1e308, math.inf, -math.inf, math.nan, -1, 2**63, 10**400, -(10**400), True,
+    None, "", "inf", "\ud800", "\0", [], {}, [[]], {"\ud800": {}}, {"": 10**400},
+)  # fmt: skip
+SECTIONS = [
+    *((name, section) for name, section in _SECTIONS.items()),
+    *((f"policy.{name}", policy.Parameters) for name, policy in POLICIES.items()),
+    ("slo", SloConfig),
+    ("slo.classes.x", SloClass),
+]
+
+
+def nested(path: str, value: object) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.mark.parametrize(("path", "section"), SECTIONS, ids=[path for path, _ in SECTIONS])
+def test_whatever_is_given_is_taken_or_refused(path: str, section: type[Any]) -> None:
+    for name in (*(field.name for field in dataclasses.fields(section)), "\ud800", ""):
+        for value in HOSTILE:
+            with contextlib.suppress(ConfigError):
+                config = SageConfig.parse(nested(path, {name: value}))
+                shown = Settings("sage", config).shown()
+                json.dumps(shown, allow_nan=False)
+                assert Settings.of(shown).shown() == shown
+    for value in HOSTILE:
+        with contextlib.suppress(ConfigError):
+            SageConfig.parse(nested(path, value))
+
+
+def test_steps_take_time() -> None:
+    with pytest.raises(ConfigError, match=r"step_time\.decode_\*_ms"):
+        StepTimeConfig(decode_base_ms=0, decode_kv_token_ms=0)
+    StepTimeConfig(decode_base_ms=0, decode_kv_token_ms=1e-4)

@@ -111,3 +111,9 @@ def test_a_tenant_is_named_by_a_header_only_if_headers_are_trusted() -> None:
     long = claims("header", fair).hints("default", NO_HINTS, tenant="x" * 1000)
     assert len(long.tenant) == 256
     assert not claims("header").hints("default", NO_HINTS, tenant="acme").shares_fairly
+
+
+@pytest.mark.parametrize("weight", [1e-3, 1e3])
+def test_what_a_client_and_its_class_say_together_is_a_weight_too(weight: float) -> None:
+    config = SloConfig(classes={"x": SloClass(weight=weight)})
+    assert SloClaims(config).hints("x", Hints(weight=weight)).weight == weight

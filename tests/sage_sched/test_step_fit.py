@@ -104,3 +104,23 @@ def test_the_minimum_is_the_one_that_lawson_and_hanson_find(seed: int) -> None:
     wanted = rng.normal(size=20)
     found = _nonnegative_minimum(rows.T @ rows, rows.T @ wanted)
     assert found == pytest.approx(nnls(rows, wanted)[0], abs=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_noise_hides_no_slope(seed: int) -> None:
+    # Steps that are bound by reading the weights: each takes as long, whatever is in it.
+    random, prior = np.random.default_rng(seed), SHIPPED
+    for _ in range(4):
+        taken = []
+        for seconds in random.lognormal(0, 0.1, 256):
+            requests = int(random.integers(1, 33))
+            tokens = float(requests * random.integers(100, 900))
+            step = [0.0, 0, 0, 0, 1, requests, tokens]
+            if random.random() < 0.1:
+                step = [1.0, requests, tokens, tokens * tokens / 2, 0, 0, 0]
+            taken.append((step, 0.02 * seconds))
+        prior = fit(*table(taken), prior)
+        mean = table(taken)[0].mean(axis=0) * 10
+        assert mean[2] * prior.prefill_token_s > 1e-5
+        assert mean[6] * prior.decode_kv_token_s > 1e-5
+        assert foreseen(taken, prior) == pytest.approx(np.full(256, 0.02), rel=0.3)

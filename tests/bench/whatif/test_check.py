@@ -16,7 +16,7 @@ from bench.whatif import check
 from bench.workload.arrivals import poisson_arrivals
 from bench.workload.prompts import sample
 from bench.workload.source import load_workload
-from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 
 PRESET, POLICIES = "h800-80gb-qwen3-32b", ("fcfs", "fcfs@clip=256")
 NUM_REQUESTS = 80
@@ -63,7 +63,7 @@ def test_what_happened_as_simulated_passes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = runs({})
-    told = StepTimeConfig.of(PRESETS[PRESET].step_time)
+    told = StepTimeConfig(**in_ms(PRESETS[PRESET].step_time))
     faster = {n: getattr(told, n) / 2.0 for n in StepTimeConfig.__dataclass_fields__}
     made[1]["counters"] = {"step_time": {"source": "learned", **faster}}
     assert checked(made, tmp_path) == 0
