@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
@@ -58,7 +59,22 @@ def add_settings_route(manager: TokenizerManager) -> None:
                 return _error(answer.refusal, 400)
         return JSONResponse(json.loads(answers[0].settings))
 
-    sys.modules[_HTTP_SERVER].app.add_route(PATH, settings, methods=["GET", "POST"])
+    _add(settings)
+
+
+def add_refusing_route(why: str) -> None:
+    """For a server that goes by no settings: it says why (409)."""
+
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
+    async def refuse(request: Request) -> JSONResponse:
+        return _refused(request) or _error(why, 409)
+
+    if _HTTP_SERVER in sys.modules:
+        _add(refuse)
+
+
+def _add(route: Callable[[Request], Awaitable[JSONResponse]]) -> None:
+    sys.modules[_HTTP_SERVER].app.add_route(PATH, route, methods=["GET", "POST"])
 
 
 def changes_of(body: bytes, present: object) -> dict[str, object]:

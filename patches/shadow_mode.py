@@ -28,6 +28,7 @@ from patches.request_prediction import (
     scope_of,
     state_of,
 )
+from patches.settings_route import add_refusing_route
 from patches.shadow_record import ShadowRecord
 from patches.step_time_file import StepTimeFile, kind_of
 from predictor_store.client import PredictorClient
@@ -83,6 +84,12 @@ def _after_init(
     self.sage_record = ShadowRecord(server_args._sage_shadow)
     self.sage_client = PredictorClient(server_args._sage_config, model)
     self.sage_client.start()  # the schedulers are loading the model meanwhile
+    add_refusing_route(
+        "this server is in shadow mode (--sage-shadow): SGLang's own "
+        f"{server_args.schedule_policy} orders requests, and nothing can be switched. One that is "
+        "started with --schedule-policy sage instead can be, to SGLang's own order too: "
+        "sage-sched set schedule_policy=fcfs"
+    )
 
 
 @_harmless

@@ -107,22 +107,23 @@ def _draws(num_requests: int, seed: int) -> Iterator[NDArray[np.int64]]:
 
 
 def sentence(rows: Sequence[Row], policy: str) -> str:
-    """What this policy would bring, in one sentence; "" if it is the first, or not among them."""
+    """What this policy would bring, or, if it is the first, what it brings; "" if it is not among
+    them."""
     first, *others = rows
-    row = next((row for row in others if row.policy == policy), None)
+    row = next((row for row in rows if row.policy == policy), None)
     if row is None:
         return ""
+    rivals = [other for other in others if other is not row]
+    best = min(rivals, key=lambda other: other.mean_ratio.value, default=None)
+    beside = "" if best is None else f"; the best of the others, {best.policy}: mean"
+    if row is first:
+        beside += "" if best is None else f" {best.mean_ratio} of that, p99 {best.p99_ratio}"
+        return f"Under {policy}, as now: mean TTLT {row.mean_ttlt_s:.2f} s{beside}."
+    beside += "" if best is None else f" {best.mean_ratio}"
     more = 100 * (row.throughput / first.throughput - 1) if first.throughput > 0 else 0.0
     tokens = f"{abs(more):.0f} % {'more' if more >= 0 else 'fewer'} tokens/s"
-    text = (
-        f"Under {policy}, instead of {first.policy}: mean TTLT {row.mean_ratio}, p99 "
-        f"{row.p99_ratio}, {tokens}"
-    )
-    rivals = [other for other in others if other.policy != policy]
-    best = min(rivals, key=lambda other: other.mean_ratio.value, default=None)
-    if best is None:
-        return f"{text}."
-    return f"{text}; the best of the others, {best.policy}: mean {best.mean_ratio}."
+    instead = f"Under {policy}, instead of {first.policy}: mean TTLT {row.mean_ratio}"
+    return f"{instead}, p99 {row.p99_ratio}, {tokens}{beside}."
 
 
 def table(rows: Sequence[Row]) -> str:

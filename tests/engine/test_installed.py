@@ -104,17 +104,24 @@ def test_a_first_day(installed: Installed, model: Path, tmp_path: Path) -> None:
     reader.types(warm)
     with reader.starts(serve, tmp_path / "log") as server:
         reader.port = str(server.port)
-        ask, see, switch, what_if = reader.steps_of("first-day.md")[3:]
-        assert reader.types(ask) == "40 answers\n"
+        ask, see, what_if, switch = reader.steps_of("first-day.md")[3:]
+        # Nothing but its cap ends an answer of the small model, and two cores are slow.
+        script = reader.folder / "ask.py"
+        script.write_text(script.read_text().replace("1024", "96").replace("64", "8"))
+        assert re.findall(r"^(\d+) answers", reader.types(ask), re.M) == ["40", "120"]
         # Metrics are brought up to date every two seconds.
         metrics = f"{server.url}/metrics"
         wait_until(lambda: "sage:predictions_total" in requests.get(metrics, timeout=60).text)
         assert "sage:predictions_total" in reader.types(see)
-        switched = reader.types(switch)
-        assert "200 answers\n" in switched
-        assert re.findall(r'"schedule_policy": "(\w+)"', switched) == ["fcfs", "sage"]
         said = reader.types(what_if)
         # Those of the script, and what the server asks itself as it starts.
         num_read = re.search(r"log: (\d+) requests of SGLang's request log", said)
         assert num_read is not None
-        assert 240 <= int(num_read[1]) < 250
+        assert 160 <= int(num_read[1]) < 170
+        # Requests waited, so that it matters in which order.
+        by_arrival = re.search(r"^fcfs +([\d.]+) ", said, re.M)
+        assert by_arrival is not None
+        assert float(by_arrival[1]) > 1.1
+        switched = reader.types(switch)
+        assert "120 answers" in switched
+        assert re.findall(r'"schedule_policy": "(\w+)"', switched) == ["fcfs", "sage"]

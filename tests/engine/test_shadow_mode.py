@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import stat
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import requests
 from bench.servers.server import Server
 from bench.whatif.engine import of_running
 from bench.whatif.read import read_log
+from patches import set_command
 from tests.engine import stage
 from tests.engine.conftest import CHECKED
 from tests.engine.serving import CPU_FLAGS, generate, wait_until, warmed_store
@@ -70,7 +72,7 @@ def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
-    model: Path, stock: Served, tmp_path: Path
+    model: Path, stock: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record, config, dumps = tmp_path / "record.jsonl", tmp_path / "sage.toml", tmp_path / "dumps"
     config.write_text(f'[store]\npath = "{warmed_store(tmp_path / "store")}"\n')
@@ -90,6 +92,9 @@ def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
         wait_until(lambda: _state(server)["sage"]["shadow"]["num_written"] > len(PROMPTS))
         assert of_running(server.url, None).policy == "shortest-prefill-first"
         wait_until(lambda: any(dumps.rglob("*.pkl")))
+        for asked in (["schedule_policy=sage"], []):
+            assert set_command.run(set_arguments([*asked, "--url", server.url])) == 1
+            assert "in shadow mode (--sage-shadow)" in capsys.readouterr().err
 
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
     text = record.read_text()
@@ -106,6 +111,12 @@ def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
     told = sorted(r.prompt for r in read_log([dumped]).requests)
     assert told == sorted(PROMPTS.values())
     assert "shadow could not" not in (tmp_path / "server.log").read_text()
+
+
+def set_arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    set_command.configure(parser)
+    return parser.parse_args(words)
 
 
 def _state(server: Server) -> dict[str, Any]:

@@ -57,6 +57,10 @@ def test_without_prompts_the_interval_tells_of_better_and_worse_predictions() ->
     said = sentence(answer.rows, "sage")
     assert f"mean TTLT {sage.mean_ratio}" in said
     assert "tokens/s" in said
+    as_now = sentence(answer.rows, "fcfs")
+    assert as_now.startswith(f"Under fcfs, as now: mean TTLT {fcfs.mean_ttlt_s:.2f} s")
+    assert f"sage: mean {sage.mean_ratio} of that" in as_now
+    assert sentence(answer.rows, "hrrn") == ""
     known = replace(SMALL, crps_gain=0.4)
     surer = answer_of(traffic(), known, ["fcfs", "sage"], CONFIG, num_seeds=2).rows[1].mean_ratio
     assert surer.high - surer.low < sage.mean_ratio.high - sage.mean_ratio.low
