@@ -236,18 +236,18 @@ class PredictorClient:
             self._lose_worker()
 
     def _take(self, message: dict[str, Any]) -> None:
-        if "predicted" in message:
-            handle = message["predicted"]
-            self._is_silent = False
-            answer = self._waiting.get(handle)
-            # Past its deadline, nobody waits for it.
-            if answer is not None and not answer.done():
-                distribution = protocol.decode_distribution(message["distribution"])
-                answer.set_result(Prediction(handle, distribution))
-            return
-        if "prior" in message:
-            self._prior = protocol.decode_distribution(message["prior"])
-        self._worker_stats = message["stats"]
+        match message:
+            case {"predicted": int(handle), "distribution": encoded}:
+                self._is_silent = False
+                answer = self._waiting.get(handle)
+                # Past its deadline, nobody waits for it.
+                if answer is not None and not answer.done():
+                    distribution = protocol.decode_distribution(encoded)
+                    answer.set_result(Prediction(handle, distribution))
+            case {"stats": dict(stats), **more}:
+                if "prior" in more:
+                    self._prior = protocol.decode_distribution(more["prior"])
+                self._worker_stats = stats
 
     def _miss_deadline(self, handle: int) -> None:
         answer = self._waiting.get(handle)

@@ -1,59 +1,74 @@
-"""A worker's end of the socket to one client: never blocks, and holds only so much."""
+"""A service's end of the socket to one client: never blocks, and holds only so much."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
-from typing import Any
-
-from predictor_store import protocol
+from collections.abc import Callable
 
 # At a time: 300 prompts, then others have their turn.
 _MAX_RECEIVE_BYTES = 1 << 16
 # 4,000 predictions: who does not take them is hung.
 _MAX_UNSENT_BYTES = 8 << 20
+# In which it takes in what it was sent last, and hangs up.
+_END_SECONDS = 5.0
 
 
 class Connection:
-    """refused: it is told so, and then hung up. silent_until: when it is hung up on, unless it has
-    said something by then; None: it has."""
+    """is_known: whether the service's token was said, where one is asked for. Those that are not
+    make room for others. is_ending: nothing more is said to it, or heard of what it says."""
 
-    def __init__(self, connected: socket.socket, silent_until: float | None = None) -> None:
+    def __init__(self, connected: socket.socket, clock: Callable[[], float]) -> None:
         connected.setblocking(False)
         self.socket = connected
-        self.refused = False
-        self.silent_until = silent_until
-        self._lines = protocol.LineReader()
+        self.is_known = False
+        self.is_ending = False
+        self._clock = clock
+        self._deadline: float | None = None
         self._unsent = bytearray()
 
     @property
     def has_unsent(self) -> bool:
         return bool(self._unsent)
 
-    def begins_like_http(self) -> bool:
-        """Whether what it says first is no message. Raises OSError where the other side is gone."""
-        return self.socket.recv(1, socket.MSG_PEEK) not in (b"{", b"")
+    @property
+    def is_late(self) -> bool:
+        """Whether what it was allowed time for has not come."""
+        return self._deadline is not None and self._clock() >= self._deadline
 
-    def receive(self) -> Iterator[dict[str, Any] | None]:
-        """The messages that are there, None for a line that is none. Raises OSError where the
-        other side is gone, ValueError where it sends what has no end."""
+    def allow(self, seconds: float | None) -> None:
+        """From now on, for what is to come next; None: it may come whenever it likes."""
+        self._deadline = None if seconds is None else self._clock() + seconds
+
+    def receive(self) -> bytes:
+        """What is there; b"" if nothing is that counts. Raises OSError where the other side is
+        gone."""
         try:
             piece = self.socket.recv(_MAX_RECEIVE_BYTES)
         except BlockingIOError:
-            return
+            return b""
         if not piece:
             raise ConnectionResetError("the other side has hung up")
-        yield from self._lines.feed(piece)
+        return b"" if self.is_ending else piece
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, data: bytes) -> None:
         """Raises OSError where the other side is gone, or hung."""
-        self._unsent += protocol.encode(message)
+        self._unsent += data
         if len(self._unsent) > _MAX_UNSENT_BYTES:
             raise ConnectionAbortedError("the other side takes nothing in")
         self.flush()
 
+    def end(self) -> None:
+        """It hangs up when it has taken in what it was sent. Who still sends would not read that
+        if we did. Raises OSError where it is gone."""
+        self.is_ending = True
+        self.allow(_END_SECONDS)
+        self.flush()
+
     def flush(self) -> None:
         """Raises OSError where the other side is gone."""
-        with contextlib.suppress(BlockingIOError):
-            del self._unsent[: self.socket.send(self._unsent)]
+        if self._unsent:
+            with contextlib.suppress(BlockingIOError):
+                del self._unsent[: self.socket.send(self._unsent)]
+        if self.is_ending and not self._unsent:
+            self.socket.shutdown(socket.SHUT_WR)

@@ -23,6 +23,7 @@ _REFIT_SHARE = 0.05
 SAME_COSINE = 0.99
 # What a prompt adds to lengths in general counts for so much beside the numbers of its vector.
 _GENERAL_SCALE = 3.5
+_NO_SCOPE = -1
 
 
 class Place(NamedTuple):
@@ -90,7 +91,9 @@ class History:
         self._prompts = np.zeros(capacity, np.int64)
         self._slots_of_prompt: defaultdict[int, set[int]] = defaultdict(set)
         self.num_of_same_prompt = np.zeros(capacity, np.int64)
+        # Those of records, and some that were.
         self._scope_numbers: dict[str, int] = {}
+        self._num_scopes = 0
         self._dimension = embedding_dimension
         self._index = VectorIndex(embedding_dimension, columns)
         self._oldest_warm: deque[int] = deque()
@@ -109,8 +112,9 @@ class History:
         return len(self._index)
 
     def scope(self, name: str) -> int:
-        """The number of the traffic of this name, such as that of one LoRA adapter."""
-        return self._scope_numbers.setdefault(name, len(self._scope_numbers))
+        """The number of the traffic of this name, such as that of one LoRA adapter; _NO_SCOPE if
+        no record is of it."""
+        return self._scope_numbers.get(name, _NO_SCOPE)
 
     def kind(self, vector: NDArray[np.float32]) -> int:
         """What kind of request a prompt's vector is of."""
@@ -149,7 +153,7 @@ class History:
         self.censored[slot] = censored
         self.unfinished[slot] = unfinished
         self.warm[slot] = warm
-        self.scopes[slot] = self.scope(scope)
+        self.scopes[slot] = self._number_scope(scope)
         self.kinds[slot] = self.kind(vector)
         self.features[slot] = vector[self._dimension :]
         self._join_prompt(slot, _prompt_number(vector))
@@ -259,6 +263,16 @@ class History:
         # Of a cut answer it is known that it would have been longer.
         known = self.excess[: len(self)]
         return max(excess, self.general.level_after(known)) if censored else excess
+
+    def _number_scope(self, name: str) -> int:
+        if name not in self._scope_numbers:
+            if len(self._scope_numbers) >= 2 * self.capacity:
+                used = {*self.scopes[: len(self)].tolist()}
+                known = self._scope_numbers.items()
+                self._scope_numbers = {name: number for name, number in known if number in used}
+            self._scope_numbers[name] = self._num_scopes
+            self._num_scopes += 1
+        return self._scope_numbers[name]
 
     def _join_prompt(self, slot: int, prompt: int) -> None:
         self._prompts[slot] = prompt

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,11 +159,15 @@ def _greet(link: Link, hello: dict[str, Any]) -> None:
 
 
 def _first_message(link: Link, hello: dict[str, Any]) -> dict[str, Any]:
-    link.socket.settimeout(_START_TIMEOUT_SECONDS)
+    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     messages: list[dict[str, Any]] = []
     try:
+        link.socket.settimeout(_START_TIMEOUT_SECONDS)
         link.socket.sendall(protocol.encode(hello))
         while not messages:
+            if (left_s := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
+            link.socket.settimeout(left_s)
             messages = list(link.receive())
     except TimeoutError as error:
         raise PredictorError(
@@ -183,8 +188,11 @@ def _first_message(link: Link, hello: dict[str, Any]) -> dict[str, Any]:
             f"the predictor speaks version {first.get('version')} of the protocol, this server "
             f"{protocol.VERSION}: both need the same release of sage-sched"
         )
-    link.socket.setblocking(False)
-    return messages[0]
+    match first:
+        case {"ready": {"process": _}, "prior": dict() | None}:
+            link.socket.setblocking(False)
+            return first
+    raise PredictorError(f"this is no predictor service: it says {first!r:.200}")
 
 
 def _is_of_store(refusal: dict[str, Any]) -> bool:

@@ -37,7 +37,7 @@ _NICENESS = 19
 
 def folder_of_model(config: StoreConfig, model: str) -> Path:
     """Where a service keeps what it learns of this model: in a folder of its own."""
-    name = quote(model, safe=" ")
+    name = quote(model, safe=" ", errors="surrogatepass")
     if len(name) > _MAX_NAME_CHARS:
         name = name[:_MAX_NAME_CHARS] + hashlib.sha256(name.encode("ascii")).hexdigest()[:16]
     # No name is "." or "..", or that of a file of the store.

@@ -1,6 +1,6 @@
 """Messages between HTTP processes and a prediction worker: one JSON object a line.
 
-A client begins with one line, and is answered with one:
+A client begins with one line, says no more until it is answered, and is answered with one:
     {"hello": VERSION, "model": name}, with "token" where the service asks for one, and
         "only_asks": true of one that must not begin a history (predictor_store.json_requests)
     {"ready": stats, "prior": distribution, "version": VERSION}, or {"refused": message, "because":
@@ -34,6 +34,11 @@ MAX_SCOPE_CHARS = 1_000
 def hello(model: str, token: str = "", only_asks: bool = False) -> dict[str, Any]:
     """A client's first message."""
     return {"hello": VERSION, "model": model, "token": token, "only_asks": only_asks}
+
+
+def refusal(why: str, because: str) -> dict[str, Any]:
+    """What a client is told in place of "ready", at the end of its connection."""
+    return {"refused": why, "because": because}
 
 
 def encode(message: dict[str, Any]) -> bytes:

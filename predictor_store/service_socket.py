@@ -18,6 +18,8 @@ _MIN_TOKEN_CHARS = 16
 _MAX_TOKEN_BYTES = 4096
 _CONNECT_SECONDS = 10.0
 _BACKLOG = 128
+# That the other host says nothing.
+_GONE_SECONDS = 60
 
 
 class ServiceError(Exception):
@@ -110,7 +112,7 @@ def connect(address: Address) -> socket.socket:
     would be told prompts."""
     if address.is_tcp:
         connected = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        set_up(connected)
         return connected
     connected = socket.socket(socket.AF_UNIX)
     try:
@@ -124,6 +126,19 @@ def connect(address: Address) -> socket.socket:
         connected.close()
         raise
     return connected
+
+
+def set_up(connected: socket.socket) -> None:
+    """Either end of a connection: over TCP nothing waits for more, and the end of a host that is
+    gone is noticed. Raises OSError."""
+    if connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _GONE_SECONDS // 2)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _GONE_SECONDS // 6)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        # Of what is sent and not acknowledged; the system's own is a quarter of an hour.
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE_SECONDS)
 
 
 def _path(address: Address) -> Path:

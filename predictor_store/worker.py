@@ -5,7 +5,6 @@ It knows no socket; see predictor_store.server. One worker serves one server or 
 
 from __future__ import annotations
 
-import hmac
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,6 +33,8 @@ _MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
 _MAX_QUEUED = 1_000
 # 3.1 KB each: when that many have come after it, an answer that finishes is not recorded.
 _MAX_HANDLES = 20_000
+# To one prompt, before it is embedded.
+_MAX_ANSWERS = 1_000
 # 20 MB each, full.
 _MAX_MODELS = 64
 _MAX_INT = 2**31
@@ -92,10 +93,10 @@ class Embedded:
 
 @dataclass(slots=True)
 class Client:
-    """token: what it has to say at first; None: nothing. history: None until it has said hello, or
-    while that is loaded. queue, embedded: in order of arrival, by its handles."""
+    """waits_for: the model whose history is loaded for it, if that is so; then history is None, as
+    before its hello. queue, embedded: in order of arrival, by its handles."""
 
-    token: str | None
+    waits_for: str | None = None
     history: ModelHistory | None = None
     queue: dict[int, PendingPrompt] = field(default_factory=dict)
     embedded: OrderedDict[int, Embedded] = field(default_factory=OrderedDict)
@@ -115,7 +116,6 @@ class Worker:
         self._embedder.embed(["The first call is slower than all others."])
         # The first is to be served next.
         self._clients: OrderedDict[int, Client] = OrderedDict()
-        self._waiting_for: dict[str, list[int]] = {}
         self._outbox: list[Outgoing] = []
 
     @property
@@ -128,9 +128,9 @@ class Worker:
         """Whether a history is read in a thread; a step then looks whether it is there."""
         return bool(self._loading)
 
-    def connect(self, client: int, token: str | None = None) -> None:
-        """client: a number that no other client has."""
-        self._clients[client] = Client(token)
+    def connect(self, client: int) -> None:
+        """client: a number that no other client has; what came of it before is forgotten."""
+        self._clients[client] = Client()
 
     def disconnect(self, client: int) -> None:
         """What it asked and was not told yet is forgotten."""
@@ -227,57 +227,51 @@ class Worker:
 
     def _greet(self, client: int, by: Client, message: dict[str, Any] | None) -> None:
         match message:
-            case {"hello": version} if version != protocol.VERSION:
-                self._refuse(
-                    client,
-                    f"it speaks version {version} of the protocol, this worker "
-                    f"{protocol.VERSION}: both need the same release of sage-sched",
-                    "version",
-                )
-            case {"hello": _, "model": str(model), **rest}:
-                said = rest.get("token")
-                if by.token is not None and not _same_token(said, by.token):
-                    self._refuse(client, "the token is not the service's", "token")
-                else:
-                    self._open(client, by, model, rest.get("only_asks") is True)
+            case {"hello": protocol.VERSION, "model": str(model), **rest} if by.waits_for is None:
+                self._open(client, by, model, rest.get("only_asks") is True)
             case _:
-                self._refuse(client, "its first message is no hello", "version")
+                self._refuse(client, "it says more than a hello before it is answered", "version")
 
     def _open(self, client: int, by: Client, model: str, only_asks: bool) -> None:
         known = self._only or self._histories.get(model)
         if known is not None:
             self._welcome(client, by, known)
-        elif model in self._loading:
-            self._waiting_for[model].append(client)
-        elif only_asks and not file_of(folder_of_model(self._config.store, model)).exists():
-            self._refuse(client, f"no server has told of a model {model!r}", "model")
-        elif len(self._histories) + len(self._loading) >= _MAX_MODELS:
-            self._refuse(client, f"the service has {_MAX_MODELS} models, no more", "busy")
-        else:
-            self._waiting_for[model] = [client]
+            return
+        if model not in self._loading:
+            if only_asks and not file_of(folder_of_model(self._config.store, model)).exists():
+                self._refuse(client, f"no server has told of a model {model!r:.200}", "model")
+                return
+            if len(self._histories) + len(self._loading) >= _MAX_MODELS:
+                self._refuse(client, f"the service has {_MAX_MODELS} models, no more", "busy")
+                return
             self._loading[model] = self._loader.submit(ModelHistory.of_model, self._config, model)
+        by.waits_for = model
 
     def _take_loaded(self) -> None:
         for model in [model for model, future in self._loading.items() if future.done()]:
-            future, clients = self._loading.pop(model), self._waiting_for.pop(model)
+            future = self._loading.pop(model)
+            clients = [
+                (client, by) for client, by in self._clients.items() if by.waits_for == model
+            ]
             try:
                 self._histories[model] = future.result()
             except Exception as error:  # StoreError, or whatever one store does not get through
-                for client in clients:
+                for client, _ in clients:
                     self._refuse(client, str(error), "store")
                 continue
-            for client in clients:
-                if (by := self._clients.get(client)) is not None:
-                    self._welcome(client, by, self._histories[model])
+            for client, by in clients:
+                self._welcome(client, by, self._histories[model])
 
     def _welcome(self, client: int, by: Client, history: ModelHistory) -> None:
-        by.history = history
+        by.waits_for, by.history = None, history
         prior = protocol.encode_distribution(history.prior)
         message = {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
         self._outbox.append(Outgoing(client, message))
 
     def _refuse(self, client: int, why: str, because: str) -> None:
-        self._outbox.append(Outgoing(client, {"refused": why, "because": because}))
+        """It is no client any more."""
+        self.disconnect(client)
+        self._outbox.append(Outgoing(client, protocol.refusal(why, because)))
 
     def _bound_queues(self) -> None:
         if sum(len(client.queue) for client in self._clients.values()) > _MAX_QUEUED:
@@ -310,7 +304,7 @@ class Worker:
 
     def _finish(self, by: Client, handle: int, answer: Answer) -> None:
         assert by.history is not None
-        if handle in by.queue:
+        if handle in by.queue and len(by.queue[handle].finished) < _MAX_ANSWERS:
             by.queue[handle].finished.append(answer)
         elif handle in by.embedded:
             of = by.embedded[handle]
@@ -319,9 +313,3 @@ class Worker:
             by.history.record(record, of.forecast, answer.was_late, of.session, place)
         else:
             by.history.counts["num_unrecorded"] += 1
-
-
-def _same_token(said: object, token: str) -> bool:
-    if not isinstance(said, str):
-        return False
-    return hmac.compare_digest(said.encode("utf-8", "replace"), token.encode("utf-8", "replace"))

@@ -329,10 +329,54 @@ MUTATIONS = (
     ),
     Mutation(
         "any token will do",
-        "predictor_store/worker.py",
-        "if by.token is not None and not _same_token(said, by.token):",
-        "if by.token is not None and not said:",
+        "predictor_store/message_lines.py",
+        'if self._token and not is_same(rest.get("token"), self._token):',
+        'if self._token and not rest.get("token"):',
         f"{_SERVER}::test_over_tcp_alone_a_token_is_asked_for",
+    ),
+    Mutation(
+        "a byte is as good as a hello",
+        "predictor_store/server.py",
+        "            if events & _READ and (piece := connection.receive()):\n",
+        "            if events & _READ and (piece := connection.receive()):\n"
+        "                connection.allow(None)\n",
+        f"{_SERVER}::test_who_has_not_said_all_in_time_is_hung_up_on",
+    ),
+    Mutation(
+        "strangers keep others out",
+        "predictor_store/server.py",
+        "                self._make_room()\n",
+        "                pass\n",
+        f"{_SERVER}::test_strangers_keep_nobody_out",
+    ),
+    Mutation(
+        "a body is read without the token",
+        "predictor_store/json_requests.py",
+        'raise RequestError(HTTPStatus.UNAUTHORIZED, "the token is not the service\'s")',
+        "self._connection.allow(None)",
+        f"{_SERVER}::test_the_token_comes_before_the_body",
+    ),
+    Mutation(
+        "a client that is hung up on twice ends the service",
+        "predictor_store/server.py",
+        "connection = self._connections.pop(number, None)",
+        "connection = self._connections.pop(number)",
+        f"{_SERVER}::test_who_is_late_and_gone_is_hung_up_on_once",
+    ),
+    Mutation(
+        "who greets again and again is told all at once",
+        "predictor_store/worker.py",
+        "if by.waits_for is None:",
+        "if True:",
+        f"{_WORKER}::test_who_says_more_than_hello_before_it_is_answered_is_refused_once",
+    ),
+    Mutation(
+        "scopes that are asked about are remembered for ever",
+        "predictor_store/history.py",
+        "return self._scope_numbers.get(name, _NO_SCOPE)",
+        "return self._scope_numbers.setdefault(name, _NO_SCOPE)",
+        "tests/predictor_store/test_history.py::test_names_of_scopes_are_forgotten_with_their_"
+        "records",
     ),
     Mutation(
         "predictions worse than none are used",

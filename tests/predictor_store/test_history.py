@@ -240,3 +240,13 @@ def test_no_score_is_fitted_to_answers_that_go_on() -> None:
     fitting = history.fitting()
     assert fitting is not None
     assert fitting.slots.tolist() == list(range(38, -1, -2))
+
+
+def test_names_of_scopes_are_forgotten_with_their_records() -> None:
+    history, vectors = History(DIMENSION, 0, 3), unit_vectors(1, dimension=DIMENSION)
+    for number in range(100):
+        assert history.scope(f"asked about {number}") == -1
+        history.add(vectors[0], number, False, "history", f"of {number // 2}")
+        assert len(history._scope_numbers) <= 2 * history.capacity
+    assert {*history.scopes.tolist()} == {history.scope("of 48"), history.scope("of 49")}
+    assert history.scope("of 0") == -1

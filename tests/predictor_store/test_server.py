@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
+import itertools
 import json
 import os
 import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +21,15 @@ from typing import Any
 import pytest
 
 from predictor_store import json_requests, protocol, service_socket
-from predictor_store.embedder import Embedder
+from predictor_store.embedder import Embedder, dimension, fingerprint
+from predictor_store.json_requests import JsonRequests
 from predictor_store.link import Link, PredictorError, connect_worker
-from predictor_store.model_history import folder_of_model
+from predictor_store.model_history import ModelHistory, folder_of_model
 from predictor_store.server import Server
 from predictor_store.service_socket import ServiceError
 from predictor_store.store import Store
 from predictor_store.store_file import StoreError
-from predictor_store.worker import Worker
+from predictor_store.worker import Outgoing, Worker
 from sage_sched.address import Address
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
@@ -33,10 +37,24 @@ from sage_sched.distribution import LengthDistribution
 TOKEN = "a token that nobody guesses"
 
 
+class Clock:
+    """Which deadlines go by."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @dataclass
 class Service:
     config: SageConfig
     worker: Worker
+    clock: Clock
+
+    @property
+    def over_tcp(self) -> bool:
+        return "/" not in self.config.predictor.service
 
     def connect(self, model: str = "one") -> Link:
         link = connect_worker(self.config, model)
@@ -66,10 +84,11 @@ def service(
         monkeypatch.setenv(service_socket.TOKEN_VARIABLE, TOKEN)
     config = SageConfig(StoreConfig(str(tmp_path / "store")), PredictorConfig(service=str(address)))
     worker = Worker(config, by_model=True)
-    server = Server(worker, listener, token)
+    clock = Clock()
+    server = Server(worker, listener, token, clock)
     thread = threading.Thread(target=server.run)
     thread.start()
-    yield Service(config, worker)
+    yield Service(config, worker, clock)
     server.stop()
     thread.join()
     server.close()
@@ -133,8 +152,15 @@ JUNK = [
     b'{"predict": 1, "text": "before the hello", "scope": ""}\n',
     b"[" * 100_000 + b"\n",
     b"{" + b"x" * 3_000_000,
-    b"GET / HTTP/1.1\r\n\r\n",
-    b"POST /predict HTTP/1.1\r\nContent-Length: 10\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"HEAD /predict HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"CONNECT /predict HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"OPTIONS * HTTP/1.0\r\n\r\n",
+    b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n",
+    b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 19 + b"\r\n\r\n",
+    b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /predict HTTP/1.1\r\nX: " + b"x" * 100_000,
 ]
 
 
@@ -181,10 +207,162 @@ def test_a_client_that_takes_nothing_in_is_hung_up_on(
     other.close()
 
 
-def test_who_says_nothing_makes_room(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("predictor_store.server._SILENT_SECONDS", 0.0)
-    with service.raw() as silent:
-        assert silent.recv(1) == b""
+HALVES = [
+    b"",
+    b"{",
+    b"P",
+    b"POST /predict HTTP/1.1\r\nHost: x\r\n",
+    b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nAuthorization: Bearer "
+    + TOKEN.encode()
+    + b"\r\n\r\n{",
+]
+
+
+def test_who_has_not_said_all_in_time_is_hung_up_on(service: Service) -> None:
+    """All of a hello, or of an HTTP request, however many pieces of it have come."""
+    halves = [service.raw() for _ in HALVES]
+    for connected, half in zip(halves, HALVES, strict=True):
+        connected.sendall(half)
+    link = service.connect()  # who comes later is taken in later
+    service.clock.now_s += 9
+    ask(link, 1, "In time?")
+    service.clock.now_s += 2
+    told = [all_of(connected) for connected in halves]
+    assert told[:-1] == [b""] * (len(HALVES) - 1)
+    assert told[-1].startswith(b"HTTP/1.1 408 ")
+    service.clock.now_s += 1e9
+    ask(link, 2, "Still there?")
+    link.close()
+
+
+def test_who_is_late_and_gone_is_hung_up_on_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: JsonRequests) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(JsonRequests, "time_is_up", fails)
+    with service.raw() as late:
+        late.sendall(b"P")
+        link = service.connect()
+        ask(link, 1, "Is it heard?")
+        service.clock.now_s += 11
+        assert late.recv(1) == b""
+    ask(link, 2, "Still there?")
+    link.close()
+
+
+def all_of(connected: socket.socket) -> bytes:
+    """Until the other side hangs up."""
+    with connected:
+        return b"".join(iter(lambda: connected.recv(1 << 16), b""))
+
+
+def test_strangers_keep_nobody_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("predictor_store.server._MAX_CONNECTIONS", 4)
+    known = service.connect()
+    strangers = [service.raw() for _ in range(20)]
+    for number, stranger in enumerate(strangers):
+        with contextlib.suppress(OSError):  # it has made room already
+            stranger.sendall(b"{" if number % 2 else b"P")
+    assert post(service, {"model": "one", "prompt": "x"})[0] == 200
+    others = [service.connect() for _ in range(3)]
+    for link in (known, *others):
+        ask(link, 1, "Still there?")
+    # They are all gone, and those who have said hello make room for nobody.
+    for stranger in (*strangers, service.raw()):
+        with contextlib.suppress(ConnectionError):
+            assert all_of(stranger) == b""
+    for link in (known, *others):
+        ask(link, 2, "Still there?")
+        link.close()
+
+
+def test_who_is_refused_while_it_still_sends_hears_why(service: Service) -> None:
+    other = service.connect()
+    with service.raw() as refused:
+        refused.sendall(b'{"hello": 1, "model": "one"}\n' + b"junk\n" * 1_000_000)
+        refused.shutdown(socket.SHUT_WR)
+        lines = all_of(refused).splitlines()
+    assert [json.loads(line)["because"] for line in lines] == ["version"]
+    if service.over_tcp:
+        body = b"x" * 20_000_000
+        assert post(service, body, Authorization="Bearer wrong")[0] == 401
+    ask(other, 1, "Still there?")
+    other.close()
+
+
+def test_the_token_comes_before_the_body(service: Service) -> None:
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n"
+    with service.raw() as connected:
+        connected.sendall(head + b"Authorization: Bearer wrong\r\nExpect: 100-continue\r\n\r\n")
+        told = connected.recv(1000)
+    assert told.startswith(b"HTTP/1.1 401 " if service.over_tcp else b"HTTP/1.1 100 ")
+
+
+def test_what_is_unsent_to_one_that_is_refused_is_sent_as_it_sends_on(service: Service) -> None:
+    """Socket buffers are full of answers; then it hears why it is refused, and the service goes
+    on."""
+    model = "m" * 1000
+    other = service.connect(model)
+    quantiles = [number / 100 for number in range(100)]
+    body = json.dumps({"model": model, "prompt": "x", "quantiles": quantiles})
+    good = f"POST {json_requests.PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    good += f"Authorization: Bearer {TOKEN}\r\n\r\n{body}"
+    # More than the buffers of a Unix socket hold.
+    num_good = 400_000 // len(json.dumps(post(service, body.encode())[1]))
+    with service.raw() as connected:
+        for _ in range(num_good):
+            connected.sendall(good.encode())
+            for number in range(3):  # it is answered meanwhile
+                ask(other, number, "Is it answered?")
+        connected.sendall(b"junk\r\n\r\n" + b"more\n" * 1000)
+        ask(other, 2, "Is it refused?")
+        connected.sendall(b"more\n" * 1000)
+        told = all_of(connected)
+    assert told.count(b"HTTP/1.1 200 ") == num_good
+    assert told.count(b"HTTP/1.1 400 ") == 1
+    ask(other, 3, "Still there?")
+    other.close()
+
+
+def test_where_no_more_files_may_be_opened_clients_are_taken_in_later(
+    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predictor_store.worker.Embedder", lambda encoder, num_threads: embedder)
+    worker = Worker(SageConfig(StoreConfig(str(tmp_path / "store"))), by_model=True)
+    num_reports, tried_after = 0, []
+    report = worker.report
+
+    def reporting() -> list[Outgoing]:
+        nonlocal num_reports
+        num_reports += 1
+        return report()
+
+    class Exhausted(socket.socket):
+        def accept(self) -> tuple[socket.socket, Any]:
+            tried_after.append(num_reports)
+            if num_reports < 2:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    monkeypatch.setattr(worker, "report", reporting)
+    with Exhausted(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "service"))
+        listener.listen()
+        server = Server(worker, listener)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        client.settimeout(60)
+        client.connect(str(tmp_path / "service"))
+        client.sendall(protocol.encode(protocol.hello("one")))
+        assert b"ready" in client.recv(1000)
+        server.stop()
+        thread.join()
+        server.close()
+        worker.close()
+    # Once a report, and not over and over.
+    assert tried_after[:3] == [0, 1, 2]
 
 
 def test_another_version_is_told_both(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,27 +371,59 @@ def test_another_version_is_told_both(service: Service, monkeypatch: pytest.Monk
         service.connect()
 
 
-def test_a_service_of_another_version_is_told_apart(tmp_path: Path) -> None:
-    with closing(service_socket.listen(Address(path=str(tmp_path / "old")))) as listener:
-        config = SageConfig(predictor=PredictorConfig(service=str(tmp_path / "old")))
+@contextmanager
+def service_that_says(tmp_path: Path, *pieces: bytes) -> Iterator[SageConfig]:
+    with closing(service_socket.listen(Address(path=str(tmp_path / "other")))) as listener:
 
         def answer() -> None:
             connected, _ = listener.accept()
-            with connected:
+            with connected, contextlib.suppress(OSError):
                 connected.recv(1000)
-                connected.sendall(b'{"ready": {}, "prior": null, "version": 77}\n')
+                for piece in pieces:
+                    connected.sendall(piece)
+                connected.recv(1000)
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(PredictorError, match=f"version 77 .* {protocol.VERSION}:"):
-            connect_worker(config, "one")
+        yield SageConfig(predictor=PredictorConfig(service=str(tmp_path / "other")))
         thread.join()
+
+
+def test_a_service_of_another_version_is_told_apart(tmp_path: Path) -> None:
+    said = b'{"ready": {}, "prior": null, "version": 77}\n'
+    with (
+        service_that_says(tmp_path, said) as config,
+        pytest.raises(PredictorError, match=f"version 77 .* {protocol.VERSION}:"),
+    ):
+        connect_worker(config, "one")
+
+
+@pytest.mark.parametrize("ready", [b"{}", b'{"process": 1}, "prior": 5', b"5"])
+def test_what_is_no_service_is_told_apart(tmp_path: Path, ready: bytes) -> None:
+    said = b'{"version": %d, "ready": %s}\n' % (protocol.VERSION, ready)
+    with (
+        service_that_says(tmp_path, said) as config,
+        pytest.raises(PredictorError, match="no predictor service"),
+    ):
+        connect_worker(config, "one")
+
+
+def test_a_service_that_never_says_all_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = itertools.count(0.0, 200.0)
+    monkeypatch.setattr("predictor_store.link.time.monotonic", lambda: next(now_s))
+    with (
+        service_that_says(tmp_path, *[b"{"] * 1000) as config,
+        pytest.raises(PredictorError, match="not ready after 600 s"),
+    ):
+        connect_worker(config, "one")
 
 
 def test_over_tcp_alone_a_token_is_asked_for(
     service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if "/" in service.config.predictor.service:
+    if not service.over_tcp:
         service.connect().close()
         return
     monkeypatch.setenv(service_socket.TOKEN_VARIABLE, "another, as long as that")
@@ -238,7 +448,7 @@ def test_a_store_that_is_refused_is_refused_to_its_model_alone(service: Service)
 def post(service: Service, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection("localhost", timeout=60)
     connection.sock = service.raw()
-    if "/" not in service.config.predictor.service:
+    if service.over_tcp:
         headers = {"Authorization": f"Bearer {TOKEN}", **headers}
     body = body if isinstance(body, bytes) else json.dumps(body)
     connection.request("POST", json_requests.PATH, body, headers)
@@ -274,6 +484,72 @@ def test_a_router_asks_for_a_distribution_as_json(service: Service) -> None:
     link.close()
 
 
+def test_one_connection_asks_again_and_of_other_models(service: Service) -> None:
+    for model, length in (("one", 7), ("other", 900)):
+        link = service.connect(model)
+        ask(link, 0, "How high is the Zugspitze?")
+        for _ in range(20):
+            end(link, 0, length)
+        until(link, "stats", lambda stats: stats["num_recorded"] == 20)
+        link.close()
+    connection = http.client.HTTPConnection("localhost", timeout=60)
+    connection.sock = service.raw()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with closing(connection):
+        for model, length in (("one", 7), ("other", 900), ("one", 7)):
+            service.clock.now_s += 50  # since the last answer
+            body = json.dumps({"model": model, "prompt": "How high is the Zugspitze?"})
+            # In pieces, as one that does not know how long it is.
+            connection.request(
+                "POST", json_requests.PATH, iter([body[:9].encode(), body[9:].encode()]), headers
+            )
+            found = json.loads(connection.getresponse().read())
+            assert (found["model"], found["quantiles"]["0.5"]) == (model, length)
+        service.clock.now_s += 61
+        assert connection.sock.recv(1) == b""
+
+
+def test_who_waits_for_leave_to_send_its_body_gets_it(service: Service) -> None:
+    service.connect("one").close()
+    body = json.dumps({"model": "one", "prompt": "x"}).encode()
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head += f"Expect: 100-continue\r\nAuthorization: Bearer {TOKEN}\r\nConnection: close\r\n\r\n"
+    with service.raw() as connected:
+        connected.sendall(head.encode())
+        assert connected.recv(1000).startswith(b"HTTP/1.1 100 ")
+        connected.sendall(body)
+        assert all_of(connected).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_model_that_the_service_has_yet_to_read_is_waited_for(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model in ("kept", "slow"):
+        folder = folder_of_model(service.config.store, model)
+        Store(StoreConfig(str(folder)), fingerprint(), dimension()).close()
+    assert post(service, {"model": "kept", "prompt": "x"})[0] == 200
+
+    started, may_go_on = threading.Event(), threading.Event()
+    of_model = ModelHistory.of_model
+
+    def slowly(config: SageConfig, model: str) -> ModelHistory:
+        started.set()
+        assert may_go_on.wait(60)
+        return of_model(config, model)
+
+    monkeypatch.setattr(ModelHistory, "of_model", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, service, {"model": "slow", "prompt": "x"})
+        assert started.wait(60)
+        service.clock.now_s += 11
+        status, told = answer.result()
+        may_go_on.set()
+    assert (status, told["error"]) == (503, "no prediction within 10 s")
+    link = service.connect("slow")
+    ask(link, 1, "Read by now?")
+    link.close()
+
+
 BAD = [
     (b"junk", 400, "no JSON"),
     (b"[" * 100_000, 400, "no JSON"),
@@ -289,6 +565,7 @@ BAD = [
     ({"model": "one", "prompt": "x", "asked": {"thinks": 2.5}}, 400, "thinks"),
     ({"model": "x" * 1001, "prompt": "x"}, 400, "model may have"),
     ({"model": "unheard of", "prompt": "x"}, 404, "unheard of"),
+    ({"model": "\ud800", "prompt": "x"}, 404, "ud800"),
     (b"x" * (1 << 20) + b"x", 413, "bytes"),
 ]
 
@@ -300,7 +577,7 @@ def test_what_is_wrong_with_a_request_is_said(service: Service) -> None:
         assert (found, said in told["error"]) == (status, True), told
     # Nothing was begun for a model that only a router knows.
     assert not folder_of_model(service.config.store, "unheard of").exists()
-    if "/" not in service.config.predictor.service:
+    if service.over_tcp:
         good = {"model": "one", "prompt": "x"}
         assert post(service, good, Authorization="Bearer wrong")[0] == 401
         assert post(service, good, Authorization="")[0] == 401
@@ -337,3 +614,10 @@ def test_a_token_is_long_and_its_file_its_owners(
         service_socket.token_of(PredictorConfig(service_token_file=str(tmp_path / "none")))
     monkeypatch.delenv(service_socket.TOKEN_VARIABLE)
     assert service_socket.token_of(PredictorConfig()) == ""
+
+
+def test_a_host_that_is_gone_is_noticed() -> None:
+    with socket.socket() as connected:
+        service_socket.set_up(connected)
+        assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000

@@ -295,6 +295,56 @@ def test_a_poisoned_history_is_seen_through(worker: Worker, config: SageConfig) 
     assert means()[0] < means()[1]
 
 
+@pytest.fixture
+def service(
+    config: SageConfig, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Worker]:
+    """Of which clients name their models."""
+    monkeypatch.setattr("predictor_store.worker.Embedder", lambda encoder, num_threads: embedder)
+    service = Worker(config, by_model=True)
+    yield service
+    service.close()
+
+
+def test_who_says_more_than_hello_before_it_is_answered_is_refused_once(service: Worker) -> None:
+    for message in (protocol.hello("one"), predict(1), None):
+        service.connect(2)
+        for _ in range(100):
+            service.receive(2, protocol.hello("one"))
+            service.receive(2, message)
+        ((client, told),) = service.step()
+        assert (client, told["because"]) == (2, "version")
+    # Its model is loaded, and nobody is told of it.
+    assert greeted(service, 3, "one")["ready"]["num_records"] == 0
+    assert not service.busy
+
+
+def test_who_has_hung_up_is_not_told_that_its_model_is_loaded(service: Worker) -> None:
+    service.connect(2)
+    service.receive(2, protocol.hello("one"))
+    service.disconnect(2)
+    assert "ready" in greeted(service, 3, "one")
+    assert service.step() == []
+
+
+def test_any_name_is_a_models(service: Worker) -> None:
+    for number, model in enumerate(("\ud800", "\ud801", "..", "a/b", "x" * 10_000), 2):
+        assert "ready" in greeted(service, number, model)
+    assert len(set(service._histories)) == 5
+
+
+def test_answers_to_a_prompt_that_waits_are_bounded(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predictor_store.worker._MAX_ANSWERS", 5)
+    worker.receive(1, predict(1))
+    for _ in range(8):
+        worker.receive(1, finished(1, 10))
+    answers(worker)
+    stats = news(worker)["stats"]
+    assert (stats["num_recorded"], stats["num_unrecorded"]) == (5, 3)
+
+
 def test_the_queue_is_bounded(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor_store.worker._MAX_QUEUED", 5)
     for handle in range(8):
