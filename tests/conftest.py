@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from bench.servers import server
 from predictor_store.embedder import Embedder
+from tests.nursery import Nursery
 
 # No example fails for the time that it took.
 settings.register_profile("any host", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -17,6 +20,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _SERVERS in item.path.parents:
             item.add_marker(pytest.mark.server)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nursery() -> Iterator[None]:
+    """All servers that this process starts with SGLang's own command are born there."""
+    nursery = Nursery()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "launch", nursery.launch)
+        yield
+    nursery.close()
 
 
 @pytest.fixture(scope="session")

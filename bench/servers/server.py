@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Protocol, Self
 
 import requests
 from tqdm import tqdm
@@ -48,6 +48,29 @@ def _reserve_port(first: int = 32000, last: int = 32999) -> tuple[int, IO[str]]:
                 continue
         return port, lock
     raise ServerError(f"no free port between {first} and {last}")
+
+
+class Launched(Protocol):
+    """The first process of a server: what is asked of a subprocess.Popen."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+
+def launch(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Launched:
+    """Start a server's first process in a session of its own."""
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_in_child,
+    )
 
 
 def _in_child() -> None:
@@ -86,20 +109,12 @@ class Server:
         self._command = [*command, "--model-path", str(model), "--port", str(self.port), *flags]
         self._env = {**os.environ, **(env or {})}
         self._start_timeout_s = start_timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Launched | None = None
 
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_in_child,
-            )
+            self._process = launch(self._command, self._env, output)
         try:
             self._wait_until_ready()
         except BaseException:

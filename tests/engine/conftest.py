@@ -6,7 +6,9 @@ ends before the next one starts.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from bench.servers import plugins
 from bench.servers.model import write_model
 from bench.servers.policy_server import CPU_ENV
 from bench.servers.server import Server
+from predictor_store.cached_file import cache_folder
+from predictor_store.token_vectors import token_vectors
 from tests.engine import saboteur, stage
 from tests.engine.serving import CPU_FLAGS, SageServer, warmed_store
 
@@ -44,11 +48,23 @@ YIELDING_FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
 CHECKED = CPU_ENV | STRICT
 
 
+def cache_with_encoder(factory: pytest.TempPathFactory) -> Path:
+    """A user's cache that holds the encoder, which takes a minute to make, and no more."""
+    with (factory.getbasetemp().parent / "encoder.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # for the other workers of this run
+        token_vectors()
+    folder = factory.mktemp("cache")
+    (folder / "sage-sched").mkdir(mode=0o700)
+    for made in (*cache_folder().glob("*.npy"), *cache_folder().glob("*.onnx")):
+        shutil.copy2(made, folder / "sage-sched")
+    return folder
+
+
 @pytest.fixture(scope="package", autouse=True)
 def _staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every server here has the stage, and learns its step times anew."""
     env = plugins.install(tmp_path_factory.mktemp("stage"), stage.__name__)
-    env |= {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    env |= {"XDG_CACHE_HOME": str(cache_with_encoder(tmp_path_factory))}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)

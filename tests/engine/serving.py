@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import requests
 
+from bench.servers.policy_server import CPU_ENV
 from bench.servers.server import STOCK_COMMAND, Server
 from patches.compat import serves_named_app
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 
+# An idle server else takes a core from all others.
 CPU_FLAGS = [
     "--device", "cpu", "--dtype", "float32",
-    "--mem-fraction-static", "0.1", "--max-total-tokens", "8192",
+    "--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--sleep-on-idle",
 ]  # fmt: skip
 # Two kinds of prompt that the embedder tells apart, and how long their answers were.
 SHORT_PROMPT = "What is the capital of France?"
@@ -77,7 +79,7 @@ class SageServer(Server):
             model,
             [*CPU_FLAGS, *ours, *flags],
             log=folder / "server.log",
-            env=env,
+            env=CPU_ENV | (env or {}),
             command=command,
         )
         self.store = store

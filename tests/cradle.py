@@ -1,0 +1,162 @@
+"""Where tests' servers are born: a process that has imported what takes long, and forks.
+
+`python -m tests.cradle FD` starts a server for each request that comes over the socket FD, whose
+other end is nursery.py. Most of a server's start is imports, in each of its processes. Here they
+are done once: of SGLang what its own command imports before it loads plugins, and what others
+wrote. All further modules of SGLang, and ours, each process imports itself as ever: plugins go by
+which are there, and what is hooked is hooked before others have copied it.
+
+What a server spawns is born likewise, of a copy of this process that has done nothing else: each
+process of a server has one, as a child of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import sys
+from contextlib import suppress
+from itertools import pairwise
+from multiprocessing import (
+    connection,
+    context,
+    forkserver,
+    popen_forkserver,
+    resource_tracker,
+    spawn,
+)
+from typing import Any
+
+import setproctitle
+
+# What takes longest of what SGLang's processes import of others.
+_OF_OTHERS = (
+    "torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx", "openai.types.responses",
+    "openai.types.realtime", "fastapi", "compressed_tensors.config", "xgrammar", "jsonschema",
+    "pydantic.v1", "gguf", "aiohttp.web", "uvicorn", "uvloop",
+)  # fmt: skip
+_MAX_ORDER_BYTES = 1 << 20
+_FIRST_FREE_FD = 3
+
+
+def main(orders: socket.socket) -> None:
+    """Start what is asked for, until nobody asks any more."""
+    importlib.import_module("sglang.launch_server")
+    for name in _OF_OTHERS:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    setproctitle.getproctitle()  # looks for where titles go, before the environment is another
+    path = _path_without_environment()
+    while True:
+        message, files, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, 1)
+        if not message:
+            return
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        (output,) = files
+        if (pid := os.fork()) == 0:
+            orders.detach()
+            break
+        os.close(output)
+        process = os.pidfd_open(pid)
+        socket.send_fds(orders, [str(pid).encode()], [process])
+        os.close(process)
+    order = json.loads(message)
+    _take_over(output, order["env"], path)
+    _have_cradle()
+    sys.argv = order["argv"]
+    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+
+
+def _path_without_environment() -> list[str]:
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [entry for entry in sys.path if entry not in named]
+
+
+def _take_over(output: int, environment: dict[str, str], path: list[str]) -> None:
+    """Be a process as subprocess.Popen would have made it for a Server."""
+    os.setsid()
+    _die_with_parent()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    _close_all_but()
+    _go_by(environment)
+    here, *rest = path
+    sys.path[:] = [here, *environment.get("PYTHONPATH", "").split(os.pathsep), *rest]
+    importlib.invalidate_caches()
+
+
+def _die_with_parent() -> None:
+    """As SGLang's own processes do. (1 is PR_SET_PDEATHSIG.)"""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _close_all_but(*kept: int) -> None:
+    """But for those and the standard three."""
+    bounds = [_FIRST_FREE_FD - 1, *sorted(kept), os.sysconf("SC_OPEN_MAX")]
+    for before, after in pairwise(bounds):
+        os.closerange(before + 1, after)
+
+
+def _go_by(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    random.seed()
+
+
+def _have_cradle() -> None:
+    """Make a copy of this process where those are born that it spawns."""
+    alive_r, alive_w = os.pipe()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(connection.arbitrary_address("AF_UNIX"))
+    listener.listen()
+    if os.fork() == 0:
+        _die_with_parent()
+        _close_all_but(listener.fileno(), alive_r)
+        # A scheduler that fails tells its parent, which is to tell the one that spawned it.
+        signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getppid(), signal.SIGQUIT))
+        try:
+            forkserver.main(listener.detach(), alive_r, [])
+        finally:
+            os._exit(0)
+    os.close(alive_r)
+    cradle = forkserver._forkserver  # type: ignore[attr-defined]
+    cradle._forkserver_address = listener.getsockname()
+    cradle._forkserver_alive_fd = alive_w
+    listener.close()
+
+
+def _spawn_in_cradles() -> None:
+    """Make Python's "spawn" mean that, in all processes that come of this one."""
+    preparation, prepare, begin = spawn.get_preparation_data, spawn.prepare, spawn._main
+
+    def with_environment(name: str) -> dict[str, Any]:
+        return {**preparation(name), "environment": dict(os.environ)}
+
+    def prepare_with_environment(data: dict[str, Any]) -> None:
+        _go_by(data.pop("environment"))
+        prepare(data)
+
+    def begin_with_cradle(fd: int, parent_sentinel: int) -> Any:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        _have_cradle()
+        return begin(fd, parent_sentinel)
+
+    spawn.get_preparation_data = with_environment
+    spawn.prepare = prepare_with_environment
+    spawn._main = begin_with_cradle
+    context.SpawnProcess._Popen = staticmethod(popen_forkserver.Popen)
+    forkserver.ForkServer.ensure_running = lambda self: resource_tracker.ensure_running()
+
+
+if __name__ == "__main__":
+    _spawn_in_cradles()
+    main(socket.socket(fileno=int(sys.argv[1])))
