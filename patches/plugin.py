@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from patches.compat import UnsupportedServerError, check_release
 from predictor_store.config_file import read_config
-from sage_sched.policy import policy_names
+from sage_sched.policy import policy_names, served_policy_names
 
 if TYPE_CHECKING:
     from patches.hook import Hook
+    from sage_sched.config import SageConfig
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
@@ -70,19 +71,25 @@ def _add_flags(result: None, parser: Any) -> None:
     for action in parser._actions:
         if "--schedule-policy" in action.option_strings:
             action.choices = [*action.choices, *policy_names()]
-    parser.add_argument(
+    group = parser.add_argument_group(
+        "sage-sched",
+        f"--schedule-policy also takes {', '.join(served_policy_names())}. `sage-sched serve` "
+        "takes sage unless one is named. What each does is in docs/policies.md, the settings in "
+        "docs/settings.md.",
+    )
+    group.add_argument(
         "--sage-config",
         metavar="FILE",
         help="TOML or YAML file with the settings of sage-sched (default: the defaults, or the "
         "file that the environment variable SAGE_CONFIG names).",
     )
-    parser.add_argument(
+    group.add_argument(
         "--sage-trace",
         metavar="FILE",
         help="where to write what happens to each request and why, as JSON lines (default: the "
         "file that the environment variable SAGE_TRACE names, or nowhere).",
     )
-    parser.add_argument(
+    group.add_argument(
         "--sage-shadow",
         metavar="FILE",
         help="Under one of SGLang's own policies: predict, write down what was predicted and what "
@@ -101,7 +108,7 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
     for flag, value in (("--sage-config", args.sage_config), ("--sage-trace", args.sage_trace)):
         if value is not None and not _is_ours(server_args):
             raise SystemExit(
-                f"sage-sched: {flag} needs --schedule-policy {'|'.join(policy_names())}"
+                f"sage-sched: {flag} needs --schedule-policy {'|'.join(served_policy_names())}"
             )
     if _is_ours(server_args):
         try:
@@ -127,6 +134,7 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
     refuse_urgency(server_args._sage_config.urgency)
     refuse_slices(server_args, server_args._sage_config)
     refuse_dispatch(server_args, server_args._sage_config)
+    _refuse_store(server_args._sage_config)
 
 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:
@@ -142,7 +150,21 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
     refuse_shadow(server_args)
     server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
     refuse_place(file)
+    _refuse_store(server_args._sage_config)
     server_args._sage_shadow = os.path.abspath(file)
+
+
+def _refuse_store(config: SageConfig) -> None:
+    """If another server has it, that is to be known before the model is loaded. Raises
+    ValueError."""
+    from predictor_store.store import refuse_in_use
+    from predictor_store.store_file import StoreError
+
+    if not config.predictor.service:
+        try:
+            refuse_in_use(config.store)
+        except StoreError as error:
+            raise ValueError(str(error)) from error
 
 
 def _activate_main(server_args: Any) -> None:

@@ -8,13 +8,22 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 _FLAG = "--schedule-policy"
+_SERVE = "import sys; from sglang.cli.main import main; sys.exit(main())"
+# SGLang's own help is written before it has loaded plugins, so it has none of their flags.
+_HELP = (
+    "from sglang.srt.plugins import load_plugins; load_plugins(); "
+    "from sglang.srt.server_args import prepare_server_args; prepare_server_args(['--help'])"
+)
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Become `sglang serve argv`, see with_policy."""
-    serve = "import sys; from sglang.cli.main import main; sys.exit(main())"
+    """Become `sglang serve argv`, see with_policy; or say which flags there are."""
     # -P: modules where it was started from must not take the place of SGLang's or ours.
-    command = [sys.executable, "-P", "-c", serve, "serve", *with_policy(argv)]
+    command = [sys.executable, "-P"]
+    if {"-h", "--help"} & {*argv}:
+        command += ["-W", "ignore", "-c", _HELP]
+    else:
+        command += ["-c", _SERVE, "serve", *with_policy(argv)]
     os.execv(sys.executable, command)
 
 

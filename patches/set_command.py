@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from predictor_store.arguments import server_url
+
 _KEY_VARIABLE = "SAGE_ADMIN_KEY"
 _TIMEOUT_S = 60.0
 
@@ -26,7 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "changes", nargs="*", metavar="NAME=VALUE", help="schedule_policy, or section.field"
     )
-    parser.add_argument("--url", default="http://127.0.0.1:30000", help="default: %(default)s")
+    parser.add_argument(
+        "--url", type=server_url, default="http://127.0.0.1:30000", help="default: %(default)s"
+    )
     parser.add_argument(
         "--key-file",
         metavar="FILE",
@@ -79,7 +83,7 @@ def _key(file: str | None) -> str:
 def _asked(url: str, key: str, changes: dict[str, Any]) -> Any:
     """What the server goes by now. Raises ValueError with the server's reason, OSError."""
     request = urllib.request.Request(
-        f"{url.rstrip('/')}/sage/settings",
+        f"{url}/sage/settings",
         data=json.dumps(changes).encode() if changes else None,
         headers={"Authorization": f"Bearer {key}"} if key else {},
     )
@@ -88,6 +92,8 @@ def _asked(url: str, key: str, changes: dict[str, Any]) -> Any:
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
         raise ValueError(_reason(error)) from error
+    except urllib.error.URLError as error:
+        raise ValueError(f"no server answers at {url}: {error.reason}; see --url") from error
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

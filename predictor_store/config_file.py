@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -22,13 +24,21 @@ def read_config(path: str | None) -> SageConfig:
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".toml":
-            sections = tomllib.loads(text)
+            sections = _read(tomllib.loads, "TOML", text)
         elif file.suffix in (".yaml", ".yml"):
-            sections = yaml.safe_load(text) or {}
+            sections = _read(yaml.safe_load, "YAML", text) or {}
         else:
             raise ConfigError("its ending is not .toml, .yaml or .yml")
         if not isinstance(sections, dict):
             raise ConfigError("it does not hold sections")
         return SageConfig.parse(sections)
-    except (OSError, UnicodeError, tomllib.TOMLDecodeError, yaml.YAMLError, ConfigError) as error:
+    except (OSError, UnicodeError, ConfigError) as error:
         raise ConfigError(f"--sage-config {file}: {error}") from error
+
+
+def _read(parse: Callable[[str], Any], form: str, text: str) -> Any:
+    try:
+        return parse(text)
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError) as error:
+        # It says which line; YAML's goes over several.
+        raise ConfigError(f"it is not {form}: {' '.join(str(error).split())}") from error

@@ -193,6 +193,24 @@ class Store:
         self.close()
 
 
+def refuse_in_use(config: StoreConfig, patience_s: float = 5.0) -> None:
+    """Raises StoreError if another process has it, and keeps it for that long: a server that ends
+    gives it back within a moment."""
+    folder = folder_of(config)
+    deadline_s = time.monotonic() + patience_s
+    while config.on_disk and lock.holder(folder) is not None:
+        if time.monotonic() > deadline_s:
+            raise StoreError(_in_use(folder))
+        time.sleep(0.1)
+
+
+def _in_use(folder: Path) -> str:
+    return (
+        f"the store {folder} is in use by process {lock.holder(folder)}: stop it, or give this "
+        "one another folder (store.path, or --store)"
+    )
+
+
 def _make_and_lock(folder: Path) -> int:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -200,10 +218,7 @@ def _make_and_lock(folder: Path) -> int:
     except OSError as error:
         raise StoreError(f"cannot make a store in {folder}: {error}") from error
     if fd is None:
-        raise StoreError(
-            f"the store {folder} is in use by process {lock.holder(folder)}: stop it, or give "
-            "this one another folder (store.path, or --store)"
-        )
+        raise StoreError(_in_use(folder))
     return fd
 
 

@@ -125,6 +125,16 @@ def policy_names() -> list[str]:
     return sorted(_sources())
 
 
+def served_policy_names() -> list[str]:
+    """Those that a server can run, as far as is known without loading those of packages."""
+    clairvoyant = {
+        name
+        for name, source in _sources().items()
+        if any(isinstance(of, type) and of.is_clairvoyant for of in source.found)
+    }
+    return [name for name in policy_names() if name not in clairvoyant]
+
+
 def policy_type(name: str) -> type[Policy]:
     """The policy of this name. Raises ValueError, which lists the known ones, or says what is wrong
     with an installed package's."""

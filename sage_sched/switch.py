@@ -10,7 +10,13 @@ from typing import Any, Self
 
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError, require, require_known
-from sage_sched.policy import SGLANG_POLICIES, policy_names, policy_type, section_of
+from sage_sched.policy import (
+    SGLANG_POLICIES,
+    policy_names,
+    policy_type,
+    section_of,
+    served_policy_names,
+)
 
 # SGLang's own that a server can be switched to. "priority" is none of its scheduler's; "random"
 # draws on every rank by itself, from a state that what ran before may have moved.
@@ -81,7 +87,7 @@ class Settings:
 
 
 def _policy(name: object) -> str:
-    allowed = ", ".join([*policy_names(), *sorted(STOCK_POLICIES)])
+    allowed = ", ".join([*served_policy_names(), *sorted(STOCK_POLICIES)])
     known = type(name) is str and (name in STOCK_POLICIES or name in policy_names())
     require(known, _NAME, name, allowed)
     assert isinstance(name, str)

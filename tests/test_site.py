@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from patches.refusals import _REFUSALS
-from sage_sched.cli import _COMMANDS, _OF_SERVERS
+from sage_sched.cli import COMMANDS, OF_SERVERS
 from tests.browser import BROWSER, measured
 from tests.pages import DOCS, blocks
 
@@ -101,11 +101,11 @@ def test_what_a_command_names_is_there(page: str, command: str) -> None:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert words[1] in targets
     elif words[0] == "sage-sched":
-        if words[1] in ("COMMAND", "--help", *_OF_SERVERS):  # whose flags are SGLang's own
+        if words[1] in ("COMMAND", "--help", *OF_SERVERS):  # whose flags are SGLang's own
             return
-        named = [name for name in _COMMANDS if words[1:][: len(name.split())] == name.split()]
+        named = [name for name in COMMANDS if words[1:][: len(name.split())] == name.split()]
         parser = argparse.ArgumentParser()
-        importlib.import_module(_COMMANDS[max(named, key=len)][0]).configure(parser)
+        importlib.import_module(COMMANDS[max(named, key=len)][0]).configure(parser)
         assert flags <= set(parser._option_string_actions)
     elif words[2].split(".")[0] in ("bench", "tests", "patches"):
         found = importlib.util.find_spec(words[2])

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from patches import serve_command
 from patches.compat import SUPPORTED_RELEASES
+from predictor_store.store import Store, refuse_in_use
+from sage_sched.config import StoreConfig
+from sage_sched.policy import served_policy_names
 from tests.patches.fresh import FreshProcesses
 
 
@@ -59,6 +63,39 @@ print(sorted(touched))
         ]
     )
     assert touched == "['__init__']"
+
+
+def test_the_help_of_serve_ends_with_what_is_ours(
+    fresh: FreshProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda program, command: become.append(command))
+    serve_command.run(["--model-path", "none", "--help"])
+    shown = fresh.run(become[0][become[0].index("-c") + 1])
+    assert shown.returncode == 0, shown.stderr
+    ours = "".join(shown.stdout.rpartition("\nsage-sched:\n")[2].split())
+    for what in ("--sage-configFILE", "--sage-traceFILE", "--sage-shadowFILE"):
+        assert what in ours
+    assert ",".join(served_policy_names()) in ours
+    assert "srpt-oracle" not in ours
+
+
+def test_a_store_in_use_is_said_in_one_line(
+    fresh: FreshProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "sage.toml"
+    settings.write_text(f'[store]\npath = "{tmp_path}/store"\n')
+    config = StoreConfig(path=f"{tmp_path}/store")
+    flags = ["--device", "cpu", "--sage-config", str(settings)]
+    code = "from predictor_store import store; store.refuse_in_use.__defaults__ = (0.0,)\n"
+    code += "import runpy; runpy.run_module('sglang.launch_server', run_name='__main__')"
+    with Store(config, "any", 8):
+        for more in (["--schedule-policy", "sage"], ["--sage-shadow", str(tmp_path / "record")]):
+            refused = fresh.run(code, "--model-path", "none", *flags, *more)
+            last = refused.stderr.splitlines()[-1]
+            assert f"sage-sched: the store {tmp_path}/store is in use by process" in last
+            assert "Traceback" not in refused.stderr
+    refuse_in_use(config, 0.0)  # nobody has it any more
 
 
 REFUSED = [

@@ -50,6 +50,24 @@ def test_an_error_names_the_file(tmp_path: Path, name: str, content: bytes) -> N
         read_config(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("sage.toml", "[store]\npath = \n", "it is not TOML: Invalid value (at line 2, column 8)"),
+        ("sage.yaml", "store:\n  path: [\n", "it is not YAML: while parsing"),
+    ],
+)
+def test_what_is_not_toml_or_yaml_is_said_so_in_one_line(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_config(str(tmp_path / name))
+    assert str(error.value).startswith(f"--sage-config {tmp_path / name}: {said}")
+    assert "line" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         read_config(str(tmp_path / "nowhere.toml"))

@@ -72,6 +72,13 @@ def test_what_cannot_be_is_refused_with_the_reason(changes: Any, why: str) -> No
     assert why in str(refusal.value)
 
 
+def test_only_what_a_server_takes_is_said_to_be_allowed() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        START.changed({"schedule_policy": "nobody"})
+    for name in str(refusal.value).partition("allowed: ")[2].split(", "):
+        assert START.changed({"schedule_policy": name}).schedule_policy == name
+
+
 @given(_JSON)
 def test_nonsense_is_refused_and_never_worse(changes: Any) -> None:
     with contextlib.suppress(ConfigError):

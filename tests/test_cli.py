@@ -1,0 +1,98 @@
+"""The command line, as somebody meets it who does not know it yet."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import types
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from sage_sched import cli
+from sage_sched.cli import COMMANDS, OF_SERVERS, main
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr."""
+    try:
+        status = main([*argv])
+    except SystemExit as end:
+        status = int(str(end.code))
+    return status, *capsys.readouterr()
+
+
+def test_help_lists_every_command_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = said(capsys, "--help")
+    assert status == 0
+    for name, (_, what) in (OF_SERVERS | COMMANDS).items():
+        assert f"  {name:17} {what}\n" in out
+    # Without any command the same is said, as an error.
+    assert said(capsys)[::2] == (2, out)
+
+
+@pytest.mark.parametrize("group", sorted({name.split()[0] for name in COMMANDS if " " in name}))
+def test_a_group_of_commands_has_help_of_its_own(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = said(capsys, group, "--help")
+    assert status == 0
+    assert out.startswith(f"usage: sage-sched {group} ")
+    named = [line.split("  ")[1] for line in out.splitlines() if line.startswith(f"  {group} ")]
+    assert named == [name for name in COMMANDS if name.startswith(f"{group} ")]
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    versions = f"sage-sched {version('sage-sched')}, SGLang {version('sglang')}\n"
+    assert said(capsys, "--version")[:2] == (0, versions)
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["wahtif", "log"], "invalid choice: 'wahtif' (choose from "),
+        (["store", "inof"], "invalid choice: 'inof' (choose from "),
+        (["store", "info", "--sotre", "x"], "sage-sched store info: error: unknown: --sotre x; "),
+    ],
+)
+def test_what_is_not_known_is_named(
+    argv: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = said(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert error in err
+
+
+def test_a_package_that_is_not_installed_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = types.ModuleType("command")
+    command.__dict__.update(
+        configure=lambda parser: None,
+        run=lambda args: importlib.import_module("no_such_package.within"),
+    )
+    monkeypatch.setitem(sys.modules, COMMANDS["set"][0], command)
+    status, _, err = said(capsys, "set")
+    assert status == 1
+    assert err.startswith("sage-sched: the package 'no_such_package' is not installed; ")
+    # What is missing of ours is a fault of ours.
+    monkeypatch.setattr(cli, "ALL", ("no_such_package",))
+    with pytest.raises(ModuleNotFoundError):
+        main(["set"])
+
+
+def test_who_stops_reading_gets_no_traceback(tmp_path: Path) -> None:
+    """As `sage-sched --help | head -0` does."""
+    argv = ["explain", "--summary", "trace"]
+    code = f"import sys; from sage_sched.cli import main; sys.exit(main({argv}))"
+    (tmp_path / "trace").write_text("")
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
