@@ -1,37 +1,48 @@
 """sage-sched doctor: will a server start here, and if not, why not?
 
-usage: sage-sched doctor [any flag of the server]
-
 Looks at the packages, SGLang's release, the hooks, the settings, the store, the predictor, the
-model, the GPU and the flags, and says of each fault what to do. Starts no server, and changes
-nothing. Exit status: 0 if there is no fault, 1 if there is one.
+model, the GPU, the port and the flags, and says of each fault what to do. Starts no server, and
+changes nothing. Exit status: 0 if there is no fault, 1 if there is one.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 
 from patches import doctor_predictor, doctor_server
 from patches.finding import Finding, fault
 from patches.serve_command import value_of
 from predictor_store.config_file import read_config
+from predictor_store.terminal import add_json, keep_quiet, print_json, speaker
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError
 
 
 def run(argv: Sequence[str]) -> int:
     """Print the findings; the exit status."""
-    if "-h" in argv or "--help" in argv:
-        print(__doc__)
-        return 0
-    num_faults = 0
-    for finding in findings(argv):
-        print(finding, flush=True)
-        num_faults += finding.level == "FAULT"
+    keep_quiet()
+    parser = argparse.ArgumentParser(
+        prog="sage-sched doctor",
+        usage="sage-sched doctor [-h] [--json] [any flag of the server]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # a server's flags are for the server
+    )
+    add_json(parser)
+    args, flags = parser.parse_known_args(argv)
+    say, found = speaker(args), list[Finding]()
+    for finding in findings(flags):
+        say(finding, flush=True)
+        found.append(finding)
+    num_faults = sum(finding.level == "FAULT" for finding in found)
     plural = "" if num_faults == 1 else "s"
-    print(f"\n{num_faults} fault{plural}" if num_faults else "\nno fault found")
+    say(f"\n{num_faults} fault{plural}" if num_faults else "\nno fault found")
+    if args.json:
+        print_json([asdict(finding) for finding in found])
     return 1 if num_faults else 0
 
 
@@ -49,6 +60,7 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
         ("predictor", lambda: doctor_predictor.predictor(config)),
         ("model", lambda: doctor_predictor.model(value_of(argv, "--model-path", "--model"))),
         ("GPU", lambda: doctor_server.gpu(argv)),
+        ("port", lambda: doctor_server.port(argv)),
         ("flags", lambda: doctor_server.flags(argv, with_settings=said.level != "FAULT")),
     ]
     for about, check in checks:

@@ -6,8 +6,10 @@ SGLang is imported where it is looked at alone: that it cannot be is one of the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -111,6 +113,29 @@ def gpu(argv: Sequence[str]) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield fine("GPU", f"{num_seen}, the first: {torch.cuda.get_device_name(0)}")
+
+
+def port(argv: Sequence[str]) -> Iterator[Finding]:
+    """Whether it can listen there."""
+    if not argv:
+        return
+    host, text = value_of(argv, "--host") or "127.0.0.1", value_of(argv, "--port") or "30000"
+    if not text.isdecimal() or int(text) > 65_535:
+        return  # SGLang says so, of its flags
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, int(text), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        do = "give another --port, or end what listens there"
+        if error.errno != errno.EADDRINUSE:
+            do = "correct --host or --port"
+        yield fault("port", f"{host}:{text} cannot be had: {error.strerror or error}", do)
+        return
+    yield fine("port", f"{host}:{text} is free")
 
 
 def flags(argv: Sequence[str], with_settings: bool) -> Iterator[Finding]:

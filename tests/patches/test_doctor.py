@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import pytest
 from bench.servers.model import write_model
 from bench.servers.policy_server import CPU_MODEL
 from patches import doctor, doctor_server
+from patches.finding import Finding
 from patches.serve_command import value_of, with_policy
 from predictor_store.store import Store, file_of
 from predictor_store.warm import Observation, warm_store
@@ -48,6 +51,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "llama", **CPU_MODEL)
 
 
+def free_port() -> int:
+    """Whatever else runs on this host."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class Patient:
     """A server's surroundings, healthy as they are made."""
 
@@ -62,12 +73,14 @@ class Patient:
         self.in_process = False
         self.device, self.flags, self.breaks = ["--device", "cpu"], list[str](), ""
         self.env = {"CUDA_VISIBLE_DEVICES": ""}
+        self.kept: list[socket.socket] = []
 
     def faults(self) -> list[str]:
         """What the doctor calls one, each with what to do; [] if its exit status says so too."""
         file = self.folder / "sage.toml"
         file.write_text(self.settings)
         argv = ["--model-path", str(self.model), *self.device, "--sage-config", str(file)]
+        argv += ["--port", str(free_port())]
         argv += self.flags
         if self.in_process:
             lines = [*"\n".join(map(str, doctor.findings(argv))).splitlines(), ""]
@@ -164,6 +177,18 @@ def a_damaged_encoder(patient: Patient) -> None:
     )
 
 
+def a_port_in_use(patient: Patient) -> None:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    patient.kept.append(listener)
+    patient.flags = ["--port", str(listener.getsockname()[1])]
+
+
+def no_host_of_this_machine(patient: Patient) -> None:
+    patient.flags = ["--host", "192.0.2.1"]
+
+
 def no_model(patient: Patient) -> None:
     shutil.rmtree(patient.model)
 
@@ -207,6 +232,8 @@ OF_OTHERS: list[Broken] = [
     (no_place_for_a_store, "may write to"),
     (a_wrong_setting, "predictor.num_nearest is 0"),
     (no_service, "no predictor service at"),
+    (a_port_in_use, "Address already in use"),
+    (no_host_of_this_machine, "correct --host"),
     (no_model, "correct --model-path"),
     (no_tokenizer, "cannot load a tokenizer"),
 ]
@@ -256,8 +283,40 @@ sys.exit(main(["doctor"]))
 
 
 def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.run(["--help"]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        doctor.run(["--help"])
     assert "usage: sage-sched doctor" in capsys.readouterr().out
+
+
+def test_a_program_gets_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def findings(argv: list[str]) -> Iterator[Finding]:
+        asked.append(argv)
+        yield Finding("ok", "release", "SGLang")
+        yield Finding("FAULT", "model", "there is none", "name one")
+
+    monkeypatch.setattr(doctor, "findings", findings)
+    # A server has flags that begin alike.
+    flags = ["--model-path", "m", "--json-model-override-args", "{}", "--max-total-tokens=-1"]
+    assert doctor.run([*flags[:2], "--json", *flags[2:]]) == 1
+    assert asked == [flags]
+    first, second = json.loads(capsys.readouterr().out)
+    assert first == {"level": "ok", "about": "release", "said": "SGLang", "do": ""}
+    assert second["do"] == "name one"
+
+
+def test_other_packages_warnings_are_not_among_what_it_says(patient: Patient) -> None:
+    code = CODE.format(cwd=str(patient.cwd), breaks="", argv=["--json"])
+    code = f"import warnings\n{code}".replace(
+        "from sage_sched.cli import main",
+        "from sage_sched.cli import main\nfrom patches import doctor\n"
+        "doctor.findings = lambda argv: warnings.warn('AWQ') or iter(())",
+    )
+    done = patient.fresh.run(code)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 @pytest.mark.parametrize(
