@@ -11,11 +11,14 @@ from typing import Any
 from patches.http_types import TokenizerManager
 from patches.series import Series
 from predictor_store.client import Prediction
+from predictor_store.rolling_quality import LEAST_TO_TELL
 from sage_sched.distribution import SOURCES
 
 logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 2.0
+# Of the last answers, what a worker calls it.
+_RATIOS = {"prediction_coverage_ratio": "within_80", "prediction_crps_gain_ratio": "crps_gain"}
 
 
 class HttpMetrics:
@@ -62,6 +65,10 @@ def _say(series: Series, stats: dict[str, Any]) -> None:
     series.set("predictor_unwritten_records", stats["num_unwritten"])
     quality = stats["quality"]
     series.set("predictor_widened", float(quality.get("widened", False)))
-    if quality.get("num_answers"):
-        series.set("prediction_coverage_ratio", quality["within_80"])
-        series.set("prediction_crps_gain_ratio", quality["crps_gain"])
+    num_scored = quality.get("num_answers", 0)
+    series.set("prediction_scored_answers", num_scored)
+    for name, measure in _RATIOS.items():
+        if num_scored >= LEAST_TO_TELL:
+            series.set(name, quality[measure])
+        else:  # of a worker that has begun anew, too
+            series.unset(name)

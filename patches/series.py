@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ SERIES: Mapping[str, _Kind] = {
     "predictions_total": _Kind("counter", "Predictions by what they rest on.", ("source",)),
     "prediction_latency_seconds": _Kind("histogram", "Wait of a request for its prediction."),
     "prediction_misses_total": _Kind("counter", "Predictions later than predictor.deadline_ms."),
+    "prediction_scored_answers": _Kind("gauge", "Answers that the next two rest on, 500 at most."),
     "prediction_coverage_ratio": _Kind("gauge", "Answers within the predicted central 80 %."),
     "prediction_crps_gain_ratio": _Kind("gauge", "CRPS of predictions below that of none."),
     "predictor_up": _Kind("gauge", "Whether there is a prediction worker."),
@@ -63,10 +65,18 @@ class Series:
     def __init__(self, labels: Mapping[str, Any]) -> None:
         self._labels = {name: str(value) for name, value in labels.items()}
         self._totals: dict[tuple[str, ...], float] = {}
+        self._set: set[str] = set()
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """What a gauge says now."""
+        self._set.add(name)
         self._of(name, labels).set(value)
+
+    def unset(self, name: str) -> None:
+        """A gauge without labels of its own says nothing now: it is not there, or no number, as the
+        files of several processes keep what was there once. No alert fires by that."""
+        if name in self._set:
+            self._of(name, {}).set(math.nan)
 
     def count(self, name: str, total: float, **labels: str) -> None:
         """How far a counter has come since the process started."""

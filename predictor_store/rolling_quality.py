@@ -14,6 +14,8 @@ from sage_sched.distribution import LengthDistribution
 
 # So many answers decide.
 WINDOW = 500
+# Of fewer nothing can be said.
+LEAST_TO_TELL = 50
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,8 @@ def test_on_a_healthy_server_no_alert_fires(server: SageServer, watch: Watch) ->
 
 def test_all_that_the_dashboard_shows_is_exported(server: SageServer) -> None:
     headers = {"X-SMG-Priority": "interactive"}
-    body = {"text": SHORT_PROMPT, "sampling_params": {"stop_regex": "(?s)."}}
+    # So many that it is said how good predictions are.
+    body = {"text": [SHORT_PROMPT] * 60, "sampling_params": {"stop_regex": "(?s)."}}
     requests.post(f"{server.url}/generate", json=body, headers=headers, timeout=300)
     dashboard = (MONITORING / "grafana/dashboards/json/sage-dashboard.json").read_text()
     shown = set(re.findall(r"(?:sage|sglang):\w+", dashboard))
@@ -185,7 +186,7 @@ def predictions_late(server: SageServer, folder: Path) -> Iterator[None]:
     worker = psutil.Process(worker_pid(server))
     worker.suspend()
     try:
-        generate(server, [SHORT_PROMPT] * 8)
+        generate(server, [SHORT_PROMPT] * 80)
         yield
     finally:
         worker.resume()
@@ -195,7 +196,7 @@ def predictions_late(server: SageServer, folder: Path) -> Iterator[None]:
 def surprises(server: SageServer, folder: Path) -> Iterator[None]:
     """Answers of one token where 900 were foreseen, all before any of them is known."""
     sampling = {"stop_regex": "(?s)."}
-    generate(server, [LONG_PROMPT] * 40, 950, sampling_params=sampling)
+    generate(server, [LONG_PROMPT] * 60, 950, sampling_params=sampling)
     yield
 
 

@@ -3,6 +3,7 @@ reads the expressions of docs/monitoring/alerts.yaml if there is none."""
 
 from __future__ import annotations
 
+import operator
 import re
 import shutil
 import socket
@@ -111,7 +112,7 @@ def _is_scraped(watch: _Prometheus) -> bool:
 
 class _Reader(Watch):
     """Reads the forms that our expressions have, and no other: a series, its rate or its increase
-    over a number; or over a share of another's increase."""
+    over a number; or over a share of another's increase; and several of these at once."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -122,7 +123,10 @@ class _Reader(Watch):
         for name, _, value in samples(self._server):
             now[name] = now.get(name, 0.0) + value
         self._seen.append((time.monotonic(), now))
-        return {alert["alert"] for alert in ALERTS if self._holds(alert["expr"])}
+        return {alert["alert"] for alert in ALERTS if self._fires(alert["expr"])}
+
+    def _fires(self, expression: str) -> bool:
+        return all(self._holds(part) for part in expression.split(" and "))
 
     def _holds(self, expression: str) -> bool:
         terms = re.fullmatch(
@@ -138,7 +142,8 @@ class _Reader(Watch):
         limit = float(terms["limit"])
         if terms["whole"]:
             limit *= self._value(terms["whole"], "increase") or 0.0
-        return {">": value > limit, "<": value < limit, "==": value == limit}[terms["is"]]
+        holds = {">": operator.gt, "<": operator.lt, "==": operator.eq, ">=": operator.ge}
+        return bool(holds[terms["is"]](value, limit))
 
     def _value(self, series: str, of: str | None) -> float | None:
         now_s, now = self._seen[-1]
