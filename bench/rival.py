@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from sage_sched.policy import policy_names
+from sage_sched.policy import policy_names, policy_type
 
 
 class _Setting(NamedTuple):
@@ -114,6 +114,23 @@ def policy_argument(text: str) -> str:
     """A policy on a command line, as it is written there."""
     try:
         Rival.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def simulated_policy(text: str) -> str:
+    """A policy on a command line that the simulator is to have."""
+    from bench.simulator.stock import STOCK  # which imports this module
+
+    name = Rival.parse(policy_argument(text)).policy
+    if name in STOCK:
+        return text
+    if name not in policy_names():
+        known = ", ".join([*STOCK, *policy_names()])
+        raise argparse.ArgumentTypeError(f"unknown policy {name!r}, allowed: {known}")
+    try:
+        policy_type(name)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text

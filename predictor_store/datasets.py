@@ -57,15 +57,15 @@ class Reader:
     """Iterates over the usable rows of a dataset, see raw_rows, and counts the others.
 
     filters: a row takes part if each of these fields has, as text, this value.
-    counts_tokens: whether an answer's text is as good as a recorded length; a row that has
-        neither is malformed.
+    tokenizer: with one, an answer's text is as good as a recorded length; a row that has neither
+        is malformed. See raw_rows, too.
     malformed: (place, reason) of the first few of the num_malformed rows.
     """
 
     dataset: str
     fields: Fields = field(default_factory=Fields)
     filters: Mapping[str, str] = field(default_factory=dict)
-    counts_tokens: bool = False
+    tokenizer: Any = None
     num_read: int = 0
     num_filtered: int = 0
     num_malformed: int = 0
@@ -74,7 +74,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Row]:
         """Raises DatasetError where the dataset cannot be read or has no usable row."""
-        for place, raw in raw_rows(self.dataset):
+        for place, raw in raw_rows(self.dataset, self.tokenizer):
             self.num_read += 1
             try:
                 row = self._row(place, raw)
@@ -107,7 +107,7 @@ class Reader:
             return None
         prompt, output = _prompt_and_output(raw, self.fields)
         length = _length(raw, self.fields)
-        if length is None and not (self.counts_tokens and output is not None):
+        if length is None and (self.tokenizer is None or output is None):
             raise RowError(
                 "no output length: none of the fields " + ", ".join(LENGTH_FIELDS)
                 if output is None

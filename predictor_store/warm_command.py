@@ -6,7 +6,7 @@ import argparse
 import itertools
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from predictor_store.datasets import (
 from predictor_store.embedder import DEFAULT_ENCODER
 from predictor_store.store import default_path, recorded_capacity
 from predictor_store.store_file import StoreError
+from predictor_store.terminal import add_json, print_json
 from predictor_store.torchvision_schemas import define_missing
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import ENCODERS, StoreConfig
@@ -39,8 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "datasets",
         nargs="+",
         metavar="DATASET",
-        help="a file (JSON lines, a JSON array or Parquet, gzip too), a folder or a name of a "
-        "Hugging Face dataset",
+        help="a file (JSON lines, a JSON array or Parquet, gzip too), of prompts with answers or "
+        "their lengths, or of conversations (messages, ShareGPT); SGLang's request log or dumps, "
+        "or a folder of them; or a folder or name of a Hugging Face dataset",
     )
     parser.add_argument("--store", type=Path, metavar="DIR", help=f"default: {default_path()}")
     parser.add_argument(
@@ -53,7 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer",
         metavar="MODEL_PATH",
-        help="the served model's folder: output is counted with its tokenizer",
+        help="the served model's folder: output is counted with its tokenizer, and prompts that "
+        "are token ids are read",
     )
     parser.add_argument(
         "--limit", type=at_least_one, metavar="N", help="take a uniform sample of N rows"
@@ -81,6 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the server's predictor.encoder; default: %(default)s",
     )
     parser.add_argument("--keep-prompts", action="store_true", help="store the prompts' text too")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,7 +107,7 @@ def _warm(args: argparse.Namespace) -> None:
             dataset,
             Fields(args.prompt_field, args.output_field, args.length_field),
             dict(args.filter),
-            counts_tokens=tokenizer is not None,
+            tokenizer,
         )
         for dataset in args.datasets
     ]
@@ -111,7 +115,11 @@ def _warm(args: argparse.Namespace) -> None:
     sample = uniform_sample(rows, min(capacity, args.limit or capacity))
     observations = list(_observations(sample, tokenizer))
     num_records = warm_store(folder, observations, config, args.encoder)
-    _print_summary(readers, observations, folder, num_records)
+    summary = _summary(readers, observations, folder, num_records)
+    if args.json:
+        print_json(summary)
+    else:
+        print("\n".join(_told(summary)))
 
 
 def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
@@ -130,7 +138,9 @@ def _observations(rows: list[Row], tokenizer: Any) -> Iterator[Observation]:
     for row in tqdm(rows, desc="counting tokens", unit="row", mininterval=1, disable=not tokenizer):
         output_tokens, input_tokens = row.output_tokens, row.input_tokens
         if tokenizer is not None:
-            input_tokens = _num_tokens(tokenizer, row.prompt)
+            # What a server recorded is better than what was cut from its log.
+            if row.output is not None or not input_tokens:
+                input_tokens = _num_tokens(tokenizer, row.prompt)
             if row.output is not None:
                 output_tokens = max(1, _num_tokens(tokenizer, row.output))
         assert output_tokens is not None  # the reader has seen to it
@@ -144,38 +154,60 @@ def _num_tokens(tokenizer: Any, text: str) -> int:
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """Of a model's folder. Raises DatasetError."""
+    """Of a model's folder, or of a model in the cache of the hub. Raises DatasetError."""
+    folder = Path(model_path).expanduser()
+    is_folder = folder.is_dir()
+    if not is_folder and (model_path.startswith(("/", ".", "~")) or folder.exists()):
+        raise DatasetError(f"cannot load a tokenizer from {model_path}: there is no such folder")
     define_missing()
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            str(folder) if is_folder else model_path, local_files_only=True
+        )
     # transformers raises whatever its layers raise.
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = " ".join(str(error).split())
+        if not is_folder and isinstance(error, OSError):
+            reason = "it is no folder here, and not in this host's cache of Hugging Face's hub"
         raise DatasetError(f"cannot load a tokenizer from {model_path}: {reason}") from error
 
 
-def _print_summary(
+def _summary(
     readers: list[Reader], observations: list[Observation], folder: Path, num_records: int
-) -> None:
-    read, filtered, malformed = (
-        sum(getattr(reader, name) for reader in readers)
-        for name in ("num_read", "num_filtered", "num_malformed")
-    )
-    print(
-        f"{read} rows read, {filtered} filtered out, {malformed} malformed, "
-        f"{len(observations)} put into {folder}, which now holds {num_records} records"
-    )
-    for place, reason in itertools.chain.from_iterable(reader.malformed for reader in readers):
-        print(f"  malformed: {place}: {reason}")
-    lengths = [observation.output_tokens for observation in observations]
-    print(f"output tokens: {quantiles_line(lengths)}")
+) -> dict[str, Any]:
+    return {
+        **{
+            name: sum(getattr(reader, name) for reader in readers)
+            for name in ("num_read", "num_filtered", "num_malformed")
+        },
+        "malformed": dict(itertools.chain.from_iterable(reader.malformed for reader in readers)),
+        "num_put": len(observations),
+        "store": str(folder),
+        "num_records": num_records,
+        "output_tokens": quantiles([observation.output_tokens for observation in observations]),
+    }
 
 
-def quantiles_line(lengths: list[int]) -> str:
-    """Mean and quantiles, for people."""
-    quantiles = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-    parts = [f"mean {np.mean(lengths):.0f}"]
-    parts += [f"{name} {np.quantile(lengths, q):.0f}" for name, q in quantiles.items()]
-    return ", ".join(parts)
+def _told(summary: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"{summary['num_read']} rows read, {summary['num_filtered']} filtered out, "
+        f"{summary['num_malformed']} malformed, {summary['num_put']} put into {summary['store']}, "
+        f"which now holds {summary['num_records']} records"
+    )
+    for place, reason in summary["malformed"].items():
+        yield f"  malformed: {place}: {reason}"
+    yield f"output tokens: {quantiles_line(summary['output_tokens'])}"
+
+
+def quantiles(lengths: list[int]) -> dict[str, float]:
+    """The mean, and quantiles by name."""
+    of = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    found = {name: float(np.quantile(lengths, q)) for name, q in of.items()}
+    return {"mean": float(np.mean(lengths)), **found}
+
+
+def quantiles_line(found: Mapping[str, float]) -> str:
+    """The same for people."""
+    return ", ".join(f"{name} {tokens:.0f}" for name, tokens in found.items())

@@ -9,10 +9,11 @@ from typing import Any
 
 from bench.whatif.comparison import Row, compare
 from bench.whatif.engine import OwnServer
-from bench.whatif.log import TrafficLog, faster
+from bench.whatif.log import Logged, TrafficLog, faster
 from bench.whatif.simulation import most_tokens, outcomes, predicts, requests_of
 from bench.whatif.told import Told, told_of
 from bench.workload.prompts import WorkloadError
+from predictor_store.rolling_quality import LEAST_TO_TELL
 from sage_sched.config import SageConfig
 
 # A log of fewer mean TTLTs than that is mostly the beginning of a queue, or its end.
@@ -23,10 +24,16 @@ _FAR_OFF = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of it. notes: what it rests on, and what to be careful about, for people."""
+    """What came of it. tables: rows by the caps that were supposed; "" if the log says which, and
+    else two, the less flattering first. notes: what it rests on, and what to be careful about, for
+    people."""
 
-    rows: list[Row]
+    tables: dict[str, list[Row]]
     notes: list[str]
+
+    @property
+    def rows(self) -> list[Row]:
+        return next(iter(self.tables.values()))
 
 
 def answer_of(
@@ -56,8 +63,11 @@ def answer_of(
         )
     else:
         told = Told(([None] * len(requests),), 1, "none is needed", {})
-    simulated = requests_of(engine, requests, cap_tokens)
-    rows = compare(outcomes(engine, policies, simulated, told, config))
+    caps = {"": cap_tokens} if cap_tokens else _supposed_caps(fits)
+    tables = {}
+    for name, tokens in caps.items():
+        simulated = requests_of(engine, requests, tokens)
+        tables[name] = compare(outcomes(engine, policies, simulated, told, config))
     notes = [f"log: {log.description}; {len(requests)} requests of {log.arrivals_s / load:.0f} s"]
     if log.num_unusable:
         notes.append(f"left out: {log.num_unusable} rows, the first: {log.first_unusable}")
@@ -68,43 +78,58 @@ def answer_of(
         f"{engine.max_running_requests} slots",
         f"predictions: {told.description}{_quality_note(told.quality)}",
     ]
-    notes += _cautions(log, rows[0], load, num_without_cap=_num_without_cap(log, cap_tokens))
-    return Answer(rows, notes)
+    notes += _cautions(log, tables, load)
+    return Answer(tables, notes)
 
 
-def _num_without_cap(log: TrafficLog, cap_tokens: int | None) -> int:
-    return 0 if cap_tokens else sum(one.cap_tokens is None for one in log.requests)
+def _supposed_caps(requests: Sequence[Logged]) -> dict[str, int | None]:
+    """By name, of requests of whose caps the log does not say anything. SGLang admits by caps, so
+    that large ones make its own policies look bad."""
+    unknown = [request.output_tokens for request in requests if request.cap_tokens is None]
+    if not unknown:
+        return {"": None}
+    least = max(unknown)
+    return {
+        f"If max_new_tokens was {least}, the longest answer:": least,
+        "If there was none:": None,
+    }
 
 
 def _quality_note(quality: dict[str, Any]) -> str:
-    if not quality.get("num_answers"):
-        return ""
+    number = quality.get("num_answers", 0)
+    if number < LEAST_TO_TELL:
+        return f"; {number} answers are too few to judge them by" if quality else ""
     return f"; CRPS gain {quality['crps_gain']:.2f}, rho {quality['spearman']:.2f} over the last"
 
 
-def _cautions(log: TrafficLog, own: Row, load: float, num_without_cap: int) -> list[str]:
+def _cautions(log: TrafficLog, tables: dict[str, list[Row]], load: float) -> list[str]:
     notes = []
+    own = [rows[0] for rows in tables.values()]
     measured_s = log.mean_ttlt_s() if load == 1.0 else None
     if measured_s:
-        off = own.mean_ttlt_s / measured_s - 1
-        notes.append(
-            f"your policy: mean TTLT {measured_s:.2f} s by the log, {own.mean_ttlt_s:.2f} s "
-            f"simulated ({off:+.0%})"
+        off = [row.mean_ttlt_s / measured_s - 1 for row in own]
+        simulated = " or ".join(
+            f"{row.mean_ttlt_s:.2f} s simulated ({by:+.0%})"
+            for row, by in zip(own, off, strict=True)
         )
-        if abs(off) > _FAR_OFF:
+        notes.append(f"your policy: mean TTLT {measured_s:.2f} s by the log, {simulated}")
+        if min(map(abs, off)) > _FAR_OFF:
             notes.append(
                 "CAUTION: that is far off. Engine, policy or caps are not as your server's "
                 "(--server, --step-time, --policy, --max-new-tokens), or the log is not all of its "
                 "traffic"
             )
-    if num_without_cap:
+    if len(tables) > 1:
+        number = sum(one.cap_tokens is None for one in log.requests)
         notes.append(
-            f"caps: the log does not say max_new_tokens of {num_without_cap} requests, taken for "
-            "none (--max-new-tokens)"
+            f"CAUTION: the log does not say max_new_tokens of {number} requests. SGLang admits by "
+            "it, and the larger it is, the better our policies look beside SGLang's. So there are "
+            "two tables; name it with --max-new-tokens"
         )
-    if log.arrivals_s / load < _SHORT_TTLTS * own.mean_ttlt_s:
+    mean_ttlt_s = own[0].mean_ttlt_s
+    if log.arrivals_s / load < _SHORT_TTLTS * mean_ttlt_s:
         notes.append(
-            f"CAUTION: the log is short, {log.arrivals_s / load / own.mean_ttlt_s:.1f} mean TTLTs: "
+            f"CAUTION: the log is short, {log.arrivals_s / load / mean_ttlt_s:.1f} mean TTLTs: "
             "what comes before and after it counts too"
         )
     return notes

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "runs", type=Path, nargs="?", metavar="RUNS",
         help="runs.jsonl of such a comparison (default: it is made first)",
     )  # fmt: skip
-    command.configure(parser)
+    command.configure_runs(parser)
     parser.set_defaults(
         policies=POLICIES, rates=RATES, seeds=1, num_requests=240,
         device_clock="h800-80gb-qwen3-32b", speed=4.0, output=Path("results/whatif-check"),

@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.calibration.validation import read_step_time
-from bench.rival import policy_argument
+from bench.rival import simulated_policy
 from bench.simulator.presets import PRESETS
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running, with_step_time
 from bench.whatif.read import read_log
 from bench.workload.prompts import WorkloadError
-from predictor_store.arguments import at_least_one
+from predictor_store.arguments import at_least_one, server_url
 from predictor_store.config_file import read_config
 from predictor_store.dataset_files import DatasetError
 from predictor_store.store_file import StoreError
+from predictor_store.terminal import add_json, print_json, speaker
 from predictor_store.warm_command import load_tokenizer
 from sage_sched.fields import ConfigError
 
@@ -44,7 +47,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     engine = parser.add_mutually_exclusive_group(required=True)
     engine.add_argument(
-        "--server", metavar="URL", help="of your server: its memory, flags and step times"
+        "--server",
+        type=server_url,
+        metavar="URL",
+        help="of your server: its memory, flags and step times",
     )
     engine.add_argument(
         "--server-info", type=Path, metavar="FILE", help="what its /server_info has answered"
@@ -54,17 +60,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--step-time", metavar="FILE", help="what sage-sched bench fit has written")
     parser.add_argument(
-        "--policy", type=policy_argument, metavar="NAME",
+        "--policy", type=simulated_policy, metavar="NAME",
         help="yours, as fcfs or fcfs@conservativeness=0.3,clip=1024 (docs/bench.md; default: the "
         "server's, or fcfs)",
     )  # fmt: skip
     parser.add_argument(
-        "--policies", nargs="+", type=policy_argument, default=DEFAULT_POLICIES, metavar="NAME",
+        "--policies", nargs="+", type=simulated_policy, default=DEFAULT_POLICIES, metavar="NAME",
         help="to compare it with (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--max-new-tokens", type=at_least_one, metavar="N",
-        help="of requests of which the log does not say it (default: the rest of the context)",
+        help="of requests of which the log does not say it (default: both the longest answer's "
+        "length and the rest of the context are tried)",
     )  # fmt: skip
     parser.add_argument(
         "--load", type=_factor, default=1.0, metavar="X", help="requests come X times as fast"
@@ -89,6 +96,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, default=Path("results/whatif"), metavar="DIR",
         help="for picture and summary (default: %(default)s)",
     )  # fmt: skip
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,20 +106,39 @@ def run(args: argparse.Namespace) -> int:
         server = _server(args)
         tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
         log = read_log(args.log, tokenizer).first(args.limit)
+        _prepare(args.output)
         answer = answer_of(
             log, server, _policies(args, server), config,
             load=args.load, cap_tokens=args.max_new_tokens, store=args.store, num_seeds=args.seeds,
         )  # fmt: skip
-        picture = _write(answer, args.output)
     except (ConfigError, DatasetError, StoreError, WorkloadError, OSError, ValueError) as error:
         print(f"sage-sched whatif: {error}", file=sys.stderr)
         return 2
-    print("\n".join(answer.notes))
-    print(f"\nRatios to {answer.rows[0].policy}, with intervals of 90 %.\n\n{table(answer.rows)}\n")
-    if said := sentence(answer.rows, OURS):
-        print(f"{said}\n")
-    print(f"picture: {picture}")
+    say = speaker(args)
+    say("\n".join(answer.notes))
+    say(f"\nRatios to {answer.rows[0].policy}, with intervals of 90 %.")
+    for caps, rows in answer.tables.items():
+        say(f"\n{caps}\n" if caps else "")
+        say(f"{table(rows)}\n")
+        if said := sentence(rows, OURS):
+            say(said)
+    if args.json:
+        print_json(_summary(answer))
+    sys.stdout.flush()
+    try:
+        picture = _write(answer, args.output)
+    except OSError as error:
+        print(f"sage-sched whatif: no picture: {error}", file=sys.stderr)
+        return 2
+    say(f"\npicture: {picture}")
     return 0
+
+
+def _prepare(folder: Path) -> None:
+    """That it cannot be written to is to be known before the simulations. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def _server(args: argparse.Namespace) -> OwnServer:
@@ -129,12 +156,16 @@ def _policies(args: argparse.Namespace, server: OwnServer) -> list[str]:
     return list(dict.fromkeys([own, *args.policies]))
 
 
+def _summary(answer: Answer) -> dict[str, Any]:
+    """rows: at the least caps; without_caps: those without any, if the log does not say which."""
+    rows, *others = ([asdict(row) for row in rows] for rows in answer.tables.values())
+    return {"notes": answer.notes, "rows": rows, "without_caps": others[0] if others else None}
+
+
 def _write(answer: Answer, folder: Path) -> Path:
     from bench.whatif.picture import ratios  # matplotlib takes a second to load
 
-    folder.mkdir(parents=True, exist_ok=True)
-    summary = {"notes": answer.notes, "rows": [asdict(row) for row in answer.rows]}
-    text = json.dumps(summary, indent=2) + "\n"
+    text = json.dumps(_summary(answer), indent=2) + "\n"
     (folder / "summary.json").write_text(text, encoding="utf-8")
     picture = folder / "whatif.svg"
     picture.write_text(ratios(answer.rows, "\n".join(answer.notes[:2])), encoding="utf-8")

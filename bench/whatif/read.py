@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
+import itertools
 import json
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,12 +15,14 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from bench.whatif import request_dumps, request_log, tables
+from bench.whatif import tables
 from bench.whatif.log import Collected, Logged, TrafficLog
+from bench.whatif.shared_prompts import blocks_of
 from bench.workload.prompts import WorkloadError
+from predictor_store import request_dumps, request_log
+from predictor_store.answered import MALFORMED, Answered
 
-# What a row that is not as it should be may raise.
-_ROW_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+_OF_DUMPS, _OF_LOG = "requests of SGLang's dumps", "requests of SGLang's request log"
 
 
 def read_log(paths: Sequence[Path], tokenizer: Any = None) -> TrafficLog:
@@ -28,7 +33,7 @@ def read_log(paths: Sequence[Path], tokenizer: Any = None) -> TrafficLog:
     for file in files:
         try:
             _read(file, into, tokenizer)
-        except (OSError, EOFError, zlib.error) as error:
+        except (OSError, EOFError, zlib.error, ValueError) as error:
             raise WorkloadError(f"cannot read {file}: {error}") from error
     return into.log([str(path) for path in paths])
 
@@ -61,29 +66,51 @@ def _read_open(file: IO[bytes], path: Path, into: Collected, tokenizer: Any) -> 
             if isinstance(found, str):
                 into.leave_out(f"{place}: {found}")
             else:
-                into.add(request_dumps.KIND, place, found)
+                into.add(_OF_DUMPS, place, _logged(found))
         return
-    bar = tqdm(file, desc=f"reading {path.name}", unit="line", mininterval=1, leave=False)
-    lines = (line.decode("utf-8", "replace") for line in bar)
+    # A carriage return ends a line too, as those of progress bars in a server's log do.
+    text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline=None)
+    lines = tqdm(text, desc=f"reading {path.name}", unit="line", mininterval=1, leave=False)
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     first = next(numbered, None)
     if first is None:
         return
-    head = first[1].lstrip("\ufeff").lstrip()
-    if "," in head and head[0] not in "[{":
-        _read_csv(head, numbered, path, into)
+    if tables.is_header(first[1]):
+        _read_csv(first[1], numbered, path, into)
     else:
-        _read_lines([first], numbered, path, into, tokenizer)
+        _read_lines(itertools.chain([first], numbered), path, into, tokenizer)
+
+
+def _logged(found: Answered) -> Logged:
+    blocks, block_tokens = blocks_of(found.ids or found.prompt)
+    return Logged(
+        arrival_s=found.arrival_s,
+        input_tokens=found.input_tokens,
+        output_tokens=found.output_tokens,
+        cap_tokens=found.cap_tokens,
+        is_cut=found.is_cut,
+        prompt=found.prompt,
+        blocks=blocks,
+        block_tokens=block_tokens,
+        ttlt_s=found.ttlt_s,
+    )
 
 
 def _read_csv(head: str, rows: Iterator[tuple[int, str]], path: Path, into: Collected) -> None:
-    reader = csv.DictReader([head.strip()])
-    names = reader.fieldnames or []
+    csv.field_size_limit(sys.maxsize)  # prompts are long
+    names = next(csv.reader([head.strip()]))
     # csv takes a text that goes over several lines, so that it is to see the lines itself.
-    for number, values in enumerate(csv.reader(line for _, line in rows), 2):
+    reader = csv.reader(line for _, line in rows)
+    for number in itertools.count(2):
         place = f"{path}: row {number}"
-        row = dict(zip(names, values, strict=False))
-        _add(into, tables.TABLE, place, row)
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            into.leave_out(f"{place}: {error}")
+        else:
+            _add(into, tables.TABLE, place, dict(zip(names, values, strict=False)))
 
 
 def _add(into: Collected, kind: str, place: str, row: dict[str, Any]) -> None:
@@ -93,46 +120,35 @@ def _add(into: Collected, kind: str, place: str, row: dict[str, Any]) -> None:
                 into.add(kind, place, request)
         else:
             into.add(kind, place, tables.request_of(row, kind))
-    except _ROW_ERRORS as error:
+    except MALFORMED as error:
         into.leave_out(f"{place} is not as {kind} are: {error}")
 
 
 def _read_lines(
-    first: list[tuple[int, str]],
-    more: Iterator[tuple[int, str]],
-    path: Path,
-    into: Collected,
-    tokenizer: Any,
+    numbered: Iterator[tuple[int, str]], path: Path, into: Collected, tokenizer: Any
 ) -> None:
     """JSON lines, and SGLang's log, whose other lines do not matter."""
     log = request_log.RequestLog(tokenizer)
-    for numbered in (first, more):
-        for number, line in numbered:
-            _read_line(line, f"{path}:{number}", log, into)
+    for number, line in numbered:
+        _read_line(line, f"{path}:{number}", log, into)
 
 
 def _read_line(line: str, place: str, log: request_log.RequestLog, into: Collected) -> None:
-    of_server = line.startswith("[20")
-    text = line[line.find("{") :] if of_server else line.lstrip("\ufeff")
     try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        if not of_server:
-            into.leave_out(f"{place}: it is not JSON ({error})")
-            return
-        row = None
-    try:
-        found: Logged | None = None
-        if of_server and not isinstance(row, dict):
-            found = request_log.request_of_text(line)
-        elif not isinstance(row, dict):
-            raise ValueError("it is no object")
-        elif "event" in row:
-            found = log.request_of(row)
+        if request_log.is_line(line):
+            found = log.of_line(line)
         else:
-            _add(into, tables.kind_of(row), place, row)
-    except _ROW_ERRORS as error:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("it is no object")
+            if not request_log.is_row(row):
+                _add(into, tables.kind_of(row), place, row)
+                return
+            found = log.of_row(row)
+    except json.JSONDecodeError as error:
+        into.leave_out(f"{place} is no JSON, no header of columns, and no server's line ({error})")
+    except (*MALFORMED, RecursionError) as error:
         into.leave_out(f"{place} is no line of a log: {error!r}")
-        return
-    if found is not None:
-        into.add(request_log.KIND, place, found)
+    else:
+        if found is not None:
+            into.add(_OF_LOG, place, _logged(found))

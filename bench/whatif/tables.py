@@ -28,6 +28,12 @@ TTLT = ("ttlt_s", "e2e_latency", "e2e_latency_s", "latency_s")
 PROMPT = ("prompt", "text")
 
 
+def is_header(line: str) -> bool:
+    """Whether it is the first line of a CSV file, and names columns that are known."""
+    names = {name.strip(' "').lower() for name in line.strip().split(",")}
+    return len(names) > 1 and not names.isdisjoint((*ARRIVAL, *INPUT, *OUTPUT))
+
+
 def kind_of(row: Mapping[str, Any]) -> str:
     """What a row is, by the fields that it has."""
     if "input_lens" in row or "mean_e2e_latency_ms" in row:

@@ -17,10 +17,17 @@ from tests.predictor_store.samples import lines
 PLAIN = {"prompt": "p", "output_tokens": 5}
 
 
+class Words:
+    """A tokenizer of so many words."""
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(f"word{number}" for number in ids)
+
+
 def read(
     dataset: Path | str, fields: Fields | None = None, counts_tokens: bool = True, **filters: str
 ) -> tuple[list[Row], Reader]:
-    reader = Reader(str(dataset), fields or Fields(), filters, counts_tokens)
+    reader = Reader(str(dataset), fields or Fields(), filters, Words() if counts_tokens else None)
     return list(reader), reader
 
 
@@ -152,6 +159,7 @@ MALFORMED: dict[str, Any] = {
     "not JSON": '{"prompt": "p", ',
     "no object": [1, 2],
     "a number": 5,
+    "null": None,
     "no prompt": {"id": 5, "output_tokens": 3},
     "prompt no text": {"prompt": 5, "output_tokens": 3},
     "empty prompt": {"prompt": "", "output_tokens": 3},

@@ -231,8 +231,64 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (tmp_path / "out" / "whatif.svg").read_text().startswith("<svg")
     assert main([*argv[:2], "--server-info", str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
-    assert main([*argv, "--policy", "no-such-policy"]) == 2
-    assert "no-such-policy" in capsys.readouterr().err
+
+
+def test_what_cannot_be_said_is_known_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulated(*_: object, **__: object) -> None:
+        pytest.fail("hours are lost")
+
+    monkeypatch.setattr("bench.whatif.command.answer_of", simulated)
+    (tmp_path / "log.csv").write_text("t,input,output\n0,5,5\n")
+    argv = ["whatif", str(tmp_path / "log.csv"), "--preset", "h800-qwen3-32b"]
+    for option in ("--policy", "--policies"):
+        with pytest.raises(SystemExit, match="2"):
+            main([*argv, option, "shortest-job-first"])
+        err = capsys.readouterr().err
+        assert "unknown policy 'shortest-job-first', allowed: fcfs" in err
+        assert "sage" in err
+    assert main([*argv, "--output", str(tmp_path / "log.csv" / "out")]) == 2
+    assert "log.csv" in capsys.readouterr().err
+
+
+def test_a_program_gets_json_and_a_picture_that_fails_costs_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"{r.arrival_s},{r.input_tokens},{r.output_tokens}" for r in traffic(30).requests]
+    (tmp_path / "log.csv").write_text("\n".join(["t,input,output", *rows]))
+    argv = ["whatif", str(tmp_path / "log.csv"), "--preset", "h800-qwen3-32b", "--seeds", "1"]
+    argv += ["--policies", "fcfs", "sage", "--output", str(tmp_path / "out"), "--json"]
+
+    def fails(*_: object) -> str:
+        raise OSError("no room")
+
+    monkeypatch.setattr("bench.whatif.picture.ratios", fails)
+    assert main(argv) == 2
+    printed = capsys.readouterr()
+    assert "no picture: no room" in printed.err
+    found = json.loads(printed.out)
+    assert [row["policy"] for row in found["rows"]] == ["fcfs", "sage"]
+    assert len(found["without_caps"]) == 2
+    assert any(note.startswith("CAUTION: the log does not say max_new") for note in found["notes"])
+
+
+def test_where_the_log_says_no_caps_there_are_two_answers_the_less_flattering_first() -> None:
+    """SGLang's own policies hold back room for caps, which ours do not go by."""
+    said = traffic(60)
+    log = replace(said, requests=tuple(replace(r, cap_tokens=None) for r in said.requests))
+    answer = answer_of(log, SMALL, ["fcfs", "sage"], CONFIG, num_seeds=1)
+    first, second = answer.tables
+    assert "300, the longest answer" in first
+    assert "none" in second
+    assert answer.rows is answer.tables[first]
+    ratios = [rows[1].mean_ratio.value for rows in answer.tables.values()]
+    assert ratios[1] < ratios[0]
+    assert any("CAUTION: the log does not say max_new_tokens of 60" in n for n in answer.notes)
+    for told, cap in ((log, 400), (said, None)):
+        one = answer_of(told, SMALL, ["fcfs", "sage"], CONFIG, num_seeds=1, cap_tokens=cap)
+        assert list(one.tables) == [""]
+        assert not [note for note in one.notes if "max_new_tokens of" in note]
 
 
 def test_presets_are_engines_too() -> None:

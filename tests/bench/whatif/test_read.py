@@ -16,6 +16,8 @@ from bench.whatif.log import TrafficLog
 from bench.whatif.read import read_log
 from bench.whatif.shared_prompts import spans_of
 from bench.workload.prompts import WorkloadError
+from predictor_store.dataset_files import DatasetError
+from predictor_store.datasets import Reader
 from sage_sched.distribution import LengthDistribution
 
 META = {"prompt_tokens": 12, "completion_tokens": 30, "e2e_latency": 2.5}
@@ -114,6 +116,68 @@ def test_the_request_log_as_a_server_writes_it(request_log: tuple[str, Path]) ->
     assert log.requests[1].arrival_s == (2.5 if form == "json" else 0.0)
     assert {r.prompt for r in log.requests} == ({asked().text} if form == "json" else {""})
     assert log.num_unusable == 0
+
+
+class Words:
+    """A tokenizer that needs no model."""
+
+    def decode(self, ids: list[int]) -> str:
+        return f"{len(ids)} words"
+
+
+def test_what_servers_wrote_warms_a_store_too(
+    request_log: tuple[str, Path], tmp_path: Path
+) -> None:
+    form, folder = request_log
+    if form == "text":  # which has no prompts
+        with pytest.raises(DatasetError, match="--log-requests-level 2"):
+            list(Reader(str(folder)))
+    else:
+        reader = Reader(str(folder))
+        assert [(r.prompt, r.output_tokens, r.input_tokens, r.censored) for r in reader] == [
+            (asked().text, 30, 12, False), (asked().text, 30, 12, True),
+        ]  # fmt: skip
+        assert (reader.num_read, reader.num_malformed) == (2, 0)
+        (log,) = folder.iterdir()
+        bare = "".join(line[line.find("{") :] for line in log.open())
+        (tmp_path / "bare.jsonl").write_text(bare)
+        assert len(list(Reader(str(tmp_path / "bare.jsonl")))) == 2
+    ids = asked(None, input_ids=list(range(200)))
+    dump = {"requests": [(ids, {"meta_info": META | STOPPED}, 1.0, 2.0)]}
+    (tmp_path / "dump.pkl").write_bytes(pickle.dumps(dump))
+    with pytest.raises(DatasetError, match="token ids: --tokenizer"):
+        list(Reader(str(tmp_path / "dump.pkl")))
+    (row,) = Reader(str(tmp_path / "dump.pkl"), tokenizer=Words())
+    assert (row.prompt, row.output_tokens) == ("200 words", 30)
+
+
+def test_a_servers_own_log_is_read_for_what_it_says_of_requests(
+    request_log: tuple[str, Path], tmp_path: Path
+) -> None:
+    """Warnings, progress bars and all."""
+    noise = "/sglang/awq.py:53: UserWarning: Only CUDA, HIP and XPU support AWQ, currently.\n"
+    bars = "".join(f"\rLoading, shards: {done}% |" for done in range(3))
+    (written,) = request_log[1].iterdir()
+    log = tmp_path / "server.log"
+    log.write_bytes((noise + bars + "\r" + written.read_text() + noise).encode())
+    assert len(read_log([log]).requests) == 2
+    log.write_bytes((noise + bars).encode())
+    with pytest.raises(WorkloadError, match="is no JSON, no header of columns"):
+        read_log([log])
+
+
+def test_a_stray_carriage_return_costs_its_row_alone(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    long = '"' + "word " * 50_000 + '"'
+    file.write_bytes(
+        b'arrival_s,input_tokens,output_tokens,prompt\r\n1,2,3,a\r\n2,2,3,b\rc\r\n3,2,3,"d\n'
+        b'e"\r\n4,2,3,' + long.encode() + b"\r\n"
+    )
+    log = read_log([file])
+    assert [r.arrival_s for r in log.requests] == [0.0, 1.0, 2.0, 3.0]
+    assert log.num_unusable == 1  # the rest of the second
+    file.write_bytes(b"arrival_s,input_tokens,output_tokens\r1,2,3\r2,2,3")
+    assert len(read_log([file]).requests) == 2
 
 
 def test_tables_by_any_of_the_usual_names(tmp_path: Path) -> None:

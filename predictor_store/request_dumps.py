@@ -12,11 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from bench.whatif.log import Logged
-from bench.whatif.shared_prompts import blocks_of
-from bench.workload.prompts import WorkloadError
+from predictor_store.answered import MALFORMED, Answered, cap_of, is_cut
 
-KIND = "requests of SGLang's dumps"
 MAGIC = b"\x80"
 
 
@@ -59,64 +56,54 @@ class _Unpickler(pickle.Unpickler):
         return Husk()
 
 
-def read_dump(file: IO[bytes], path: Path, tokenizer: Any) -> Iterator[tuple[str, Logged | str]]:
+def read_dump(file: IO[bytes], path: Path, tokenizer: Any) -> Iterator[tuple[str, Answered | str]]:
     """Each request with its place, or why it is of no use. tokenizer: to read prompts that are
-    token ids; None: these have no text. Raises WorkloadError."""
+    token ids; None: these have no text. Raises ValueError."""
     try:
         dump = _Unpickler(file).load()
         dumped = list(dump["requests"])
     except Exception as error:  # a pickle that is none can raise anything
-        raise WorkloadError(f"{path} is no request dump of SGLang: {error!r}") from error
+        raise ValueError(f"{path} is no request dump of SGLang: {error!r}") from error
     for number, entry in enumerate(dumped, 1):
         place = f"{path}: request {number}"
         try:
             asked, answer, created_s, finished_s = entry
-            yield place, _logged(asked.fields, answer, float(created_s), finished_s, tokenizer)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            yield place, _answered(_plain(asked), answer, float(created_s), finished_s, tokenizer)
+        except MALFORMED as error:
             yield place, f"it is not as SGLang writes it ({error!r})"
 
 
-def _logged(
+def _plain(of: object) -> Mapping[str, Any]:
+    """The fields of an object, and those of its sampling parameters."""
+    if not isinstance(of, Husk):
+        raise TypeError(f"{of!r:.80} is no request")
+    sampling = of.fields.get("sampling_params")
+    if isinstance(sampling, Husk):
+        return {**of.fields, "sampling_params": sampling.fields}
+    return of.fields
+
+
+def _answered(
     asked: Mapping[str, Any],
     answer: Mapping[str, Any],
     created_s: float,
     finished_s: Any,
     tokenizer: Any,
-) -> Logged:
+) -> Answered:
     meta = answer["meta_info"]
     given = asked.get("input_ids")
     is_one = isinstance(given, list | tuple) and bool(given) and isinstance(given[0], int)
-    ids: Sequence[int] | None = given if is_one else None
+    ids: Sequence[int] = given if is_one and given else ()
     text = asked.get("text")
     if not isinstance(text, str):
-        text = tokenizer.decode(list(ids)) if ids is not None and tokenizer is not None else ""
-    blocks, block_tokens = blocks_of(text if ids is None else ids)
-    return Logged(
+        text = tokenizer.decode(list(ids)) if ids and tokenizer is not None else ""
+    return Answered(
         arrival_s=created_s,
         input_tokens=int(meta["prompt_tokens"]),
         output_tokens=int(meta["completion_tokens"]),
         cap_tokens=cap_of(asked),
         is_cut=is_cut(meta),
         prompt=text,
-        blocks=blocks,
-        block_tokens=block_tokens,
+        ids=ids,
         ttlt_s=float(finished_s) - created_s,
     )
-
-
-def cap_of(asked: Mapping[str, Any]) -> int | None:
-    """max_new_tokens of a request's sampling_params, as SGLang has it
-    (sglang/srt/sampling/sampling_params.py): 128 if nobody names it, none if it is null."""
-    sampling = asked.get("sampling_params")
-    if isinstance(sampling, Husk):
-        sampling = sampling.fields
-    if not isinstance(sampling, Mapping):
-        return None
-    cap = sampling.get("max_new_tokens", 128)
-    return 0 if cap is None else int(cap)
-
-
-def is_cut(meta: Mapping[str, Any]) -> bool:
-    """Whether something else than its own end ended an answer."""
-    reason = meta.get("finish_reason")
-    return isinstance(reason, Mapping) and reason.get("type", "stop") != "stop"
