@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.servers import plugins
 from sage_sched.policy import policy_names
+from tests.pages import DOCS, blocks
 
 ROOT = Path(__file__).parents[1]
-POLICIES_MD = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+POLICIES_MD = DOCS / "policies.md"
 
 # In a process of its own, as names are looked up once: the simulator, and a server's command line.
 _SIMULATED = """
@@ -30,11 +31,19 @@ print(config.policy['deadlines'].default_slo_ms, len(result.ttlt_s))
 
 
 def install_example(folder: Path) -> dict[str, str]:
-    """Install the page's own policy as a package; the environment that knows it."""
-    (code,) = re.findall(r"```python\n(.*?)```", POLICIES_MD, re.S)
-    assert len(code.splitlines()) < 30
-    (folder / "deadlines.py").write_text(code, encoding="utf-8")
-    return plugins.install_policy(folder, "deadlines", "deadlines:Deadlines")
+    """Install the page's own policy, as the page says; the environment that knows it."""
+    source, installed = folder / "deadlines", folder / "installed"
+    source.mkdir()
+    for language in ("python", "toml"):
+        for block in blocks(POLICIES_MD, language):
+            if block.title:
+                assert len(block.code.splitlines()) < 30
+                (source / block.title).write_text(block.code, encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, *offline, "--target", str(installed), str(source)], check=True)
+    path = [str(installed), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def test_the_example_policy_runs_in_the_simulator(
@@ -49,7 +58,8 @@ def test_the_example_policy_runs_in_the_simulator(
 
 
 def test_every_policy_is_in_the_table() -> None:
-    listed = set(re.findall(r"`([a-z+-]+)`", "".join(re.findall(r"^\| `.*?\|", POLICIES_MD, re.M))))
+    rows = re.findall(r"^\| `.*?\|", POLICIES_MD.read_text(encoding="utf-8"), re.M)
+    listed = set(re.findall(r"`([a-z+-]+)`", "".join(rows)))
     assert listed == set(policy_names())
 
 
