@@ -1,4 +1,5 @@
-"""The wheel, installed in an environment of its own."""
+"""The wheel, installed in an environment of its own: with all that is installed here, with nothing,
+or with what `pip` would install for an extra."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sage_sched", "patches", "predictor_store", "bench")
@@ -52,16 +57,71 @@ class Installed:
         self.env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self.env["HF_HUB_OFFLINE"] = "1"
 
-    def run(self, *command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str, cwd: Path, stdin: str = "", **env: str
+    ) -> subprocess.CompletedProcess[str]:
         """A command of the environment's bin folder."""
         return subprocess.run(
             [str(self.bin / command[0]), *command[1:]],
             cwd=cwd,
+            input=stdin,
             env=self.env | env,
             capture_output=True,
             text=True,
             check=False,
         )
+
+    def add_closure(self, extra: str, *without_requirements: str) -> None:
+        """What the wheel and its extra ("" for none) require, and what that requires, as it is
+        installed here; nothing else is found there then. without_requirements: names of packages
+        that are installed as by `pip install --no-deps`. What is not installed here is left out,
+        so that a host without a GPU can look at the extra of those that have one."""
+        (info,) = self.packages.glob("sage_sched-*.dist-info")
+        wheel = Distribution.at(info)
+        found = {each.name: each for each in _required(_asked(wheel, {extra, ""}))}
+        found |= {name: distribution(name) for name in without_requirements}
+        for each in found.values():
+            self._link(each)
+
+    def _link(self, installed: Distribution) -> None:
+        """As it is here. Several may share a folder that is no package of its own."""
+        files = [
+            file for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")
+        ]
+        packages = {file.parts[0] for file in files if file.parts[1:] == ("__init__.py",)}
+        for file in files:
+            is_whole = file.parts[0] in packages or file.parts[0].endswith(".dist-info")
+            parts = file.parts[:1] if is_whole else file.parts[:2]
+            place = self.packages.joinpath(*parts)
+            place.parent.mkdir(exist_ok=True)
+            if not place.exists():
+                place.symlink_to(Path(str(installed.locate_file(""))).joinpath(*parts))
+
+
+def _required(requirements: Iterable[Requirement]) -> list[Distribution]:
+    """And what these require."""
+    found: list[Distribution] = []
+    asked, seen = [*requirements], set[tuple[str, frozenset[str]]]()
+    while asked:
+        one = asked.pop()
+        if (key := (one.name.lower(), frozenset(one.extras))) in seen:
+            continue
+        seen.add(key)
+        try:
+            found.append(distribution(one.name))
+        except PackageNotFoundError:
+            continue
+        asked += _asked(found[-1], {*one.extras, ""})
+    return found
+
+
+def _asked(of: Distribution, extras: Iterable[str]) -> list[Requirement]:
+    """What it requires here, with these extras."""
+    return [
+        one
+        for one in map(Requirement, of.requires or ())
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
 
 
 def somebodys_folder(folder: Path) -> Path:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from sage_sched.cli import COMMANDS
 from tests.installed import PACKAGES, ROOT, Installed, build, somebodys_folder
 
 
@@ -62,6 +66,75 @@ def test_the_command_says_what_it_does_in_an_empty_environment(
     assert mine.stdout == "mine\n", mine.stderr
     missing = empty.run("python", "-c", "import patches", cwd=tmp_path)
     assert "No module named 'patches'" in missing.stderr
+
+
+# By an extra that docs/install.md names: what is installed beside it without its requirements. Of
+# faiss a host without a GPU has another build, which has the same modules.
+DOCUMENTED = {"gpu": ("faiss-cpu",), "cpu": ("sglang",)}
+# Each is run, and has to end well. {work}: a folder with the files below.
+RUN = (
+    *(f"{command} --help" for command in COMMANDS),
+    "warm {work}/prompts.jsonl --store {work}/store",
+    "store info --store {work}/store",
+    "urgency train {work}/labels.jsonl --out {work}/urgency.safetensors",
+    "explain --summary {work}/trace.jsonl",
+    "whatif {work}/log.csv --preset h800-qwen3-32b --seeds 1 --output {work}/whatif",
+    "bench paper --figures 11 --seeds 1 --num-requests 9 --output {work}/paper",
+)
+_RUNNER = """
+import json, sys
+from sage_sched.cli import main
+for line in json.load(sys.stdin):
+    try:
+        status = main(line.split())
+    except SystemExit as end:
+        status = end.code
+    assert not status, f"{line}: {status}"
+"""
+
+
+def test_the_extras_are_those_that_are_documented() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert set(re.findall(r"\[([a-z]+)\]\"", page)) == set(DOCUMENTED)
+    # The others are what developers need.
+    assert set(project["optional-dependencies"]) == {*DOCUMENTED, "docs", "test"}
+
+
+@pytest.mark.parametrize("extra", DOCUMENTED)
+def test_a_documented_install_has_all_that_its_commands_need(
+    extra: str, built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    environment = Installed(tmp_path / "environment", built[1], requirements=False)
+    environment.add_closure(extra, *DOCUMENTED[extra])
+    assert environment.run("python", "-c", "import pytest", cwd=tmp_path).returncode == 1
+    rows = [f"{i},50,{20 + i % 7 * 40},What is {i % 9}?" for i in range(40)]
+    header = "arrival_s,input_tokens,output_tokens,prompt"
+    (tmp_path / "log.csv").write_text("\n".join([header, *rows]))
+    prompts = [{"prompt": f"What is {i}?", "output_tokens": 9 + i} for i in range(300)]
+    labels = [{"prompt": f"Help {i}!", "urgency": 1 + i % 5} for i in range(300)]
+    events = [{"t": 0.0, "is": "policy", "name": "sage", "at": 1.0}]
+    for name, written in (("prompts", prompts), ("labels", labels), ("trace", events)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, written)))
+    lines = json.dumps([line.format(work=tmp_path) for line in RUN])
+    done = environment.run("python", "-c", _RUNNER, cwd=tmp_path, stdin=lines)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "it/s" not in done.stderr
+    assert (tmp_path / "whatif" / "whatif.svg").exists()
+    shown = environment.run("sage-sched", "serve", "--help", cwd=tmp_path)
+    assert "--sage-config" in shown.stdout, shown.stderr
+    looked = environment.run("sage-sched", "doctor", cwd=tmp_path)
+    assert "cannot be looked at" not in looked.stdout
+    assert "ok    hooks" in looked.stdout, looked.stdout + looked.stderr
+
+
+def test_what_an_install_lacks_is_named(built: tuple[Path, Path], tmp_path: Path) -> None:
+    bare = Installed(tmp_path / "environment", built[1], requirements=False)
+    bare.add_closure("")
+    for command, missing in (("bench fit", "sglang"), ("predictor serve", "faiss")):
+        refused = bare.run("sage-sched", *command.split(), "--help", cwd=tmp_path)
+        assert refused.returncode == 1
+        assert f"sage-sched: the package {missing!r} is not installed; " in refused.stderr
 
 
 def test_the_commands_find_their_own_parts(installed: Installed, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 
 from bench.calibration.validation import (
@@ -21,18 +20,14 @@ from bench.calibration.validation import (
     table,
 )
 from bench.comparison import command
-from bench.comparison.plots import STYLE, colors
 from bench.comparison.side_by_side import compare_policies
 from bench.comparison.stats import ordered
 from bench.servers.device import device_note
 from bench.servers.server import ServerError
 from bench.workload.prompts import WorkloadError
 from bench.workload.source import load_workload
+from predictor_store.terminal import print_json, speaker
 from sage_sched.fields import ConfigError
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
 
 POLICIES = (
     "fcfs", "fcfs@conservativeness=0.3", "fcfs@conservativeness=0.1", "hrrn",
@@ -76,14 +71,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"sage-sched bench validate: {error}", file=sys.stderr)
         return 2
     note = device_note(runs[0]["settings"])
-    args.output.mkdir(parents=True, exist_ok=True)
-    plot(points, note, args.output / "validate.svg")
-    summary_file = args.summary or args.output / "summary.json"
-    summary_file.write_text(json.dumps(summarize(points), indent=2) + "\n", encoding="utf-8")
-    print(f"\n{note}\nTTLT, means over seeds, measured and simulated\n{table(points)}")
+    summary, say = summarize(points), speaker(args)
+    if args.json:
+        print_json(summary)
+    say(f"\n{note}\nTTLT, means over seeds, measured and simulated\n{table(points)}")
     for pair in misordered(points):
-        print(f"in another order: {pair}")
-    print(f"\nsummary: {summary_file}\nplot: {args.output / 'validate.svg'}")
+        say(f"in another order: {pair}")
+    args.output.mkdir(parents=True, exist_ok=True)
+    summary_file = args.summary or args.output / "summary.json"
+    summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    plot(points, note, args.output / "validate.svg")
+    say(f"\nsummary: {summary_file}\nplot: {args.output / 'validate.svg'}")
     if num_invalid:
         print(f"{num_invalid} runs are invalid and left out, see {file}", file=sys.stderr)
     return 1 if num_invalid else 0
@@ -91,6 +89,10 @@ def run(args: argparse.Namespace) -> int:
 
 def plot(points: Sequence[Point], note: str, file: Path) -> None:
     """Simulated against measured mean TTLT, a point a run, with the band of 3 %."""
+    import matplotlib.pyplot as plt  # it takes a second to load
+
+    from bench.comparison.plots import STYLE, colors
+
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(6, 5.4), layout="constrained")
         for policy, color in colors(ordered(point.policy for point in points)).items():

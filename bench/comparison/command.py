@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.comparison.report import write_report
 from bench.comparison.side_by_side import Settings, compare_policies, requests_per_s
-from bench.comparison.stats import headline, summarize, table
+from bench.comparison.stats import Run, Summary, headline, summarize, table
 from bench.rival import policy_argument
 from bench.servers.device import device_note
 from bench.servers.options import configure_servers, servers_of
@@ -19,12 +18,19 @@ from bench.workload.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIM
 from bench.workload.prompts import WorkloadError
 from bench.workload.source import load_workload
 from predictor_store.arguments import at_least_one
+from predictor_store.terminal import add_json, print_json
 from sage_sched.fields import ConfigError
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    configure_runs(parser)
+    add_json(parser)
+
+
+def configure_runs(parser: argparse.ArgumentParser) -> None:
+    """What is compared: see settings_of."""
     parser.add_argument(
         "--policies", nargs="+", default=DEFAULT_POLICIES, type=policy_argument, metavar="NAME",
         help="values of --schedule-policy, SGLang's own also tuned, as fcfs@conservativeness=0.3 "
@@ -67,14 +73,15 @@ def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -
     """
     try:
         settings = settings_of(args, server_env or {})
-        return compare_and_report(settings, args.summary)
+        return compare_and_report(settings, args.summary, args.json)
     except (ConfigError, ServerError, WorkloadError) as error:
         print(f"sage-sched bench: {error}", file=sys.stderr)
         return 2
 
 
-def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
-    """Run the comparison, print its table, write summary and report; the exit status of run."""
+def compare_and_report(settings: Settings, summary_file: Path | None, as_json: bool = False) -> int:
+    """Run the comparison, print its table (or its summary as JSON), write summary and report; the
+    exit status of run."""
     runs = list(compare_policies(settings))
     num_invalid = sum(not run["valid"] for run in runs)
     if num_invalid == len(runs):
@@ -83,18 +90,30 @@ def compare_and_report(settings: Settings, summary_file: Path | None) -> int:
     if summary_file is not None:
         summary_file.parent.mkdir(parents=True, exist_ok=True)
         summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(summary)
+    else:
+        print(_told(settings, runs, summary), flush=True)
     report = settings.servers.folder / "report.html"
+    from bench.comparison.report import write_report  # matplotlib takes a second to load
+
     write_report(runs, summary, report)
-    if note := device_note(runs[0]["settings"]):
-        print(f"\n{note}")
-    print(f"\nMedians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired")
-    print(f"by seed, with the interval of the sign test.\n\n{table(summary)}\n")
-    if sentence := headline(summary):
-        print(f"{sentence}\n")
-    print(f"runs: {settings.servers.folder / 'runs.jsonl'}\nreport: {report}")
+    if not as_json:
+        print(f"runs: {settings.servers.folder / 'runs.jsonl'}\nreport: {report}")
     if num_invalid:
         print(f"{num_invalid} of {len(runs)} runs are invalid, see the report", file=sys.stderr)
     return 1 if num_invalid else 0
+
+
+def _told(settings: Settings, runs: Sequence[Run], summary: Summary) -> str:
+    lines = [f"\n{note}"] if (note := device_note(runs[0]["settings"])) else []
+    lines += [
+        f"\nMedians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired",
+        f"by seed, with the interval of the sign test.\n\n{table(summary)}\n",
+    ]
+    if sentence := headline(summary):
+        lines.append(f"{sentence}\n")
+    return "\n".join(lines)
 
 
 def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:

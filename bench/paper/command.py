@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 from bench.paper.cases import figures
-from bench.paper.report import front, html, markdown
+from bench.paper.report import markdown, numbers
 from bench.paper.runs import Evaluation, run_all
 from bench.prediction.foresight import Foresight, token_counter
 from bench.workload.prompts import WorkloadError
 from bench.workload.source import load_workload
+from predictor_store.terminal import add_json, print_json, speaker
 from sage_sched.config import PredictorConfig
 
 
@@ -25,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-requests", type=int, default=900, help="a run; default: %(default)s")
     parser.add_argument("--figures", nargs="+", metavar="NAME", help="such as 7a 10 (default: all)")
     parser.add_argument("--output", type=Path, default=Path("results/paper"), metavar="DIR")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,12 +52,18 @@ def run(args: argparse.Namespace) -> int:
         "Poisson arrivals; medians over seeds, ratios paired by seed with the interval of the "
         "sign test."
     )
-    args.output.mkdir(parents=True, exist_ok=True)
     text = "\n".join([about, "", *(markdown(figure, outcomes) for figure in chosen)])
+    say = speaker(args)
+    say(text, flush=True)
+    if args.json:
+        print_json(numbers(chosen, outcomes))
+    from bench.paper.page import front, html  # matplotlib takes a second to load
+
+    args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "results.md").write_text(text, encoding="utf-8")
     (args.output / "report.html").write_text(html(chosen, outcomes, about), encoding="utf-8")
     for figure in chosen:
         if figure.is_front:
             (args.output / "front.svg").write_text(front(figure, outcomes), encoding="utf-8")
-    print(f"{text}\nreport: {args.output / 'report.html'}")
+    say(f"report: {args.output / 'report.html'}")
     return 0

@@ -1,24 +1,15 @@
-"""The evaluation as Markdown tables, and as an HTML page with plots."""
+"""The evaluation as Markdown tables, and as numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 
-from bench.comparison.plots import STYLE, colors, svg_text
 from bench.comparison.stats import with_interval
 from bench.paper.cases import Case, Figure
 from bench.paper.runs import Outcome
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
-
-_BY_STRENGTH = ", by strength"
 
 Outcomes = Mapping[tuple[Case, int], Outcome]
 
@@ -38,7 +29,7 @@ def cell(outcomes: Outcomes, case: Case, reference: Case, field: str) -> str:
 def markdown(figure: Figure, outcomes: Outcomes) -> str:
     """Mean TTLT with its ratio to the first row, a column each, then p99, TTFT and what the figure
     names besides; and medians of what it names without a ratio."""
-    lines = [f"### {_heading(figure)}", "", f"The paper: {figure.claim}.", ""]
+    lines = [f"### {heading(figure)}", "", f"The paper: {figure.claim}.", ""]
     for label, field in (
         ("mean TTLT", "mean_ttlt_s"), ("p99 TTLT", "p99_ttlt_s"), ("mean TTFT", "mean_ttft_s"),
         *figure.of_ratio,
@@ -66,88 +57,17 @@ def _short(value: float) -> str:
     return f"{round(float(value), 0 if abs(value) >= 10 else 1):g}"
 
 
-def _heading(figure: Figure) -> str:
+def heading(figure: Figure) -> str:
     kind = "Fig." if figure.name[0].isdigit() else "Ours,"
     return f"{kind} {figure.name}: {figure.title}"
 
 
-def html(figures: Sequence[Figure], outcomes: Outcomes, about: str) -> str:
-    """One page that needs nothing beside it."""
-    parts = [
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>SageSched, re-run</title>',
-        "<style>body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;"
-        "padding:0 1rem}svg{max-width:100%;height:auto}</style>",
-        f"<h1>SageSched's evaluation, re-run in the simulator</h1><p>{escape(about)}</p>",
+def numbers(figures: Sequence[Figure], outcomes: Outcomes) -> list[dict[str, Any]]:
+    """For a program: medians over seeds, a row for each cell of each figure."""
+    return [
+        {"figure": figure.name, "row": name, "column": column}
+        | {field: float(np.median(values(outcomes, case, field))) for field in outcomes[case, 0]}
+        for figure in figures
+        for name, cases in figure.rows
+        for column, case in zip(figure.columns, cases, strict=True)
     ]
-    for figure in figures:
-        parts += [
-            f"<h2>{escape(_heading(figure))}</h2><p>The paper: {escape(figure.claim)}.</p>",
-            _plot(figure, outcomes),
-        ]
-    return "\n".join([*parts, "</html>\n"])
-
-
-def _plot(figure: Figure, outcomes: Outcomes) -> str:
-    return front(figure, outcomes) if figure.is_front else _bars(figure, outcomes)
-
-
-def front(figure: Figure, outcomes: Outcomes) -> str:
-    """Mean TTLT against p99 as SVG, a panel a column, a mark a row: medians over seeds. Rows that
-    differ in one parameter alone, "policy, parameter …", are joined by a line."""
-    palette = colors(list(dict.fromkeys(_family(name) for name, _ in figure.rows)))
-    for family in palette:  # a policy and its strengths are of one colour
-        palette[family] = palette.get(family.removesuffix(_BY_STRENGTH), palette[family])
-    num_across = 4
-    num_down = 1 + len(figure.columns) // num_across  # the last place is the legend's
-    with plt.rc_context(STYLE):
-        canvas, axes = plt.subplots(
-            num_down, num_across, figsize=(13, 3.4 * num_down), layout="constrained", squeeze=False
-        )
-        for axis, (column, title) in zip(axes.flat, enumerate(figure.columns), strict=False):
-            for family, color in palette.items():
-                rows = [cases for name, cases in figure.rows if _family(name) == family]
-                points = [
-                    [
-                        float(np.median(values(outcomes, row[column], field)))
-                        for field in ("mean_ttlt_s", "p99_ttlt_s")
-                    ]
-                    for row in rows
-                ]
-                x, y = zip(*points, strict=True)
-                axis.plot(x, y, "o-", color=color, label=family, lw=0.8, ms=5)
-            axis.set_title(title, fontsize=10)
-            axis.set_xlabel("mean TTLT, s")
-            axis.set_ylabel("p99, s")
-        labels = axes.flat[0].get_legend_handles_labels()
-        for axis in axes.flat[len(figure.columns) :]:
-            axis.set_axis_off()
-        axes.flat[-1].legend(*labels, fontsize=8, loc="center")
-        return svg_text(canvas)
-
-
-def _family(name: str) -> str:
-    return name.split(", ")[0] + _BY_STRENGTH if ", " in name else name
-
-
-def _bars(figure: Figure, outcomes: Outcomes) -> str:
-    """Bars of mean TTLT and of mean TTFT by column and row, with the range over seeds."""
-    palette = colors([name for name, _ in figure.rows])
-    with plt.rc_context(STYLE):
-        canvas, axes = plt.subplots(2, 1, figsize=(11, 6), layout="constrained", sharex=True)
-        width = 0.85 / len(figure.rows)
-        for axis, field in zip(axes, ("mean_ttlt_s", "mean_ttft_s"), strict=True):
-            for place, (name, cases) in enumerate(figure.rows):
-                seeds = [values(outcomes, case, field) for case in cases]
-                middle = np.array([np.median(v) for v in seeds])
-                spread = [
-                    middle - [v.min() for v in seeds],
-                    np.array([v.max() for v in seeds]) - middle,
-                ]
-                axis.bar(
-                    np.arange(len(cases)) + place * width, middle, width, yerr=spread,
-                    color=palette[name], label=name, error_kw={"lw": 0.7},
-                )  # fmt: skip
-            axis.set_ylabel(f"{'mean TTLT' if 'ttlt' in field else 'mean TTFT'}, s")
-        axes[1].set_xticks(np.arange(len(figure.columns)) + 0.42, figure.columns)
-        axes[0].legend(fontsize=8, ncols=4)
-        return svg_text(canvas)

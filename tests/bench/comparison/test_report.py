@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from bench.comparison.command import compare_and_report
 from bench.comparison.demo import POLICIES
 from bench.comparison.plots import colors
 from bench.comparison.report import write_report
@@ -52,6 +56,28 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
     assert "and 0.67 of what it was under hrrn, the best of the others." in page.text
     for expected in ("0.60(0.60 to 0.60)", "<two> cores", "2 answers of the wrong length"):
         assert expected in page.text
+
+
+def test_the_table_comes_before_the_report_and_json_in_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [run(policy, 0, rate="2x") for policy in ("fcfs", "sage")]
+    for made in runs:
+        made["settings"] = {}
+    monkeypatch.setattr("bench.comparison.command.compare_policies", lambda settings: iter(runs))
+    servers = SimpleNamespace(folder=tmp_path)
+    settings: Any = SimpleNamespace(servers=servers, num_seeds=1, policies=("fcfs", "sage"))
+    assert compare_and_report(settings, None, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == summarize(runs)
+    assert (tmp_path / "report.html").exists()
+
+    def fails(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr("bench.comparison.report.write_report", fails)
+    with pytest.raises(OSError, match="no room"):
+        compare_and_report(settings, None)
+    assert "mean TTLT ratio" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium here")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.paper.cases import SUSTAINED, Case, Figure, figures
-from bench.paper.report import front
+from bench.paper.page import front
 from bench.paper.runs import Evaluation
 from bench.prediction.foresight import Foresight, heavy_tailed, with_heavy_tail
 from bench.workload import synthetic
@@ -64,6 +65,12 @@ def test_a_small_evaluation_end_to_end(
     assert len(re.findall(r"^\| `sage`.*1\.00 \(1\.00 to 1\.00\).*\|$", text, re.M)) == 3
     assert len(re.findall(r"^\| `sage-", text, re.M)) == 6
     assert (tmp_path / "report.html").read_text().count("<svg") == 1
+    assert main(["bench", "paper", *arguments, "--output", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    (figure,) = (figure for figure in figures() if figure.name == "11")
+    cells = [(name, column) for name, _ in figure.rows for column in figure.columns]
+    assert [(row["row"], row["column"]) for row in rows] == cells
+    assert f"| `sage` | {rows[0]['mean_ttlt_s']:.2f} · 1.00" in text
 
 
 def test_no_prompt_tells_which_answers_are_heavy() -> None:
