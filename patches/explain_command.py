@@ -7,8 +7,10 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from sage_sched.decisions import Event, last_run, summary, timeline
+from predictor_store.terminal import add_json, print_json
+from sage_sched.decisions import Event, last_run, of_request, summary, timeline, told
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rid", nargs="?", help="the request's id (meta_info.id of its answer)")
     parser.add_argument("file", type=Path, help="what --sage-trace names")
     parser.add_argument("--summary", action="store_true", help="of all requests")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,11 +33,19 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"sage-sched explain: {error}", file=sys.stderr)
         return 1
-    lines = summary(events) if args.summary else timeline(events, args.rid)
-    if not lines:
+    found: Any
+    if args.summary:
+        found = summary(events)
+        lines = told(found)
+    elif lines := timeline(events, args.rid):
+        found = of_request(events, args.rid)
+    else:
         print(f"sage-sched explain: {args.file} knows no request {args.rid}", file=sys.stderr)
         return 1
-    print("\n".join(lines))
+    if args.json:
+        print_json(found)
+    else:
+        print("\n".join(lines))
     return 0
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from predictor_store.probe_score import Quality
 from predictor_store.recording import Recording, RecordingError
+from predictor_store.terminal import add_json, print_json, speaker
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,12 +23,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="MAE and CRPS by age, as a picture"
     )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, write, report; 1 if the recording does not do."""
     from predictor_store.probe_training import RECIPES, TrainingError, train
 
+    say = speaker(args)
     if (args.out.parent / "config.json").exists():
         print(
             f"sage-sched train-probe: --out is {args.out}, in the folder of a model, where SGLang "
@@ -36,14 +40,14 @@ def run(args: argparse.Namespace) -> int:
         return 1
     try:
         recording = Recording.read(args.recording)
-        print(f"{len(recording.ages)} rows of {len(recording.lengths)} answers", flush=True)
-        trained = train(recording, RECIPES[args.recipe], say=lambda line: print(line, flush=True))
+        say(f"{len(recording.ages)} rows of {len(recording.lengths)} answers", flush=True)
+        trained = train(recording, RECIPES[args.recipe], say=lambda line: say(line, flush=True))
         trained.probe.write(args.out)
     except (RecordingError, TrainingError, OSError) as error:
         print(f"sage-sched train-probe: {error}", file=sys.stderr)
         return 1
     probe, reading = trained.probe, trained.probe.reading
-    print(
+    say(
         f"{args.out}: layer {probe.layer}, alpha {reading.alpha:g}, beta "
         f"{' '.join(f'{beta:g}' for beta in reading.beta)} by age from "
         f"{' '.join(map(str, reading.band_ages))}, gamma {reading.gamma:g}"
@@ -53,7 +57,17 @@ def run(args: argparse.Namespace) -> int:
         "probe alone": trained.probe_alone,
         "posterior": trained.posterior,
     }
-    print(table(qualities))
+    say(table(qualities))
+    if args.json:
+        by_age = {
+            name: {age: asdict(score) for age, score in quality.items()}
+            for name, quality in qualities.items()
+        }
+        read_as = {
+            "alpha": reading.alpha, "beta": reading.beta.tolist(), "gamma": reading.gamma,
+            "band_ages": reading.band_ages.tolist(),
+        }  # fmt: skip
+        print_json({"layer": probe.layer, **read_as, "by_age": by_age})
     if args.plot is not None:
         plot(qualities, args.plot)
     return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from predictor_store.dataset_files import DatasetError, RowError, raw_rows
+from predictor_store.terminal import add_json, print_json
 from predictor_store.urgency_head import NUM_LEVELS, UNDER_COST, fit
 
 # Those of whom an operator wants to miss none.
@@ -27,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--under-cost", type=float, default=UNDER_COST,
         help="how much worse a level too few is than a level too many (default: %(default)s)",
     )  # fmt: skip
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
     except (DatasetError, ValueError, OSError) as error:
         print(f"sage-sched urgency train: {error}", file=sys.stderr)
         return 2
-    print(report(head.confusion))
+    if args.json:
+        print_json({"confusion": [list(counts) for counts in head.confusion]})
+    else:
+        print(report(head.confusion))
     return 0
 
 

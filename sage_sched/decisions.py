@@ -31,18 +31,25 @@ def last_run(events: Iterable[Event]) -> list[Event]:
     return found
 
 
-def timeline(events: Iterable[Event], rid: str) -> list[str]:
-    """A line for each thing that happened to a request, in plain words; none if it is unknown."""
-    lines: list[str] = []
+def of_request(events: Iterable[Event], rid: str) -> list[Event]:
+    """Those that tell of a request, `t` since it came; none if it is unknown."""
+    found: list[Event] = []
     came_s = 0.0
     for event in events:
-        if event.get("rid") == rid:
-            if event["is"] == "came":
-                came_s = event["t"]
-            lines.append(f"{event['t'] - came_s:9.3f} s  {_said(event)}")
-        elif event.get("to") == rid and lines:
-            lines.append(f"{event['t'] - came_s:9.3f} s  {event['rid']} yields to it")
-    return lines
+        if event.get("rid") == rid and event["is"] == "came":
+            came_s = event["t"]
+        if event.get("rid") == rid or (event.get("to") == rid and found):
+            found.append({**event, "t": event["t"] - came_s})
+    return found
+
+
+def timeline(events: Iterable[Event], rid: str) -> list[str]:
+    """A line for each of these, in plain words."""
+    return [
+        f"{event['t']:9.3f} s  "
+        + (_said(event) if event["rid"] == rid else f"{event['rid']} yields to it")
+        for event in of_request(events, rid)
+    ]
 
 
 def _said(event: Event) -> str:
@@ -89,9 +96,9 @@ _BEFORE, _SHORTER, _OTHERWISE = (
 )
 
 
-def summary(events: Sequence[Event]) -> list[str]:
+def summary(events: Sequence[Event]) -> dict[str, Any]:
     """Who waited for whom, and why: while a request waits it waits for those that run, for each by
-    the same share."""
+    the same share. Seconds; see told."""
     why_s: Counter[str] = Counter()
     known: dict[str, _Known] = {}
     for seconds, waiting, running in _intervals(events, known):
@@ -99,19 +106,40 @@ def summary(events: Sequence[Event]) -> list[str]:
             each.waited_s += seconds
         for why, share in _shares(waiting, running).items():
             why_s[why] += share * seconds  # type: ignore[assignment]
-    total_s = sum(each.waited_s for each in known.values())
-    num_yields = sum(each.num_yields for each in known.values())
     reasons = Counter(f"{event['is']}: {event['reason']}" for event in events if "reason" in event)
-    return [
-        f"{len(known)} requests waited {total_s:.3f} s in all and yielded {num_yields} times",
-        *(f"{seconds / total_s:7.1%}  {why}" for why, seconds in why_s.most_common()),
+    return {
+        "num_requests": len(known),
+        "waited_s": sum(each.waited_s for each in known.values()),
+        "num_yields": sum(each.num_yields for each in known.values()),
+        "waited_for_s": dict(why_s.most_common()),
+        "num_decided": dict(reasons.most_common()),
+        "longest": _longest(
+            events, sorted(known.values(), key=lambda each: -each.waited_s)[:_NUM_WAITS]
+        ),
+    }
+
+
+def told(found: Mapping[str, Any]) -> list[str]:
+    """A summary as lines for people."""
+    total_s = found["waited_s"]
+    lines = [
+        f"{found['num_requests']} requests waited {total_s:.3f} s in all and yielded "
+        f"{found['num_yields']} times",
+        *(f"{seconds / total_s:7.1%}  {why}" for why, seconds in found["waited_for_s"].items()),
         "",
         "how often what was decided:",
-        *(f"{number:7d}  {reason}" for reason, number in reasons.most_common()),
+        *(f"{number:7d}  {reason}" for reason, number in found["num_decided"].items()),
         "",
         "the longest waits, and for whom:",
-        *_longest(events, sorted(known.values(), key=lambda each: -each.waited_s)[:_NUM_WAITS]),
     ]
+    for wait in found["longest"]:
+        lines.append(f"{wait['waited_s']:9.3f} s  {wait['rid']}")
+        lines += [
+            f"{other['seconds']:11.3f} s  {other['rid']}: {other['why']}" for other in wait["for"]
+        ]
+        rest_s = wait["waited_s"] - sum(other["seconds"] for other in wait["for"])
+        lines += [f"{rest_s:11.3f} s  others"] if rest_s > 0.0005 else []
+    return lines
 
 
 def _intervals(
@@ -158,7 +186,7 @@ def _shares(waiting: Sequence[_Known], running: Sequence[_Known]) -> dict[str, f
     return {why: float(count) / len(running) for why, count in counts.items() if count}
 
 
-def _longest(events: Sequence[Event], longest: Sequence[_Known]) -> list[str]:
+def _longest(events: Sequence[Event], longest: Sequence[_Known]) -> list[dict[str, Any]]:
     """For whom these waited."""
     for_whom: dict[str, Counter[_Known]] = {each.rid: Counter() for each in longest}
     for seconds, waiting, running in _intervals(events, {}):
@@ -166,14 +194,19 @@ def _longest(events: Sequence[Event], longest: Sequence[_Known]) -> list[str]:
             if each.rid in for_whom:
                 for runner in running:
                     for_whom[each.rid][runner] += seconds / len(running)  # type: ignore[assignment]
-    lines = []
-    for each in longest:
-        if each.waited_s > 0:
-            others = for_whom[each.rid].most_common(_NUM_OTHERS)
-            rest_s = each.waited_s - sum(seconds for _, seconds in others)
-            lines.append(f"{each.waited_s:9.3f} s  {each.rid}")
-            for runner, seconds in others:
-                (why,) = _shares([each], [runner])
-                lines.append(f"{seconds:11.3f} s  {runner.rid}: {why}")
-            lines += [f"{rest_s:11.3f} s  others"] if rest_s > 0.0005 else []
-    return lines
+    return [
+        {
+            "rid": each.rid,
+            "waited_s": each.waited_s,
+            "for": [
+                {
+                    "rid": runner.rid,
+                    "seconds": seconds,
+                    "why": next(iter(_shares([each], [runner]))),
+                }
+                for runner, seconds in for_whom[each.rid].most_common(_NUM_OTHERS)
+            ],
+        }
+        for each in longest
+        if each.waited_s > 0
+    ]

@@ -54,7 +54,60 @@ _URGENCY, _CREDIT = "tests/sage_sched/test_urgency.py", "tests/sage_sched/test_c
 _GUESS, _HEAD = "tests/patches/test_urgency.py", "tests/predictor_store/test_urgency_head.py"
 _SLICES, _SLICED = "tests/patches/test_slices.py", "tests/engine/test_slices.py"
 
+_PLUGIN = "tests/patches/test_plugin.py"
+_ASKED_WHAT_IF = "tests/bench/whatif/test_answer.py"
+
 MUTATIONS = (
+    Mutation(
+        "what commands draw with is not installed with them",
+        "pyproject.toml",
+        '    "matplotlib",\n    "numpy",\n',
+        '    "numpy",\n',
+        "tests/test_package.py::test_a_documented_install_has_all_that_its_commands_need",
+    ),
+    Mutation(
+        "who stops reading gets a traceback",
+        "sage_sched/cli.py",
+        "    except BrokenPipeError:\n        terminal.stop_printing()\n",
+        "    except BrokenPipeError:\n        raise\n",
+        "tests/test_cli.py::test_who_stops_reading_gets_no_traceback",
+    ),
+    Mutation(
+        "a ratio of two answers is exported",
+        "patches/http_metrics.py",
+        "if num_scored >= LEAST_TO_TELL:",
+        "if num_scored:",
+        "tests/patches/test_http_metrics.py::test_a_ratio_of_few_answers_is_not_said",
+    ),
+    Mutation(
+        "caps that the log does not say are taken for none",
+        "bench/whatif/answer.py",
+        'caps = {"": cap_tokens} if cap_tokens else _supposed_caps(fits)',
+        'caps = {"": cap_tokens}',
+        f"{_ASKED_WHAT_IF}::test_where_the_log_says_no_caps_there_are_two_answers_the_less_"
+        "flattering_first",
+    ),
+    Mutation(
+        "where nothing can be written is known once all is simulated",
+        "bench/whatif/command.py",
+        "        _prepare(args.output)\n",
+        "",
+        f"{_ASKED_WHAT_IF}::test_what_cannot_be_said_is_known_before_anything_is_simulated",
+    ),
+    Mutation(
+        "a store in use is known once the model is loaded",
+        "patches/plugin.py",
+        "    refuse_dispatch(server_args, server_args._sage_config)\n    _refuse_store(",
+        "    refuse_dispatch(server_args, server_args._sage_config)\n    id(",
+        f"{_PLUGIN}::test_a_store_in_use_is_said_in_one_line",
+    ),
+    Mutation(
+        "serve's help has none of ours",
+        "patches/serve_command.py",
+        '"from sglang.srt.plugins import load_plugins; load_plugins(); "',
+        '""',
+        f"{_PLUGIN}::test_the_help_of_serve_ends_with_what_is_ours",
+    ),
     Mutation(
         "best effort may be overtaken by twice its bound",
         "sage_sched/policies/qllm.py",
@@ -859,7 +912,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a request dump runs what it holds",
-        "bench/whatif/request_dumps.py",
+        "predictor_store/request_dumps.py",
         "        return Husk\n\n    def persistent_load",
         "        return super().find_class(module, name)\n\n    def persistent_load",
         "tests/bench/whatif/test_read.py::test_a_dump_runs_nothing",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from bench.simulator.result import Result
 from bench.simulator.state import Options
 from bench.workload.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
+from predictor_store.terminal import add_json, print_json, speaker
 from sage_sched.config import SageConfig
 from sage_sched.routers import ROUTERS, STOCK, router_named
 
@@ -55,10 +56,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tuning", action="store_true", help="the seeds and lengths that settings were chosen by"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="all numbers, as JSON lines")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, where nothing can be simulated."""
+    found: list[dict[str, object]] = []
     try:
         if not args.report_s > 0:
             raise ValueError(f"--report-s is {args.report_s}, allowed: above 0")
@@ -66,22 +69,27 @@ def run(args: argparse.Namespace) -> int:
             load = load_named(name, args.data, tuning=args.tuning)
             for num_nodes in args.nodes:
                 for rate in args.rates:
-                    _compare(args, name, load, num_nodes, rate)
+                    found += _compare(args, name, load, num_nodes, rate)
     except (WorkloadError, OSError, ValueError) as error:
         print(f"sage-sched bench cluster: {error}", file=sys.stderr)
         return 2
+    if args.json:
+        print_json(found)
     return 0
 
 
-def _compare(args: argparse.Namespace, name: str, load: Load, num_nodes: int, rate: float) -> None:
-    policy = args.policy or load.policy
-    print(
+def _compare(
+    args: argparse.Namespace, name: str, load: Load, num_nodes: int, rate: float
+) -> Iterator[dict[str, object]]:
+    """Says, and gives, the numbers of every dispatcher."""
+    policy, say = args.policy or load.policy, speaker(args)
+    say(
         f"\n{name}: {num_nodes} engines under {policy}, {rate:g} times "
         f"{num_nodes * load.capacity:.3g} {load.unit}/s, {args.per_node} an engine, reports every "
         f"{args.report_s:g} s, means over {args.seeds} seeds\n"
     )
     labels = _LABELS if load.has_slo else _LABELS[:-1]
-    print(f"| dispatch | {' | '.join(labels)} | to the best stock |\n|{'---|' * (len(labels) + 2)}")
+    say(f"| dispatch | {' | '.join(labels)} | to the best stock |\n|{'---|' * (len(labels) + 2)}")
     found: dict[str, dict[str, float]] = {}
     drawn = [
         load.requests(rate * load.capacity * num_nodes, args.per_node * num_nodes, seed)
@@ -102,14 +110,16 @@ def _compare(args: argparse.Namespace, name: str, load: Load, num_nodes: int, ra
             )
             runs.append(_numbers(result))
             about = {"load": name, "nodes": num_nodes, "rate": rate, "dispatch": dispatch}
-            _write(args.output, {**about, "policy": policy, "seed": seed, **runs[-1]})
+            numbers: dict[str, object] = {**about, "policy": policy, "seed": seed, **runs[-1]}
+            _write(args.output, numbers)
+            yield numbers
         found[dispatch] = _mean(runs)
     judged = "missed_tdg" if load.has_slo else "mean_ttlt_s"
     best = min((found[stock][judged] for stock in _STOCK if stock in found), default=np.nan)
-    for dispatch, numbers in found.items():
-        cells = [f"{numbers[key]:.4g}" for key in _COLUMNS[: len(labels)]]
-        ratio = numbers[judged] / best if best else np.nan
-        print(f"| `{dispatch}` | {' | '.join(cells)} | {ratio:.3f} |", flush=True)
+    for dispatch, means in found.items():
+        cells = [f"{means[key]:.4g}" for key in _COLUMNS[: len(labels)]]
+        ratio = means[judged] / best if best else np.nan
+        say(f"| `{dispatch}` | {' | '.join(cells)} | {ratio:.3f} |", flush=True)
 
 
 def _seeds(args: argparse.Namespace) -> range:

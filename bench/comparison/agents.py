@@ -16,11 +16,13 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from bench.comparison.session_bodies import Serve, served, session_servers, simulated
 from bench.comparison.session_source import source_of
+from bench.rival import simulated_policy
 from bench.servers.device import Device
 from bench.servers.kept_server import KeptServer
 from bench.servers.server import ServerError
@@ -29,6 +31,7 @@ from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import SimRequest
 from bench.workload.agents import TRACE
 from bench.workload.prompts import WorkloadError
+from predictor_store.terminal import add_json, print_json, speaker
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "uniboost", "sage-order", "sage")
 _COLUMNS = ("session s", "p99", "step s", "first TTFT p99, s", "TTFT p99, s", "cached", "tokens/s")
@@ -43,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "clock, and one of no session_id is a session by itself",
     )  # fmt: skip
     parser.add_argument(
-        "--policies", nargs="+", default=DEFAULT_POLICIES, metavar="NAME",
+        "--policies", nargs="+", default=DEFAULT_POLICIES, type=simulated_policy, metavar="NAME",
         help="as of sage-sched bench (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -70,23 +73,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--speed", type=float, default=4.0, help="of the clock")
     parser.add_argument("--output", type=Path, default=Path("results/agents"), metavar="DIR")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, if there are no sessions or a server fails."""
     try:
-        _compare(args)
+        rows = _compare(args)
     except (ServerError, WorkloadError) as error:
         print(f"sage-sched bench agents: {error}", file=sys.stderr)
         return 2
+    if args.json:
+        print_json(rows)
     return 0
 
 
-def _compare(args: argparse.Namespace) -> None:
+def _compare(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Says, and gives, the numbers of every policy: medians over seeds."""
+    say, found = speaker(args), list[dict[str, Any]]()
     engine = shrunk(PRESETS[args.preset], args.shrink)
     source = source_of(args, engine)
     tokens = f"{engine.kv_pool_tokens} tokens of KV; token counts / {source.factor:.1f}"
-    print(f"{args.preset}, {tokens}")
+    say(f"{args.preset}, {tokens}")
     with contextlib.ExitStack() as stack:
         bodies: dict[str, Serve] = {"simulated": partial(simulated, engine)}
         if args.on_servers:
@@ -94,12 +102,16 @@ def _compare(args: argparse.Namespace) -> None:
             servers = session_servers(args.output, device, source.foreseen)
             bodies["device clock"] = partial(served, stack.enter_context(KeptServer(servers)))
         for rate in args.rates:
-            print(f"\n{rate:g} {source.rate_unit}\n\n| | {' | '.join(_COLUMNS)} |\n|{'---|' * 8}")
+            say(f"\n{rate:g} {source.rate_unit}\n\n| | {' | '.join(_COLUMNS)} |\n|{'---|' * 8}")
             for policy, (name, serve) in product(args.policies, bodies.items()):
                 chosen = (source.requests(rate, seed) for seed in range(source.num_seeds))
                 rows = [_row(asked, *serve(policy, asked)) for asked in chosen]
-                cells = (f"{median(column):.4g}" for column in zip(*rows, strict=True))
-                print(f"| `{policy}` {name} | {' | '.join(cells)} |", flush=True)
+                medians = [median(column) for column in zip(*rows, strict=True)]
+                cells = (f"{value:.4g}" for value in medians)
+                say(f"| `{policy}` {name} | {' | '.join(cells)} |", flush=True)
+                about = {"rate": rate, "policy": policy, "by": name}
+                found.append(about | dict(zip(_COLUMNS, medians, strict=True)))
+    return found
 
 
 def shrunk(engine: Engine, factor: float) -> Engine:

@@ -38,11 +38,11 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.configure(parser)
+    command.configure_runs(parser)
     parser.add_argument("--shape", choices=SHAPES, default="llama31-8b", help="of the model")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--write-model", type=Path, metavar="DIR", help="write the model and end")
-    parser.set_defaults(num_requests=500, output=Path("results/gpu"))
+    parser.set_defaults(num_requests=500, output=Path("results/gpu"), json=False)
     args = parser.parse_args(argv)
     if args.write_model is not None:
         print(write_model(args.write_model, **SHAPES[args.shape]))

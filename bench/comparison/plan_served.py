@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--probe", type=Path, metavar="FILE", help="sage+'s")
     parser.add_argument("--trail-probe", type=Path, metavar="FILE")
     parser.add_argument("--skip", type=int, default=1200, help="answers that were recorded")
-    command.configure(parser)
+    command.configure_runs(parser)
     parser.set_defaults(
         policies=POLICIES, rates=["2x"], device_clock="h800-qwen3-32b", speed=2.0, num_requests=160,
         max_new_tokens=CAP_TOKENS, server_flags=["--max-running-requests", "16"],

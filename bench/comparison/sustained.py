@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "runs", type=Path, nargs="*", metavar="RUNS",
         help="runs.jsonl of such a comparison, in one file or several (default: it is made first)",
     )  # fmt: skip
-    command.configure(parser)
+    command.configure_runs(parser)
     parser.set_defaults(
         policies=POLICIES, rates=[RATE], load="sustained", device_clock="h800-qwen3-32b",
         speed=4.0, output=Path("results/sustained"),

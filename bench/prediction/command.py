@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.prediction.answers import (
     ALL,
@@ -27,6 +28,7 @@ from predictor_store.arguments import at_least_one, field_and_value
 from predictor_store.dataset_files import DatasetError
 from predictor_store.embedder import DEFAULT_ENCODER, Embedder
 from predictor_store.general_length import GeneralLength
+from predictor_store.terminal import add_json, print_json
 from predictor_store.warm import Observation
 from sage_sched.config import ENCODERS
 
@@ -77,6 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="see predictor.encoder; default: %(default)s",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE", help="the figures as JSON lines")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     embedder = Embedder(args.encoder)
     # The paper's threshold is one of MiniLM's cosines.
     candidates = {c: p for c, p in CANDIDATES.items() if c != THRESHOLD or args.encoder == "minilm"}
+    numbers: list[dict[str, Any]] = []
     try:
         for name, answers, general in _streams(args, embedder):
             if len(answers) <= 2 * NUM_FIRST:
@@ -94,14 +98,18 @@ def run(args: argparse.Namespace) -> int:
             )  # fmt: skip
             blind = found[BLIND]
             rows = {c: quality(outcomes, blind) for c, outcomes in found.items()}
-            show(name, len(blind), rows)
-            for start in range(0, len(blind), args.by) if args.by else ():
-                _show_part(found, slice(start, start + args.by))
+            numbers += (of_set := _numbers(name, len(blind), rows))
+            if not args.json:
+                show(name, len(blind), rows)
+                for start in range(0, len(blind), args.by) if args.by else ():
+                    _show_part(found, slice(start, start + args.by))
             if args.output is not None:
-                _append(args.output, name, len(blind), rows)
+                _append(args.output, of_set)
     except (DatasetError, WorkloadError) as error:
         print(f"sage-sched bench predictor: {error}", file=sys.stderr)
         return 2
+    if args.json:
+        print_json(numbers)
     return 0
 
 
@@ -142,9 +150,14 @@ def _show_part(found: dict[str, list[Outcome]], part: slice) -> None:
     )
 
 
-def _append(file: Path, name: str, number: int, rows: dict[str, Quality]) -> None:
+def _numbers(name: str, number: int, rows: Mapping[str, Quality]) -> list[dict[str, Any]]:
+    return [
+        {"set": name, "num_answers": number, "predictor": candidate, **asdict(q)}
+        for candidate, q in rows.items()
+    ]
+
+
+def _append(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:
-        for candidate, q in rows.items():
-            row = {"set": name, "num_answers": number, "predictor": candidate, **asdict(q)}
-            lines.write(json.dumps(row) + "\n")
+        lines.writelines(json.dumps(row) + "\n" for row in rows)

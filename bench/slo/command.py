@@ -21,6 +21,7 @@ from bench.slo.servers import PRIORITY_FLAG, Servers
 from bench.workload.arrivals import LOADS
 from bench.workload.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
+from predictor_store.terminal import add_json, print_json, speaker
 
 EVERYONE = (*STOCK, *RIVALS, "sage", *OURS, *ABLATIONS)
 # Seeds below are for tuning.
@@ -75,45 +76,53 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"foreseen alike. POLICY+priority: with {PRIORITY_FLAG}",
     )  # fmt: skip
     parser.add_argument("--speed", type=float, default=4.0, help="of the clock")
+    add_json(parser)
     parser.add_argument("--servers", type=Path, default=Path("results/slo"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, where nothing can be simulated."""
+    rows: list[dict[str, Any]] = []
     try:
         for name in args.lengths:
             lengths = read_lengths(args.data, name, held_out=not args.tuning)
             setting = Setting(lengths, weights=tuple(args.weights), load=args.load, pace=args.pace)
             if args.unmixed:
                 setting = replace(setting, engine=replace(setting.engine, mixed_chunk=False))
-            print(f"\n{name}: {_about(args, setting)}", flush=True)
+            speaker(args)(f"\n{name}: {_about(args, setting)}", flush=True)
             with contextlib.ExitStack() as stack:
                 serve: Serve = setting.served
                 if args.on_servers:
                     servers = Servers(setting, args.servers, args.speed)
                     serve = stack.enter_context(contextlib.closing(servers))
-                _compare(args, name, setting, serve)
+                rows += _compare(args, name, setting, serve)
     except (ServerError, WorkloadError, OSError, ValueError) as error:
         print(f"sage-sched bench slo: {error}", file=sys.stderr)
         return 2
+    if args.json:
+        print_json(rows)
     return 0
 
 
-def _compare(args: argparse.Namespace, name: str, setting: Setting, serve: Serve) -> None:
-    capacity = setting.capacity()
+def _compare(
+    args: argparse.Namespace, name: str, setting: Setting, serve: Serve
+) -> Iterator[dict[str, Any]]:
+    """Says, and gives, the numbers of every policy at every rate."""
+    capacity, say = setting.capacity(), speaker(args)
     for rate in args.rates:
         names = [label for label, _, _ in _COLUMNS]
-        print(f"\n{rate:g} times {capacity:.2f} requests/s\n\n| policy | {' | '.join(names)} |")
-        print(f"|{'---|' * (1 + len(names))}")
+        say(f"\n{rate:g} times {capacity:.2f} requests/s\n\n| policy | {' | '.join(names)} |")
+        say(f"|{'---|' * (1 + len(names))}")
         for policy in args.policies:
             found = list(_runs(args, setting, serve, policy, rate * capacity))
             cells = [f"{_mean(found, key):.{digits}f}" for _, key, digits in _COLUMNS]
-            print(f"| `{policy}` | {' | '.join(cells)} |", flush=True)
+            say(f"| `{policy}` | {' | '.join(cells)} |", flush=True)
+            about = {"lengths": name, "rate": rate, "policy": policy}
+            rows = [{**about, "seed": seed, **numbers} for seed, numbers in enumerate(found)]
             if args.output is not None:
                 with args.output.open("a", encoding="utf-8") as file:
-                    about = {"lengths": name, "rate": rate, "policy": policy}
-                    for seed, numbers in enumerate(found):
-                        file.write(json.dumps({**about, "seed": seed, **numbers}) + "\n")
+                    file.writelines(json.dumps(row) + "\n" for row in rows)
+            yield from rows
 
 
 def _runs(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from bench.triage.requests import LOADS, Triage, arrivals_s, read_triage, said_b
 from bench.workload.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
 from predictor_store.dataset_files import DatasetError
+from predictor_store.terminal import add_json, print_json, speaker
 from sage_sched.config import SageConfig
 from sage_sched.job import DEFAULT_URGENCY
 from sage_sched.policies.urgency import UrgencyParameters
@@ -87,15 +89,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--speed", type=float, default=4.0, help="of the clock")
     parser.add_argument("--output", type=Path, default=Path("results/urgency"), metavar="DIR")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, where nothing can be simulated."""
     try:
-        _compare(args, read_triage(args.data), PRESETS[args.preset])
+        rows = _compare(args, read_triage(args.data), PRESETS[args.preset])
     except (ServerError, WorkloadError, DatasetError, ValueError) as error:
         print(f"sage-sched bench urgency: {error}", file=sys.stderr)
         return 2
+    if args.json:
+        print_json(rows)
     return 0
 
 
@@ -109,10 +114,11 @@ def _chosen(args: argparse.Namespace) -> list[str]:
     return args.arms or real
 
 
-def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> None:
-    arms = _chosen(args)
+def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> list[dict[str, Any]]:
+    """Says, and gives, the numbers of every arm, one row a seed."""
+    arms, say, rows = _chosen(args), speaker(args), list[dict[str, Any]]()
     rate = args.rate * _capacity(triage, engine)
-    print(
+    say(
         f"{args.preset}, {rate:.2f} requests/s, {args.num_requests} requests a run, means over "
         f"{args.seeds} seeds. By the expert's levels: seconds waited for each token of the answer."
     )
@@ -125,8 +131,8 @@ def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> None:
             )
             serve = partial(_served, stack.enter_context(KeptServer(servers)))
         for load in args.loads:
-            print(f"\n{load}\n\n| policy | level said by | {' | '.join(_COLUMNS)} |")
-            print(f"|{'---|' * (2 + len(_COLUMNS))}")
+            say(f"\n{load}\n\n| policy | level said by | {' | '.join(_COLUMNS)} |")
+            say(f"|{'---|' * (2 + len(_COLUMNS))}")
             found: dict[str, NDArray[np.float64]] = {}
             for arm in arms:
                 found[arm] = np.array(
@@ -136,10 +142,15 @@ def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> None:
                     ]
                 )
                 cells = " | ".join(f"{value:.4g}" for value in found[arm].mean(axis=0))
-                print(f"| `{ARMS[arm][0]}` | {ARMS[arm][1]} | {cells} |", flush=True)
+                say(f"| `{ARMS[arm][0]}` | {ARMS[arm][1]} | {cells} |", flush=True)
+                rows += [
+                    {"load": load, "arm": arm, "seed": seed, **dict(zip(_COLUMNS, of, strict=True))}
+                    for seed, of in enumerate(found[arm].tolist())
+                ]
             for reference in _REFERENCES:
                 if reference in found:
-                    print(ratios(found, reference), flush=True)
+                    say(ratios(found, reference), flush=True)
+    return rows
 
 
 def ratios(found: Mapping[str, NDArray[np.float64]], reference: str) -> str:

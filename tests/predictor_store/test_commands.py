@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +13,12 @@ import pytest
 
 from predictor_store import info_command, warm_command
 from predictor_store.embedder import Embedder, dimension, fingerprint
+from predictor_store.info_command import _quality_line
+from predictor_store.rolling_quality import LEAST_TO_TELL
 from predictor_store.store import Store, file_of
 from predictor_store.store_file import Record
 from predictor_store.warm_command import uniform_sample
+from sage_sched.cli import main
 from sage_sched.config import StoreConfig
 from tests.predictor_store.samples import lines, record
 
@@ -145,7 +149,11 @@ def test_prompts_are_kept_on_demand(tmp_path: Path) -> None:
         (["{missing}"], "there is no file"),
         (["{bad}"], "no usable row (fields seen: x"),
         (["{good}", "--filter", "model=none"], "--filter left out"),
-        (["{good}", "--tokenizer", "{missing}"], "cannot load a tokenizer"),
+        (["{good}", "--tokenizer", "{missing}"], "there is no such folder"),
+        (
+            ["{good}", "--tokenizer", "no/such"],
+            "it is no folder here, and not in",
+        ),
         (["{good}", "--capacity", "99999999999"], "store.capacity"),
         (["{good}", "--store", "{foreign}"], "another model"),
         (["{good}", "--store", "{damaged}"], "damaged"),
@@ -198,6 +206,28 @@ def test_info_shows_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert part in out
     assert info(tmp_path) == 0
     assert "nobody" in capsys.readouterr().out
+
+
+def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = lines(tmp_path / "d.jsonl", {"prompt": "one", "output_tokens": 10}, "oops")
+    assert warm(data, "--store", tmp_path / "s", "--json") == 0
+    warmed = json.loads(capsys.readouterr().out)
+    assert (warmed["num_read"], warmed["num_put"], warmed["num_records"]) == (2, 1, 1)
+    assert list(warmed["malformed"]) == [f"{data}:2"]
+    assert main(["store", "info", "--json", "--store", str(tmp_path / "s")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_records"], found["num_warm"], found["in_use_by"]) == (1, 1, None)
+    assert found["output_tokens"]["p50"] == 10
+
+
+def test_info_says_how_good_predictions_are_once_there_are_enough() -> None:
+    quality = {
+        "num_answers": LEAST_TO_TELL, "crps_gain": 0.25, "within_80": 0.8, "spearman": 0.5,
+        "num_late": 0,
+    }  # fmt: skip
+    assert "CRPS gain 0.25" in _quality_line(quality)
+    few = _quality_line(quality | {"num_answers": LEAST_TO_TELL - 1})
+    assert few == f"{LEAST_TO_TELL - 1} answers judged, too few to say anything"
 
 
 def test_info_shows_a_store_of_another_embedder_and_an_empty_one(

@@ -9,7 +9,7 @@ import pytest
 
 from predictor_store import protocol
 from predictor_store.embedder import Embedder
-from predictor_store.info_command import describe
+from predictor_store.info_command import described, facts
 from predictor_store.protocol import LineReader, decode_distribution, encode, encode_distribution
 from predictor_store.rolling_quality import WINDOW
 from predictor_store.store import Store
@@ -286,7 +286,7 @@ def test_a_poisoned_history_is_seen_through(worker: Worker, config: SageConfig) 
     assert quality["widened"]
     assert quality["crps_gain"] < 0
     assert means()[0] == means()[1]  # nobody is told apart by what is wrong
-    lines = describe(Path(config.store.path))
+    lines = described(facts(Path(config.store.path)))
     assert "worse than none" in lines["predictions"]
     assert "history" in lines
     # When they are right again they are used again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sage_sched.decisions import last_run, summary, timeline
+from sage_sched.decisions import last_run, of_request, summary, timeline, told
 
 
 def came(t: float, rid: str, arrival: int, p50_tokens: int | None) -> dict[str, Any]:
@@ -53,10 +53,17 @@ def test_a_timeline_says_what_happened_when_and_why() -> None:
     assert "    1.000 s  long yields to it" in timeline(EVENTS, "short")
     assert "nothing is known of its answer" in timeline(EVENTS, "unknown")[0]
     assert timeline(EVENTS, "nobody") == []
+    assert [(event["t"], event["is"]) for event in of_request(EVENTS, "short")] == [
+        (0.0, "came"), (1.0, "yield"), (1.0, "starts"), (2.0, "ends"),
+    ]  # fmt: skip
 
 
 def test_a_summary_says_who_waited_for_whom_and_why() -> None:
-    lines = summary(EVENTS)
+    found = summary(EVENTS)
+    assert found["longest"][0]["for"][0] == {
+        "rid": "long", "seconds": 3.0, "why": "for one that had come before",
+    }  # fmt: skip
+    lines = told(found)
     # long: 0.5 s for nobody, 1 s for short; short: 1 s for long; unknown: 4 s for both.
     assert lines[:4] == [
         "3 requests waited 6.500 s in all and yielded 1 times",
@@ -73,7 +80,7 @@ def test_a_summary_says_who_waited_for_whom_and_why() -> None:
 
 def test_a_trace_whose_beginning_is_lost_is_read_as_far_as_it_goes() -> None:
     for number in range(len(EVENTS) + 1):
-        summary(EVENTS[number:])
+        told(summary(EVENTS[number:]))
         for rid in ("long", "short", "unknown"):
             timeline(EVENTS[number:], rid)
 

@@ -38,6 +38,8 @@ def test_every_dispatcher_has_its_row(
     runs = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(runs) == 2 * len(ROUTERS)
     assert all(0 <= run["missed_tdg"] <= 1 for run in runs)
+    assert command.run(asked(data, *few, "--dispatch", runs[0]["dispatch"], "--json")) == 0
+    assert json.loads(capsys.readouterr().out) == runs[:2]
     # The ratio is to the best of the stock ones.
     assert min(float(row.split("|")[-2]) for row in rows[2:]) == 1.0
 

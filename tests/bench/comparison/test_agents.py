@@ -64,11 +64,16 @@ def test_a_table_of_a_trace_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFi
     ]
     file = tmp_path / "trace.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    assert (
-        main(["bench", "agents", "--mooncake", str(file), "--policies", "sage", "--rates", "1"])
-        == 0
-    )
+    command = ["bench", "agents", "--mooncake", str(file), "--policies", "sage", "--rates", "1"]
+    assert main([*command, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["policy"], row["rate"], row["by"]) == ("sage", 1.0, "simulated")
+    assert main(command) == 0
     said = capsys.readouterr().out
+    assert f" | {row['step s']:.4g} | " in said
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--policies", "sega"])
+    assert "unknown policy 'sega'" in capsys.readouterr().err
     assert "1 times as fast as recorded" in said
     cached = float(said.splitlines()[-1].split(" | ")[6])
     assert 0.6 < cached < 3 * 512 / 2000

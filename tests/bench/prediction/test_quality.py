@@ -111,6 +111,8 @@ def test_the_command_reads_what_warm_reads(
     read = [json.loads(line) for line in figures.read_text().splitlines()]
     assert {row["predictor"] for row in read} == set(CANDIDATES) - {THRESHOLD}
     assert all(row["num_answers"] == 150 for row in read)
+    assert main(["bench", "predictor", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == read
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
     assert main(["bench", "predictor", str(file)]) == 2
     assert "too few" in capsys.readouterr().err

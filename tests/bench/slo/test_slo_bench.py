@@ -108,4 +108,6 @@ def test_the_command_prints_a_table(data: Path, capsys: pytest.CaptureFixture[st
     assert [(row["policy"], row["seed"]) for row in rows] == [
         (policy, seed) for policy in ("fcfs", "proserve-expected") for seed in range(2)
     ]
+    assert command.run(parser.parse_args([*words.split(), "--json"])) == 0
+    assert json.loads(capsys.readouterr().out) == rows
     assert command.run(parser.parse_args(["--data", str(data / "nowhere")])) == 2

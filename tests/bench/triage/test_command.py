@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -71,6 +72,13 @@ def test_arms_and_loads_can_be_chosen_and_are_compared_seed_by_seed(
     assert "ratio to `sage`" in said
     assert "fcfs`" not in said
     assert said.count("| `urgency` | expert |") == 2
+    assert main([*command.split(), "--arms", "sage", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["load"], row["arm"], row["seed"]) for row in rows] == [
+        ("bursts", "sage", 0), ("bursts", "sage", 1),
+    ]  # fmt: skip
+    mean = np.mean([row["TTLT, s"] for row in rows])
+    assert f" | {mean:.4g} | " in said
     assert main([*command.split(), "--on-servers", "--arms", "ideal:expert"]) == 2
     assert "ideal:expert cannot run on servers" in capsys.readouterr().err
 
