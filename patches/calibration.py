@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from sglang.srt.managers.io_struct import BaseReq
+from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
 from patches.step_meter import StepMeter
 from patches.step_time_file import StepTimeFile
@@ -20,13 +20,18 @@ logger = logging.getLogger(__name__)
 
 
 class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's step times, which ride the broadcast of requests to all ranks.
+    """Rank 0's step times, which ride the broadcast of requests to all ranks, and from there to an
+    HTTP process that dispatches (patches.dispatch).
 
     seconds: the coefficients of a StepTime, in their order. source: see Calibration.
     """
 
     seconds: list[float]
     source: str
+
+
+# What SGLang's processes may send one another is a closed list.
+hook_custom_types(StepTimes)
 
 
 class Calibration:

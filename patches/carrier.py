@@ -18,6 +18,7 @@ _LENGTHS = _PREFIX + "lengths"
 _HINT_PREFIX = _PREFIX + "hint_"
 _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
 _CAME = _PREFIX + "came_s"
+_ASKED = _PREFIX + "asked"
 _EXPLAIN = _PREFIX + "explain"
 # A stamp is older than the tick that comes with it, but by no more than a request is awaited.
 _MOST_AGE_S = 3600.0
@@ -68,6 +69,18 @@ def encode_stamp(came_s: float) -> dict[str, Any]:
     return {_CAME: came_s}
 
 
+def encode_asked(rid: str, came_s: float, begun_s: float) -> dict[str, Any]:
+    """The reserved key that says by which id a client knows a request, when it came, and when its
+    HTTP process began with it, on the clock of the ticks."""
+    return {_ASKED: [rid, came_s, begun_s]}
+
+
+def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
+    """The three; None where there are none."""
+    asked = custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None
+    return None if asked is None else (asked[0], asked[1], asked[2])
+
+
 def encode_explain() -> dict[str, Any]:
     """The reserved key by which a request's answer is to say what was predicted of it."""
     return {_EXPLAIN: True}
@@ -95,10 +108,8 @@ def _after(prefix: str, custom_params: Mapping[Any, Any]) -> dict[str, Any]:
     }
 
 
-def strip(custom_params: object) -> object:
+def strip(custom_params: Mapping[str, Any]) -> dict[str, Any]:
     """custom_params without the reserved keys, so that no client writes himself a short job."""
-    if not isinstance(custom_params, Mapping):
-        return custom_params
     return {
         key: value
         for key, value in custom_params.items()

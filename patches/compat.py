@@ -37,6 +37,7 @@ CALLS = (
     (f"{_BATCH}.release_req", ("idx", "remaing_req_count")),
     (f"{_BATCH}.filter_batch", ("keep_indices",)),
     (f"{_BATCH}.merge_batch", ("other",)),
+    ("sglang.srt.managers.scheduler.Scheduler.abort_request", ("recv_req",)),
     # Of prefills that are cut between layers.
     ("sglang.srt.managers.scheduler.Scheduler.update_running_batch", ("batch",)),
     ("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_split_prefill", ("batch",)),

@@ -10,16 +10,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from patches.calibration import StepTimes
 from patches.compat import UnsupportedServerError
 from patches.http_types import TokenizedRequest
-from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.ledger import Ledger, Newcomer
 from sage_sched.prefix_index import block_keys
 from sage_sched.router import Router
 from sage_sched.routers import router_named
-from sage_sched.step_time import ServerFacts
+from sage_sched.step_time import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,11 @@ def refuse_dispatch(server_args: Any, config: SageConfig) -> None:
             )
 
 
+def dispatches(server_args: Any, config: SageConfig) -> bool:
+    """Whether the HTTP process has a router."""
+    return bool(config.router.dispatch) and server_args.dp_size > 1
+
+
 @dataclass(frozen=True, slots=True)
 class Foreseen:
     """What is known of a request when it is sent."""
@@ -81,6 +87,7 @@ class Dispatch:
         self._router: Router = router_named(self._name)
         self._num_ranks = num_ranks
         self._step_time = (config.step_time or StepTimeConfig()).step_time()
+        self._source = "shipped" if config.step_time is None else "configured"
         self._loads = loads
         self._ledger: Ledger | None = None
         self._rank_of: dict[str, int] = {}
@@ -152,6 +159,13 @@ class Dispatch:
             else:
                 self._ledger.grown(rid, rank, age_tokens, now_s)
 
+    def told(self, news: StepTimes) -> None:
+        """A replica says how long its steps take. All are of one kind, so the latest word counts
+        for all."""
+        self._step_time, self._source = StepTime(*news.seconds), news.source
+        if self._ledger is not None:
+            self._ledger.go_by(self._step_time)
+
     def died(self, rank: int) -> list[str]:
         """A replica is there no more. The ids of the requests that were on it."""
         if rank in self._alive:
@@ -163,7 +177,8 @@ class Dispatch:
     def stats(self) -> dict[str, Any]:
         """For /server_info. num_picked: by rank. num_given: of requests whose clients have chosen.
         num_unfinished, num_waiting: by rank, as far as was known at the last pick; without a first
-        token. num_failed: left to SGLang, after an error. dead: the ranks that have died."""
+        token. num_failed: left to SGLang, after an error. dead: the ranks that have died.
+        step_time: by which it goes, and where that is from (patches.calibration)."""
         return {
             "dispatch": self._name,
             "num_picked": self._num_picked,
@@ -172,6 +187,7 @@ class Dispatch:
             "num_waiting": self._ledger.num_waiting() if self._ledger else [],
             "num_failed": self._num_failed,
             "dead": [rank for rank in range(self._num_ranks) if rank not in self._alive],
+            "step_time": {"source": self._source, **in_ms(self._step_time)},
         }
 
     def _read_loads(self, ledger: Ledger, now_s: float) -> None:

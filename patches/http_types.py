@@ -27,6 +27,7 @@ class ServerArgs(Protocol):
     served_model_name: str | None
     model_path: str
     dp_size: int
+    tokenizer_worker_num: int
 
 
 class Tokenizer(Protocol):
@@ -46,7 +47,7 @@ class Request(Protocol):
     session_params: object
     session_id: object
     conversation_id: object
-    sampling_params: object
+    sampling_params: Any
     batch_size: int
     is_single: bool
     priority: object
@@ -54,13 +55,16 @@ class Request(Protocol):
 
     def __getitem__(self, i: int) -> Request: ...
 
+    def contains_mm_input(self) -> bool: ...
+
 
 class TokenizedRequest(Protocol):
     """TokenizedGenerateReqInput, managers/io_struct.py"""
 
     rid: str
     sampling_params: TokenizedSampling
-    input_ids: object
+    input_ids: Any
+    mm_inputs: object
     lora_id: str | None
     extra_key: str | None
     cache_salt: str | None
@@ -79,7 +83,6 @@ class ReqState(Protocol):
 
     obj: Request
     dispatched: bool
-    abort_sent: bool
 
 
 class BatchOutput(Protocol):
@@ -108,6 +111,7 @@ class TokenizerManager(Protocol):
     server_status: object
     rid_to_state: MutableMapping[str, ReqState]
     tokenizer: Tokenizer | None
+    model_config: Any
     _server_stop_hook: object | None
 
     _result_dispatcher: Any

@@ -9,18 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.utils import TypeBasedDispatcher
 
+from patches import early_aborts
 from patches.asked import asked_of
+from patches.calibration import StepTimes
 from patches.carrier import (
     clients_hints,
     encode,
+    encode_asked,
     encode_explain,
     encode_hints,
     encode_stamp,
     strip,
 )
 from patches.dead_replica import ActiveRanks, bury, end
-from patches.dispatch import Dispatch, Foreseen
+from patches.dispatch import Dispatch, Foreseen, dispatches
+from patches.door import check_token_ids, check_tokenized, custom_params_of
 from patches.explanation import NAME, explained
 from patches.hook import AFTER, AROUND, BEFORE, Hook
 from patches.http_metrics import HttpMetrics
@@ -97,8 +102,10 @@ def _after_init(
         self.sage_metrics = HttpMetrics(self)
         add_settings_route(self)
         self.sage_dispatch = None
-        if config.router.dispatch and server_args.dp_size > 1:
-            self.sage_dispatch = Dispatch(server_args.dp_size, config, self.load_snapshot_reader)
+        if dispatches(server_args, config):
+            dispatch = Dispatch(server_args.dp_size, config, self.load_snapshot_reader)
+            self.sage_dispatch = dispatch
+            self._result_dispatcher += TypeBasedDispatcher([(StepTimes, dispatch.told)])
         self.sage_client.start()  # the schedulers are loading the model meanwhile
 
 
@@ -153,19 +160,22 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
         return
     state = state_of(obj)
     state.is_started = True
-    said = NO_HINTS
-    if isinstance(obj.sampling_params, dict) and "custom_params" in obj.sampling_params:
+    check_token_ids(manager, obj)
+    said, given = NO_HINTS, custom_params_of(obj)
+    if given is not None:
+        stripped = strip(given)
         # A copy: the samples of a batch may share one dict with what the client sent.
-        stripped = strip(obj.sampling_params["custom_params"])
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
-        if isinstance(stripped, dict) and stripped.get("explain") is True:
+        if stripped.get("explain") is True:
             state.explains = True
-        if manager.server_args._sage_config.hints.trust == "body" and isinstance(stripped, dict):
+        if manager.server_args._sage_config.hints.trust == "body":
             said = clients_hints(stripped)
     text = None if is_internal(manager, obj) else prompt_text(manager, obj)
     hints = manager.sage_claims.hints(state.slo_class or "", said, obj.priority, state.tenant)
     hints = manager.sage_urgency.hints(hints, text)
     state.carried = {**encode_hints(hints), **encode_stamp(state.came_s)}
+    if isinstance(obj.rid, str):
+        state.carried |= encode_asked(obj.rid, state.came_s, time.monotonic())
     if state.explains:
         state.carried |= encode_explain()
     state.foreseen = Foreseen(hints=hints)
@@ -177,6 +187,7 @@ def _start_prediction(manager: TokenizerManager, obj: Request) -> None:
 
 
 async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:
+    check_tokenized(tokenized)
     sampling, state = tokenized.sampling_params, state_of(obj)
     carried = state.carried
     if state.prediction is not None:
@@ -192,32 +203,23 @@ async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:
 
 
 def _before_abort(self: TokenizerManager, rid: str = "", abort_all: bool = False) -> None:
-    """Note an abort that comes while the prediction is awaited: it would reach the schedulers
-    before its request, match nothing, and be lost, as SGLang sends one abort a request."""
-    states = self.rid_to_state.values() if abort_all else [self.rid_to_state.get(rid)]
-    for state in states:
-        if state is not None and not state.dispatched and state_of(state.obj).is_started:
-            state_of(state.obj).was_aborted = True
+    if _client(self) is not None:
+        early_aborts.tell(self, rid, abort_all)
 
 
 async def _around_send_one(
     original: Awaited, self: TokenizerManager, tokenized_obj: TokenizedRequest
 ) -> None:
-    if not _dispatch(self, tokenized_obj):
-        return
-    await original(self, tokenized_obj)
-    _abort_again(self, tokenized_obj.rid)
+    if _dispatch(self, tokenized_obj):
+        await original(self, tokenized_obj)
 
 
 async def _around_send_batch(
     original: Awaited, self: TokenizerManager, tokenized_objs: Sequence[TokenizedRequest]
 ) -> None:
     tokenized_objs = [each for each in tokenized_objs if _dispatch(self, each)]
-    if not tokenized_objs:
-        return
-    await original(self, tokenized_objs)
-    for tokenized_obj in tokenized_objs:
-        _abort_again(self, tokenized_obj.rid)
+    if tokenized_objs:
+        await original(self, tokenized_objs)
 
 
 def _dispatch(manager: TokenizerManager, tokenized: TokenizedRequest) -> bool:
@@ -235,14 +237,6 @@ def _dispatch(manager: TokenizerManager, tokenized: TokenizedRequest) -> bool:
     # Not before SGLang waits for it, which it begins to as soon as it has sent it.
     asyncio.get_running_loop().call_soon(end, manager, [tokenized.rid], given)
     return False
-
-
-def _abort_again(manager: TokenizerManager, rid: str) -> None:
-    """Send an abort behind the request that it overtook."""
-    state = manager.rid_to_state.get(rid)
-    if state is not None and state_of(state.obj).was_aborted:
-        state.abort_sent = False
-        manager.abort_request(rid)
 
 
 def _before_active_ranks(self: TokenizerManager, ranks: ActiveRanks) -> None:

@@ -32,7 +32,7 @@ class RequestPrediction:
     whether what we alone may write was stripped, and a prediction asked for, if there is to be one.
     explains: whether its answer is to say what was predicted of it. carried: what travels with it.
     foreseen: what a router goes by. tell_at_tokens: once its answer is as long and goes on, the
-    history is to know. was_aborted: while the prediction was awaited.
+    history is to know.
     """
 
     text: str | None = None
@@ -46,7 +46,6 @@ class RequestPrediction:
     handle: int | None = None
     tell_at_tokens: int = 64
     is_started: bool = False
-    was_aborted: bool = False
     explains: bool = False
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

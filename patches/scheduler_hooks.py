@@ -15,6 +15,8 @@ from sglang.utils import TypeBasedDispatcher
 from patches import step_meter
 from patches.admission import add_one, correct
 from patches.calibration import StepTimes
+from patches.dispatch import dispatches
+from patches.early_aborts import EarlyAbort, EarlyAborts
 from patches.engine_types import Batch, Req, Scheduler
 from patches.executor import run_pass, without_swapped
 from patches.hook import AFTER, AROUND, BEFORE, Hook
@@ -50,6 +52,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     """The hooks for one scheduler process whose --schedule-policy is one of ours."""
     # For the hooks that are given no scheduler.
     state: SchedulerState | None = None
+    aborts = EarlyAborts()
 
     def around_validate(original: Any, self: object, policy: str, tree_cache: Any) -> Any:
         # SGLang's enum cannot gain members. Under FCFS its code leaves the order as it finds it,
@@ -68,9 +71,10 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     def after_init_dispatcher(result: None, self: Scheduler) -> None:
         told = [
             (Tick, partial(_ticked, self)),
-            (StepTimes, partial(_told, self)),
+            (StepTimes, partial(_told, config, self)),
             (Scores, partial(_scored, self)),
             (SetSettings, partial(switch, self)),
+            (EarlyAbort, aborts.add),
         ]
         self._request_dispatcher += TypeBasedDispatcher(told)
 
@@ -88,6 +92,11 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     def before_calc_priority(self: object, waiting_queue: list[Req], *args: Any, **kw: Any) -> None:
         if state is not None:
             state.hide_unplanned(waiting_queue)
+
+    def after_generate_request(
+        result: None, self: Scheduler, recv_req: Any, *args: Any, **kw: Any
+    ) -> None:
+        aborts.after(self, recv_req)
 
     def around_prefill_pass(original: Any, self: Scheduler, running_batch: Batch) -> Any:
         return run_pass(self, partial(original, self), running_batch)
@@ -204,6 +213,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         of_scheduler("init_request_dispatcher", AFTER, after_init_dispatcher),
         of_scheduler("init_req_max_new_tokens", AFTER, after_init_max_new_tokens, "req"),
         of_scheduler("_add_request_to_queue", BEFORE, before_add_to_queue, "req"),
+        of_scheduler("handle_generate_request", AFTER, after_generate_request, "recv_req"),
         Hook(f"{_POLICY}.calc_priority", BEFORE, before_calc_priority, ("waiting_queue",)),
         of_scheduler("get_new_batch_prefill", AROUND, around_prefill_pass, "running_batch"),
         of_scheduler("_poll_timeout_aborts", AROUND, around_timeouts),
@@ -241,5 +251,7 @@ def _scored(scheduler: Scheduler, scores: Scores) -> None:
     scheduler.sage.scored(scores)
 
 
-def _told(scheduler: Scheduler, news: StepTimes) -> None:
+def _told(config: SageConfig, scheduler: Scheduler, news: StepTimes) -> StepTimes | None:
+    """What is returned SGLang sends to the HTTP process."""
     scheduler.sage.told(news)
+    return news if dispatches(scheduler.server_args, config) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.mean_cost import MeanCost
 from sage_sched.prefix_index import PrefixIndex
-from sage_sched.step_time import ServerFacts, attended_pairs
+from sage_sched.step_time import ServerFacts, StepTime, attended_pairs
 from sage_sched.tdg import Promise
 
 # An answer of which nothing is known.
@@ -56,6 +56,7 @@ class _Sent:
     slot: int
     left: MeanCost
     input_tokens: int
+    cached_tokens: int
     age_tokens: int = 0
 
 
@@ -84,10 +85,17 @@ class Ledger:
         self._gain: Floats = np.zeros(0)
         self._is_queued = np.zeros(0, np.bool_)
 
+    def go_by(self, step_time: StepTime) -> None:
+        """Steps take so long: those of whatever has been sent as well."""
+        self._server = replace(self._server, step_time=step_time)
+        for sent in self._sent:
+            for each in sent.values():
+                self._exec_s[each.slot] = self._prefill_s(each.input_tokens, each.cached_tokens)
+
     def view(self, request: Newcomer, now_s: float) -> ClusterView:
         """What is known as this request comes."""
         known = self._look_up(request)
-        prefill_s = self._prefill_s(request, known.cached)
+        prefill_s = self._prefill_s(request.input_tokens, known.cached)
         promise = Promise.of(request.hints)
         present = np.flatnonzero(self._node != _NOBODY)
         waits = self._waits(present)
@@ -129,10 +137,11 @@ class Ledger:
         if not self._num_queued[node]:
             self._queue_heard_s[node] = now_s
         known = self._look_up(request)
-        prefill_s = self._prefill_s(request, int(known.cached[node]))
+        cached_tokens = int(known.cached[node])
+        prefill_s = self._prefill_s(request.input_tokens, cached_tokens)
         promise = Promise.of(request.hints)
         slot = self._slot()
-        self._sent[node][rid] = _Sent(slot, known.left, request.input_tokens)
+        self._sent[node][rid] = _Sent(slot, known.left, request.input_tokens, cached_tokens)
         self._node[slot] = node
         self._tokens[slot] = request.input_tokens
         self._left_tokens[slot] = known.left.index(0)
@@ -219,9 +228,9 @@ class Ledger:
             self._known = _Known(request, cached, self._left(request))
         return self._known
 
-    def _prefill_s(self, request: Newcomer, cached_tokens: Any) -> Floats:
+    def _prefill_s(self, input_tokens: int, cached_tokens: Any) -> Floats:
         step = self._server.step_time
-        new_tokens: Any = request.input_tokens - cached_tokens
+        new_tokens: Any = input_tokens - cached_tokens
         pairs = attended_pairs(cached_tokens, new_tokens)
         return np.asarray(
             step.prefill_request_s + new_tokens * step.prefill_token_s + pairs * step.prefill_pair_s

@@ -48,7 +48,7 @@ _PROBE = "tests/patches/test_probe_setup.py"
 _ROUTER, _DISPATCH = "tests/sage_sched/test_router.py", "tests/patches/test_dispatch.py"
 _CORRECTION = "tests/bench/simulator/test_correction.py"
 _SWITCH, _SWITCHED = "tests/patches/test_switch.py", "tests/engine/test_switch.py"
-_TRACE = "tests/patches/test_trace.py"
+_TRACE, _EARLY = "tests/patches/test_trace.py", "tests/patches/test_early_aborts.py"
 _QLLM, _CORE_SLICES = "tests/sage_sched/test_qllm.py", "tests/sage_sched/test_slices.py"
 _URGENCY, _CREDIT = "tests/sage_sched/test_urgency.py", "tests/sage_sched/test_credit.py"
 _GUESS, _HEAD = "tests/patches/test_urgency.py", "tests/predictor_store/test_urgency_head.py"
@@ -748,11 +748,46 @@ MUTATIONS = (
     ),
     Mutation(
         "an abort that overtakes its request is lost",
-        "patches/predict.py",
-        "            state_of(state.obj).was_aborted = True\n",
+        "patches/early_aborts.py",
+        "            scheduler.abort_request(AbortReq(rid=request.rid))\n",
         "            pass\n",
         "tests/engine/test_prediction.py::"
         "test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost",
+    ),
+    Mutation(
+        "replicas keep to themselves how long their steps take",
+        "patches/scheduler_hooks.py",
+        "return news if dispatches(scheduler.server_args, config) else None",
+        "return None",
+        f"{_DISPATCH}::test_the_http_process_hears_of_steps_where_it_dispatches_alone",
+    ),
+    Mutation(
+        "what waits at a replica is as long as it was by other steps",
+        "sage_sched/ledger.py",
+        "                self._exec_s[each.slot] = self._prefill_s(",
+        "                self._prefill_s(",
+        f"{_DISPATCH}::test_deadlines_are_told_by_the_replicas_own_steps",
+    ),
+    Mutation(
+        "a prompt without a token reaches a scheduler",
+        "patches/door.py",
+        "    if ids is not None and not len(ids) and",
+        "    if ids is None and not len(ids) and",
+        "tests/patches/test_door.py::test_an_empty_prompt_is_refused",
+    ),
+    Mutation(
+        "an abort that comes to another HTTP process and overtakes its request is lost",
+        "patches/early_aborts.py",
+        "abort_all or manager.server_args.tokenizer_worker_num > 1",
+        "abort_all",
+        f"{_EARLY}::test_schedulers_hear_of_what_may_be_too_early",
+    ),
+    Mutation(
+        "whoever takes an id that was aborted is aborted",
+        "patches/early_aborts.py",
+        "rid.startswith(begins) and (came_s if begins else begun_s) <= sent_s",
+        "rid.startswith(begins)",
+        f"{_EARLY}::test_who_was_given_up_goes_and_nobody_else",
     ),
     Mutation(
         "one that finds no room loses its copy",

@@ -89,6 +89,24 @@ def test_a_rank_that_is_not_there_is_refused_and_nothing_else(
     assert generate(server, SHORT_PROMPT, 3)["meta_info"]["completion_tokens"] >= 1
 
 
+def test_it_goes_by_the_steps_that_a_replica_has_learned(server: SageServer) -> None:
+    answers_on = 300  # more steps than it takes to learn
+    generate(
+        server, SHORT_PROMPT, answers_on, routed_dp_rank=1, sampling_params={"ignore_eos": True}
+    )
+
+    def goes_by_one_of_theirs() -> bool:
+        info = requests.get(f"{server.url}/server_info", timeout=300).json()
+        states = [state["sage"] for state in info["internal_states"]]
+        ours = states[0]["router"]["step_time"]
+        theirs = [state["step_time"] for state in states]
+        return ours["source"] in ("kept", "learned") and any(
+            ours.items() <= their.items() for their in theirs
+        )
+
+    wait_until(goes_by_one_of_theirs)
+
+
 def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
     def ask(prompt: str, rank: int | None, cap: int) -> Any:
         return generate(server, prompt, cap, routed_dp_rank=rank)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
+from patches import dispatch as dispatching
+from patches import scheduler_hooks
+from patches.calibration import StepTimes
 from patches.compat import UnsupportedServerError
 from patches.dispatch import Dispatch, Foreseen, refuse_dispatch
-from sage_sched.config import SageConfig
+from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError
+from sage_sched.job import Hints
 
 
 def load(rank: int, num_running: int = 0, timestamp: float = 1.0) -> SimpleNamespace:
@@ -32,8 +38,8 @@ LONG = Foreseen(LengthDistribution.from_samples([4000], "history"))
 SHORT = Foreseen(LengthDistribution.from_samples([10], "history"))
 
 
-def dispatch(loads: Sequence[SimpleNamespace] = LOADS) -> Dispatch:
-    return Dispatch(2, OURS, SimpleNamespace(read_all=lambda: loads))
+def dispatch(loads: Sequence[SimpleNamespace] = LOADS, config: SageConfig = OURS) -> Dispatch:
+    return Dispatch(2, config, SimpleNamespace(read_all=lambda: loads))
 
 
 def request(rid: str, **change: Any) -> Any:
@@ -81,6 +87,43 @@ def test_a_snapshot_says_that_answers_have_begun_of_which_nothing_was_heard() ->
     router.heard([("a", 9, True)])
     assert sent(router, "second", SHORT) == 1
     assert router.stats()["num_waiting"] == [1, 2]
+
+
+def test_deadlines_are_told_by_the_replicas_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatching, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    router = dispatch(config=SageConfig.parse({"router": {"dispatch": "gorouting"}}))
+    soon = Foreseen(SHORT.distribution, Hints(ttft_slo_ms=1000.0, tpot_slo_ms=1000.0))
+
+    def ask(number: int, rank: int | None = None) -> int | None:
+        asked = request(str(number), input_ids=[number, *range(1000)])
+        router.send(asked, rank, soon, [""] * 100)
+        picked: int | None = asked.routed_dp_rank
+        return picked
+
+    for number, rank in enumerate((0, 0, 1, 1, 1)):
+        ask(number, rank)
+    assert router.stats()["step_time"]["source"] == "shipped"
+    # By an H800's steps what waits takes 0.35 and 0.52 s: room is left at the first.
+    assert ask(6) == 1
+    router.heard([("6", 1, True)])
+    # On these it takes 0.03 and 0.05: none has anything to do.
+    fast = replace(StepTimeConfig().step_time(), prefill_token_s=1.7e-5)
+    router.told(StepTimes(seconds=[*astuple(fast)], source="learned"))
+    assert ask(7) == 0
+    told = router.stats()["step_time"]
+    assert (told["source"], told["prefill_token_ms"]) == ("learned", 0.017)
+
+
+def test_the_http_process_hears_of_steps_where_it_dispatches_alone() -> None:
+    heard: list[StepTimes] = []
+    news = StepTimes(seconds=[1.0] * 7, source="learned")
+    assert msgpack_decode(msgpack_encode(news)) == news
+    for config, dp_size, sent in ((OURS, 2, news), (OURS, 1, None), (SageConfig(), 2, None)):
+        scheduler: Any = SimpleNamespace(
+            server_args=SimpleNamespace(dp_size=dp_size), sage=SimpleNamespace(told=heard.append)
+        )
+        assert scheduler_hooks._told(config, scheduler, news) is sent
+    assert heard == [news] * 3
 
 
 def test_what_has_ended_counts_no_more() -> None:
