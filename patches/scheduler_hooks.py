@@ -4,6 +4,7 @@ retracted."""
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import partial
 from typing import Any
@@ -28,6 +29,8 @@ from patches.switch import SetSettings, switch
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
 from sage_sched.predicted_load import answer_tokens
+
+logger = logging.getLogger(__name__)
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
@@ -190,7 +193,12 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
             state.weights_updated()
 
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
-        result.internal_state["sage"] = self.sage.stats()
+        try:
+            stats = self.sage.stats()
+        except Exception as error:  # whoever asks how it goes must not end it
+            logger.exception("/server_info lacks what sage-sched counts")
+            stats = {"slo": {}, "error": repr(error)}
+        result.internal_state["sage"] = stats
 
     def around_waiting_tokens(original: Any, self: Any) -> int:
         num_tokens: int = original(self)

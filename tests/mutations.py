@@ -755,6 +755,14 @@ MUTATIONS = (
         "test_an_abort_that_comes_while_the_prediction_is_awaited_is_not_lost",
     ),
     Mutation(
+        "whoever asks a server how it goes can end it",
+        "patches/scheduler_hooks.py",
+        "        except Exception as error:  # whoever",
+        "        except OSError as error:  # whoever",
+        "tests/patches/test_scheduler_hooks.py::"
+        "test_a_scheduler_goes_on_though_what_it_counts_cannot_be_told",
+    ),
+    Mutation(
         "replicas keep to themselves how long their steps take",
         "patches/scheduler_hooks.py",
         "return news if dispatches(scheduler.server_args, config) else None",

@@ -74,8 +74,10 @@ def test_several_http_processes_share_one_worker(model: Path, tmp_path: Path) ->
 
         wait_until(both_were_asked)
 
-        # The worker is killed: nobody waits, and it comes back for both.
         (worker,) = workers_of(server)
+        no_abort_is_lost_whichever_process_it_comes_to(server, worker)
+
+        # The worker is killed: nobody waits, and it comes back for both.
         worker.kill()
         answers = [generate(server, SHORT_PROMPT, 3) for _ in range(4)]
         assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [3] * 4
@@ -92,6 +94,34 @@ def test_several_http_processes_share_one_worker(model: Path, tmp_path: Path) ->
             generate(server, SHORT_PROMPT, 3)
         wait_until(lambda: len(server.history()) >= num_before + 8)
         assert server.stats()["num_policy_errors"] == 0
+
+
+def no_abort_is_lost_whichever_process_it_comes_to(server: Server, worker: psutil.Process) -> None:
+    """Though it comes while the predictions of its requests are awaited, and as often as not to
+    another process than theirs."""
+    rids = [f"awaited-{number}" for number in range(12)]
+    awaited: dict[int, int] = {}
+
+    def all_are_awaited() -> bool:
+        found = predictor_of(server)
+        awaited[found["http_process"]] = found["num_awaited"]
+        return sum(awaited.values()) == len(rids)
+
+    worker.suspend()
+    try:
+        with ThreadPoolExecutor(len(rids)) as pool:
+            asked = [pool.submit(generate, server, SHORT_PROMPT, 200, rid=rid) for rid in rids]
+            wait_until(all_are_awaited)
+            for rid in rids:
+                body = {"rid": rid}
+                requests.post(f"{server.url}/abort_request", json=body, timeout=300)
+            worker.resume()
+            for answer in asked:
+                meta = answer.result()["meta_info"]
+                assert meta["finish_reason"]["type"] == "abort"
+                assert meta["completion_tokens"] <= 1
+    finally:
+        worker.resume()
 
 
 def workers_of(server: Server) -> list[psutil.Process]:
