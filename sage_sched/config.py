@@ -136,7 +136,7 @@ class ProbeConfig:
     record_gib: float = 2.0
 
     def __post_init__(self) -> None:
-        require(0.1 <= self.record_gib < 1e6, "probe.record_gib", self.record_gib, "0.1 or more")
+        require_within("probe.record_gib", self.record_gib, 0.1, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,7 @@ class PreemptionConfig:
 
     def __post_init__(self) -> None:
         require_within("preemption.max_yields", self.max_yields, 1, MOST)
-        pool_gib = self.host_pool_gib
-        require(0 < pool_gib < 1e6, "preemption.host_pool_gib", pool_gib, "above 0")
+        require_within("preemption.host_pool_gib", self.host_pool_gib, 1e-9, 1e6)
 
 
 @dataclass(frozen=True, slots=True)

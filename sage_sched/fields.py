@@ -59,7 +59,9 @@ def parse_section(section: type[Any], name: str, values: object, **parsed: Any) 
             wanted is float and type(value) is int and abs(value) <= sys.float_info.max
         )
         require(fits, f"{name}.{key}", value, f"a value of type {wanted.__name__}")
-        is_number = wanted is not float or not math.isnan(value)
-        require(is_number, f"{name}.{key}", value, "a number")
         parsed[key] = wanted(value)
-    return section(**parsed)
+    made = section(**parsed)
+    for key, value in values.items():
+        is_number = not isinstance(value, float) or not math.isnan(value)
+        require(is_number, f"{name}.{key}", value, "a number")
+    return made
