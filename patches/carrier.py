@@ -77,8 +77,10 @@ def encode_asked(rid: str, came_s: float, begun_s: float) -> dict[str, Any]:
 
 def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
     """The three; None where there are none."""
-    asked = custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None
-    return None if asked is None else (asked[0], asked[1], asked[2])
+    match custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None:
+        case [str() as rid, float() as came_s, float() as begun_s]:
+            return rid, came_s, begun_s
+    return None
 
 
 def encode_explain() -> dict[str, Any]:

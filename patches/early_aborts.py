@@ -36,13 +36,17 @@ hook_custom_types(EarlyAbort)
 
 def tell(manager: TokenizerManager, rid: str, abort_all: bool) -> None:
     """An HTTP process is about to abort: if that may be too early, the schedulers are to know."""
-    if not (abort_all or rid):
-        return
-    state = None if abort_all else manager.rid_to_state.get(rid)
-    has_others = abort_all or manager.server_args.tokenizer_worker_num > 1
-    if not state.dispatched if state is not None else has_others:
+    if abort_all or _is_early(manager, rid):
         begins = "" if abort_all else rid
         manager._dispatch_to_scheduler(EarlyAbort(begins=begins, sent_s=time.monotonic()))
+
+
+def _is_early(manager: TokenizerManager, rid: str) -> bool:
+    """Whether it may be: what is not known here may be awaited in another process."""
+    state = manager.rid_to_state.get(rid)
+    if state is None:
+        return rid != "" and manager.server_args.tokenizer_worker_num > 1
+    return not state.dispatched
 
 
 class EarlyAborts:

@@ -786,8 +786,8 @@ MUTATIONS = (
     Mutation(
         "an abort that comes to another HTTP process and overtakes its request is lost",
         "patches/early_aborts.py",
-        "abort_all or manager.server_args.tokenizer_worker_num > 1",
-        "abort_all",
+        'rid != "" and manager.server_args.tokenizer_worker_num > 1',
+        "False",
         f"{_EARLY}::test_schedulers_hear_of_what_may_be_too_early",
     ),
     Mutation(

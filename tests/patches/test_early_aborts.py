@@ -45,7 +45,9 @@ def test_who_was_given_up_goes_and_nobody_else(
     assert come(aborts, encode_asked(*asked)) == (["its own"] if is_given_up else [])
 
 
-@pytest.mark.parametrize("custom_params", [None, {}, {"other": 1}])
+@pytest.mark.parametrize(
+    "custom_params", [None, {}, {"other": 1}, *({"__sage_asked": v} for v in (5, [], ["a", 1, 2]))]
+)
 def test_of_a_request_that_says_nothing_nothing_is_known(custom_params: Any) -> None:
     aborts = EarlyAborts()
     aborts.add(EarlyAbort(begins="", sent_s=5.0))
