@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from patches.carrier import clients_hints
 from tests.engine.fuzz.actor import Answer, Outcome, Played, Question
+from tests.engine.fuzz.claims import draw_claims
 from tests.engine.fuzz.configurations import CONFIGURATIONS
 from tests.engine.fuzz.evidence import Evidence
 from tests.engine.fuzz.judge import Verdict, judge
@@ -45,6 +48,11 @@ def test_a_seed_is_a_scenario() -> None:
     for configuration in CONFIGURATIONS.values():
         one, same, other = (draw(seed, configuration.mix) for seed in ("1", "1", "2"))
         assert one == same != other
+
+
+def test_what_clients_claim_is_allowed() -> None:
+    for seed in range(200):
+        clients_hints(draw_claims(random.Random(seed)).custom_params)
 
 
 def write(folder: Path, name: str, *lines: str) -> None:

@@ -7,12 +7,13 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
+from tests.engine.fuzz.claims import Claims
 from tests.engine.fuzz.scenario import (
     Disturbance,
     Kind,
@@ -29,6 +30,9 @@ from tests.engine.fuzz.scenario import (
 _STALLED_LOOKS = 150
 _CHAT = "/v1/chat/completions"
 _GENERATE = "/generate"
+_SETTINGS = "/sage/settings"
+# What is counted there is looked at while requests come and go.
+_COUNTS = ("/server_info", "/metrics", "/v1/loads")
 
 
 class StalledError(RuntimeError):
@@ -88,11 +92,13 @@ class Played:
 
 
 class Actor:
-    """One episode's clients. prefix: of their requests' ids, so that no other episode has them."""
+    """One episode's clients. prefix: of their requests' ids, so that no other episode has them.
+    policy: that the server goes by where it is not switched."""
 
-    def __init__(self, url: str, model_path: str, prefix: str) -> None:
+    def __init__(self, url: str, model_path: str, policy: str, prefix: str) -> None:
         self._url = url
         self._model_path = model_path
+        self._policy = policy
         self._prefix = prefix
         self._started_s = time.monotonic()
         self._heard_s = time.monotonic()
@@ -106,9 +112,11 @@ class Actor:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self._http:
             self._started_s = self._heard_s = time.monotonic()
+            disturbances = scenario.disturbances
             acts = [
                 *(self._talk(talk) for talk in scenario.talks),
-                self._operator(scenario.disturbances),
+                self._operator([one for one in disturbances if one.trouble is Trouble.SWITCH]),
+                self._operator([one for one in disturbances if one.trouble is not Trouble.SWITCH]),
             ]
             tasks = [asyncio.create_task(act) for act in acts]
             try:
@@ -131,9 +139,11 @@ class Actor:
     async def _wait(self, at_s: float) -> None:
         await asyncio.sleep(max(0.0, self._started_s + at_s - time.monotonic()))
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+    async def _post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any]:
         assert self._http is not None
-        async with self._http.post(self._url + path, json=body) as response:
+        async with self._http.post(self._url + path, json=body, headers=headers) as response:
             text = await response.text()
             self._heard_s = time.monotonic()
             try:
@@ -141,7 +151,7 @@ class Actor:
             except ValueError:
                 return response.status, text
 
-    async def _operator(self, disturbances: tuple[Disturbance, ...]) -> None:
+    async def _operator(self, disturbances: Sequence[Disturbance]) -> None:
         for disturbance in disturbances:
             await self._wait(disturbance.at_s)
             started_s = time.monotonic()
@@ -158,6 +168,13 @@ class Actor:
             await self._post("/abort_request", {"abort_all": True})
         elif trouble is Trouble.UPDATE:
             await self._demand("/update_weights_from_disk", update)
+        elif trouble is Trouble.LOOK:
+            await self._look()
+        elif trouble is Trouble.SWITCH:
+            own = {"schedule_policy": self._policy, "preemption": {"enabled": True}}
+            await self._demand(_SETTINGS, disturbance.settings)
+            await asyncio.sleep(disturbance.for_s)
+            await self._demand(_SETTINGS, own)
         else:
             mode = {Trouble.PAUSE_ABORT: "abort", Trouble.PAUSE_IN_PLACE: "in_place"}
             await self._demand("/pause_generation", {"mode": mode.get(trouble, "retract")})
@@ -167,6 +184,14 @@ class Actor:
                 await self._demand("/update_weights_from_disk", update)
             await asyncio.sleep(disturbance.for_s)
             await self._demand("/continue_generation", {})
+
+    async def _look(self) -> None:
+        assert self._http is not None
+        for path in _COUNTS:
+            async with self._http.get(self._url + path) as response:
+                await response.read()
+                if response.status != 200:
+                    self.played.problems.append(f"{path} gave {response.status}")
 
     async def _demand(self, path: str, body: Mapping[str, Any]) -> Any:
         status, found = await self._post(path, body)
@@ -235,14 +260,17 @@ class Actor:
         body = {
             "rid": [outcome.rid for outcome in outcomes],
             "input_ids": [[*talk.opening, *turn.words] for turn in talk.turns],
-            "sampling_params": [one["sampling_params"] for one in bodies],
+            "sampling_params": [
+                _claimed(one, turn.claims)["sampling_params"]
+                for one, turn in zip(bodies, talk.turns, strict=True)
+            ],
             "return_logprob": [one.get("return_logprob", False) for one in bodies],
             "logprob_start_len": [one.get("logprob_start_len", -1) for one in bodies],
             "top_logprobs_num": [one.get("top_logprobs_num", 0) for one in bodies],
         }
         leaving = [asyncio.create_task(self._abort(outcome)) for outcome in outcomes]
         try:
-            status, found = await self._post(_GENERATE, body)
+            status, found = await self._post(_GENERATE, body, talk.turns[0].claims.headers)
         except aiohttp.ClientError as error:
             status, found = 0, repr(error)
         finally:
@@ -288,8 +316,11 @@ class Actor:
             body["stream"] = True
         if turn.num_samples > 1:
             body["sampling_params"] = {**body["sampling_params"], "n": turn.num_samples}
+        body = _claimed(body, turn.claims)
         assert self._http is not None
-        async with self._http.post(self._url + question.route, json=body) as response:
+        async with self._http.post(
+            self._url + question.route, json=body, headers=turn.claims.headers
+        ) as response:
             if response.status != 200:
                 error = f"{response.status}: {(await response.text())[:300]}"
                 outcome.answers = [Answer(error=error)]
@@ -349,6 +380,18 @@ def _chat_body(turn: Turn, messages: list[dict[str, str]]) -> dict[str, Any]:
     sampling = dict(turn.sampling)
     sampling["max_tokens"] = sampling.pop("max_new_tokens")
     return {"model": "any", "messages": messages, **sampling}
+
+
+def _claimed(body: Mapping[str, Any], claims: Claims) -> dict[str, Any]:
+    """A request's body with what its client says of its importance."""
+    found = dict(body)
+    if claims.custom_params:
+        said = {"custom_params": {**claims.custom_params}}
+        is_chat = "sampling_params" not in body
+        found |= said if is_chat else {"sampling_params": {**body["sampling_params"], **said}}
+    if claims.priority is not None:
+        found["priority"] = claims.priority
+    return found
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:

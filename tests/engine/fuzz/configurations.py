@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.checks.exactness import STRICT, TWO_RANKS
 from bench.servers.policy_server import CPU_ENV
+from tests.engine.fuzz import claims
 from tests.engine.fuzz.scenario import Mix, Trouble
 
 _FLAGS = (
@@ -40,8 +41,24 @@ decode_request_ms = 0.289
 decode_kv_token_ms = 6.65e-4
 """
 _COMPUTED_AGAIN = _RESTLESS.replace("swap_only = true", "swap_only = false\nhost_pool_gib = 0.0003")
+_CLAIMED = _RESTLESS + claims.SETTINGS
+# Of the one that is fuzzed.
+_COUNTED = ("--enable-metrics",)
 _CALM_TROUBLES = {Trouble.FLUSH: 1.0, Trouble.ABORT_ALL: 0.5}
-_ALL_TROUBLES = dict.fromkeys(Trouble, 1.0)
+_ALL_TROUBLES = {one: 1.0 for one in Trouble if one not in (Trouble.LOOK, Trouble.SWITCH)}
+# Where clients say how important they are, and its policy is switched meanwhile.
+_POLICIES = (
+    "qllm", "proserve", "urgency", "sage", "fastserve", "uniboost", "ssjf", "ltr", "fcfs-foresight",
+    "fcfs", "lpm", "lof", "dfs-weight",
+)  # fmt: skip
+_CLAIMING = Mix(
+    max_tokens=400,
+    troubles=_ALL_TROUBLES | {Trouble.LOOK: 3.0},
+    max_troubles=3,
+    claims=0.7,
+    policies=_POLICIES,
+    max_switches=4,
+)
 # What is shared is for others to try.
 _STRUCTURED = Mix(
     max_tokens=400,
@@ -154,33 +171,69 @@ def _configurations() -> list[Configuration]:
             mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES),
         ),
         Configuration(
-            name="levels",
-            policy="levels",
+            name="urgency",
+            policy="urgency",
             flags=("--chunked-prefill-size", "64"),
             pool_tokens=900,
-            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES),
+            starved_flags=_COUNTED,
+            settings=_CLAIMED,
+            mix=_CLAIMING,
+        ),
+        Configuration(
+            name="proserve",
+            policy="proserve",
+            flags=("--chunked-prefill-size", "64", "--enable-mixed-chunk", "--page-size", "16"),
+            pool_tokens=1280,
+            starved_flags=_COUNTED,
+            settings=_CLAIMED,
+            mix=replace(_CLAIMING, max_tokens=500),
+        ),
+        Configuration(
+            name="qllm",
+            policy="qllm",
+            flags=("--chunked-prefill-size", "-1", "--disable-overlap-schedule"),
+            pool_tokens=900,
+            starved_flags=_COUNTED,
+            settings=_CLAIMED + "[policy.qllm]\nlevel_pools = 0.2\nslice_ms = 2.0\n",
+            mix=_CLAIMING,
         ),
         Configuration(
             name="two-ranks",
             policy="picky",
             flags=("--tp-size", "2"),
             pool_tokens=900,
+            starved_flags=_COUNTED,
             env=TWO_RANKS,
-            mix=Mix(max_tokens=400, troubles=_CALM_TROUBLES, num_talks=20, num_stop_ids=1),
+            settings=_CLAIMED,
+            mix=replace(_CLAIMING, num_talks=20, num_stop_ids=1),
         ),
         Configuration(
             name="two-replicas",
+            policy="sage",
             pool_tokens=700,
-            starved_flags=("--dp-size", "2"),
+            starved_flags=("--dp-size", "2", *_COUNTED),
             env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
-            mix=Mix(max_tokens=350, troubles=_CALM_TROUBLES),
+            settings=_CLAIMED + '[router]\ndispatch = "predicted-cost"\n',
+            mix=replace(_CLAIMING, max_tokens=350, troubles=_CALM_TROUBLES | {Trouble.LOOK: 1.0}),
         ),
         Configuration(
             name="sessions",
             pool_tokens=2000,
             num_slots=8,
-            starved_flags=("--enable-streaming-session", "--chunked-prefill-size", "-1"),
-            mix=Mix(families=_WITH_SESSIONS, max_tokens=450, num_talks=20),
+            starved_flags=(
+                "--enable-streaming-session",
+                "--chunked-prefill-size",
+                "-1",
+                *_COUNTED,
+            ),
+            settings=_CLAIMED,
+            mix=replace(
+                _CLAIMING,
+                families=_WITH_SESSIONS,
+                max_tokens=450,
+                num_talks=20,
+                troubles=_CALM_TROUBLES | {Trouble.LOOK: 1.0},
+            ),
         ),
         Configuration(
             name="computed-again",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from bench.servers import plugins
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.fastserve import FastServe
-from sage_sched.policies.urgency import Urgency
 from sage_sched.view import SchedulerView
 
 # Of served work, a phase each.
@@ -50,24 +48,14 @@ class Fickle(FastServe):
         return _BUDGETS[_phase(view) % len(_BUDGETS)]
 
 
-class Levels(Urgency):
-    """As urgency; the level, which no client here says, is told by the prompt's length."""
-
-    variants = {}  # noqa: RUF012
-
-    def on_arrival(self, job: Job) -> bool:
-        job.hints = replace(job.hints, urgency=1 + job.input_tokens % 5)
-        return super().on_arrival(job)
-
-
 def _phase(view: SchedulerView) -> int:
     return view.served_tokens // _PHASE_TOKENS
 
 
 def install(folder: Path) -> dict[str, str]:
-    """The environment of servers that know them: picky, fickle and levels."""
+    """The environment of servers that know them: picky and fickle."""
     found: dict[str, str] = {}
-    for policy in (Picky, Fickle, Levels):
+    for policy in (Picky, Fickle):
         source = f"{__name__}:{policy.__name__}"
         found |= plugins.install_policy(folder, policy.__name__.lower(), source)
     return found

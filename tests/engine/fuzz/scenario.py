@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from tests.engine.fuzz.claims import NO_CLAIMS, Claims, draw_claims
 from tests.engine.fuzz.model import CHARACTERS, FIRST_ID, VOCAB_SIZE
 from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT
 
@@ -77,6 +78,7 @@ class Turn:
     logprobs: Logprobs = Logprobs.NONE
     leave: Leave | None = None
     as_text: bool = False
+    claims: Claims = NO_CLAIMS
 
     @property
     def sampled(self) -> bool:
@@ -106,13 +108,18 @@ class Trouble(Enum):
     RETRACT_AND_FLUSH = "the same, and /flush_cache before it goes on"
     RETRACT_AND_UPDATE = "the same, and the weights are read again before it goes on"
     UPDATE = "/update_weights_from_disk"
+    LOOK = "what it counts is read"
+    SWITCH = "/sage/settings, and back"
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
+    """settings: of a SWITCH."""
+
     at_s: float
     trouble: Trouble
     for_s: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,8 @@ class Mix:
     penalties: and min_new_tokens. With overlap, SGLang's own depend on who else is served.
     num_stop_ids: of those that stop at some token. SGLang's check that ranks agree compares the
         text of sets, which for more than one id depends on how it was made: then 1.
+    claims: turns whose client says how important they are.
+    policies: to which it is switched, by SWITCHes beside the other troubles.
     """
 
     num_talks: int = 24
@@ -146,6 +155,9 @@ class Mix:
     num_stop_ids: int = 8
     troubles: Mapping[Trouble, float] = field(default_factory=dict)
     max_troubles: int = 2
+    claims: float = 0.0
+    policies: Sequence[str] = ()
+    max_switches: int = 0
 
 
 def draw(seed: str, mix: Mix) -> Scenario:
@@ -167,15 +179,24 @@ class _Draw:
         talks = sorted(talks[: self._mix.num_talks], key=lambda talk: talk.at_s)
         troubles = self._mix.troubles
         num = self._rng.randint(0, self._mix.max_troubles) if troubles else 0
-        disturbances = tuple(
-            Disturbance(
-                self._rng.uniform(0, 1.5 * self._mix.span_s),
-                self._pick(troubles),
-                self._rng.choice((0.0, 0.05, 0.3, 1.0)),
-            )
-            for _ in range(num)
-        )
+        disturbances = [self._disturbance(self._pick(troubles)) for _ in range(num)]
+        if self._mix.policies:
+            num = self._rng.randint(0, self._mix.max_switches)
+            disturbances += [self._disturbance(Trouble.SWITCH) for _ in range(num)]
         return Scenario(tuple(talks), tuple(sorted(disturbances, key=lambda one: one.at_s)))
+
+    def _disturbance(self, trouble: Trouble) -> Disturbance:
+        rng = self._rng
+        at_s = rng.uniform(0, 1.5 * self._mix.span_s)
+        for_s = rng.choice((0.0, 0.05, 0.3, 1.0))
+        if trouble is not Trouble.SWITCH:
+            return Disturbance(at_s, trouble, for_s)
+        settings: dict[str, Any] = {"schedule_policy": rng.choice(self._mix.policies)}
+        if rng.random() < 0.3:
+            settings["preemption"] = {"enabled": False}
+        if rng.random() < 0.2:
+            settings["admission"] = {"quantile": rng.choice((0, 0.5, 1))}
+        return Disturbance(at_s, trouble, for_s, settings)
 
     def _family(self, family: str, agents: tuple[int, ...]) -> list[Talk]:
         """Talks that belong together."""
@@ -241,6 +262,9 @@ class _Draw:
             else rng.choices(list(Logprobs), (5, 2, 1, 1))[0],
             leave=leave,
             as_text=rng.random() < 0.5 and kind is Kind.PLAIN,
+            claims=draw_claims(rng)
+            if self._mix.claims and rng.random() < self._mix.claims
+            else NO_CLAIMS,
         )
 
     def _sampling(self, num_tokens: int, grammar: bool) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class Trial:
         assert self._server is not None
         scenario = draw(seed, self._configuration.mix)
         prefix = f"e{self.tally.num_episodes:04d}"
-        actor = Actor(self._server.url, str(self._model), prefix)
+        policy = self._configuration.policy
+        actor = Actor(self._server.url, str(self._model), policy, prefix)
         findings: list[str] = []
         stalled = False
         started_s = time.monotonic()
