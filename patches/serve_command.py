@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 _FLAG = "--schedule-policy"
 _SERVE = "import sys; from sglang.cli.main import main; sys.exit(main())"
@@ -16,15 +15,25 @@ _HELP = (
 )
 
 
-def run(argv: Sequence[str]) -> NoReturn:
+def run(argv: Sequence[str]) -> int:
     """Become `sglang serve argv`, see with_policy; or say which flags there are."""
+    asks_for_help = bool({"-h", "--help"} & {*argv})
+    names_model = bool(argv) and not argv[0].startswith("-")
+    names_model |= value_of(argv, "--model-path", "--model", "--config") is not None
+    if not asks_for_help and not names_model:
+        print(
+            "sage-sched serve: name a model, as in `sage-sched serve --model-path MODEL`; "
+            "--help has all flags",
+            file=sys.stderr,
+        )
+        return 2
     # -P: modules where it was started from must not take the place of SGLang's or ours.
     command = [sys.executable, "-P"]
-    if {"-h", "--help"} & {*argv}:
+    if asks_for_help:
         command += ["-W", "ignore", "-c", _HELP]
     else:
         command += ["-c", _SERVE, "serve", *with_policy(argv)]
-    os.execv(sys.executable, command)
+    return os.execv(sys.executable, command)
 
 
 def with_policy(argv: Sequence[str]) -> list[str]:

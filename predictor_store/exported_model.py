@@ -33,6 +33,7 @@ def exported_model() -> bytes:
     path = cache_folder() / f"MiniLM-{weights_digest()}-{_EXPORT}.onnx"
     graph = read_cached(path)
     if graph is None:
+        print("exporting the encoder, once; it takes a moment", file=sys.stderr)
         graph = _export()
         try:
             write_cached(path, graph)

@@ -33,10 +33,11 @@ def print_json(found: Any) -> None:
 
 
 def keep_quiet() -> None:
-    """No warnings of other packages about themselves; and without a terminal no progress bars, of
-    whatever imports tqdm after this."""
+    """Of packages that are imported after this: no warnings about themselves, nothing looked for in
+    a network, and without a terminal no progress bars."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
 

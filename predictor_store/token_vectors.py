@@ -27,6 +27,7 @@ def token_vectors() -> NDArray[np.float32]:
     path = cache_folder() / f"token-vectors-{weights_digest()}-{RECIPE}.npy"
     content = read_cached(path)
     if content is None:
+        print("making the token vectors, once; it takes a moment", file=sys.stderr)
         content = _encoded(distilled(_alone()))
         try:
             write_cached(path, content)

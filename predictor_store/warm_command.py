@@ -134,8 +134,10 @@ def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
     return [row for _, row in sorted(chosen, key=lambda pair: pair[0])]
 
 
-def _observations(rows: list[Row], tokenizer: Any) -> Iterator[Observation]:
-    for row in tqdm(rows, desc="counting tokens", unit="row", mininterval=1, disable=not tokenizer):
+def _observations(rows: Iterable[Row], tokenizer: Any) -> Iterator[Observation]:
+    if tokenizer is not None:
+        rows = tqdm(rows, desc="counting tokens", unit="row", mininterval=1)
+    for row in rows:
         output_tokens, input_tokens = row.output_tokens, row.input_tokens
         if tokenizer is not None:
             # What a server recorded is better than what was cut from its log.

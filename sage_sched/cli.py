@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except OSError as error:  # a file that is not there, a folder that cannot be written to
+        print(f"sage-sched: {error}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "sage_sched", *ALL):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import types
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,6 +83,33 @@ def test_a_package_that_is_not_installed_is_named(
     monkeypatch.setattr(cli, "ALL", ("no_such_package",))
     with pytest.raises(ModuleNotFoundError):
         main(["set"])
+
+
+def test_a_command_looks_for_nothing_in_a_network_and_shows_bars_in_a_terminal_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trace").write_text("")
+    for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    for is_terminal in (True, False):
+        monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda now=is_terminal: now))
+        assert main(["explain", "--summary", str(tmp_path / "trace")]) == 0
+        assert os.environ["HF_HUB_OFFLINE"] == "1"
+        assert ("TQDM_DISABLE" in os.environ) is not is_terminal
+    # Whoever wants otherwise says so.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert main(["explain", "--summary", str(tmp_path / "trace")]) == 0
+    assert os.environ["HF_HUB_OFFLINE"] == "0"
+
+
+def test_a_file_that_cannot_be_had_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["bench", "--output", str(tmp_path / "file" / "out")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("sage-sched: [Errno 20] Not a directory: ")
+    assert len(said.splitlines()) == 1
 
 
 def test_who_stops_reading_gets_no_traceback(tmp_path: Path) -> None:

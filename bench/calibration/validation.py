@@ -49,8 +49,11 @@ class Point:
 
 def read_runs(file: Path) -> list[dict[str, Any]]:
     """The valid runs. Raises ValueError where there is none."""
-    runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    valid = [run for run in runs if run["valid"]]
+    try:
+        runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        valid = [run for run in runs if run["valid"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} holds no runs of `sage-sched bench`: {error!r}") from error
     if not valid:
         raise ValueError(f"{file} has no valid run")
     return valid

@@ -70,6 +70,7 @@ def test_the_help_of_serve_ends_with_what_is_ours(
 ) -> None:
     become: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, command: become.append(command))
+    assert serve_command.run(["--port", "30000"]) == 2  # without a model, without a traceback
     serve_command.run(["--model-path", "none", "--help"])
     shown = fresh.run(become[0][become[0].index("-c") + 1])
     assert shown.returncode == 0, shown.stderr
