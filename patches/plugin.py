@@ -134,7 +134,6 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
     refuse_urgency(server_args._sage_config.urgency)
     refuse_slices(server_args, server_args._sage_config)
     refuse_dispatch(server_args, server_args._sage_config)
-    _refuse_store(server_args._sage_config)
 
 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:
@@ -150,13 +149,11 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
     refuse_shadow(server_args)
     server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
     refuse_place(file)
-    _refuse_store(server_args._sage_config)
     server_args._sage_shadow = os.path.abspath(file)
 
 
 def _refuse_store(config: SageConfig) -> None:
-    """If another server has it, that is to be known before the model is loaded. Raises
-    ValueError."""
+    """If another server has it, that is to be known before the model is loaded, in one line."""
     from predictor_store.store import refuse_in_use
     from predictor_store.store_file import StoreError
 
@@ -164,7 +161,7 @@ def _refuse_store(config: SageConfig) -> None:
         try:
             refuse_in_use(config.store)
         except StoreError as error:
-            raise ValueError(str(error)) from error
+            raise SystemExit(f"sage-sched: {error}") from error
 
 
 def _activate_main(server_args: Any) -> None:
@@ -173,12 +170,15 @@ def _activate_main(server_args: Any) -> None:
         from patches.hook import apply_all, check_all
         from patches.shadow_mode import http_hooks, scheduler_hooks
 
+        _refuse_store(server_args._sage_config)
         check_all(scheduler_hooks(server_args._sage_config))
         apply_all(http_hooks())
         return
     if not _is_ours(server_args):
         return
-    if not hasattr(server_args, "_sage_config"):  # the Engine API, which has no command line
+    if hasattr(server_args, "_sage_config"):
+        _refuse_store(server_args._sage_config)
+    else:  # the Engine API, which has no command line; the worker says what is wrong with a store
         _prepare(server_args, None, None)
     from patches.hook import apply_all, check_all, check_calls
     from patches.predict import predict_hooks

@@ -102,16 +102,15 @@ def _json_rows(path: Path, tokenizer: Any, compressed: bool) -> Iterator[tuple[s
     opener = gzip.open if compressed else open
     with opener(path, "rt", encoding="utf-8-sig", errors="replace") as file:
         line = 0
-        first = True
         try:
-            for line, text in enumerate(file, start=1):
-                if not text.strip():
-                    continue
+            numbered = ((line, text) for line, text in enumerate(file, 1) if text.strip())
+            line, text = next(numbered, (0, ""))
+            if text.lstrip().startswith("[") and not request_log.is_line(text):
+                yield from _array_rows(path, text + file.read(), line)
+                return
+            rows = itertools.chain([(line, text)] if line else [], numbered)
+            for line, text in request_log.without_noise(rows):
                 is_line = request_log.is_line(text)
-                if first and not is_line and text.lstrip().startswith("["):
-                    yield from _array_rows(path, text + file.read(), line)
-                    return
-                first = False
                 row = text if is_line else _parse(text)
                 if is_line or request_log.is_row(row):
                     row = _logged(log, row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -30,9 +30,24 @@ def is_line(line: str) -> bool:
     return _LINE.match(line) is not None
 
 
+def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Numbers and lines of a server's log without the warnings and progress bars that stand between
+    its own. Of any other file all, those that begin no JSON object last."""
+    strays, is_log = list[tuple[int, str]](), False
+    for number, line in numbered:
+        if is_line(line):
+            is_log = True
+            strays.clear()
+        if is_line(line) or line.lstrip().startswith("{"):
+            yield number, line
+        elif not is_log:
+            strays.append((number, line))
+    yield from strays
+
+
 def is_row(row: object) -> bool:
     """Whether it is JSON of such a line, from a log that leaves out date and time."""
-    return isinstance(row, dict) and row.get("event") in (RECEIVED, FINISHED)
+    return isinstance(row, dict) and str(row.get("event")).startswith("request.")
 
 
 class RequestLog:
@@ -57,6 +72,8 @@ class RequestLog:
         if row["event"] == RECEIVED:
             if isinstance(row.get("rid"), str):
                 self._received_s[row["rid"]] = at_s
+            return None
+        if row["event"] != FINISHED:
             return None
         asked, meta = row["obj"], row["out"]["meta_info"]
         latency_s = float(meta["e2e_latency"])

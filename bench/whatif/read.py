@@ -129,7 +129,7 @@ def _read_lines(
 ) -> None:
     """JSON lines, and SGLang's log, whose other lines do not matter."""
     log = request_log.RequestLog(tokenizer)
-    for number, line in numbered:
+    for number, line in request_log.without_noise(numbered):
         _read_line(line, f"{path}:{number}", log, into)
 
 

@@ -87,12 +87,20 @@ def test_a_store_in_use_is_said_in_one_line(
     settings = tmp_path / "sage.toml"
     settings.write_text(f'[store]\npath = "{tmp_path}/store"\n')
     config = StoreConfig(path=f"{tmp_path}/store")
-    flags = ["--device", "cpu", "--sage-config", str(settings)]
-    code = "from predictor_store import store; store.refuse_in_use.__defaults__ = (0.0,)\n"
-    code += "import runpy; runpy.run_module('sglang.launch_server', run_name='__main__')"
+    flags = ["--model-path", "none", "--device", "cpu", "--sage-config", str(settings)]
     with Store(config, "any", 8):
         for more in (["--schedule-policy", "sage"], ["--sage-shadow", str(tmp_path / "record")]):
-            refused = fresh.run(code, "--model-path", "none", *flags, *more)
+            refused = fresh.run(
+                f"""
+from predictor_store import store
+store.refuse_in_use.__defaults__ = (0.0,)
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.server_args import prepare_server_args
+args = prepare_server_args({[*flags, *more]})  # which `sage-sched doctor` has looked at, too
+args.check_server_args()
+"""
+            )
             last = refused.stderr.splitlines()[-1]
             assert f"sage-sched: the store {tmp_path}/store is in use by process" in last
             assert "Traceback" not in refused.stderr

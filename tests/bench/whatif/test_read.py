@@ -140,8 +140,12 @@ def test_what_servers_wrote_warms_a_store_too(
         assert (reader.num_read, reader.num_malformed) == (2, 0)
         (log,) = folder.iterdir()
         bare = "".join(line[line.find("{") :] for line in log.open())
+        bare += json.dumps({"timestamp": "2026-01-01T12:00:00", "event": "request.received.openai"})
+        assert read_log([log]).num_unusable == 0
         (tmp_path / "bare.jsonl").write_text(bare)
-        assert len(list(Reader(str(tmp_path / "bare.jsonl")))) == 2
+        reader = Reader(str(tmp_path / "bare.jsonl"))
+        assert (len(list(reader)), reader.num_malformed) == (2, 0)
+        assert read_log([tmp_path / "bare.jsonl"]).num_unusable == 0
     ids = asked(None, input_ids=list(range(200)))
     dump = {"requests": [(ids, {"meta_info": META | STOPPED}, 1.0, 2.0)]}
     (tmp_path / "dump.pkl").write_bytes(pickle.dumps(dump))
@@ -160,7 +164,11 @@ def test_a_servers_own_log_is_read_for_what_it_says_of_requests(
     (written,) = request_log[1].iterdir()
     log = tmp_path / "server.log"
     log.write_bytes((noise + bars + "\r" + written.read_text() + noise).encode())
-    assert len(read_log([log]).requests) == 2
+    read = read_log([log])
+    assert (len(read.requests), read.num_unusable) == (2, 0)
+    if request_log[0] == "json":
+        reader = Reader(str(log))
+        assert (len(list(reader)), reader.num_malformed) == (2, 0)
     log.write_bytes((noise + bars).encode())
     with pytest.raises(WorkloadError, match="is no JSON, no header of columns"):
         read_log([log])
