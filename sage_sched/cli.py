@@ -153,7 +153,11 @@ def _within(name: str, other: str) -> bool:
 
 
 def _versions() -> str:
+    return f"sage-sched {_version('sage-sched')}, SGLang {_version('sglang')}"
+
+
+def _version(package: str) -> str:
     try:
-        return f"sage-sched {version('sage-sched')}, SGLang {version('sglang')}"
+        return version(package)
     except PackageNotFoundError:
-        return f"sage-sched {version('sage-sched')}, no SGLang"
+        return "not installed"
