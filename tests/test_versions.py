@@ -26,7 +26,6 @@ def test_everything_that_pyproject_names_is_pinned() -> None:
     names = [
         *project["dependencies"],
         *extras["cpu"],
-        *extras["bench"],
         *extras["docs"],
         *extras["test"],
     ]
