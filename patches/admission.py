@@ -1,4 +1,4 @@
-"""SGLang's PrefillAdder counts on what is foreseen (managers/schedule_policy.py)."""
+"""SGLang's PrefillAdder keeps our headroom free (managers/schedule_policy.py)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ def add_one(
     **kw: Any,
 ) -> Any:
     """PrefillAdder.add_one_req, which reads what to ask for off the cap."""
+    if state.settings.is_stock:
+        return original(adder, req, *args, **kw)
     job = req.sage.job
     job.grow(len(req.output_ids))
     sampling = req.sampling_params
     cap_tokens = sampling.max_new_tokens
-    sampling.max_new_tokens = min(cap_tokens, state.admission.asked_tokens(job))
+    asked_tokens = job.generated_tokens + state.headroom.left_tokens(job)
+    sampling.max_new_tokens = min(cap_tokens, asked_tokens)
     try:
         return original(adder, req, *args, **kw)
     finally:
@@ -35,11 +38,10 @@ def correct(state: SchedulerState, adder: Any) -> None:
     if adder.running_batch is None:
         return
     reqs, parked = adder.running_batch.reqs, [] if state.slices is None else state.slices.parked
-    if state.admission.quantile <= 0:
+    if state.settings.is_stock:
         offsets = map(adder._get_running_request_total_token_offset, parked)
         adder.memory_budget.total_offset += sum(offsets)
         return
     theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
-    jobs = state.jobs.running([*reqs, *parked])
-    ours = sum(state.admission.set_aside_tokens(jobs, adder.new_token_ratio, adder.page_size))
+    ours = sum(state.headroom.set_aside_tokens(state.jobs.running([*reqs, *parked])))
     adder.memory_budget.total_offset += ours - theirs

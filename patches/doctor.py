@@ -1,8 +1,8 @@
 """sage-sched doctor: will a server start here, and if not, why not?
 
 Looks at the packages, SGLang's release, the hooks, the settings, the store, the predictor, the
-model, the GPU, the port and the flags, and says of each fault what to do. Starts no server, and
-changes nothing. Exit status: 0 if there is no fault, 1 if there is one.
+model, the GPU, host memory, the port and the flags, and says of each fault what to do. Starts no
+server, and changes nothing. Exit status: 0 if there is no fault, 1 if there is one.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
         ("predictor", lambda: doctor_predictor.predictor(config)),
         ("model", lambda: doctor_predictor.model(value_of(argv, "--model-path", "--model"))),
         ("GPU", lambda: doctor_server.gpu(argv)),
+        ("host memory", lambda: doctor_server.host_memory(config.preemption.host_pool_gib)),
         ("port", lambda: doctor_server.port(argv)),
         ("flags", lambda: doctor_server.flags(argv, with_settings=said.level != "FAULT")),
     ]

@@ -78,6 +78,23 @@ def _torch_version() -> str:
         return "no torch"
 
 
+def host_memory(asked_gib: float) -> Iterator[Finding]:
+    """For the KV of requests that have left. asked_gib: the setting; 0: a share of what is free."""
+    from patches.host_memory import SHARE, free_bytes
+
+    free_gib = free_bytes() / 2**30
+    if asked_gib > free_gib:
+        yield fault(
+            "host memory", f"host_pool_gib is {asked_gib:g}, for each rank, and {free_gib:.1f} GiB "
+            "are free", "lower it, or leave it out",
+        )  # fmt: skip
+        return
+    taken = f"{asked_gib:g} GiB a rank" if asked_gib else f"{SHARE * free_gib:.1f} GiB"
+    yield fine(
+        "host memory", f"{free_gib:.1f} GiB free; KV of requests that yield may take {taken}"
+    )
+
+
 def hooks() -> Iterator[Finding]:
     """Every module of ours, every place of SGLang that is hooked, and every call."""
     define_missing()  # as the platform does: SGLang needs them to be imported

@@ -44,11 +44,13 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
 
 
 def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether nobody waits, or nobody may enter until a request leaves. A plan would say so too;
-    this spares the view of a long queue before every step."""
+    """Whether nobody waits, or nobody may enter until a request leaves, and memory does not run
+    out. A plan would say so too; this spares the view of a long queue before every step."""
+    state = scheduler.sage
+    if state.preemption is not None and state.is_short(running_batch):
+        return False
     if not scheduler.waiting_queue:
         return True
-    state = scheduler.sage
     return state.preemption is None and state.is_full(running_batch)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from patches.calibration import Calibration
 from patches.engine_types import Batch, Req, Scheduler
+from patches.host_memory import pool_bytes
 from patches.kv_copy import (
     Return,
     drop,
@@ -22,32 +24,39 @@ from sage_sched.step_time import ServerFacts
 
 
 class KvSwap:
-    """One scheduler's."""
+    """One scheduler's.
+
+    num_yields: by whether memory ran out (else it was to a waiting request), and way.
+    """
 
     def __init__(
         self, scheduler: Scheduler, host_pool_gib: float, calibration: Calibration
     ) -> None:
         self._scheduler = scheduler
         self._token_bytes = token_bytes(scheduler)
+        self._own_pool_bytes = pool_bytes(scheduler)
         self.resize(host_pool_gib)
         self._meter = SwapMeter(scheduler, calibration)
-        self._num_gone = 0
+        self.num_yields: Counter[tuple[bool, Way]] = Counter()
         self._num_resumed = 0
         self._num_recomputed = 0
-        self._num_left_in_tree = 0
         self._num_without_device_room = 0
         self._moved_tokens = 0
 
     def resize(self, host_pool_gib: float) -> None:
-        """Host memory takes so much from now on; what is in it stays."""
-        self._host_pool_tokens = int(host_pool_gib * 2**30) // self._token_bytes
+        """Host memory takes so much from now on (0: as it was found at the start); what is in it
+        stays."""
+        pool_bytes = int(host_pool_gib * 2**30) or self._own_pool_bytes
+        self._host_pool_tokens = pool_bytes // self._token_bytes
 
     def stats(self) -> dict[str, float]:
         """Counters for /server_info, and what a token's move is thought to take, one way."""
         return {
-            "num_yields": self._num_gone,
+            "num_yields": self.num_yields.total(),
+            "num_out_of_memory": sum(self.num_yields[True, way] for way in Way),
+            "num_left_in_tree": sum(self.num_yields[short, Way.LEAVE] for short in (True, False)),
             "num_resumed": self._num_resumed,
-            "num_left_in_tree": self._num_left_in_tree,
+            "host_pool_gib": self._host_pool_tokens * self._token_bytes / 2**30,
             "num_recomputed": self._num_recomputed,
             "num_without_device_room": self._num_without_device_room,
             "swapped_bytes": self._moved_tokens * self._token_bytes,
@@ -59,11 +68,16 @@ class KvSwap:
         """KV for which host memory has room, beside that of the swapped requests."""
         return self._host_pool_tokens - sum(req.seqlen for req in in_host_memory)
 
+    def used_ratio(self) -> float:
+        """Of host memory, what is taken."""
+        free_tokens = self.host_free_tokens(swapped(self._scheduler.waiting_queue))
+        return 1 - free_tokens / max(1, self._host_pool_tokens)
+
     def priced(self, server: ServerFacts) -> ServerFacts:
         """With what a token's move is known to take by now, the same on all ranks."""
         return replace(server, swap_token_s=self._meter.token_s)
 
-    def leave(self, running_batch: Batch, req: Req, way: Way) -> bool:
+    def leave(self, running_batch: Batch, req: Req, way: Way, *, is_out_of_memory: bool) -> bool:
         """Take it off the device; False, and it goes on running, if its copy fails."""
         if way is Way.SWAP:
             num_tokens = req.seqlen - 1
@@ -75,10 +89,9 @@ class KvSwap:
             self._moved_tokens += num_tokens
         else:
             leave_in_tree(self._scheduler, running_batch, req)
-            self._num_left_in_tree += 1
         req.sage.job.num_yields += 1
         req.sage.waits.begins()
-        self._num_gone += 1
+        self.num_yields[is_out_of_memory, way] += 1
         return True
 
     def resume(self, running_batch: Batch, reqs: Sequence[Req]) -> tuple[Batch, list[Req]]:

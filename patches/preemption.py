@@ -18,7 +18,7 @@ from patches.survival import why_it_stays, why_none_yields
 from sage_sched.config import PreemptionConfig
 from sage_sched.job import Job
 from sage_sched.plan import Action, Plan, Yield
-from sage_sched.policy import Policy
+from sage_sched.switch import Settings
 from sage_sched.view import Holding
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,11 @@ class Outcome:
 
 
 def preemption_of(
-    scheduler: Scheduler,
-    policy: Policy,
-    config: PreemptionConfig,
-    calibration: Calibration,
+    scheduler: Scheduler, settings: Settings, calibration: Calibration
 ) -> Preemption | None:
-    """None if the policy never preempts, or is not to, or this server cannot swap."""
-    if not config.enabled or not policy.preempts:
+    """None if nobody is to leave the device, or this server cannot swap."""
+    config = settings.config.preemption
+    if not config.enabled or settings.is_stock:
         return None
     if reason := why_none_yields(scheduler):
         logger.warning("running requests do not yield on this server: it has %s", reason)
@@ -75,10 +73,11 @@ class Preemption:
         self._num_staying: Counter[str] = Counter()
         self._num_without_host_room = 0
 
-    def follow(self, policy: Policy, config: PreemptionConfig) -> None:
-        """From now on requests yield by another policy, or none does any more: then those that have
-        yielded come back."""
-        self.config = replace(config, enabled=config.enabled and policy.preempts)
+    def follow(self, settings: Settings) -> None:
+        """From now on requests leave by another policy, or none does any more: then those that have
+        left come back."""
+        config = settings.config.preemption
+        self.config = replace(config, enabled=config.enabled and not settings.is_stock)
         self.swap.resize(config.host_pool_gib)
         self.num_arrivals_planned = -1
 
@@ -106,7 +105,7 @@ class Preemption:
                 # What it found in the radix tree at its start, it will find again.
                 cached_tokens=min(req.cached_tokens, req.seqlen),
                 freed_tokens=freed_tokens(self._scheduler, req),
-                stays_whole=self.config.swap_only or counts_tokens(req),
+                stays_whole=counts_tokens(req),
             )
 
         return holding
@@ -156,17 +155,24 @@ class Preemption:
     def _make_room(
         self, actions: Sequence[Action], queue: Sequence[Req], running_batch: Batch
     ) -> tuple[list[Req], list[Req]]:
-        """Those that may enter or come back, and those that yielded to them."""
+        """Those that may enter or come back, and those that yielded to them, or as memory ran
+        out: then who may use it is for the next plan, which knows that they wait."""
         entering: list[Req] = []
         yielded: list[Req] = []
         running = {req.sage.job: req for req in running_batch.reqs} if actions else {}
         for action in actions:
             if not isinstance(action, Yield):
                 entering.append(queue[len(entering)])
-            elif self.swap.leave(running_batch, running[action.job], action.way):
-                yielded.append(running[action.job])
-            else:
+                continue
+            req, is_out_of_memory = running[action.job], action.to is None
+            gone = self.swap.leave(
+                running_batch, req, action.way, is_out_of_memory=is_out_of_memory
+            )
+            if gone:
+                yielded.append(req)
+            if is_out_of_memory or not gone:
                 self._plan_again(running_batch)
+            if not gone:
                 break
         return entering, yielded
 

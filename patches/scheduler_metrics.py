@@ -13,6 +13,7 @@ from patches.kv_copy import swapped
 from patches.series import Series
 from sage_sched.backlog import backlog_s
 from sage_sched.job import Job
+from sage_sched.plan import Way
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +65,24 @@ class SchedulerMetrics:
         series.count("recomputed_tokens_total", state.jobs.recomputed_tokens)
         series.count("passes_total", stats["num_passes"])
         series.count("pass_seconds_total", stats["num_passes"] * stats["mean_pass_ms"] / 1e3)
-        series.set("admission_factor", stats["admission"]["factor"])
-        moves = stats["preemption"] or {"num_yields": 0, "swapped_bytes": 0, "swapped_s": 0.0}
-        series.count("yields_total", moves["num_yields"])
+        series.set("headroom_steps", stats["headroom_steps"])
+        moves = stats["preemption"] or {"swapped_bytes": 0, "swapped_s": 0.0}
         series.count("moved_bytes_total", moves["swapped_bytes"])
         series.count("moved_seconds_total", moves["swapped_s"])
+        self._say_yields(series)
         series.set("step_pace_ratio", stats["step_time"]["beta"])
         for name, seconds in asdict(state.calibration.step_time).items():
             series.set("step_time_seconds", seconds, coefficient=name.removesuffix("_s"))
+
+    def _say_yields(self, series: Series) -> None:
+        preemption = self._scheduler.sage.preemption
+        num_yields = {} if preemption is None else preemption.swap.num_yields
+        for short, reason in ((True, "out_of_memory"), (False, "waiting")):
+            for way, name in ((Way.SWAP, "swap"), (Way.LEAVE, "recompute")):
+                number = num_yields.get((short, way), 0)
+                series.count("yields_total", number, reason=reason, way=name)
+        used = 0.0 if preemption is None else preemption.swap.used_ratio()
+        series.set("host_used_ratio", used)
 
     def _say_load(self, series: Series) -> None:
         scheduler, state = self._scheduler, self._scheduler.sage
@@ -81,13 +92,6 @@ class SchedulerMetrics:
         series.set("swapped_requests", len(swapped(scheduler.waiting_queue)))
         running = [_as_it_is(req) for req in scheduler.running_batch.reqs]
         share = scheduler.new_token_ratio_tracker.current
-        aside = state.admission.set_aside_tokens(running, share, scheduler.page_size)
-        used = (
-            scheduler.max_total_num_tokens
-            - scheduler.token_to_kv_pool_allocator.available_size()
-            - scheduler.tree_cache.evictable_size()
-        )
-        series.set("kv_foreseen_tokens", used + sum(aside))
         chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
         waiting = [req.sage.job for req in (*scheduler.waiting_queue, *chunked)]
         series.set("backlog_seconds", backlog_s([*waiting, *running], share, state.server))

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from patches.calibration import Calibration, StepTimes
 from patches.engine_types import Batch, Req, Scheduler
@@ -25,13 +24,13 @@ from patches.slices import slices_of
 from patches.slo_meter import SloMeter
 from patches.step_time_file import StepTimeFile, kind_of
 from patches.trace import trace_of
-from sage_sched.admission import Admission
+from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
 from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
-from sage_sched.policies.fcfs_foresight import FcfsForesight
+from sage_sched.policies.fcfs_fill import FcfsFill
 from sage_sched.policy import NoParameters, Policy, policy_named
 from sage_sched.step_time import ServerFacts
 from sage_sched.switch import Settings
@@ -60,8 +59,8 @@ class SchedulerState:
         self._server = server
         self.settings = Settings(scheduler.schedule_policy, config)
         self.policy = self.policy_of(self.settings)
-        self._first_come = FcfsForesight(NoParameters(), server)
-        self.admission = self._learned = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
+        self._first_come = FcfsFill(NoParameters(), server)
+        self.headroom = Headroom(0, scheduler.page_size)  # of the last plan
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures)
         self.metrics = SchedulerMetrics(scheduler)
@@ -69,7 +68,7 @@ class SchedulerState:
         self.probing = probing_of(scheduler, self.policy, config.probe)
         # Of requests that may yield, or have yielded; once there was one, it is kept.
         self.preemption = self._preemption = preemption_of(
-            scheduler, self.policy, config.preemption, self.calibration
+            scheduler, self.settings, self.calibration
         )
         self.slices = slices_of(scheduler, self.policy)
         # Of the pass that is going on.
@@ -109,7 +108,7 @@ class SchedulerState:
         """The policy to go by: where SGLang goes by its own order, first come, first served. Raises
         what a policy raises that cannot be set up."""
         if settings.is_stock:
-            return FcfsForesight(NoParameters(), self._server)
+            return FcfsFill(NoParameters(), self._server)
         return policy_named(settings.schedule_policy, settings.config.policy, self._server)
 
     def go_by(
@@ -122,19 +121,13 @@ class SchedulerState:
         self._unplaced.clear()
         if self.trace is not None:
             self.trace.policy(settings.schedule_policy)
-        config = settings.config
-        if config.admission.quantile != self._learned.quantile:
-            self._learned = Admission(config.admission.quantile, CLIP_MAX_NEW_TOKENS)
-        self.admission = Admission(0.0, CLIP_MAX_NEW_TOKENS) if settings.is_stock else self._learned
         self.jobs.follow(policy, unfinished, now_s)
         if self.probing is not None:
             self.probing.follow(policy, [req.sage.job for req in unfinished])
         if self._preemption is None:
-            self._preemption = preemption_of(
-                self._scheduler, policy, config.preemption, self.calibration
-            )
+            self._preemption = preemption_of(self._scheduler, settings, self.calibration)
         if self._preemption is not None:
-            self._preemption.follow(policy, config.preemption)
+            self._preemption.follow(settings)
         self.preemption = self._preemption
 
     def plans(self) -> bool:
@@ -176,10 +169,12 @@ class SchedulerState:
         started_s = time.perf_counter()
         view = self.view(running_batch)
         try:
-            plan = decide(view, self.policy, self.admission)
+            plan = decide(view, self.policy)
         except Exception:
             self.failures.count("plan a pass")
-            plan = decide(view, self._first_come, self.admission)
+            plan = decide(view, self._first_come)
+        if plan.order is not None:
+            self.headroom = Headroom(plan.headroom_steps, view.page_size)
         self._num_too_long += plan.num_too_long
         if self._unplaced and plan.order is not None:
             self._place(view, plan.order)
@@ -204,21 +199,16 @@ class SchedulerState:
         self.jobs.about_to_run(batch)
 
     def ended(self, batch: Batch) -> None:
-        """A batch's results are in: admission learns from the answers that are complete. All ranks
-        see the same ones between the same two passes."""
+        """A batch's results are in. All ranks see the same ones between the same two passes."""
         self.slo.stepped(batch)
-        before = self._learned.correction.factor
         for req in self.jobs.ended(batch):
             was_aborted = isinstance(req.finished_reason, FINISH_ABORT)
             if self.trace is not None:
                 self.trace.ended(req, was_aborted)
             if was_aborted:
                 continue  # its length says nothing
-            self._learned.ended(req.sage.job)
             if self.probing is not None:
                 self.probing.ended(req)
-        if (factor := self._learned.correction.factor) != before:
-            logger.info("forecasts of lengths are taken by %.3g now", factor)
 
     def view(self, running_batch: Batch) -> SchedulerView:
         """The facts of a pass."""
@@ -258,8 +248,8 @@ class SchedulerState:
             if preemption is None
             else preemption.swap.host_free_tokens(in_host_memory),
             page_size=scheduler.page_size,
+            step_tokens=step_tokens(running_batch),
             pass_tokens=self._pass_tokens(running_batch),
-            expected_share=scheduler.new_token_ratio_tracker.current,
             server=self.server,
             preemption=None if preemption is None else preemption.config,
             cached_tokens=prompts.cached_tokens,
@@ -273,6 +263,13 @@ class SchedulerState:
         chunk_tokens = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
         num_mixed = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
         return min(chunk_tokens, scheduler.max_prefill_tokens) - num_mixed
+
+    def is_short(self, running_batch: Batch) -> bool:
+        """Whether memory runs out at the next decode step."""
+        scheduler = self._scheduler
+        room_tokens = scheduler.token_to_kv_pool_allocator.available_size()
+        room_tokens += scheduler.tree_cache.evictable_size()
+        return step_tokens(running_batch) > room_tokens
 
     def is_full(self, running_batch: Batch) -> bool:
         """Whether SGLang's mark of a full batch will hold: it lifts it before every pass if the
@@ -313,7 +310,7 @@ class SchedulerState:
             "num_too_long": self._num_too_long,
             "mean_pass_ms": 1e3 * self._pass_s / max(1, self._num_passes),
             "longest_pass_ms": 1e3 * self._longest_pass_s,
-            "admission": self._learned.correction.stats(),
+            "headroom_steps": self.headroom.num_steps,
             "preemption": None if self._preemption is None else self._preemption.stats(),
             "step_time": self.calibration.stats(),
             "slo": self.slo.stats(),
@@ -321,6 +318,16 @@ class SchedulerState:
             "trace": None if self.trace is None else self.trace.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
         }
+
+
+def step_tokens(running_batch: Batch) -> int:
+    """KV that the next decode step takes, in whole pages; 0 while SGLang would rather skip a step,
+    as the result in flight ends answers and gives their memory back (update_running_batch)."""
+    if running_batch.is_empty():
+        return 0
+    if any(req.finished() or req.next_output_finishes_by_length() for req in running_batch.reqs):
+        return 0
+    return running_batch.new_tokens_required_next_decode()
 
 
 def _stays(job: Job) -> Holding | None:

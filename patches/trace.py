@@ -86,7 +86,9 @@ class Trace:
                 continue
             about: dict[str, Any] = {"rid": rid, "reason": action.reason}
             if isinstance(action, Yield):
-                about |= {"to": rids.get(action.to), "way": action.way.value}
+                about["way"] = action.way.value
+                if action.to is not None:
+                    about["to"] = rids.get(action.to)
             elif rid in left:
                 about["reason"] = "there was no room after all"
             name = "stays" if rid in left else type(action).__name__.lower()

@@ -1,178 +1,77 @@
-"""How much of the KV pool requests will still need."""
+"""How much of the KV pool stays free, so that memory does not run out at once."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sage_sched.correction import Correction
-from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
+from sage_sched.view import SchedulerView
 
-# A forecast holds for so many tokens of age; there is always as much to come.
-_INTERVAL_TOKENS = 16
+# Where moves cost next to nothing, and for as long as nobody runs.
+FEWEST_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """What admission counts on, in the engine and in the simulator.
+class Headroom:
+    """Room for so many decode steps of all who run, and of those who enter or come back.
 
-    quantile: of the length that an answer of its age will have; 0 leaves all to SGLang, which asks
-        for a waiting request's whole cap, and sets aside the same share of the cap for each that
-        runs.
-    clip_tokens: the most that is expected of any answer
-        (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION).
-    correction: what answers that have ended say of the forecasts.
+    Answers get no more of the pool than that: when it is used up, the last of the order yields
+    (sage_sched.departure). So a forecast of their lengths is not needed to let them in.
     """
 
-    quantile: float
-    clip_tokens: int
-    correction: Correction = field(init=False)
+    num_steps: int
+    page_size: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "correction", Correction(self.quantile))
+    @classmethod
+    def of(cls, view: SchedulerView) -> Headroom:
+        """As many steps as are worth it.
 
-    def ended(self, job: Job) -> None:
-        """Its answer is complete, at its present age. Not for an aborted one: its length says
-        nothing."""
-        if self._is_foreseen(job) and job.distribution is not None:
-            # By the prompt alone, whatever was seen of it later.
-            said_tokens = _by_prompt(job, job.distribution).quantile_tokens(0, self.quantile)
-            assert said_tokens is not None
-            self.correction.ended(int(said_tokens), job.generated_tokens, job.max_new_tokens)
+        Whoever fits enters, so that the pool is as full as the headroom lets it be. With n jobs
+        running, H steps use up n H tokens. Then one leaves, and moving its KV costs p seconds:
+        p / (H t) of the server's time, if a step takes t. Meanwhile n H / 2 of P tokens stood
+        empty on average, and with them that share of the server's work. The sum is smallest at
 
-    def foreseen_tokens(self, job: Job) -> int | None:
-        """How many tokens of its answer are still to come, at most what the cap leaves; None if
-        nothing is known of them."""
-        foreseen = self._foreseen(job)
-        if foreseen is None:
-            return None
-        # What was seen of the answer itself needs no correction by what others turned out to be.
-        factor = self.correction.factor if job.refined is None else 1.0
-        age_tokens = job.generated_tokens
-        if (
-            factor != foreseen.factor
-            or not 0 <= age_tokens - foreseen.age_tokens < _INTERVAL_TOKENS
-        ):
-            # Of the interval, not of the age: it must not matter at which ages one has asked.
-            start = age_tokens // _INTERVAL_TOKENS * _INTERVAL_TOKENS
-            foreseen.look(start, self.quantile, factor, job.max_new_tokens)
-        left = foreseen.length_tokens - age_tokens
-        if left >= _INTERVAL_TOKENS:
-            return left
-        return max(1, min(_INTERVAL_TOKENS, job.max_new_tokens - age_tokens))
+            H = sqrt(2 p P / (n t))
 
-    def _foreseen(self, job: Job) -> _Foreseen | None:
-        if not self._is_foreseen(job) or job.distribution is None:
-            return None
-        foreseen = job.foreseen
-        if not isinstance(foreseen, _Foreseen) or foreseen.revision != job.revision:
-            if job.refined is None:
-                foreseen = _by_prompt(job, job.distribution)
-            else:
-                lengths, weights = job.refined.lengths, job.refined.weights
-                foreseen = _Foreseen(job.revision, lengths.tolist(), weights.cumsum().tolist())
-            job.foreseen = foreseen
-        return foreseen
+        which is the economic order quantity (Harris 1913). Answers that end give room back too, so
+        fewer leave than that, and H is on the safe side.
+        """
+        num_running = max(1, len(view.running))
+        kv_tokens = sum(job.input_tokens + job.generated_tokens for job in view.running)
+        step_s = view.server.step_time.decode_s(num_running, kv_tokens)
+        price_s = _price_s(view, kv_tokens // num_running)
+        pool_tokens = view.server.kv_pool_tokens
+        worth = 2 * price_s * pool_tokens / (num_running * step_s) if step_s > 0 else 0.0
+        most = max(FEWEST_STEPS, pool_tokens // (2 * num_running))
+        return cls(min(max(FEWEST_STEPS, math.ceil(math.sqrt(worth))), most), view.page_size)
 
-    def _is_foreseen(self, job: Job) -> bool:
-        return self.quantile > 0 and not job.has_fixed_length and job.is_ranked
+    def left_tokens(self, job: Job) -> int:
+        """What stays free for the rest of an answer, at least 1."""
+        return max(1, min(self.num_steps, job.max_new_tokens - job.generated_tokens))
 
-    def asked_tokens(self, job: Job) -> int:
-        """How many tokens admission asks for a waiting job, from its first one."""
-        left = self.foreseen_tokens(job)
-        return job.max_new_tokens if left is None else job.generated_tokens + left
-
-    def left_tokens(self, job: Job, expected_share: float) -> float:
-        """Of its answer, to come. expected_share: see SchedulerView; for a job of which nothing is
-        known."""
-        left = self.foreseen_tokens(job)
-        if left is not None:
-            return float(min(left, self.clip_tokens))
-        cap_leaves = max(job.max_new_tokens - job.generated_tokens, 0)
-        # SGLang: fixed-length requests cannot benefit from the early-EOS estimate.
-        share = 1.0 if job.has_fixed_length else expected_share
-        return float(min(cap_leaves, self.clip_tokens) * share)
-
-    def needed_tokens(self, job: Job, page_size: int) -> int:
+    def needed_tokens(self, job: Job) -> int:
         """Of the KV pool, for a waiting job, but for a prefix that the radix tree may have."""
         filled = job.input_tokens + job.generated_tokens
-        return filled + int(self.left_tokens(job, 1.0)) + page_size
+        return filled + self.left_tokens(job) + self.page_size
 
-    def set_aside_tokens(
-        self, running: Sequence[Job], expected_share: float, page_size: int
-    ) -> list[float]:
-        """Of the KV pool, what to keep free for the rest of each running job's answer."""
-        left = [self.left_tokens(job, expected_share) for job in running]
-        if self.quantile <= 0:
-            return left
-        held = np.array([job.held_tokens for job in running], np.int64)
-        shares: list[float] = shared_peak_tokens(held, np.array(left), page_size).tolist()
-        return shares
-
-
-@dataclass(slots=True)
-class _Foreseen:
-    """A length distribution as lists, and the length that it foretells at the age last asked for.
-    In lists and not LengthDistribution.surviving, as every pass asks for all that run."""
-
-    revision: int
-    lengths: list[float]
-    cumulative: list[float]
-    age_tokens: int = -_INTERVAL_TOKENS
-    factor: float = 1.0
-    length_tokens: int = 0
-
-    def look(self, age_tokens: int, quantile: float, factor: float, cap_tokens: int) -> None:
-        """factor: how much longer than the distribution says all lengths are taken to be."""
-        self.age_tokens, self.factor = age_tokens, factor
-        length_tokens = self.quantile_tokens(age_tokens / factor, quantile)
-        if length_tokens is None:
-            # Longer than anything foreseen. To fear the cap would let a few bad forecasts close the
-            # door to all.
-            self.length_tokens = min(2 * age_tokens, cap_tokens)
-        else:
-            self.length_tokens = min(math.ceil(length_tokens * factor), cap_tokens)
-
-    def quantile_tokens(self, age_tokens: float, quantile: float) -> float | None:
-        """Of the lengths above an age; None if there are none."""
-        first = bisect_right(self.lengths, age_tokens)
-        if first == len(self.lengths):
-            return None
-        gone = self.cumulative[first - 1] if first else 0.0
-        reached = gone + (self.cumulative[-1] - gone) * quantile
-        place = bisect_left(self.cumulative, reached - 1e-9, lo=first)
-        return self.lengths[min(place, len(self.lengths) - 1)]
+    def set_aside_tokens(self, running: Sequence[Job]) -> list[int]:
+        """Of the KV pool, what to keep free for each running job: the pages that its next steps
+        take."""
+        page = self.page_size
+        if page == 1:
+            return [self.left_tokens(job) for job in running]
+        return [
+            (-(-(job.held_tokens + self.left_tokens(job)) // page) - -(-job.held_tokens // page))
+            * page
+            for job in running
+        ]
 
 
-def _by_prompt(job: Job, distribution: LengthDistribution) -> _Foreseen:
-    known = distribution.with_tail(job.max_new_tokens)
-    lengths, cumulative = known.lengths.tolist(), np.cumsum(known.weights).tolist()
-    return _Foreseen(job.revision, lengths, cumulative)
-
-
-def shared_peak_tokens(
-    held_tokens: NDArray[np.int64], left_tokens: NDArray[np.float64], page_size: int
-) -> NDArray[np.float64]:
-    """What to keep free for each of the running requests.
-
-    held_tokens, left_tokens: of each, the KV that it will give back, and what is still to come.
-    Together it is what is missing at the peak, if nobody joins: the first to end give back what the
-    others need (after Gong et al. 2025, the Past-Future scheduler). Each has a share in proportion
-    to what is to come. Both are taken in whole pages, which may be one a request too many.
-    """
-    if not len(left_tokens):
-        return left_tokens
-    held_tokens = -(-held_tokens // page_size) * page_size
-    left_tokens = np.ceil(left_tokens / page_size) * page_size
-    longest_first = np.argsort(-left_tokens, kind="stable")
-    held = np.cumsum(held_tokens[longest_first])
-    num_left = np.arange(1, len(held) + 1)
-    missing = float(np.max(held + num_left * left_tokens[longest_first]) - held[-1])
-    share: NDArray[np.float64] = left_tokens * (missing / max(1.0, float(left_tokens.sum())))
-    return share
+def _price_s(view: SchedulerView, kv_tokens: int) -> float:
+    """Seconds that a departure takes of the server, and the return, with so much KV."""
+    recompute_s = view.server.recompute_s(kv_tokens)
+    if view.preemption is None or view.host_free_tokens < kv_tokens:
+        return recompute_s
+    return min(view.server.swap_s(kv_tokens), recompute_s)

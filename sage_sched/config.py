@@ -93,21 +93,6 @@ class PredictorConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionConfig:
-    """How much memory requests are expected to need; see sage_sched.admission.
-
-    quantile: of the length that a request's answer is expected to have, where admission asks
-        whether memory will do; smaller: more run at once, and more often too many. 0: SGLang's own
-        estimate, a share of the cap that is the same for all.
-    """
-
-    quantile: float = 0.5
-
-    def __post_init__(self) -> None:
-        require(0 <= self.quantile <= 1, "admission.quantile", self.quantile, "0 to 1")
-
-
-@dataclass(frozen=True, slots=True)
 class HintsConfig:
     """What is believed of a request's importance; see sage_sched.job.Hints.
 
@@ -179,23 +164,25 @@ class ExportConfig:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionConfig:
-    """Running requests that yield, with their KV swapped to host memory.
+    """Running requests that leave, with their KV swapped to host memory: they yield to others, if
+    the policy preempts, and the last of the order leaves when memory runs out.
 
-    enabled: whether they do, under a policy that preempts, on a server that can do it.
-    max_yields: how often one request does at most.
-    host_pool_gib: host memory for their KV, per scheduler rank.
+    enabled: whether they do, on a server that can do it.
+    max_yields: a request that has left so often yields to nobody any more.
+    host_pool_gib: host memory for their KV, per scheduler rank; 0 for a share of what is free when
+        the server starts.
     swap_only: never leave KV behind to be computed again, not even where that is cheaper or the
         host memory is full. Computed again, KV is rounded otherwise, and so may sampled text be.
     """
 
     enabled: bool = True
     max_yields: int = 4
-    host_pool_gib: float = 8.0
+    host_pool_gib: float = 0.0
     swap_only: bool = True
 
     def __post_init__(self) -> None:
         require_within("preemption.max_yields", self.max_yields, 1, MOST)
-        require_within("preemption.host_pool_gib", self.host_pool_gib, 1e-9, 1e6)
+        require_within("preemption.host_pool_gib", self.host_pool_gib, 0, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +245,6 @@ class SageConfig:
     hints: HintsConfig = field(default_factory=HintsConfig)
     slo: SloConfig = field(default_factory=SloConfig)
     policy: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     urgency: UrgencyConfig = field(default_factory=UrgencyConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
@@ -298,7 +284,6 @@ _SECTIONS: dict[str, type[Any]] = {
     "store": StoreConfig,
     "predictor": PredictorConfig,
     "hints": HintsConfig,
-    "admission": AdmissionConfig,
     "probe": ProbeConfig,
     "urgency": UrgencyConfig,
     "router": RouterConfig,

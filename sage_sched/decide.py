@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from sage_sched.admission import Admission
+from sage_sched.admission import Headroom
 from sage_sched.chunk import Guests, guests_beside, shortened
+from sage_sched.departure import Departure, departure_of, make_room
 from sage_sched.job import Job
 from sage_sched.order import rank_anew, serving_order
 from sage_sched.plan import UNLIMITED, Action, Enter, Plan, Resume, Yield
@@ -16,10 +17,8 @@ from sage_sched.policy import Policy
 from sage_sched.preemption import (
     WINDOW,
     Candidate,
-    Departure,
     Turn,
     anyone_would_yield,
-    departure_of,
     may_displace,
     plan_turns,
 )
@@ -31,21 +30,29 @@ _NUM_LOOKED_UP = 8
 _WORTH_IT = "its place is behind, by more than its move takes"
 
 
-def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
+def decide(view: SchedulerView, policy: Policy) -> Plan:
     """The plan of one pass, to be read from the top. Raises what the policy raises.
 
-    While a prompt is being chunked, jobs that go before it get in beside its next chunk, as far as
-    they fit (sage_sched.chunk). A full batch takes in those alone to whom others yield: letting
-    requests trickle in, a prefill step each while all others wait, costs more than it gains
-    (srpt-oracle, H800 preset at 8 requests/s: mean TTLT 10 % above no preemption, against 1 %
-    below this way).
+    If memory runs out, the last of the order yield, and who enters is for the next pass, which
+    knows that they wait. While a prompt is being chunked, jobs that go before it get in beside its
+    next chunk, as far as they fit (sage_sched.chunk). A full batch takes in those alone to whom
+    others yield: letting requests trickle in, a prefill step each while all others wait, costs more
+    than it gains (srpt-oracle, H800 preset at 8 requests/s: mean TTLT 10 % above no preemption,
+    against 1 % below this way).
     """
     chunked = view.chunked
-    if chunked is None and view.batch_is_full and not _has_news(view, policy):
+    if (
+        chunked is None
+        and not view.is_short
+        and (not view.waiting or (view.batch_is_full and not _has_news(view, policy)))
+    ):
         return Plan(order=None)
     for jobs in (view.waiting, view.running, [chunked] if chunked else []):
         rank_anew(jobs, policy)
     policy.on_pass(view)
+    headroom = Headroom.of(view)
+    if view.is_short and (yields := _out_of_memory(view, policy, headroom)):
+        return Plan(range(len(view.waiting)), yields, headroom_steps=headroom.num_steps)
     order, num_open = _held_back_last(_order_by_cached(policy, view), policy, view)
     order = policy.tenants.in_turn(order, num_open, view)
     twins = twins_of_those_served(order[:num_open], view)
@@ -54,13 +61,13 @@ def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
         order, num_open = [*others, *twins, *order[num_open:]], len(others)
     budget = policy.budget(view) or UNLIMITED
     if budget.prefill_tokens == 0 and view.running:
-        return Plan(order, decode_only=True, budget=budget)
+        return Plan(order, decode_only=True, budget=budget, headroom_steps=headroom.num_steps)
     guests = Guests(order, num_open)
     if chunked is not None:
         guests = guests_beside(chunked, order, num_open, budget, policy, view)
     in_order = replace(view, waiting=[view.waiting[position] for position in guests.order])
     queue = in_order.waiting[: min(guests.num_guests, WINDOW)]
-    turns, num_without_host_room = _turns(queue, policy, admission, in_order)
+    turns, num_without_host_room = _turns(queue, policy, headroom, in_order)
     if chunked is not None:
         prefilled = (turn.newcomer for turn in turns if turn.newcomer not in view.swapped)
         budget = shortened(budget, prefilled, view)
@@ -69,6 +76,7 @@ def decide(view: SchedulerView, policy: Policy, admission: Admission) -> Plan:
         num_open=_before_promised_swapped(guests.order, num_open, view),
         swapped_go_first=False,
         budget=budget,
+        headroom_steps=headroom.num_steps,
         num_too_long=guests.num_too_long,
     )
     if view.preemption is None or not queue:
@@ -151,8 +159,15 @@ def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerVie
     return num_open
 
 
+def _out_of_memory(view: SchedulerView, policy: Policy, headroom: Headroom) -> tuple[Yield, ...]:
+    """Who yields as memory runs out; nobody where the engine has to find a way of its own."""
+    if view.preemption is None or not view.preemption.enabled:
+        return ()
+    return tuple(make_room(view, policy, headroom))
+
+
 def _turns(
-    queue: Sequence[Job], policy: Policy, admission: Admission, view: SchedulerView
+    queue: Sequence[Job], policy: Policy, headroom: Headroom, view: SchedulerView
 ) -> tuple[list[Turn], int]:
     """Who of the first of the queue gets in, and who yields to them; and how many would have
     yielded, had host memory room for them.
@@ -163,38 +178,39 @@ def _turns(
     chunked, preemption = view.chunked, view.preemption
     if not queue or (preemption is None and (chunked is None or view.batch_is_full)):
         return [], 0
-    if view.batch_is_full and not anyone_would_yield(queue[0], policy, view):
+    yields = preemption is not None and preemption.enabled and policy.preempts
+    if view.batch_is_full and not (yields and anyone_would_yield(queue[0], policy, view)):
         return [], 0
-    aside_tokens = admission.set_aside_tokens(view.running, view.expected_share, view.page_size)
-    free_slots, free_tokens = view.free_slots, view.room_tokens - int(sum(aside_tokens))
+    aside_tokens = headroom.set_aside_tokens(view.running)
+    free_slots, free_tokens = view.free_slots, view.room_tokens - sum(aside_tokens)
     if chunked is not None:
         free_slots -= 1
-        free_tokens -= admission.needed_tokens(chunked, view.page_size) - chunked.prefilled_tokens
+        free_tokens -= headroom.needed_tokens(chunked) - chunked.prefilled_tokens
     without_host_room: set[Job] = set()
     turns = plan_turns(
         (job for job in view.running if job.is_ranked),
         [
-            Candidate(job, admission.needed_tokens(job, view.page_size))
+            Candidate(job, headroom.needed_tokens(job))
             for job in takewhile(lambda job: may_displace(job) or job in view.swapped, queue)
         ],
         free_slots=free_slots,
         free_tokens=free_tokens,
         policy=policy,
         view=view,
-        max_yields=preemption.max_yields if preemption and preemption.enabled else 0,
+        max_yields=preemption.max_yields if preemption and yields else 0,
         departure=_departure(aside_tokens, without_host_room, view),
     )
     if view.batch_is_full:
         turns = [*takewhile(lambda turn: turn.victims, turns)]
     turns = _within_host_memory(turns, without_host_room, view)
     if not turns and not view.running and chunked is None and queue[0] in view.swapped:
-        # There is less to fear than admission does: nobody else runs.
+        # There is nobody else to keep room for.
         turns = [Turn(queue[0])]
     return turns, len(without_host_room)
 
 
 def _departure(
-    aside_tokens: Sequence[float], without_host_room: set[Job], view: SchedulerView
+    aside_tokens: Sequence[int], without_host_room: set[Job], view: SchedulerView
 ) -> Callable[[Job], Departure | None]:
     aside_of = dict(zip(view.running, aside_tokens, strict=True))
 
@@ -202,7 +218,7 @@ def _departure(
         holding = view.holding(job)
         if holding is None:
             return None
-        leaving = departure_of(holding, int(aside_of[job]), view.host_free_tokens, view)
+        leaving = departure_of(holding, aside_of[job], view.host_free_tokens, view)
         if leaving is None:
             without_host_room.add(job)
         return leaving
@@ -228,7 +244,7 @@ def _within_host_memory(
 def _actions(turn: Turn, view: SchedulerView) -> list[Action]:
     newcomer = turn.newcomer
     actions: list[Action] = [
-        Yield(victim.job, newcomer, victim.departure.way, _WORTH_IT) for victim in turn.victims
+        Yield(victim.job, victim.departure.way, _WORTH_IT, newcomer) for victim in turn.victims
     ]
     if turn.victims:
         reason = "others yield to it"

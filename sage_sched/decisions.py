@@ -71,7 +71,8 @@ def _said(event: Event) -> str:
         again = f" again, at {event['tokens']} tokens" if event["tokens"] else ""
         return f"starts{again}, having waited {event['waited_s']:.3f} s{place}"
     if what == "yield":
-        return f"yields to {event['to']}: {event['reason']}; {event['way']}"
+        to = f" to {event['to']}" if "to" in event else ""
+        return f"yields{to}: {event['reason']}; {event['way']}"
     if what == "ends":
         return f"ends with {event['tokens']} tokens ({event['why']})"
     words = {"enter": "may enter", "resume": "comes back", "stays": "stays where it is"}

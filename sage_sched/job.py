@@ -94,7 +94,7 @@ class Job:
     held_tokens: KV that it will give back at its end, while it runs.
     served_tokens: what the server has worked off for it, prefill and decode, what it computed again
         too; of all jobs together as much as SchedulerView.served_tokens.
-    num_yields: how often it has made room for another.
+    num_yields: how often it has left the device for others.
     is_promised: whether nobody may overtake it any more (sage_sched.promises).
     is_ranked: whether its policy can rank it.
     refined: its length by what was seen of its answer; None as long as nothing was.
@@ -102,7 +102,6 @@ class Job:
     ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
     place: (key, arrival) of its policy at this revision and age, or None; sage_sched.order's.
     evidence: what a sage_sched.refined.Refiner has seen of it; no one else reads it.
-    foreseen: what sage_sched.admission computed of it; no one else reads it.
     memo: what the policy computed of it; no one else reads it.
     """
 
@@ -129,7 +128,6 @@ class Job:
     ranked_at: int = 0
     place: tuple[float, int] | None = field(default=None, repr=False)
     evidence: object = field(default=None, repr=False)
-    foreseen: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)
 
     def grow(self, generated_tokens: int) -> None:
@@ -166,7 +164,7 @@ class Job:
         self.is_ranked = True
         self.refined = None
         self.revision = self.ranked_at = 0
-        self.place = self.evidence = self.foreseen = self.memo = None
+        self.place = self.evidence = self.memo = None
 
     def promise(self) -> None:
         """Nobody overtakes it any more."""

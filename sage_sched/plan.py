@@ -18,12 +18,15 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """A running job makes room for a waiting one."""
+    """A running job makes room: for a waiting one or, as memory runs out, for the others that run.
+
+    to: None in the second case.
+    """
 
     job: Job
-    to: Job
     way: Way
     reason: str
+    to: Job | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Plan:
     swapped_go_first: whether nobody enters from behind a swapped job; else it is passed over.
     decode_only: prefill nothing, not even the next chunk.
     budget: how much to prefill.
+    headroom_steps: for so many decode steps memory stays free, of those who run and of each who
+        enters (sage_sched.admission.Headroom).
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: jobs that would have yielded, had host memory room for their KV.
     num_too_long: jobs that go before the chunked prompt, and whose own fits beside no chunk of it.
@@ -93,6 +98,7 @@ class Plan:
     swapped_go_first: bool = True
     decode_only: bool = False
     budget: Budget = UNLIMITED
+    headroom_steps: int = 0
     is_new: bool = False
     num_without_host_room: int = 0
     num_too_long: int = 0

@@ -7,36 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import NamedTuple
 
+from sage_sched.departure import Departure, Victim
 from sage_sched.job import Job
-from sage_sched.plan import Way
 from sage_sched.policy import Policy
-from sage_sched.view import Holding, SchedulerView
+from sage_sched.view import SchedulerView
 
 # How many waiting jobs a plan looks at.
 WINDOW = 16
-
-
-class Departure(NamedTuple):
-    """What it takes to let a running job go, and what that gives back.
-
-    way: where its KV stays. price_s: seconds of the server that its way out and back takes.
-    freed_tokens: tokens that admission gets back: the KV that nobody else holds, and what is set
-    aside for the rest of its answer. host_tokens: KV that goes to host memory.
-    """
-
-    way: Way
-    price_s: float
-    freed_tokens: int
-    host_tokens: int = 0
-
-
-class Victim(NamedTuple):
-    """A running job that yields, and how."""
-
-    job: Job
-    departure: Departure
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +31,6 @@ class Turn:
 
     newcomer: Job
     victims: tuple[Victim, ...] = ()
-
-
-def departure_of(
-    holding: Holding, aside_tokens: int, host_free_tokens: int, view: SchedulerView
-) -> Departure | None:
-    """How a running job would leave; None if its KV has nowhere to go.
-
-    aside_tokens: what is set aside for the rest of its answer. The KV is swapped, or left in the
-    radix tree if that is quicker or host memory has no room. All of it is: the more a prefill
-    computes the more a token takes, so that all or nothing is cheapest.
-    """
-    freed_tokens = holding.freed_tokens + aside_tokens
-    swap_s = view.server.swap_s(holding.kv_tokens)
-    recompute_s = view.server.recompute_s(holding.kv_tokens, holding.cached_tokens)
-    fits = holding.kv_tokens <= host_free_tokens
-    if fits and (holding.stays_whole or swap_s <= recompute_s):
-        return Departure(Way.SWAP, swap_s, freed_tokens, holding.kv_tokens)
-    return None if holding.stays_whole else Departure(Way.LEAVE, recompute_s, freed_tokens)
 
 
 def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:

@@ -21,7 +21,8 @@ class Promises:
         work since it came > (1 + regret) * (of that, for those before it) + one batch
 
     where a batch is the KV tokens that those who run hold at that pass. From then on it is ahead of
-    all that are not promised, among those that are by arrival (sage_sched.order), and never yields.
+    all that are not promised, among those that are by arrival (sage_sched.order), and yields to
+    nobody.
 
     Theorem: let k overtake j: k came after j, and is let in (enters, or resumes) while j waits.
     Then no pass until then has seen j's bound passed: by each of them the server had done at most
@@ -31,10 +32,11 @@ class Promises:
     seen j's bound passed, j would be promised, as a promise is never taken back. Promised jobs are
     first in the order, by arrival, so j is ahead of k whether k is promised or not; and those that
     a pass lets in are the first of its order, up to one that there is no room for. So k is not let
-    in while j waits. Nor does j, promised, begin to wait by yielding. What remains is that the
-    bound is computed exactly. Jobs come one after another, so all that the server had done when j
-    came was for those before it. Hence what it has done since, less the Job.served_tokens of j and
-    all that came after it, was for those before it. QED.
+    in while j waits. Nor does j, promised, begin to wait by yielding; if it leaves as memory runs
+    out, all who are behind it and can leave have left before it, and wait behind it now. What
+    remains is that the bound is computed exactly. Jobs come one after another, so all that the
+    server had done when j came was for those before it. Hence what it has done since, less the
+    Job.served_tokens of j and all that came after it, was for those before it. QED.
 
     What does not hold: a promise does not find memory where there is none. If a swapped job has
     found no room, and nobody runs who could give any back, others enter (patches/executor.py).

@@ -44,11 +44,11 @@ class SchedulerView:
     free_tokens, evictable_tokens, locked_tokens: of the KV pool; together all of it.
     host_free_tokens: KV for which host memory has room.
     page_size: tokens of a page of KV.
+    step_tokens: of KV, in whole pages, that the next decode step takes.
     pass_tokens: the most that a pass prefills, of all prompts together.
-    expected_share: of its cap that SGLang expects an answer to use, in [0, 1].
     server: its step times and sizes.
-    preemption: None if no request may yield. If it is not enabled, none does any more, and those
-        that have yielded come back.
+    preemption: None if nobody's KV can be moved. If it is not enabled, nobody yields to another any
+        more, and those that have left come back.
     cached_tokens: of the waiting job at this position, what a prefill would find in the radix tree.
         Asked of new jobs and of the first to serve, as the answer takes time to find.
     common_tokens: with how many tokens the prompt of the waiting job at this position begins that
@@ -74,13 +74,27 @@ class SchedulerView:
     locked_tokens: int
     host_free_tokens: int
     page_size: int
+    step_tokens: int
     pass_tokens: int
-    expected_share: float
     server: ServerFacts
     preemption: PreemptionConfig | None
     cached_tokens: Callable[[int], int]
     common_tokens: Callable[[int, int | Job], int]
     holding: Callable[[Job], Holding | None]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether memory runs out at the next step."""
+        return self.step_tokens + self._chunk_tokens > self.room_tokens
+
+    @property
+    def _chunk_tokens(self) -> int:
+        """What the next chunk takes, in whole pages."""
+        chunked = self.chunked
+        if chunked is None:
+            return 0
+        left_tokens = chunked.input_tokens + chunked.generated_tokens - chunked.prefilled_tokens
+        return -(-min(left_tokens, self.pass_tokens) // self.page_size) * self.page_size
 
     @property
     def room_tokens(self) -> int:

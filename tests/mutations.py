@@ -46,7 +46,7 @@ _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
 _PROBE = "tests/patches/test_probe_setup.py"
 _ROUTER, _DISPATCH = "tests/sage_sched/test_router.py", "tests/patches/test_dispatch.py"
-_CORRECTION = "tests/bench/simulator/test_correction.py"
+_DEPARTURE = "tests/sage_sched/test_departure.py"
 _SWITCH, _SWITCHED = "tests/patches/test_switch.py", "tests/engine/test_switch.py"
 _TRACE, _EARLY = "tests/patches/test_trace.py", "tests/patches/test_early_aborts.py"
 _QLLM, _CORE_SLICES = "tests/sage_sched/test_qllm.py", "tests/sage_sched/test_slices.py"
@@ -232,8 +232,8 @@ MUTATIONS = (
     Mutation(
         "admission forgets the answers of a parked prefill",
         "patches/admission.py",
-        "jobs = state.jobs.running([*reqs, *parked])",
-        "jobs = state.jobs.running(reqs)",
+        "state.jobs.running([*reqs, *parked])",
+        "state.jobs.running(reqs)",
         f"{_SLICES}::test_admission_counts_on_the_answers_of_those_who_are_parked",
     ),
     Mutation(
@@ -541,11 +541,32 @@ MUTATIONS = (
         f"{_CLIENT}::test_a_hung_worker_costs_the_prediction_alone",
     ),
     Mutation(
-        "admission learns nothing of how long answers become",
-        "patches/scheduler_state.py",
-        "self._learned.ended(req.sage.job)",
+        "memory that runs out while nothing else has happened is seen too late",
+        "sage_sched/decide.py",
+        "        and not view.is_short\n",
+        "",
+        f"{_DEPARTURE}::test_it_is_asked_in_a_full_batch_in_which_nothing_else_has_happened",
+    ),
+    Mutation(
+        "as memory runs out the first of the order leave",
+        "sage_sched/departure.py",
+        "for position in reversed(order):",
+        "for position in order:",
+        f"{_DEPARTURE}::test_as_many_yield_as_it_takes_for_the_headroom_of_the_others",
+    ),
+    Mutation(
+        "those who leave for lack of memory fill host memory beyond its size",
+        "sage_sched/departure.py",
+        "host_free_tokens -= leaving.host_tokens",
         "pass",
-        f"{_STATE}::test_all_ranks_count_on_the_same_lengths",
+        f"{_DEPARTURE}::test_what_host_memory_has_no_room_for_is_computed_again",
+    ),
+    Mutation(
+        "the price of a departure counts for nothing",
+        "sage_sched/admission.py",
+        "price_s = _price_s(view, kv_tokens // num_running)",
+        "price_s = 0.01",
+        "tests/sage_sched/test_admission.py::test_it_is_larger_where_a_departure_is_dearer",
     ),
     Mutation(
         "a document that many ask about at once is computed for each",
@@ -553,42 +574,6 @@ MUTATIONS = (
         "return common_length(ids, other_ids)",
         "return 0",
         "tests/engine/test_twins.py",
-    ),
-    Mutation(
-        "an answer that has ended counts once for each batch that it is still in",
-        "patches/jobs.py",
-        " and not req.sage.has_ended",
-        "",
-        f"{_STATE}::test_admission_learns_from_answers_that_end_once_each_and_none_that_was_aborted",
-    ),
-    Mutation(
-        "an aborted answer is taken for a short one",
-        "patches/scheduler_state.py",
-        "was_aborted = isinstance(req.finished_reason, FINISH_ABORT)",
-        "was_aborted = False",
-        f"{_STATE}::test_admission_learns_from_answers_that_end_once_each_and_none_that_was_aborted",
-    ),
-    Mutation(
-        "forecasts that are too long stay too long",
-        "sage_sched/correction.py",
-        "_STEP * weight * (was_longer - (1 - self._quantile))",
-        "_STEP * weight * was_longer",
-        f"{_CORRECTION}::test_wrong_forecasts_cost_admission_little",
-    ),
-    Mutation(
-        "the many short answers outvote the long ones that fill the memory",
-        "sage_sched/correction.py",
-        "min(foreseen_tokens / self._mean_tokens, _MOST_WEIGHT)",
-        "1.0",
-        "tests/sage_sched/test_correction.py"
-        "::test_the_many_short_ones_do_not_outvote_the_long_ones_that_fill_the_memory",
-    ),
-    Mutation(
-        "what a running request was foreseen to need outlives a correction",
-        "sage_sched/admission.py",
-        "factor != foreseen.factor",
-        "False",
-        "tests/sage_sched/test_correction.py::test_what_was_asked_before_a_correction_is_asked_anew",
     ),
     Mutation(
         "what is asked beside a prompt's words never reaches the worker",
@@ -869,8 +854,8 @@ MUTATIONS = (
     Mutation(
         "requests yield though that was switched off",
         "sage_sched/decide.py",
-        "preemption.max_yields if preemption and preemption.enabled else 0",
-        "preemption.max_yields if preemption else 0",
+        "preemption is not None and preemption.enabled and policy.preempts",
+        "preemption is not None and policy.preempts",
         "tests/sage_sched/test_decide.py"
         "::test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back",
     ),

@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, where nothing could be learned."""
     try:
-        workload = load_workload(args.data, args.heavy_tailed)
+        workload = load_workload(args.data, args.workload)
         learned = learn(servers_of(args, {}), workload)["step_time"]
     except (ConfigError, ServerError, WorkloadError, ValueError) as error:
         print(f"sage-sched bench fit: {error}", file=sys.stderr)

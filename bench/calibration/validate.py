@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             )
         runs = read_runs(file)
         step_time = read_step_time(args.step_time) if args.step_time else None
-        workload = load_workload(args.data, args.heavy_tailed)
+        workload = load_workload(args.data, args.workload)
         points = simulate_runs(runs, workload, step_time)
     except (ConfigError, ServerError, WorkloadError, OSError, ValueError) as error:
         print(f"sage-sched bench validate: {error}", file=sys.stderr)

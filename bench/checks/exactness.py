@@ -1,14 +1,15 @@
 """Whether answers stay the same when requests yield: `python -m bench.checks.exactness`.
 
 The same requests go to a stock server with room for all, and to one of ours whose pool is so small
-that they yield to one another all the time. Compared are token ids and log probabilities. What
+that they yield all the time. Compared are token ids and log probabilities. What
 batching alone changes is measured beside it: the stock server is asked with many requests at a
 time, with few, and one by one. Exit code 1 if an answer of the second server differs in a token, or
 in a log probability by more than the batch's size explains, 2 if the runs failed or too few
 requests yielded. Where two tokens are as likely to within that, either may be said, and an answer
 that parts there is counted apart.
 
-`--policy urgency` mixes levels 1 to 5, and who runs yields to whoever is more urgent.
+`--policy sage` lets more run than memory has room for, and the last of the order yields as it runs
+out. `--policy urgency` mixes levels 1 to 5, and who runs yields to whoever is more urgent.
 
 In bfloat16 one or two requests that decode alone go through other kernels, which round differently:
 that is what one by one shows, and what yielding shows in those runs in which it comes to that.
@@ -44,7 +45,7 @@ _OUTPUT = Path("results/exactness")
 _FEW, _ALONE = 6, 50
 # Room for all.
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", "24")
-_STARVED = ("--max-total-tokens", "640", "--max-running-requests", "6")
+_STARVED = ("--max-total-tokens", "640")
 _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
 )
@@ -72,17 +73,25 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Restless:
-    """A policy under which requests yield often: so many are under way at a time, with these
-    further parameters in turn, and each yields `least_yields` times on average, or it means
-    nothing."""
+    """A policy under which requests yield often: so many are under way at a time, and so many may
+    run, with these further parameters in turn, and each yields `least_yields` times on average, or
+    it means nothing."""
 
     config: SageConfig
     at_a_time: int
     least_yields: float
+    num_slots: int = 6
     sampling: tuple[Mapping[str, Any], ...] = ({},)
 
 
 RESTLESS = {
+    # More run than memory has room for to the end, so that it runs out time and again.
+    "sage": Restless(
+        SageConfig(preemption=replace(_PREEMPTION, swap_only=True)),
+        at_a_time=32,
+        least_yields=1 / 3,
+        num_slots=16,
+    ),
     # Most often: every time that their age has doubled.
     "fastserve": Restless(
         SageConfig(
@@ -264,7 +273,8 @@ def measure(args: argparse.Namespace) -> int:
     )  # fmt: skip
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
         calm = Undisturbed.ask(server, asked, restless.at_a_time, "nobody yields")
-    starved = replace(servers, flags=servers.flags + _STARVED)
+    slots = ("--max-running-requests", str(restless.num_slots))
+    starved = replace(servers, flags=servers.flags + _STARVED + slots)
     with starved.server(args.policy, "yielding") as server:
         found = ask(server, asked, restless.at_a_time, "they yield", restless.sampling)
         counts = scheduler_state(server)["preemption"]

@@ -86,7 +86,7 @@ class Checks:
         learned, held against a preset, and what a move is of a decode step."""
         if self.on_gpu and self.args.server_flags is None and find_spec("flashinfer") is None:
             raise SkippedError("flashinfer is not installed (--server-flags names other kernels)")
-        state = fit.learn(self._servers(), load_workload(self.args.data, False))
+        state = fit.learn(self._servers(), load_workload(self.args.data))
         learned = state["step_time"]["latest"]
         measured = StepTime(**{name[:-3] + "_s": ms / 1e3 for name, ms in learned.items()})
         decode_s = measured.decode_s(*_DECODES[1])

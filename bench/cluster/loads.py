@@ -101,7 +101,7 @@ def _prompts(name: str, data: Path, tuning: bool) -> Load:
 
     engine = H800_QWEN3_32B
     burst = [replace(each, arrival_s=0.0) for each in requests(1.0, _BURST, 1_000_003)]
-    served = simulate(engine, "fcfs-foresight", SageConfig(), burst)
+    served = simulate(engine, "fcfs-fill", SageConfig(), burst)
     capacity = Saturation.measured(served.ttft_s, served.ttlt_s).capacity
     return Load(engine, "sage", capacity, "requests", requests)
 

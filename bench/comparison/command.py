@@ -121,7 +121,7 @@ def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Sett
     if args.trace is not None and args.load != "pulse":
         raise WorkloadError(f"--trace has arrival times of its own: not with --load {args.load}")
     return Settings(
-        workload=load_workload(args.data, args.heavy_tailed),
+        workload=load_workload(args.data, args.workload),
         servers=servers_of(args, server_env),
         policies=tuple(args.policies),
         rates=tuple(args.rates),

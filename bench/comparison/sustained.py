@@ -27,7 +27,7 @@ from sage_sched.fields import ConfigError
 RATE = "2x"
 # SGLang's are tuned as suits them best at this load; `sage-sched bench paper --figures G` has more.
 POLICIES = (
-    "fcfs", "fcfs@clip=256", "shortest-prefill-first@clip=256", "uniboost", "fcfs-foresight",
+    "fcfs", "fcfs@clip=256", "shortest-prefill-first@clip=256", "uniboost", "fcfs-fill",
     "ssjf", "trail-prompt", "sage-order", "sage",
 )  # fmt: skip
 # What the README calls the order by true lengths.
@@ -37,6 +37,8 @@ _COLUMNS = (
     ("time waited, s", "mean_waited_s", 1.0),
     ("p99, s", "p99_e2e_latency_ms", 1e-3),
     ("time to first token, s", "mean_ttft_ms", 1e-3),
+    ("p99 inter-token latency, ms", "p99_itl_ms", 1.0),
+    ("longest gap between two tokens, s", "max_itl_ms", 1e-3),
     ("tokens/s", "arriving_throughput", 1.0),
 )
 
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _clairvoyant(runs: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
     """The first policy's runs as they would have been by true lengths."""
-    workload = load_workload(args.data, args.heavy_tailed)
+    workload = load_workload(args.data, args.workload)
     return [
         {
             **dict.fromkeys(METRICS, float("nan")),
@@ -98,6 +100,8 @@ def _named_as_measured(metrics: dict[str, float]) -> dict[str, float]:
         "mean_e2e_latency_ms": 1e3 * metrics["mean_ttlt_s"],
         "p99_e2e_latency_ms": 1e3 * metrics["p99_ttlt_s"],
         "mean_ttft_ms": 1e3 * metrics["mean_ttft_s"],
+        "p99_itl_ms": 1e3 * metrics["p99_itl_s"],
+        "max_itl_ms": 1e3 * metrics["longest_gap_s"],
     }
 
 

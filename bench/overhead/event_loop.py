@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="a run; default: %(default)s")
     parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
     args = parser.parse_args()
-    workload = load_workload(args.data, args.heavy_tailed)
+    workload = load_workload(args.data, args.workload)
     servers = replace(servers_of(args, {}), recalls=False)
     servers.warm(workload.observations()[:_NUM_HISTORY])
     found: dict[str, list[dict[str, float]]] = {policy: [] for policy in _POLICIES}

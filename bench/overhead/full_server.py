@@ -21,6 +21,7 @@ from patches.carrier import encode, encode_hints
 from patches.executor import run_pass
 from patches.preemption import Preemption
 from patches.scheduler_state import SchedulerState
+from sage_sched.admission import Headroom
 from sage_sched.config import PredictorConfig, PreemptionConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
@@ -53,6 +54,10 @@ class StandInRequest:
                 **encode_hints(hints),
             },
             ignore_eos=False,
+            frequency_penalty=0.0,
+            presence_penalty=0.0,
+            repetition_penalty=1.0,
+            min_new_tokens=0,
         )
         self.kv = SimpleNamespace(
             kv_allocated_len=500, cache_protected_len=0, retraction_backup=None
@@ -79,6 +84,7 @@ def stand_in_batch(reqs: list[Any]) -> Any:
         reqs=reqs, batch_is_full=False, check_decode_mem=lambda: True, filter_batch=lambda: None
     )
     batch.is_empty = lambda: not batch.reqs
+    batch.new_tokens_required_next_decode = lambda: len(batch.reqs)
     return batch
 
 
@@ -90,7 +96,14 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
     return SimpleNamespace(
         schedule_policy=policy,
         server_args=SimpleNamespace(
-            model_path="", quantization=None, kv_cache_dtype="auto", tp_size=1
+            model_path="",
+            quantization=None,
+            kv_cache_dtype="auto",
+            tp_size=1,
+            pp_size=1,
+            dp_size=1,
+            nnodes=1,
+            enable_dp_attention=False,
         ),
         model_config=SimpleNamespace(dtype=torch.float32),
         max_total_num_tokens=_KV_POOL_TOKENS,
@@ -109,7 +122,7 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
         new_token_ratio_tracker=SimpleNamespace(current=0.5),
         token_to_kv_pool_allocator=allocator,
         tree_cache=RadixCache.create_simulated(),
-        tp_group=SimpleNamespace(broadcast_object=lambda measured: measured),
+        tp_group=SimpleNamespace(broadcast_object=lambda measured: measured, world_size=1),
         get_num_allocatable_reqs=lambda num_running, running_batch: 0,
     )
 
@@ -149,7 +162,7 @@ class FullServer:
         for request in self.batch.reqs:
             request.output_ids = array("q", [0]) * int(generator.integers(1, 500))
         running = state.jobs.running(self.batch.reqs)
-        self._free_tokens = int(sum(state.admission.set_aside_tokens(running, 0.5, 1)))
+        self._free_tokens = sum(Headroom.of(self.state.view(self.batch)).set_aside_tokens(running))
 
     def step(self) -> None:
         """A token for all that run; the first in the queue gets a place elsewhere, one arrives."""

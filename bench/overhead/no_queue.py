@@ -67,7 +67,7 @@ def main() -> int:
 
 def measure(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """SGLang's metrics of each turn, by policy."""
-    workload = load_workload(args.data, args.heavy_tailed)
+    workload = load_workload(args.data, args.workload)
     servers = servers_of(args, {})
     servers.warm(workload.observations())
     warm_up = sample(workload.history, 8, seed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from sage_sched.config import AdmissionConfig, PredictorConfig, SageConfig
+from sage_sched.config import PredictorConfig, SageConfig
 from sage_sched.policies.sage import SageParameters
 
 RIVALS = ("fcfs", "fastserve", "ssjf", "ltr", "trail-prompt")
@@ -15,7 +15,7 @@ EVERYONE = (*STOCK, "fastserve", "ssjf", "ltr", "trail-prompt", "uniboost", "sag
 # policies on seeds 0 and 1 of the sustained load.
 AT_THEIR_BEST = (
     "fcfs", "fcfs@conservativeness=0.3", "fcfs@conservativeness=0.1", "fcfs@clip=256",
-    "fcfs-foresight",
+    "fcfs-fill",
     "hrrn", "hrrn@conservativeness=0.1", "hrrn@clip=256",
     "shortest-prefill-first", "shortest-prefill-first@conservativeness=0.1",
     "shortest-prefill-first@clip=256",
@@ -209,20 +209,25 @@ def figures() -> list[Figure]:
         ),
         Figure(
             "F",
-            "Admission by foreseen lengths, under sage",
-            "not in the paper: its engine admits as stock engines do",
+            "When memory runs out, under sage: KV to host memory, or retracted and computed again",
+            "not in the paper: its engine retracts as stock engines do",
             tuple(REGIMES),
             tuple(
                 (
-                    f"quantile {q:g}" if q else "SGLang's admission",
+                    label,
                     tuple(
-                        replace(case, policy="sage", config=_admission(q))
-                        for case in REGIMES.values()
+                        replace(case, policy="sage", preempt=preempt) for case in REGIMES.values()
                     ),
                 )
-                for q in (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9)
+                for label, preempt in (("host memory", True), ("computed again", False))
             ),
-            also=(("output tokens/s", "output_throughput"), ("retractions", "num_retractions")),
+            also=(
+                ("output tokens/s", "output_throughput"),
+                ("retractions", "num_retractions"),
+                ("yields", "num_yields"),
+                ("longest gap between two tokens, s", "longest_gap_s"),
+                ("p99 inter-token latency, s", "p99_itl_s"),
+            ),
         ),
         Figure(
             "G",
@@ -248,14 +253,8 @@ def figures() -> list[Figure]:
             "not in the paper: on the first day a predictor may be wrong, all in one direction too",
             tuple(FORECASTS),
             tuple(
-                (
-                    "admission by forecasts" if q else "SGLang's admission",
-                    tuple(
-                        replace(case, policy="sage", config=_admission(q))
-                        for case in FORECASTS.values()
-                    ),
-                )
-                for q in (0.0, AdmissionConfig().quantile)
+                (p, tuple(replace(case, policy=p) for case in FORECASTS.values()))
+                for p in ("fcfs-fill", "sage")
             ),
             also=(("output tokens/s", "output_throughput"), ("retractions", "num_retractions")),
         ),
@@ -285,7 +284,7 @@ def figures() -> list[Figure]:
 def _front_rows() -> list[tuple[str, str, SageConfig]]:
     """A label, a policy and its configuration: rivals tuned, and sage at each strength."""
     rivals = (
-        "fcfs", "fcfs@conservativeness=0.1", "fcfs-foresight",
+        "fcfs", "fcfs@conservativeness=0.1", "fcfs-fill",
         "shortest-prefill-first@conservativeness=0.1", "ssjf", "trail-prompt", "srpt-oracle",
     )  # fmt: skip
     return [
@@ -307,23 +306,13 @@ def _over_rates(name: str, title: str, engine: str, rates: tuple[float, ...]) ->
         tuple(f"{rate:g}/s" for rate in rates),
         tuple(
             (label, tuple(Case(policy=p, engine=engine, rate=rate, config=c) for rate in rates))
-            for label, p, c in (
-                *((p, p, SageConfig()) for p in (*EVERYONE, "srpt-oracle")),
-                *(
-                    (f"{p}, SGLang's admission", p, _admission(0.0))
-                    for p in ("ssjf", "trail-prompt", "sage")
-                ),
-            )
+            for label, p, c in ((p, p, SageConfig()) for p in (*EVERYONE, "srpt-oracle"))
         ),
     )
 
 
 def _sage(**fields: float) -> SageConfig:
     return SageConfig(policy={"sage": SageParameters(**fields)})  # type: ignore[arg-type]
-
-
-def _admission(quantile: float) -> SageConfig:
-    return SageConfig(admission=AdmissionConfig(quantile))
 
 
 def _threshold(cosine: float) -> SageConfig:
@@ -346,12 +335,10 @@ FORECASTS = {
     "noise": Case(policy="", noise=True),
 }
 
-# What a token's KV costs to move, none of it hidden; the preset's takes 1 us. And four times as
+# What a token's KV costs to move; the preset's takes 5 us. And four times as
 # much variation between arrivals as Poisson's.
 SWAPS = {
-    f"{token_us:g} us a token": Case(
-        policy="", change=(("swap_token_s", token_us * 1e-6), ("swap_overlap", 0.0))
-    )
+    f"{token_us:g} us a token": Case(policy="", change=(("swap_token_s", token_us * 1e-6),))
     for token_us in (1.0, 10.0, 100.0, 1000.0)
 } | {
     "bursts": Case(policy="", load="bursts"),

@@ -18,6 +18,7 @@ from bench.servers.policy_server import (
 )
 from bench.servers.priority import go_first
 from bench.simulator.presets import PRESETS
+from bench.workload.source import WORKLOADS
 from predictor_store.config_file import read_config
 
 
@@ -29,9 +30,10 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
         "prompts)",
     )  # fmt: skip
     parser.add_argument(
-        "--heavy-tailed", action="store_true",
-        help="generated prompts with short answers, a tenth of them 20 times longer, which no "
-        "prompt tells; not with --data",
+        "--workload", choices=WORKLOADS, default="mixed",
+        help="reasoning: math and code with long answers, from --data; heavy-tailed: generated "
+        "prompts with short answers, a tenth of them 20 times longer, which no prompt tells "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--model-path", type=Path, metavar="DIR", help="default: a small one, written to --output"

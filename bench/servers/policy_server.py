@@ -40,6 +40,7 @@ _GAUGES = ("num_records", "worker_alive")
 # The cheapest model per token there, so that what takes time is what is scheduled.
 CPU_MODEL: dict[str, Any] = {
     "num_layers": 1, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 1,
+    "context_length": 32768,
 }  # fmt: skip
 # The same for every server. Streaming every token takes more of a small host than decoding does;
 # the first and the last token are sent at once whatever the interval.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+from bench.simulator.node import gap_percentile_s
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import Result, result_of
@@ -50,6 +51,8 @@ def simulate_cluster(
         cluster.finished,
         prefill_tokens=sum(node.prefill_tokens for node in cluster.nodes),
         moved_tokens=sum(node.moved_tokens for node in cluster.nodes),
+        yields=sum((node.state.num_yields for node in cluster.nodes), Counter()),
+        p99_itl_s=gap_percentile_s(sum((node.gaps for node in cluster.nodes), Counter()), 99),
         wall_s=time.perf_counter() - began,
     )
 

@@ -24,13 +24,15 @@ def scheduling_pass(state: EngineState) -> PassResult:
     """What SGLang does before every step."""
     if not len(state.decode):
         state.batch_is_full = False
-    if not state.queue and state.chunked is None:
+    is_short = state.step_tokens > state.pool.room_tokens
+    if not state.queue and state.chunked is None and not is_short:
         return PassResult()
     if isinstance(state.policy, StockPolicy):
         return _stock_pass(state, state.policy)
-    plan = decide(state.view(), state.policy, state.admission)
+    plan = decide(state.view(), state.policy)
     if plan.order is None:
         return PassResult()
+    state.headroom_steps = plan.headroom_steps
     state.queue = [state.queue[position] for position in plan.order]
     if plan.decode_only:
         return PassResult()
@@ -51,17 +53,18 @@ def _carry_out(state: EngineState, plan: Plan) -> PassResult:
     was_full = state.batch_is_full
     if plan.is_new:
         state.num_arrivals_planned = state.num_queued
-    entering, yielded = _make_room(state, plan)
+    entering, gone, moved_tokens = _make_room(state, plan)
     rest = state.queue[len(entering) :]
     back = [progress for progress in entering if progress.swapped]
     fresh = [progress for progress in entering if not progress.swapped]
-    moved_tokens = sum(progress.kv_tokens for progress in yielded)
     resumed, left = _resume(state, back)
     rest = [*left, *rest]
     lifts_mark = was_full and bool(entering)
     if lifts_mark:
         state.batch_is_full = False
-    state.queue = [*fresh, *rest, *yielded]
+    elif gone:  # as memory ran out: who may use it is for the next plan
+        state.batch_is_full, state.num_arrivals_planned = False, -1
+    state.queue = [*fresh, *rest, *gone]
     result = PassResult()
     num_open = plan.num_open + (0 if was_full and plan.is_new else len(left))
     visible = [*fresh, *_open(plan, rest, num_open)]
@@ -97,18 +100,21 @@ def _is_closed(state: EngineState) -> bool:
     return state.batch_is_full
 
 
-def _make_room(state: EngineState, plan: Plan) -> tuple[list[Progress], list[Progress]]:
-    """Those that may enter or come back, and those that yielded to them."""
+def _make_room(state: EngineState, plan: Plan) -> tuple[list[Progress], list[Progress], int]:
+    """Those that may enter or come back, those that have left, and how many tokens of theirs are
+    copied to host memory."""
     entering: list[Progress] = []
-    yielded: list[Progress] = []
+    gone: list[Progress] = []
+    moved_tokens = 0
     running = {progress.job: progress for progress in state.decode} if plan.actions else {}
     for action in plan.actions:
         if isinstance(action, Yield):
-            yielded.append(running[action.job])
-            state.swap_out(running[action.job])
+            gone.append(running[action.job])
+            moved_tokens += state.leave(running[action.job], action.way)
+            state.num_yields[action.to is None, action.way] += 1
         else:
             entering.append(state.queue[len(entering)])
-    return entering, yielded
+    return entering, gone, moved_tokens
 
 
 def _resume(state: EngineState, back: list[Progress]) -> tuple[list[Progress], list[Progress]]:

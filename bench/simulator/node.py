@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ from sage_sched.refining import Refining, refiner_of
 from sage_sched.step_time import StepTime, attended_pairs
 from sage_sched.tdg import Promise, num_on_time
 
+_GAPS_PER_S = 10_000
 # Of a leap, no more steps count for the pace: it has long got there.
 _MOST_PACED = 64
 
@@ -54,6 +56,8 @@ class Node:
         self.num_outstanding = 0
         self.prefill_tokens = 0
         self.moved_tokens = 0
+        # Of all requests, how often each gap between two tokens came, in 1/_GAPS_PER_S.
+        self.gaps: Counter[int] = Counter()
         self._policy = policy
         self._options = options
         self._on_finish = on_finish
@@ -143,7 +147,7 @@ class Node:
     def _move(self, num_tokens: int) -> None:
         """KV goes to host memory and back."""
         engine = self.state.engine
-        self.now_s += num_tokens * engine.swap_token_s * (1 - engine.swap_overlap)
+        self.now_s += num_tokens * engine.swap_token_s
         self.moved_tokens += num_tokens
 
     def _prefill(self, parts: Sequence[Part]) -> None:
@@ -202,6 +206,10 @@ class Node:
     def _first_token(self, progress: Progress) -> None:
         progress.job.grow(progress.generated_tokens + 1)
         self._refine([progress])
+        if progress.first_token_s >= 0:
+            progress.longest_gap_s = max(progress.longest_gap_s, self.now_s - progress.token_s)
+            self.gaps[round((self.now_s - progress.token_s) * _GAPS_PER_S)] += 1
+        progress.token_s = self.now_s
         if progress.first_token_s < 0:
             progress.first_token_s = self.now_s
         elif progress.promise is not None:  # it was retracted, and goes on
@@ -241,12 +249,18 @@ class Node:
         state, decode = self.state, self.state.decode
         growth_s = state.engine.step_time.decode_kv_token_s * len(decode)
         first_s = seconds / steps - growth_s * (steps - 1) / 2
+        last_s = first_s + growth_s * (steps - 1)
         for progress in decode:
             if (promise := progress.promise) is not None:
                 due_s = _due_s(progress, progress.age_offset + decode.step + 1) - self.now_s
                 progress.num_next_on_time += num_on_time(
                     steps, first_s, growth_s, due_s, promise.tpot_s
                 )
+            gap_s = self.now_s + first_s - progress.token_s
+            self.gaps[round(gap_s * _GAPS_PER_S)] += 1
+            progress.longest_gap_s = max(progress.longest_gap_s, gap_s, last_s * (steps > 1))
+            progress.token_s = self.now_s + seconds
+        self.gaps[round(seconds / steps * _GAPS_PER_S)] += (steps - 1) * len(decode)
         self.now_s += seconds
         state.served(steps)
         state.pool.hold(decode.pages_needed(steps))
@@ -289,7 +303,6 @@ class Node:
         progress.last_token_s = self.now_s
         state.pool.publish(progress, progress.kv_tokens)
         state.pool.leave(progress)
-        state.admission.ended(progress.job)
         if self._refining is not None:
             self._refining.ended(progress.job)
         state.batch_is_full = False
@@ -325,3 +338,13 @@ def _due_s(progress: Progress, token: int) -> float:
     assert progress.promise is not None
     came_s = progress.request.arrival_s
     return came_s + progress.promise.due_s(token, progress.first_token_s - came_s)
+
+
+def gap_percentile_s(gaps: Counter[int], percent: float) -> float:
+    """Of all gaps between two tokens of an answer (Node.gaps); 0 if there is none."""
+    left = percent / 100 * gaps.total()
+    for gap, number in sorted(gaps.items()):
+        left -= number
+        if left <= 0:
+            return gap / _GAPS_PER_S
+    return 0.0

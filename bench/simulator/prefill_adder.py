@@ -1,7 +1,7 @@
 """SGLang's admission: who gets into one pass, as far as memory goes.
 
 After _get_new_batch_prefill_raw (managers/scheduler.py) and PrefillAdder
-(managers/schedule_policy.py). What requests will still need, sage_sched.admission says.
+(managers/schedule_policy.py). What is to stay free, sage_sched.admission says under our policies.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class PrefillAdder:
         engine = state.engine
         self._page = engine.page_size
         jobs = [*state.running_jobs(), *(progress.job for progress in state.parked)]
-        aside_tokens = state.admission.set_aside_tokens(jobs, state.ratio.value, self._page)
-        self._room = state.pool.room_tokens - sum(aside_tokens) - state.num_mixed
+        self._reserve = state.reserve
+        aside_tokens = sum(self._reserve.set_aside_tokens(jobs))
+        self._room = state.pool.room_tokens - aside_tokens - state.num_mixed
         self._input_left = engine.max_prefill_tokens - state.num_mixed
         self._chunk_left = engine.chunked_prefill_size - state.num_mixed
         if budget.prefill_tokens is not None:
@@ -74,7 +75,7 @@ class PrefillAdder:
         return min(num_tokens, self.state.engine.clip_max_new_tokens)
 
     def _fits(self, progress: Progress, cached: Cached) -> bool:
-        needed_tokens = self.state.admission.needed_tokens(progress.job, self._page)
+        needed_tokens = self._reserve.needed_tokens(progress.job)
         shared_tokens = cached.num_tokens - cached.evictable_tokens
         return self._slots > 0 and needed_tokens - shared_tokens < self._room
 
@@ -115,7 +116,8 @@ class PrefillAdder:
         self._room -= cached.evictable_tokens
         state.pool.enter(progress, cached)
         # SGLang's _update_prefill_budget counts what is generated already once more.
-        answer_tokens = self._clipped(state.admission.asked_tokens(progress.job))
+        job = progress.job
+        answer_tokens = self._clipped(job.generated_tokens + self._reserve.left_tokens(job))
         self._prefill(progress, cached.num_tokens, new, answer_tokens)
         return True
 

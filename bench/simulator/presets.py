@@ -24,8 +24,8 @@ class Engine:
     clip_max_new_tokens: the most tokens that admission expects of an answer; SGLang's
         SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION.
     mixed_chunk: --enable-mixed-chunk.
-    swap_token_s: seconds for one token's KV to host memory or back.
-    swap_overlap: share of that in [0, 1] that is hidden behind compute.
+    swap_token_s: seconds for one token's KV to host memory or back; the device waits meanwhile.
+    host_pool_tokens: KV for which host memory has room.
     slices: in how many a prefill of best effort is cut, under policy qllm (patches/slices.py): 1,
         its layers, or its layers times its experts. slice_overhead_s: what a cut takes.
     """
@@ -40,7 +40,7 @@ class Engine:
     clip_max_new_tokens: int = 4096
     mixed_chunk: bool = False
     swap_token_s: float = 0.0
-    swap_overlap: float = 0.0
+    host_pool_tokens: int = 1 << 60
     slices: int = 1
     slice_overhead_s: float = 0.0
 
@@ -52,8 +52,6 @@ class Engine:
                 f"schedule_conservativeness is {self.schedule_conservativeness} (allowed: 0 or "
                 f"more), clip_max_new_tokens {self.clip_max_new_tokens} (allowed: at least 1)"
             )
-        if not 0 <= self.swap_overlap <= 1:
-            raise ValueError(f"swap_overlap is {self.swap_overlap}, allowed: 0 to 1")
         if self.slices < 1 or not self.slice_overhead_s >= 0:
             raise ValueError(
                 f"slices is {self.slices} (allowed: at least 1), slice_overhead_s "
@@ -62,12 +60,11 @@ class Engine:
 
     def server_facts(self) -> ServerFacts:
         """What a policy may know of it."""
-        seen_s = self.swap_token_s * (1 - self.swap_overlap)
         return ServerFacts(
             self.kv_pool_tokens,
             self.max_running_requests,
             self.step_time,
-            seen_s,
+            self.swap_token_s,
             mixes_steps=self.mixed_chunk,
         )
 
@@ -110,7 +107,6 @@ H800_QWEN3_32B = Engine(
     kv_pool_tokens=_pool_tokens(96e9, _QWEN3_32B_BYTES, _QWEN3_32B_KV_BYTES),
     max_running_requests=256,  # ours: the pool of 72,000 tokens is full long before
     swap_token_s=_QWEN3_32B_KV_BYTES / 50e9,
-    swap_overlap=0.8,  # ours: SGLang's HiCache moves layer by layer behind compute
 )
 # The same chip with the 80 GB of its data sheet, which the weights nearly fill.
 H800_80GB_QWEN3_32B = replace(
@@ -132,7 +128,6 @@ A40_LLAMA31_8B = Engine(
     max_running_requests=256,
     chunked_prefill_size=4096,
     swap_token_s=_LLAMA_8B_KV_BYTES / 25e9,
-    swap_overlap=0.8,
 )
 
 # Llama-3.1-8B on H100 SXM: 3.35 TB/s, 989.4 dense bfloat16 TFLOPS, 80 GB (data sheet), PCIe 5 x16
@@ -147,7 +142,6 @@ H100_LLAMA31_8B = Engine(
     kv_pool_tokens=_pool_tokens(80e9, _LLAMA_8B_BYTES, _LLAMA_8B_KV_BYTES),
     max_running_requests=256,
     swap_token_s=_LLAMA_8B_KV_BYTES / 50e9,
-    swap_overlap=0.8,
 )
 
 # A100 + Qwen1.5-7B: appendix B of Semantic Scheduling for LLM Inference. Its model: a prompt of n
@@ -170,7 +164,6 @@ A100_QWEN15_7B = Engine(
     kv_pool_tokens=_pool_tokens(80e9, 15.44e9, 32 * 32 * 128 * 2 * 2),
     max_running_requests=256,
     swap_token_s=1e-4,
-    swap_overlap=0.0,
 )
 
 # Mixtral 8x7B: 46.7 B parameters, of which a token uses 12.9 B (Mixtral of Experts, Jiang et al.
@@ -199,7 +192,6 @@ def _mixtral(weight_bytes: float, bandwidth: float, flops: float, link: float) -
         kv_pool_tokens=_pool_tokens(80e9, weight_bytes, _MIXTRAL_KV_BYTES),
         max_running_requests=256,
         swap_token_s=_MIXTRAL_KV_BYTES / link,
-        swap_overlap=0.8,
     )
 
 

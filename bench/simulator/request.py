@@ -54,6 +54,7 @@ class Progress:
     node, tree_tokens: on the device, where in the radix tree the known part of its sequence ends,
         and how long that is.
     swapped: whether its KV is in host memory.
+    token_s: when its newest token came. longest_gap_s: between two of its tokens.
     promise: when its tokens are due; None if whenever. num_next_on_time: of those but the first.
     """
 
@@ -67,6 +68,8 @@ class Progress:
     node: TreeNode | None = None
     tree_tokens: int = 0
     swapped: bool = False
+    token_s: float = 0.0
+    longest_gap_s: float = 0.0
     first_token_s: float = -1.0
     last_token_s: float = -1.0
     num_retractions: int = 0

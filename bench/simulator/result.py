@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,8 +16,10 @@ from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from sage_sched.attainment import Attainment
 from sage_sched.job import Hints
+from sage_sched.plan import Way
 from sage_sched.step_time import attended_pairs
 
+_BOTH = (True, False)
 _QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
 
 
@@ -85,7 +88,9 @@ class Served:
 class Result(Served):
     """And what a simulator does.
 
-    num_retractions, num_yields: how often a request lost its KV, and made room for another.
+    num_retractions, num_yields: how often a request lost its KV, and made room for others. yields:
+    of all requests, by whether memory ran out (else it was to a waiting request), and way.
+    longest_gap_s: between two tokens of its answer. p99_itl_s: of all gaps of all answers.
     prefill_tokens: computed, those that a retraction had computed again included. moved_tokens:
     swapped, both ways.
     wall_s: what the simulation took; all else is the same for the same input, bit for bit.
@@ -93,6 +98,9 @@ class Result(Served):
 
     num_retractions: NDArray[np.int64]
     num_yields: NDArray[np.int64]
+    longest_gap_s: NDArray[np.float64]
+    yields: Counter[tuple[bool, Way]]
+    p99_itl_s: float
     prefill_tokens: int
     moved_tokens: int
     wall_s: float
@@ -117,7 +125,12 @@ class Result(Served):
             "output_throughput": output_tokens / self.duration_s,
             "largest_slowdown": float((self.ttlt_s / self.alone_s).max()),
             "num_retractions": float(self.num_retractions.sum()),
+            "longest_gap_s": float(self.longest_gap_s.max()),
+            "p99_gap_s": float(np.percentile(self.longest_gap_s, 99)),
+            "p99_itl_s": self.p99_itl_s,
             "num_yields": float(self.num_yields.sum()),
+            "num_out_of_memory": float(sum(self.yields[True, way] for way in Way)),
+            "num_left_in_tree": float(sum(self.yields[short, Way.LEAVE] for short in _BOTH)),
             "simulated_tokens": float(output_tokens + self.prefill_tokens),
             "moved_tokens": float(self.moved_tokens),
             "duration_s": self.duration_s,
@@ -131,6 +144,8 @@ def result_of(
     *,
     prefill_tokens: int,
     moved_tokens: int,
+    yields: Counter[tuple[bool, Way]],
+    p99_itl_s: float,
     wall_s: float,
 ) -> Result:
     """From the requests as they finished, in any order. Raises RuntimeError where one is missing,
@@ -153,7 +168,10 @@ def result_of(
         last_s,
         np.array([p.num_next_on_time for p in ordered]),
         num_retractions=np.array([p.num_retractions for p in ordered]),
+        longest_gap_s=np.array([p.longest_gap_s for p in ordered]),
         num_yields=np.array([p.job.num_yields for p in ordered]),
+        yields=yields,
+        p99_itl_s=p99_itl_s,
         prefill_tokens=prefill_tokens,
         moved_tokens=moved_tokens,
         wall_s=wall_s,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bench.rival import Rival
-from bench.simulator.node import Node
+from bench.simulator.node import Node, gap_percentile_s
 from bench.simulator.presets import Engine
 from bench.simulator.request import Progress, SimRequest
 from bench.simulator.result import Result, result_of
@@ -30,7 +30,7 @@ def simulate(
     """Serve the requests (at least one, in order of arrival) on one engine.
 
     policy: one that is not registered, or the name of one that is or of stock.STOCK, tuned as
-    bench.rival.Rival says. Of config only the sections policy and admission count: the policy gets
+    bench.rival.Rival says. Of config only the section policy counts: the policy gets
     the engine's own step time. on_served: called as each has its last token. Raises ValueError for
     an unknown policy and for requests that the engine cannot serve.
     """
@@ -59,6 +59,8 @@ def simulate(
         finished,
         prefill_tokens=node.prefill_tokens,
         moved_tokens=node.moved_tokens,
+        yields=node.state.num_yields,
+        p99_itl_s=gap_percentile_s(node.gaps, 99),
         wall_s=time.perf_counter() - began,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 
 from bench.simulator.decode import DecodeBatch
@@ -9,11 +10,12 @@ from bench.simulator.pool import KvPool
 from bench.simulator.presets import Engine
 from bench.simulator.radix_tree import common_tokens
 from bench.simulator.request import Progress
-from bench.simulator.stock import StockPolicy
-from sage_sched.admission import Admission
+from bench.simulator.stock import Reserve, StockPolicy
+from sage_sched.admission import Headroom
 from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.job import Job
 from sage_sched.pace import Pace
+from sage_sched.plan import Way
 from sage_sched.policy import Policy
 from sage_sched.posterior import Reading
 from sage_sched.step_time import StepTime
@@ -25,23 +27,21 @@ _INIT_RATIO = 0.7
 _MIN_RATIO_FACTOR = 0.14
 _RATIO_DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
-# Of host memory.
-_UNBOUNDED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the real engine has no flag for.
 
-    preempt: whether running requests yield where the policy says so, their KV swapped to host
-        memory. max_yields: how often one request does at most.
+    preempt: whether running requests yield where the policy says so, and leave as memory runs out,
+        their KV swapped to host memory. max_yields: how often one request yields at most.
     prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
     pace: by how much steps take longer than policies are told at the start.
     check: whether the invariants are checked at every event.
     reading: how the requests' scores are to be read, for policies that go by some.
     """
 
-    preempt: bool = False
+    preempt: bool = True
     max_yields: int = 4
     prediction_delay_s: float = 0.0
     pace: float = 1.0
@@ -75,13 +75,14 @@ class NewTokenRatio:
 class EngineState:
     """One engine. batch_is_full: SGLang's flag; no admission until a request leaves.
 
-    admission: what it counts on; under stock policies SGLang's own.
-    preemption: None if nobody yields. num_arrivals_planned: see SchedulerView.
+    preemption: None if nobody leaves. num_arrivals_planned: see SchedulerView.
+    headroom_steps: of the last plan.
     queue: those that wait, as SGLang's waiting_queue.
     chunked: the one request that is in the middle of its prefill. parked: those of a prefill that
         is between two slices (slices.py).
     served_tokens: prefilled and decoded. stale_prefill_tokens: see stock.HrrnPolicy.
     num_queued: requests that have come; under stock policies each retraction counts too.
+    num_yields: by whether memory ran out (else it was to a waiting request), and way.
     num_passes: that have let SGLang admit; see executor.py.
     """
 
@@ -97,11 +98,9 @@ class EngineState:
         facts = engine.server_facts()
         self.server = replace(facts, step_time=_times(facts.step_time, 1 / options.pace))
         self.pace = Pace()
-        ours = isinstance(policy, Policy)
-        quantile = config.admission.quantile if ours else 0.0
-        self.admission = Admission(quantile, engine.clip_max_new_tokens)
-        preempts = options.preempt and isinstance(policy, Policy) and policy.preempts
-        self.preemption = PreemptionConfig(max_yields=options.max_yields) if preempts else None
+        leaves = options.preempt and isinstance(policy, Policy)
+        self.preemption = PreemptionConfig(max_yields=options.max_yields) if leaves else None
+        self.headroom_steps = 0
         self.num_arrivals_planned = -1
         self.pool = KvPool(engine.kv_pool_tokens, engine.page_size)
         self.decode = DecodeBatch(engine.page_size)
@@ -115,6 +114,7 @@ class EngineState:
         self.stale_prefill_tokens = 0
         self.num_queued = 0
         self.num_passes = 0
+        self.num_yields: Counter[tuple[bool, Way]] = Counter()
 
     @property
     def num_mixed(self) -> int:
@@ -125,6 +125,14 @@ class EngineState:
     def free_slots(self) -> int:
         """How many more may run."""
         return self.engine.max_running_requests - len(self.decode) - len(self.parked)
+
+    @property
+    def reserve(self) -> Headroom | Reserve:
+        """What admission keeps free."""
+        if isinstance(self.policy, StockPolicy):
+            clip_tokens = self.engine.clip_max_new_tokens
+            return Reserve(self.ratio.value, clip_tokens, self.engine.page_size)
+        return Headroom(self.headroom_steps, self.engine.page_size)
 
     def running_jobs(self) -> list[Job]:
         """Of the batch, at their present age."""
@@ -155,11 +163,12 @@ class EngineState:
             free_tokens=self.pool.room_tokens - evictable_tokens,
             evictable_tokens=evictable_tokens,
             locked_tokens=self.pool.held_pages * self.pool.page_size,
-            host_free_tokens=_UNBOUNDED,
+            host_free_tokens=self.engine.host_pool_tokens
+            - sum(progress.kv_tokens for progress in self.queue if progress.swapped),
             page_size=self.pool.page_size,
+            step_tokens=self.step_tokens,
             pass_tokens=min(self.engine.max_prefill_tokens, self.engine.chunked_prefill_size)
             - self.num_mixed,
-            expected_share=self.ratio.value,
             server=self.server,
             preemption=self.preemption,
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
@@ -178,14 +187,26 @@ class EngineState:
     def _holding(self, job: Job) -> Holding:
         kv_tokens = job.input_tokens + job.generated_tokens
         held_pages = self.pool.pages(job.held_tokens)
-        return Holding(kv_tokens, 0, held_pages * self.pool.page_size, stays_whole=True)
+        cached_tokens = min(job.cached_tokens, kv_tokens)
+        freed_tokens = held_pages * self.pool.page_size
+        return Holding(kv_tokens, cached_tokens, freed_tokens, stays_whole=False)
 
-    def swap_out(self, progress: Progress) -> None:
-        """A running request's KV goes to host memory."""
+    @property
+    def step_tokens(self) -> int:
+        """KV that the next decode step takes, in whole pages."""
+        if not len(self.decode):
+            return 0
+        return self.decode.pages_needed(1) * self.pool.page_size
+
+    def leave(self, progress: Progress, way: Way) -> int:
+        """A running request leaves the device; how many tokens are copied to host memory."""
         self.decode.leave(progress)
+        if way is Way.LEAVE:
+            self.pool.publish(progress, progress.kv_tokens)
         self.pool.leave(progress)
-        progress.swapped = True
+        progress.swapped = way is Way.SWAP
         progress.job.num_yields += 1
+        return progress.kv_tokens if progress.swapped else 0
 
     def swap_in(self, progress: Progress) -> bool:
         """It comes back, and decodes on; False if there is no room for it."""

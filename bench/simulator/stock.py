@@ -62,6 +62,31 @@ class StockPolicy(ABC):
         return None
 
 
+class Reserve(NamedTuple):
+    """What SGLang's own admission keeps free: for each that waits its cap, for each that runs a
+    share of what its cap leaves (PrefillAdder, managers/schedule_policy.py).
+
+    share: see bench.simulator.state.NewTokenRatio. clip_tokens: see Engine.clip_max_new_tokens.
+    """
+
+    share: float
+    clip_tokens: int
+    page_size: int
+
+    def left_tokens(self, job: Job) -> int:
+        """What is expected of an answer to come, at most."""
+        return min(job.max_new_tokens - job.generated_tokens, self.clip_tokens)
+
+    def needed_tokens(self, job: Job) -> int:
+        """Of the KV pool, for a waiting job."""
+        filled = job.input_tokens + job.generated_tokens
+        return filled + self.left_tokens(job) + self.page_size
+
+    def set_aside_tokens(self, running: Sequence[Job]) -> list[float]:
+        """Of the KV pool, what to keep free for each running job."""
+        return [self.left_tokens(job) * self.share for job in running]
+
+
 class Found(NamedTuple):
     """Of a waiting job: how much of its sequence is cached; whether it waits for another that
     begins alike."""

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for _ in compare_policies(command.settings_of(args, {})):
                 pass
         runs = read_runs(args.runs or args.output / "runs.jsonl")
-        workload = load_workload(args.data, args.heavy_tailed)
+        workload = load_workload(args.data, args.workload)
         cases = _cases(runs, workload, args.output)
     except (ConfigError, ServerError, WorkloadError, OSError, ValueError) as error:
         print(f"check: {error}", file=sys.stderr)

@@ -29,7 +29,7 @@ from sage_sched.fields import ConfigError
 # Beside one's own: SGLang's as they are tuned best under most loads (docs/results.md), and ours.
 DEFAULT_POLICIES = (
     "fcfs", "fcfs@clip=256", "fcfs@conservativeness=0.1", "shortest-prefill-first@clip=256",
-    "fcfs-foresight", "sage",
+    "fcfs-fill", "sage",
 )  # fmt: skip
 OURS = "sage"
 

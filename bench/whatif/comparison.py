@@ -38,6 +38,8 @@ class Row:
     mean_ttlt_s: float
     p99_ttlt_s: float
     mean_ttft_s: float
+    p99_itl_s: float
+    longest_gap_s: float
     waited_s: float
     throughput: float
     mean_ratio: Ratio
@@ -60,6 +62,8 @@ def _row(outcome: Outcome, first: Outcome, seed: int) -> Row:
         mean("mean_ttlt_s"),
         mean("p99_ttlt_s"),
         mean("mean_ttft_s"),
+        mean("p99_itl_s"),
+        mean("longest_gap_s"),
         mean("mean_waited_s"),
         mean("arriving_throughput"),
         _ratio(outcome, first, seed, np.mean),
@@ -130,13 +134,14 @@ def table(rows: Sequence[Row]) -> str:
     """As text, for people."""
     head = (
         "policy", "mean TTLT ratio", "p99 ratio", "mean TTLT s", "p99 s", "TTFT s", "waited s",
-        "tokens/s",
+        "p99 ITL s", "longest gap s", "tokens/s",
     )  # fmt: skip
     body = [
         (
             row.policy, str(row.mean_ratio), str(row.p99_ratio),
             *(f"{value:.2f}" for value in (
-                row.mean_ttlt_s, row.p99_ttlt_s, row.mean_ttft_s, row.waited_s,
+                row.mean_ttlt_s, row.p99_ttlt_s, row.mean_ttft_s, row.waited_s, row.p99_itl_s,
+                row.longest_gap_s,
             )),
             f"{row.throughput:.0f}",
         )

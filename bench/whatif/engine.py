@@ -17,8 +17,8 @@ from sage_sched.fields import ConfigError, parse_section
 from sage_sched.policy import policy_names
 from sage_sched.step_time import StepTime
 
-# Host memory to GPU: PCIe 4 x16, of which kernels reach 25 of 32 GB/s, most of it behind compute.
-_HOST_BANDWIDTH, _SWAP_OVERLAP = 25e9, 0.8
+# Host memory to GPU: PCIe 4 x16, of which kernels reach 25 of 32 GB/s.
+_HOST_BANDWIDTH = 25e9
 _TIMEOUT_S = 60.0
 
 
@@ -81,7 +81,6 @@ def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
             schedule_conservativeness=float(info.get("schedule_conservativeness", 1.0)),
             mixed_chunk=bool(info.get("enable_mixed_chunk")),
             swap_token_s=_swap_token_s(sage, state, pool_tokens),
-            swap_overlap=0.0 if _measured_us(sage) else _SWAP_OVERLAP,
         )
         policy = str(info["schedule_policy"])
         quality = sage.get("predictor", {}).get("quality", {})

@@ -36,10 +36,10 @@ _ASKS_TO_WRITE = re.compile(
 
 def load(folder: Path) -> Workload:
     """The workload above. Raises WorkloadError, naming file and row, where one is unusable."""
-    alpaca = list(_rows(folder, "alpaca_eval", prompt=str, model=str, output_tokens=int))
+    alpaca = list(rows_of(folder, "alpaca_eval", prompt=str, model=str, output_tokens=int))
     summaries = [
         row["output_tokens"]
-        for row in _rows(folder, "longdoc_leval", model=str, task=str, output_tokens=int)
+        for row in rows_of(folder, "longdoc_leval", model=str, task=str, output_tokens=int)
         if row["model"] == SUMMARY_MODEL and row["task"].endswith("_summ")
     ]
     writings = [
@@ -49,7 +49,7 @@ def load(folder: Path) -> Workload:
     ]
     requests = [
         WorkloadRequest(row["prompt"], row["output_tokens"], "instruction")
-        for row in _rows(folder, "alpaca_davinci003", prompt=str, model=str, output_tokens=int)
+        for row in rows_of(folder, "alpaca_davinci003", prompt=str, model=str, output_tokens=int)
         if row["model"] == INSTRUCTION_MODEL
     ]
     requests += [
@@ -59,11 +59,11 @@ def load(folder: Path) -> Workload:
     ]
     requests += [
         WorkloadRequest(row["prompt"], _drawn(summaries, row["prompt"]), "summarization")
-        for row in _rows(folder, "prompts_pubmed", prompt=str)
+        for row in rows_of(folder, "prompts_pubmed", prompt=str)
     ]
     requests += [
         WorkloadRequest(row["prompt"], _drawn(writings, row["prompt"]), "writing")
-        for row in _rows(folder, "prompts_document_write", prompt=str, prompt_tokens=int)
+        for row in rows_of(folder, "prompts_document_write", prompt=str, prompt_tokens=int)
         if row["prompt_tokens"] <= _MAX_WRITING_PROMPT_TOKENS and _is_english(row["prompt"])
     ]
     return Workload.split(
@@ -75,8 +75,9 @@ def load(folder: Path) -> Workload:
     )
 
 
-def _rows(folder: Path, name: str, **fields: type) -> Iterator[Mapping[str, Any]]:
-    """The rows of folder/name.jsonl.gz, each with these fields of these types."""
+def rows_of(folder: Path, name: str, **fields: type) -> Iterator[Mapping[str, Any]]:
+    """The rows of folder/name.jsonl.gz, each with these fields of these types. Raises
+    WorkloadError, naming the row, where one has not."""
     try:
         for place, row in raw_rows(str(folder / f"{name}.jsonl.gz")):
             for field, wanted in fields.items():

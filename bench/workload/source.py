@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.workload import datasets, synthetic
+from bench.workload import datasets, reasoning, synthetic
 from bench.workload.prompts import Workload, WorkloadError
 
+WORKLOADS = ("mixed", "reasoning", "heavy-tailed")
 
-def load_workload(data: Path | None, heavy_tailed: bool = False) -> Workload:
-    """From the data folder, or generated. Raises WorkloadError, for both at once too."""
-    if data is not None and heavy_tailed:
-        raise WorkloadError("--heavy-tailed makes its own prompts: it does not go with --data")
-    if data is not None:
-        return datasets.load(data)
-    make = synthetic.generate_heavy_tailed if heavy_tailed else synthetic.generate
-    return make(3000, seed=0)
+
+def load_workload(data: Path | None, name: str = "mixed") -> Workload:
+    """One of WORKLOADS, from the data folder, or generated. Raises WorkloadError where the one is
+    needed, or the other."""
+    if name == "heavy-tailed":
+        if data is not None:
+            raise WorkloadError("heavy-tailed makes its own prompts: it does not go with --data")
+        return synthetic.generate_heavy_tailed(3000, seed=0)
+    if name == "reasoning":
+        if data is None:
+            raise WorkloadError("reasoning needs prompts and lengths: give --data")
+        return reasoning.load(data)
+    return synthetic.generate(3000, seed=0) if data is None else datasets.load(data)

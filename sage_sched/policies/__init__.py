@@ -1,7 +1,7 @@
 """The policies that come with the package, one a file; ours first, then those of the literature."""
 
 from sage_sched.policies.fastserve import FastServe
-from sage_sched.policies.fcfs_foresight import FcfsForesight
+from sage_sched.policies.fcfs_fill import FcfsFill
 from sage_sched.policies.ltr import Ltr
 from sage_sched.policies.proserve import Proserve
 from sage_sched.policies.qllm import Qllm
@@ -16,7 +16,7 @@ from sage_sched.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
     "sage": Sage,
-    "fcfs-foresight": FcfsForesight,
+    "fcfs-fill": FcfsFill,
     "fastserve": FastServe,
     "ltr": Ltr,
     "proserve": Proserve,

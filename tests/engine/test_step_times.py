@@ -36,12 +36,6 @@ def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(
         assert learned["source"] == "learned"
         assert learned["num_steps"] > NUM_ANSWERS * NUM_TOKENS / 2
         wait_until(lambda: all_say(first, "step times are learned now: "))
-        # At once, so that no prediction knows of the others.
-        prompts = [f"Say {i}." for i in range(NUM_SHORT)]
-        generate(first, prompts, NUM_TOKENS, sampling_params={"stop_regex": "(?s)."})
-        assert first.stats()["admission"]["num_answers"] == NUM_SHORT
-        assert first.stats()["admission"]["factor"] < 1
-        wait_until(lambda: all_say(first, "forecasts of lengths are taken by "))
     with server("second") as second:
         kept = second.stats()["step_time"]
         assert kept["source"] == "kept"

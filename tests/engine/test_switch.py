@@ -39,8 +39,12 @@ SWITCHES: tuple[dict[str, Any], ...] = (
     {"schedule_policy": "lpm"},
     {"schedule_policy": "fastserve", "preemption": {"enabled": True}},
     {"schedule_policy": "fcfs"},
-    {"schedule_policy": "proserve", "admission": {"quantile": 0.8}},
-    {"schedule_policy": "fastserve", "policy": {"fastserve": {"quantum_ms": 3.0}}},
+    {"schedule_policy": "proserve", "preemption": {"max_yields": 3}},
+    {
+        "schedule_policy": "fastserve",
+        "policy": {"fastserve": {"quantum_ms": 3.0}},
+        "preemption": {"max_yields": 1000},
+    },
     {"schedule_policy": "trail-prompt"},
 )
 
@@ -153,7 +157,7 @@ def test_whoever_has_no_key_or_asks_for_what_cannot_be_changes_nothing(server: S
         (b"[" * 60_000, "no JSON object"),
         (b'{"a": "' + b"x" * 70_000 + b'"}', "more than 65536 bytes"),
         (b'{"schedule_policy": "sage+"}', "none was loaded at the start (probe.file)"),
-        (b'{"admission": {"quantile": 3}}', "admission.quantile is 3.0, allowed: 0 to 1"),
+        (b'{"preemption": {"max_yields": 0}}', "preemption.max_yields is 0"),
     ):
         answer = requests.post(path, data=body, headers=key, timeout=60)
         assert (answer.status_code, why in answer.json()["error"]) == (400, True), answer.text

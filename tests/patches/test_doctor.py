@@ -189,6 +189,10 @@ def no_host_of_this_machine(patient: Patient) -> None:
     patient.flags = ["--host", "192.0.2.1"]
 
 
+def too_little_host_memory(patient: Patient) -> None:
+    patient.settings += "[preemption]\nhost_pool_gib = 1e6\n"
+
+
 def no_model(patient: Patient) -> None:
     shutil.rmtree(patient.model)
 
@@ -234,6 +238,7 @@ OF_OTHERS: list[Broken] = [
     (no_service, "no predictor service at"),
     (a_port_in_use, "Address already in use"),
     (no_host_of_this_machine, "correct --host"),
+    (too_little_host_memory, "host_pool_gib is 1e+06, for each rank"),
     (no_model, "correct --model-path"),
     (no_tokenizer, "cannot load a tokenizer"),
 ]

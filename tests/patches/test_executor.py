@@ -56,7 +56,7 @@ def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.Monke
     server.scheduler.token_to_kv_pool_allocator.available_size = lambda: 10**6
     asked: list[Any] = []
 
-    def fail(self: KvSwap, running_batch: Any, req: Any, way: Way) -> bool:
+    def fail(self: KvSwap, running_batch: Any, req: Any, way: Way, **about: bool) -> bool:
         asked.append(req)
         return False
 

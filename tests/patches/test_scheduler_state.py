@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -211,42 +210,3 @@ def test_what_the_radix_tree_has_of_a_prompt_costs_nothing(state: SchedulerState
     assert cached.sage.job.cached_tokens == len(document)
     state._scheduler.tree_cache.reset()
     assert ordered(state, queue) == [shorter, cached]
-
-
-def ended(reqs: Sequence[Any], reason: object) -> Any:
-    """A batch whose results are in."""
-    for req in reqs:
-        req.finished_reason = reason
-        req.finished = lambda: True
-    return SimpleNamespace(reqs=list(reqs))
-
-
-def test_admission_learns_from_answers_that_end_once_each_and_none_that_was_aborted(
-    state: SchedulerState,
-) -> None:
-    done, aborted, runs = arrive(state, *(request([100] * 9) for _ in range(3)))
-    for req in (done, aborted, runs):
-        req.output_ids = array("q", [1] * 700)
-    runs.finished = lambda: False
-    stopped = ended([done], FINISH_LENGTH(1000))
-    for batch in (
-        SimpleNamespace(reqs=[runs]),
-        ended([aborted], FINISH_ABORT()),
-        stopped,
-        stopped,  # SGLang's overlap: what has ended is in the next batch too
-    ):
-        state.ended(batch)
-    assert state.stats()["admission"]["num_answers"] == 1
-
-
-def test_all_ranks_count_on_the_same_lengths() -> None:
-    asked = []
-    for rank in (made(), made()):
-        for _ in range(60):
-            (done,) = arrive(rank, request([100] * 9))
-            done.output_ids = array("q", [1] * 700)
-            rank.ended(ended([done], FINISH_LENGTH(1000)))
-        (waiting,) = arrive(rank, request([100] * 9))
-        asked.append(rank.admission.asked_tokens(waiting.sage.job))
-    assert asked[0] == asked[1]
-    assert asked[0] > 300

@@ -121,8 +121,8 @@ def test_each_slice_has_ended_before_others_run_and_finds_attention_as_it_was(
     assert bench.processed_tokens_counter == 7
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.5])
-def test_admission_counts_on_the_answers_of_those_who_are_parked(quantile: float) -> None:
+@pytest.mark.parametrize("is_stock", [True, False])
+def test_admission_counts_on_the_answers_of_those_who_are_parked(is_stock: bool) -> None:
     def adder() -> Any:
         return SimpleNamespace(
             running_batch=SimpleNamespace(reqs=["runs"]),
@@ -133,11 +133,9 @@ def test_admission_counts_on_the_answers_of_those_who_are_parked(quantile: float
         )
 
     def offset(parked: list[str]) -> float:
-        admission = SimpleNamespace(
-            quantile=quantile, set_aside_tokens=lambda jobs, ratio, page: [20.0] * len(jobs)
-        )
         state: Any = SimpleNamespace(
-            admission=admission,
+            settings=SimpleNamespace(is_stock=is_stock),
+            headroom=SimpleNamespace(set_aside_tokens=lambda jobs: [20] * len(jobs)),
             slices=SimpleNamespace(parked=parked),
             jobs=SimpleNamespace(running=lambda reqs: reqs),
         )
@@ -145,4 +143,4 @@ def test_admission_counts_on_the_answers_of_those_who_are_parked(quantile: float
         found: float = one.memory_budget.total_offset
         return found
 
-    assert offset(["parked", "parked too"]) == offset([]) + (40.0 if quantile else 20.0)
+    assert offset(["parked", "parked too"]) == offset([]) + (20.0 if is_stock else 40.0)

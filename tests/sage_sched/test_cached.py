@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.admission import Admission
 from sage_sched.cost import cost_named
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
@@ -34,7 +33,7 @@ def test_the_longer_prompt_goes_first_if_most_of_it_is_cached(name: str) -> None
     view = replace(waiting(shorter, cached), cached_tokens=cached_tokens.__getitem__)
 
     def first() -> int:
-        order = decide(view, policy, Admission(0.5, 4096)).order
+        order = decide(view, policy).order
         assert order is not None
         return order[0]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.admission import Admission
 from sage_sched.decide import decide
 from sage_sched.plan import Budget, Enter, Plan, Resume, Yield
 from sage_sched.policy import NoParameters
@@ -87,7 +86,7 @@ def test_the_rest_of_the_long_prompt_has_memory_set_aside() -> None:
     """Or those that got in would hold what it needs to end, and nobody could give any back."""
     short = job(5, 20, 10)
     needed = 3000 + 10 + 1 - 512 + 20 + 10 + 1  # prompts, answers and a page each
-    aside = 5  # half of the cap of the one that runs
+    aside = 10  # the cap of the one that runs
     for free_tokens, enters in ((needed + aside + 1, True), (needed + aside, False)):
         plan = decided(beside(waiting(short), free_tokens=free_tokens))
         assert bool(plan.actions) == enters == (plan.budget.chunk_tokens is not None)
@@ -122,7 +121,7 @@ def test_a_policys_budget_is_shared_too() -> None:
 def test_guests_and_the_chunk_never_take_more_than_a_pass(lengths: list[int], page: int) -> None:
     jobs = [job(2 + i, length) for i, length in enumerate(lengths)]
     view = beside(waiting(*jobs), page_size=page)
-    plan: Plan = decide(view, ByInput(NoParameters(), SERVER), Admission(0.5, 4096))
+    plan: Plan = decide(view, ByInput(NoParameters(), SERVER))
     taken = sum(-(-each.job.input_tokens // page) * page for each in plan.actions)
     chunk_tokens = plan.budget.chunk_tokens
     if chunk_tokens is None:

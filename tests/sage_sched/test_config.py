@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sage_sched.config import _SECTIONS, AdmissionConfig, SageConfig, StepTimeConfig
+from sage_sched.config import _SECTIONS, PreemptionConfig, SageConfig, StepTimeConfig
 from sage_sched.fields import ConfigError
 from sage_sched.policies import POLICIES
 from sage_sched.policies.ltr import LtrParameters
@@ -31,7 +31,7 @@ def test_sections_override_field_by_field() -> None:
 def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
     policy = {"sage": SageParameters(refresh=0.5), "ltr": LtrParameters(7.0)}
     slo = SloConfig(trust="body", default="low", classes={"low": SloClass(tpot_slo_ms=50.0)})
-    config = SageConfig(policy=policy, admission=AdmissionConfig(0.25), slo=slo)
+    config = SageConfig(policy=policy, preemption=PreemptionConfig(max_yields=7), slo=slo)
     assert SageConfig.parse(config.sections()) == config
 
 
@@ -60,7 +60,8 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
             ["policy.sage-mean", "variant", "policy.sage"],
         ),
         ({"policy": {"ssjf": {"x": 1.0}}}, ["policy.ssjf", "x", "none"]),
-        ({"admission": {"quantile": 1.5}}, ["admission.quantile", "1.5", "0 to 1"]),
+        ({"preemption": {"max_yields": 0}}, ["preemption.max_yields", "0", "1 to"]),
+        ({"admission": {"quantile": 0.5}}, ["section", "admission", "preemption"]),
         ({"hints": {"trust": "all"}}, ["hints.trust", "all", "body"]),
         ({"slo": {"trust": "all"}}, ["slo.trust", "all", "none, header, body"]),
         ({"slo": {"default": "x"}}, ["slo.default", "x", "none"]),

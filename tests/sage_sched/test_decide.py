@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sage_sched.admission import Admission
 from sage_sched.config import PreemptionConfig
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
@@ -19,8 +18,6 @@ from sage_sched.policy import NoParameters, Policy
 from sage_sched.refined import Refined
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, waiting
-
-ADMISSION = Admission(0.5, 4096)
 
 
 class ByInput(Policy):
@@ -40,7 +37,7 @@ def job(arrival: int, input_tokens: int = 10, cap: int = 10, **about: object) ->
 
 
 def decided(view: SchedulerView, policy: type[Policy] = ByInput) -> Plan:
-    return decide(view, policy(NoParameters(), SERVER), ADMISSION)
+    return decide(view, policy(NoParameters(), SERVER))
 
 
 def full(view: SchedulerView, *running: Job) -> SchedulerView:
@@ -88,12 +85,15 @@ def test_the_way_out_is_the_cheaper_one_unless_kv_has_to_stay_whole() -> None:
     running, newcomer = job(0, 500, 50), job(1, 20)
     view = full(waiting(newcomer), running)
 
-    def way(token_s: float, stays_whole: bool, host_free_tokens: int = 10_000) -> Way | None:
+    def way(
+        token_s: float, stays_whole: bool, host_free_tokens: int = 10_000, swap_only: bool = False
+    ) -> Way | None:
         plan = decided(
             replace(
                 view,
                 server=replace(SERVER, swap_token_s=token_s),
                 host_free_tokens=host_free_tokens,
+                preemption=PreemptionConfig(swap_only=swap_only),
                 holding=lambda job: Holding(500, 400, 500, stays_whole),
             )
         )
@@ -102,9 +102,11 @@ def test_the_way_out_is_the_cheaper_one_unless_kv_has_to_stay_whole() -> None:
 
     assert way(1e-6, stays_whole=False) is Way.SWAP
     assert way(1.0, stays_whole=False) is Way.LEAVE
+    assert way(1.0, stays_whole=False, swap_only=True) is Way.SWAP
     assert way(1.0, stays_whole=True) is Way.SWAP
     assert way(1e-6, stays_whole=False, host_free_tokens=499) is Way.LEAVE
     assert way(1e-6, stays_whole=True, host_free_tokens=499) is None
+    assert way(1e-6, stays_whole=False, host_free_tokens=499, swap_only=True) is None
 
 
 def test_victims_share_what_host_memory_has_room_for() -> None:
@@ -125,9 +127,9 @@ def test_a_swapped_job_resumes_and_nobody_overtakes_it() -> None:
     assert plan.swapped_go_first
 
 
-def test_a_swapped_job_comes_back_if_nobody_runs_whatever_admission_fears() -> None:
+def test_a_swapped_job_comes_back_if_nobody_runs_without_headroom() -> None:
     back = job(0, 10, 4000, generated_tokens=5)
-    view = replace(waiting(back), swapped={back}, free_tokens=100)
+    view = replace(waiting(back), swapped={back}, free_tokens=20)
     assert decided(view).actions == (Resume(back, "nobody runs"),)
     assert decided(replace(view, running=[job(1)])).actions == ()
 
@@ -206,17 +208,16 @@ def test_what_was_seen_of_an_answer_changes_the_order_of_those_that_wait() -> No
         one.distribution = LengthDistribution.from_samples([length] * 50, "history")
         assert policy.on_arrival(one)
     view = waiting(*jobs)
-    assert decide(view, policy, ADMISSION).order == [0, 1]
-    needed = ADMISSION.needed_tokens(jobs[1], 1)
+    assert decide(view, policy).order == [0, 1]
     jobs[1].revise(Refined(0, np.array([10.0]), np.array([1.0])))
     policy.on_forecast(jobs[1])
-    assert decide(view, policy, ADMISSION).order == [1, 0]
-    assert ADMISSION.needed_tokens(jobs[1], 1) < needed
+    assert decide(view, policy).order == [1, 0]
 
 
 def test_without_preemption_all_in_the_queue_may_enter_as_far_as_memory_goes() -> None:
     view = replace(waiting(job(0), job(1)), preemption=None)
-    assert decided(view) == Plan([0, 1], num_open=2, swapped_go_first=False)
+    plan = decided(view)
+    assert (plan.order, plan.num_open, plan.actions) == ([0, 1], 2, ())
 
 
 @pytest.mark.parametrize("tokens", [-1, 2.5, math.nan, True, "5"])

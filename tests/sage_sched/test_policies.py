@@ -58,7 +58,7 @@ def ranking(name: str, *jobs: Job, **parameters: float) -> Policy:
     return policy
 
 
-NEEDS_NONE = {"fastserve", "fcfs-foresight", "uniboost"}
+NEEDS_NONE = {"fastserve", "fcfs-fill", "uniboost"}
 NEEDS_LENGTHS = sorted(set(policy_names()) - NEEDS_NONE - {"srpt-oracle"})
 
 
@@ -82,8 +82,8 @@ def test_foresight_under_fcfs_leaves_the_order_alone() -> None:
     unknown = job(5, arrival=1)
     unknown.distribution = None
     jobs = [job(9, arrival=2, age=50), job(900, arrival=0), unknown, job(1, arrival=3, served=-1)]
-    assert order("fcfs-foresight", jobs, served=10**6) == [1, 2, 0, 3]
-    policy = ranking("fcfs-foresight", *jobs)
+    assert order("fcfs-fill", jobs, served=10**6) == [1, 2, 0, 3]
+    policy = ranking("fcfs-fill", *jobs)
     assert not policy.preempts
 
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
+from sage_sched.departure import Departure
 from sage_sched.job import Job
 from sage_sched.plan import Way
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.preemption import Candidate, Departure, plan_turns
+from sage_sched.preemption import Candidate, plan_turns
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER
 

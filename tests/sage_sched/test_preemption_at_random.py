@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from sage_sched.departure import Departure
 from sage_sched.job import Job
 from sage_sched.plan import Way
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.preemption import WINDOW, Candidate, Departure, plan_turns
+from sage_sched.preemption import WINDOW, Candidate, plan_turns
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER
 

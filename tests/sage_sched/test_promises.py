@@ -9,7 +9,7 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_sched.admission import Admission
+from sage_sched.admission import FEWEST_STEPS, Headroom
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
@@ -21,19 +21,22 @@ from tests.sage_sched.strategies import IDLE, SERVER
 NUM_STEPS = 200
 NUM_RUNS = 100
 NUM_SLOTS = 4
-POOL_TOKENS = 3_000
-ADMISSION = Admission(0.5, 4096)
+ROOMY, STARVED = 3_000, 750
+FREE = replace(SERVER, swap_token_s=0.0)  # so that the headroom is small, and memory runs out
 
 
 @dataclass
 class Engine:
     """Slots and a pool, requests with true lengths, and an account of its own.
 
+    pool_tokens: at least what the longest request takes.
+    resumed_at: the age at which each swapped job came back last.
     served_before: of each job, what those before it had been served when it came, job by job.
     """
 
     policy: Sage
     script: random.Random
+    pool_tokens: int = ROOMY
     jobs: list[Job] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     served_before: list[list[int]] = field(default_factory=list)
@@ -44,6 +47,8 @@ class Engine:
     is_full: bool = False
     num_overtaken: int = 0
     num_yields: int = 0
+    num_out_of_memory: int = 0
+    resumed_at: dict[Job, int] = field(default_factory=dict)
 
     @property
     def served_tokens(self) -> int:
@@ -51,7 +56,7 @@ class Engine:
 
     def arrive(self) -> None:
         script = self.script
-        longest = script.choice((5, 40, 150))
+        longest = script.choice((5, 40, 150) if self.pool_tokens == ROOMY else (150, 400))
         known = LengthDistribution.from_samples(
             [script.randint(1, longest) for _ in range(8)], "history"
         )
@@ -64,14 +69,14 @@ class Engine:
         )
         self.served_before.append([before.served_tokens for before in self.jobs])
         self.jobs.append(job)
-        self.lengths.append(script.randint(1, longest) * script.choice((1, 1, 1, 5)))
+        self.lengths.append(min(400, script.randint(1, longest) * script.choice((1, 1, 1, 5))))
         job.is_ranked = self.policy.on_arrival(job)
         self.queue.append(job)
 
     def view(self) -> SchedulerView:
         for job in self.running:
             job.held_tokens = job.input_tokens + job.generated_tokens
-        free_tokens = POOL_TOKENS - sum(job.held_tokens for job in self.running)
+        free_tokens = self.pool_tokens - sum(job.held_tokens for job in self.running)
         return replace(
             IDLE,
             served_tokens=self.served_tokens,
@@ -82,7 +87,9 @@ class Engine:
             batch_is_full=self.is_full,
             free_slots=NUM_SLOTS - len(self.running),
             free_tokens=free_tokens,
-            locked_tokens=POOL_TOKENS - free_tokens,
+            locked_tokens=self.pool_tokens - free_tokens,
+            step_tokens=len(self.running),
+            server=FREE,
             holding=lambda job: Holding(job.held_tokens, 0, job.held_tokens, True),
         )
 
@@ -91,11 +98,12 @@ class Engine:
         if self.script.random() < 0.1:
             self.arrive()
         view = self.view()
-        if self.queue:
-            plan = decide(view, self.policy, ADMISSION)
+        if self.queue or view.is_short:
+            plan = decide(view, self.policy)
             if plan.order is not None:
                 self.passed |= {job for job in self.queue + self.running if self.is_passed(job)}
                 self.carry_out(plan, view)
+        assert len(self.running) <= self.pool_tokens - sum(job.held_tokens for job in self.running)
         for job in [*self.running]:
             job.grow(job.generated_tokens + 1)
             job.served_tokens += 1
@@ -116,11 +124,16 @@ class Engine:
 
     def carry_out(self, plan: Plan, view: SchedulerView) -> None:
         assert plan.order is not None
+        headroom = Headroom(plan.headroom_steps, 1)
         queue = [self.queue[position] for position in plan.order]
         num_in = 0
         for action in plan.actions:
             if isinstance(action, Yield):
-                assert action.job not in self.passed
+                if action.to is None:
+                    self.num_out_of_memory += 1
+                    self.stays_for_a_while(action.job)
+                else:
+                    assert action.job not in self.passed
                 self.running.remove(action.job)
                 self.swapped.append(action.job)
                 action.job.num_yields += 1
@@ -130,11 +143,21 @@ class Engine:
                 self.let_in(action.job)
                 num_in += 1
         for job in queue[num_in : num_in + plan.num_open]:
-            room_tokens = POOL_TOKENS - sum(ADMISSION.needed_tokens(one, 1) for one in self.running)
-            if len(self.running) >= NUM_SLOTS or ADMISSION.needed_tokens(job, 1) >= room_tokens:
+            needed_tokens = sum(headroom.needed_tokens(one) for one in self.running)
+            room_tokens = self.pool_tokens - needed_tokens
+            if len(self.running) >= NUM_SLOTS or headroom.needed_tokens(job) >= room_tokens:
                 break
             self.let_in(job)
-        self.is_full = bool(self.queue)
+        self.is_full = bool(self.queue) and not (plan.actions and not num_in)
+        running = {*self.running}
+        for action in plan.actions:
+            if isinstance(action, Yield) and action.to is None and action.job.is_promised:
+                # Those who stay are before it.
+                assert all(one.is_promised and one.arrival < action.job.arrival for one in running)
+
+    def stays_for_a_while(self, job: Job) -> None:
+        """Who has come back has said a few tokens since."""
+        assert job.generated_tokens - self.resumed_at.get(job, -99) >= FEWEST_STEPS
 
     def let_in(self, job: Job) -> None:
         """Whoever is passed is not overtaken."""
@@ -145,6 +168,9 @@ class Engine:
         self.running.append(job)
         if job in self.swapped:
             self.swapped.remove(job)
+            self.resumed_at[job] = job.generated_tokens
+            if len(self.running) == 1:  # then it needs no headroom
+                self.resumed_at[job] -= FEWEST_STEPS
         else:
             job.served_tokens += job.input_tokens
 
@@ -160,9 +186,15 @@ def stepped(engine: _Engine) -> _Engine:
 
 
 @settings(max_examples=NUM_RUNS, deadline=None)
-@given(seed=st.integers(0, 10**9), regret=st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]))
-def test_nobody_overtakes_a_job_whose_bound_is_passed(seed: int, regret: float) -> None:
-    engine = engine_of(regret, seed)
+@given(
+    seed=st.integers(0, 10**9),
+    regret=st.sampled_from([0.0, 0.1, 0.5, 1.0, 3.0]),
+    pool_tokens=st.sampled_from([ROOMY, STARVED]),
+)
+def test_nobody_overtakes_a_job_whose_bound_is_passed(
+    seed: int, regret: float, pool_tokens: int
+) -> None:
+    engine = engine_of(regret, seed, pool_tokens)
     for _ in range(NUM_STEPS):
         engine.step()
         # Promised to those that are due it, and to no other.
@@ -177,7 +209,10 @@ def test_the_engine_that_is_tried_has_jobs_overtaken_promised_and_yielding() -> 
     assert sum(engine.num_overtaken for engine in engines) > 100
     assert sum(engine.num_yields for engine in engines) > 10
     assert sum(len(engine.passed) for engine in engines) > 50
+    starved = [stepped(engine_of(1.0, seed, STARVED)) for seed in range(20)]
+    assert sum(engine.num_out_of_memory for engine in starved) > 5
 
 
-def engine_of(regret: float, seed: int) -> Engine:
-    return Engine(Sage(SageParameters(regret=regret), SERVER), random.Random(seed))
+def engine_of(regret: float, seed: int, pool_tokens: int = ROOMY) -> Engine:
+    policy = Sage(SageParameters(regret=regret), SERVER)
+    return Engine(policy, random.Random(seed), pool_tokens)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.admission import Admission
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints, Job
@@ -71,7 +70,7 @@ def test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order() ->
     jobs = [job(0, input_tokens=900), job(1, HIGH, input_tokens=900)]
     ours = policy(*jobs)
     view = replace(waiting(*jobs), cached_tokens=lambda position: 200)
-    assert decide(view, ours, Admission(0.5, 4096)).order == [1, 0]
+    assert decide(view, ours).order == [1, 0]
 
 
 def test_those_who_have_time_go_by_deadline() -> None:
@@ -125,10 +124,10 @@ def test_tokens_that_are_due_next_are_decoded_first() -> None:
     running, newcomer = job(0, age=10), job(1, arrival_s=1.9)
     view = replace(waiting(newcomer), running=[running], now_s=1.9)
     ours = policy(running, newcomer, mixed=False, eta=0.0)
-    assert decide(view, ours, Admission(0.5, 4096)).decode_only
+    assert decide(view, ours).decode_only
     # With nobody running there is no one to wait for.
     alone = replace(view, running=[])
-    assert not decide(alone, ours, Admission(0.5, 4096)).decode_only
+    assert not decide(alone, ours).decode_only
 
 
 def test_a_hopeless_request_shortens_nobodys_batch() -> None:

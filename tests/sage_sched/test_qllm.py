@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_sched.admission import Admission
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
 from sage_sched.fields import ConfigError
@@ -28,7 +27,7 @@ def policy_of(**parameters: float) -> Qllm:
 def order(policy: Qllm, *jobs: Job) -> list[int]:
     for each in jobs:
         assert policy.on_arrival(each)
-    found = decide(waiting(*jobs), policy, Admission(0.5, 4096)).order
+    found = decide(waiting(*jobs), policy).order
     assert found is not None
     return [jobs[position].arrival for position in found]
 
@@ -55,7 +54,7 @@ def test_best_effort_yields_to_the_sensitive_alone(
     running, comes = job(0, victim, known=LONG, generated_tokens=1), job(1, newcomer)
     for each in (running, comes):
         policy.on_arrival(each)
-    plan = decide(roomy(waiting(comes), running), policy, Admission(0.5, 4096))
+    plan = decide(roomy(waiting(comes), running), policy)
     assert any(isinstance(action, Yield) for action in plan.actions) == yields
 
 
@@ -74,16 +73,16 @@ def test_the_sensitive_are_prefilled_by_themselves_unless_best_effort_goes_befor
         assert policy.on_arrival(each)
     cached = {3: 40}
     view = replace(waiting(*jobs), page_size=16, cached_tokens=lambda place: cached.get(place, 0))
-    plan = decide(view, policy, Admission(0.5, 4096))
+    plan = decide(view, policy)
     # 100 and 60 tokens, in pages, and one to spare.
     assert plan.budget.prefill_tokens == (7 + 4 + 1) * 16
-    assert decide(waiting(jobs[0], jobs[2]), policy, Admission(0.5, 4096)).budget == UNLIMITED
+    assert decide(waiting(jobs[0], jobs[2]), policy).budget == UNLIMITED
     old, late = job(4, 3), job(5, 2, came_at=POOL + 1)
     for each in (old, late):
         assert policy.on_arrival(each)
-    assert decide(waiting(old, late), policy, Admission(0.5, 4096)).budget == UNLIMITED
+    assert decide(waiting(old, late), policy).budget == UNLIMITED
     swapped = replace(waiting(jobs[0], jobs[1]), swapped={jobs[1]: None})
-    assert decide(swapped, policy, Admission(0.5, 4096)).budget == UNLIMITED
+    assert decide(swapped, policy).budget == UNLIMITED
 
 
 def test_beside_a_chunk_of_best_effort_the_sensitive_get_in_and_the_chunk_shrinks_to_a_page() -> (
@@ -94,7 +93,7 @@ def test_beside_a_chunk_of_best_effort_the_sensitive_get_in_and_the_chunk_shrink
     for each in (chunked, sensitive):
         assert policy.on_arrival(each)
     view = replace(waiting(sensitive), chunked=chunked, page_size=16, preemption=None)
-    plan = decide(view, policy, Admission(0.5, 4096))
+    plan = decide(view, policy)
     assert plan.budget.prefill_tokens == 8 * 16
     assert plan.budget.chunk_tokens == 16
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bench.simulator.presets import A100_QWEN15_7B, H800_QWEN3_32B
-from sage_sched.admission import Admission
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
@@ -21,7 +20,6 @@ from tests.sage_sched.strategies import waiting
 
 BEFORE = H800_QWEN3_32B.server_facts()
 AFTER = replace(BEFORE, step_time=A100_QWEN15_7B.step_time)
-ADMISSION = Admission(0.5, 4096)
 
 
 def jobs(policy: Policy) -> list[Job]:
@@ -47,7 +45,7 @@ def decided(policy: Policy, among: list[Job]) -> Any:
     view: SchedulerView = replace(
         waiting(*among[:60]), running=among[60:], server=policy.server, num_arrivals=90
     )
-    order = decide(view, policy, ADMISSION).order
+    order = decide(view, policy).order
     kept = retention_order(among[60:], range(30), policy, view)
     yields = [
         policy.key(job, view) > policy.key(among[0], view)
@@ -94,5 +92,5 @@ def test_a_policy_that_cannot_rank_anew_costs_one_pass(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Sage, "on_forecast", fail)
     with pytest.raises(ZeroDivisionError):
-        decide(waiting(job), policy, ADMISSION)
-    assert decide(waiting(job), policy, ADMISSION).order == [0]
+        decide(waiting(job), policy)
+    assert decide(waiting(job), policy).order == [0]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.admission import Admission
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
@@ -23,7 +22,7 @@ def came(arrival: int, served: int, session: str = "") -> Job:
 
 def order(policy: Sage, *jobs: Job) -> list[int]:
     view = replace(waiting(*jobs), served_tokens=max(job.served_at_arrival_tokens for job in jobs))
-    found = decide(view, policy, Admission(0.5, 4096)).order
+    found = decide(view, policy).order
     assert found is not None
     return [jobs[position].arrival for position in found]
 

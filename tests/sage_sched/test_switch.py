@@ -27,15 +27,14 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
         {
             "schedule_policy": "ssjf",
             "policy": {"sage": {"regret": 4}},
-            "preemption": {"enabled": False},
-            "admission": {"quantile": 0.25},
+            "preemption": {"enabled": False, "max_yields": 7},
         }
     )
     assert changed.schedule_policy == "ssjf"
     assert changed.config.policy["sage"].regret == 4.0
     assert changed.config.policy["sage"].aging_pools == 2.0
     assert (changed.config.preemption.enabled, changed.config.preemption.max_yields) == (False, 7)
-    assert changed.config.admission.quantile == 0.25
+    assert changed.config.preemption.max_yields == 7
     again = changed.changed({"policy": {"sage": {"aging_pools": 1.0}}})
     assert again.config.policy["sage"].regret == 4.0
     assert START.changed({}) == START
@@ -56,9 +55,8 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
         ({"policy": {"sage": {"regrets": 1.0}}}, "unknown field of section policy.sage 'regrets'"),
         ({"policy": {"sage-order": {"regret": 1.0}}}, "of which it is a variant"),
         ({"policy": 3}, "policy is 3"),
-        ({"preemption": {"max_yields": 0}}, "preemption.max_yields is 0"),
         ({"preemption": True}, "section preemption is True"),
-        ({"admission": {"quantile": 2.0}}, "admission.quantile is 2.0, allowed: 0 to 1"),
+        ({"preemption": {"max_yields": 0}}, "preemption.max_yields is 0, allowed: 1 to "),
         ({"speed": 9}, "unknown section 'speed'"),
         ({"step_time": {"decode_base_ms": 1.0}}, "step_time cannot change while the server runs"),
         ({"probe": {"file": "x"}}, "probe cannot change while the server runs: it was put into"),
@@ -88,7 +86,7 @@ def test_nonsense_is_refused_and_never_worse(changes: Any) -> None:
 def test_of_each_section_it_is_said_why_it_cannot_change_if_it_cannot() -> None:
     sections = {*SageConfig().sections(), "step_time"}
     settings = Settings("sage", SageConfig())
-    for section in sections - {"policy", "preemption", "admission"}:
+    for section in sections - {"policy", "preemption"}:
         with pytest.raises(ConfigError, match=f"^{section} cannot change while the server runs: "):
             settings.changed({section: {}})
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_sched.admission import Admission
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
@@ -46,7 +45,7 @@ def order(policy: Urgency, *jobs: Job, served_tokens: int = 0) -> list[Job]:
         if each.memo is None:
             assert policy.on_arrival(each)
     view = waiting(*jobs, served_tokens=served_tokens)
-    found = decide(view, policy, Admission(0.5, 4096)).order
+    found = decide(view, policy).order
     assert found is not None
     return [jobs[position] for position in found]
 
@@ -88,7 +87,7 @@ def test_credit_comes_back_with_the_work_that_is_done() -> None:
     other = job(20, 2)
     before = order(policy, *flood, other).index(other)
     policy_view = waiting(*flood[before:], other, served_tokens=2 * 1050)
-    decide(policy_view, policy, Admission(0.5, 4096))
+    decide(policy_view, policy)
     # The first ones are gone, and half of the work since then pays for one more.
     again = order(policy, *flood[before:], other, served_tokens=2 * 1050)
     assert again.index(other) == 1
@@ -110,7 +109,7 @@ def test_one_yields_to_a_more_urgent_one_alone(victim: int, newcomer: int, yield
     running, comes = job(0, victim, known=LONG, generated_tokens=1), job(1, newcomer)
     for each in (running, comes):
         policy.on_arrival(each)
-    plan = decide(roomy(waiting(comes), running), policy, Admission(0.5, 4096))
+    plan = decide(roomy(waiting(comes), running), policy)
     assert any(isinstance(action, Yield) for action in plan.actions) == yields
 
 
@@ -122,7 +121,7 @@ def test_the_least_urgent_yield_first_and_no_more_than_it_takes() -> None:
     comes = job(3, 2)
     for each in (*running, comes):
         policy.on_arrival(each)
-    plan = decide(roomy(waiting(comes), *running), policy, Admission(0.5, 4096))
+    plan = decide(full(waiting(comes), *running), policy)
     yielding = [act.job for act in plan.actions if isinstance(act, Yield)]
     assert yielding == [running[1], running[2]]
 
@@ -137,9 +136,9 @@ def test_nobody_yields_who_is_about_to_end_or_to_one_that_has_only_waited_for_lo
     for each in (running, old, ending, urgent):
         policy.on_arrival(each)
     running.served_at_arrival_tokens = 5 * POOL  # it is far behind the old one
-    assert not decide(roomy(waiting(old), running), policy, Admission(0.5, 4096)).actions
+    assert not decide(roomy(waiting(old), running), policy).actions
     view = replace(roomy(waiting(urgent), ending), server=slow)
-    assert not decide(view, policy, Admission(0.5, 4096)).actions
+    assert not decide(view, policy).actions
 
 
 def test_prefills_of_the_less_urgent_leave_decode_steps_their_share() -> None:
@@ -153,7 +152,7 @@ def test_prefills_of_the_less_urgent_leave_decode_steps_their_share() -> None:
     served = 0
     passes = []
     for _ in range(40):
-        plan = decide(replace(view, served_tokens=served), policy, Admission(0.5, 4096))
+        plan = decide(replace(view, served_tokens=served), policy)
         passes.append(plan.decode_only)
         served += 1 if plan.decode_only else 400
     prefill_s = step_time.prefill_s(1, 400, 0)
@@ -168,7 +167,7 @@ def test_prefills_are_not_held_back_for_anybody_as_urgent_or_if_nobody_is() -> N
         runs, comes = job(0, running_level, generated_tokens=5), job(1, waiting_level)
         for each in (runs, comes):
             policy.on_arrival(each)
-        plan = decide(replace(waiting(comes), running=[runs]), policy, Admission(0.5, 4096))
+        plan = decide(replace(waiting(comes), running=[runs]), policy)
         assert not plan.decode_only
 
 

@@ -23,7 +23,7 @@ from sage_sched.policy import policy_names
 @pytest.fixture
 def workload(monkeypatch: pytest.MonkeyPatch) -> Workload:
     made = synthetic.generate(600, seed=0)
-    monkeypatch.setattr(sustained, "load_workload", lambda data, heavy_tailed: made)
+    monkeypatch.setattr(sustained, "load_workload", lambda data, name: made)
     return made
 
 
@@ -85,7 +85,7 @@ def test_no_runs_are_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_ours_and_a_rival_of_each_kind_are_in_it() -> None:
     assert sustained.POLICIES[0] == "fcfs"
     ours = set(sustained.POLICIES) & set(policy_names())
-    assert ours == {"uniboost", "fcfs-foresight", "ssjf", "trail-prompt", "sage-order", "sage"}
+    assert ours == {"uniboost", "fcfs-fill", "ssjf", "trail-prompt", "sage-order", "sage"}
 
 
 def test_the_readmes_picture_has_a_colour_for_each_of_them() -> None:

@@ -35,7 +35,6 @@ SLOW = Engine(
     kv_pool_tokens=4096,
     max_running_requests=8,
     swap_token_s=5e-5,
-    swap_overlap=0.8,
 )
 LONGEST_STEP_S = 0.3
 NUM_REQUESTS = 6
@@ -82,7 +81,7 @@ def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> 
         assert run["settings"]["device clock"] == "test"
     # What a move takes is the device's too, in the server's own time.
     sage = [run["counters"] for run in runs if run["policy"] == "sage"]
-    seen_us = 1e6 * SLOW.swap_token_s * (1 - SLOW.swap_overlap)
+    seen_us = 1e6 * SLOW.swap_token_s
     assert sage[0]["preemption"]["swap_token_us"] == pytest.approx(seen_us / 2)
     # One server a policy, whose history begins anew with each run.
     assert len(list((tmp_path / "logs").iterdir())) == 2

@@ -37,7 +37,7 @@ def crowd(number: int, mean_tokens: float) -> tuple[list[SimRequest], list[Job]]
 
 @pytest.mark.parametrize("number", [1, 20, 200, 1000])
 @pytest.mark.parametrize("mean_tokens", [60.0, 300.0])
-@pytest.mark.parametrize("policy", ["sage", "fcfs-foresight"])
+@pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
 def test_it_is_when_nine_in_ten_are_done(number: int, mean_tokens: float, policy: str) -> None:
     requests, jobs = crowd(number, mean_tokens)
     ttlt_s = simulate(H800_QWEN3_32B, policy, SageConfig(), requests).ttlt_s

@@ -186,7 +186,7 @@ def test_spans_that_are_not_the_prompt_are_refused() -> None:
         simulate(SMALL, "fcfs", CONFIG, [asked])
 
 
-@pytest.mark.parametrize("policy", ["sage", "fcfs-foresight", "uniboost"])
+@pytest.mark.parametrize("policy", ["sage", "fcfs-fill", "uniboost"])
 def test_a_document_that_many_ask_about_at_once_is_computed_once(policy: str) -> None:
     document = (DOCUMENT, 0, 160)
     requests = [

@@ -29,7 +29,6 @@ SMALL = Engine(
     chunked_prefill_size=512,
     max_prefill_tokens=1024,
     swap_token_s=1e-5,
-    swap_overlap=0.5,
 )
 
 

@@ -48,7 +48,7 @@ _CALM_TROUBLES = {Trouble.FLUSH: 1.0, Trouble.ABORT_ALL: 0.5}
 _ALL_TROUBLES = {one: 1.0 for one in Trouble if one not in (Trouble.LOOK, Trouble.SWITCH)}
 # Where clients say how important they are, and its policy is switched meanwhile.
 _POLICIES = (
-    "qllm", "proserve", "urgency", "sage", "fastserve", "uniboost", "ssjf", "ltr", "fcfs-foresight",
+    "qllm", "proserve", "urgency", "sage", "fastserve", "uniboost", "ssjf", "ltr", "fcfs-fill",
     "fcfs", "lpm", "lof", "dfs-weight",
 )  # fmt: skip
 _CLAIMING = Mix(

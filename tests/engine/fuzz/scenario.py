@@ -194,8 +194,8 @@ class _Draw:
         settings: dict[str, Any] = {"schedule_policy": rng.choice(self._mix.policies)}
         if rng.random() < 0.3:
             settings["preemption"] = {"enabled": False}
-        if rng.random() < 0.2:
-            settings["admission"] = {"quantile": rng.choice((0, 0.5, 1))}
+        elif rng.random() < 0.2:
+            settings["preemption"] = {"max_yields": rng.choice((1, 3, 1000))}
         return Disturbance(at_s, trouble, for_s, settings)
 
     def _family(self, family: str, agents: tuple[int, ...]) -> list[Talk]:

@@ -1,4 +1,4 @@
-"""First come, first served, with predictions for admission alone."""
+"""First come, first served, with the pool filled."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
 
 
-class FcfsForesight(Policy):
-    """By arrival, and nobody yields. What it gains over SGLang's `fcfs` is what admission by
-    foreseen lengths (sage_sched.admission) brings without any order; what `sage` gains over it is
-    the order's. A request without a prediction keeps its turn too.
+class FcfsFill(Policy):
+    """By arrival, and nobody yields to another. What it gains over SGLang's `fcfs` is what it
+    brings to fill the pool (sage_sched.admission); what `sage` gains over it is the order's. A
+    request without a prediction keeps its turn too.
 
     It is also what a pass goes by if its policy fails.
     """

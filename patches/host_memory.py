@@ -1,0 +1,40 @@
+"""How much host memory there is for the KV of requests that have left the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from patches.engine_types import Scheduler
+
+# Of what is free at the start. The rest is for models that are loaded anew, page cache, and others.
+SHARE = 0.25
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes(cgroup: Path = _CGROUP) -> int:
+    """Of this host, or of the container's share of it (control groups, version 2)."""
+    free: int = psutil.virtual_memory().available
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        if limit != "max":
+            free = min(free, int(limit) - int((cgroup / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # there is no such bound
+    return max(0, free)
+
+
+def pool_bytes(scheduler: Scheduler) -> int:
+    """Of one scheduler, where nothing is configured: an equal part for each rank on its host, the
+    same on all tensor-parallel ranks, which have to decide alike."""
+    args = scheduler.server_args
+    num_ranks = args.tp_size * args.pp_size * (1 if args.enable_dp_attention else args.dp_size)
+    own: int = int(SHARE * free_bytes()) // max(1, num_ranks // args.nnodes)
+    group = scheduler.tp_group
+    if group.world_size == 1:
+        return own
+    least = torch.tensor([own], dtype=torch.int64)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return int(least.item())
