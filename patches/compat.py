@@ -37,6 +37,8 @@ CALLS = (
     (f"{_BATCH}.release_req", ("idx", "remaing_req_count")),
     (f"{_BATCH}.filter_batch", ("keep_indices",)),
     (f"{_BATCH}.merge_batch", ("other",)),
+    (f"{_BATCH}.new_tokens_required_next_decode", ()),
+    ("sglang.srt.managers.scheduler.Scheduler._reqs_finishing_inflight", ("batch",)),
     ("sglang.srt.managers.scheduler.Scheduler.abort_request", ("recv_req",)),
     # Of prefills that are cut between layers.
     ("sglang.srt.managers.scheduler.Scheduler.update_running_batch", ("batch",)),

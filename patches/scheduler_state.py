@@ -248,7 +248,7 @@ class SchedulerState:
             if preemption is None
             else preemption.swap.host_free_tokens(in_host_memory),
             page_size=scheduler.page_size,
-            step_tokens=step_tokens(running_batch),
+            step_tokens=self._step_tokens(running_batch),
             pass_tokens=self._pass_tokens(running_batch),
             server=self.server,
             preemption=None if preemption is None else preemption.config,
@@ -269,7 +269,15 @@ class SchedulerState:
         scheduler = self._scheduler
         room_tokens = scheduler.token_to_kv_pool_allocator.available_size()
         room_tokens += scheduler.tree_cache.evictable_size()
-        return step_tokens(running_batch) > room_tokens
+        return self._step_tokens(running_batch) > room_tokens
+
+    def _step_tokens(self, running_batch: Batch) -> int:
+        """KV that the next decode step takes, in whole pages; 0 if SGLang would rather skip a step
+        than retract, as the result in flight ends answers and gives their memory back
+        (Scheduler.update_running_batch)."""
+        if running_batch.is_empty() or self._scheduler._reqs_finishing_inflight(running_batch):
+            return 0
+        return running_batch.new_tokens_required_next_decode()
 
     def is_full(self, running_batch: Batch) -> bool:
         """Whether SGLang's mark of a full batch will hold: it lifts it before every pass if the
@@ -318,16 +326,6 @@ class SchedulerState:
             "trace": None if self.trace is None else self.trace.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
         }
-
-
-def step_tokens(running_batch: Batch) -> int:
-    """KV that the next decode step takes, in whole pages; 0 while SGLang would rather skip a step,
-    as the result in flight ends answers and gives their memory back (update_running_batch)."""
-    if running_batch.is_empty():
-        return 0
-    if any(req.finished() or req.next_output_finishes_by_length() for req in running_batch.reqs):
-        return 0
-    return running_batch.new_tokens_required_next_decode()
 
 
 def _stays(job: Job) -> Holding | None:

@@ -124,6 +124,7 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
         tree_cache=RadixCache.create_simulated(),
         tp_group=SimpleNamespace(broadcast_object=lambda measured: measured, world_size=1),
         get_num_allocatable_reqs=lambda num_running, running_batch: 0,
+        _reqs_finishing_inflight=lambda batch: [],
     )
 
 

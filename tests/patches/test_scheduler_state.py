@@ -10,7 +10,7 @@ import pytest
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from bench.overhead.full_server import stand_in_scheduler
+from bench.overhead.full_server import stand_in_batch, stand_in_scheduler
 from patches.calibration import StepTimes
 from patches.carrier import encode, encode_hints
 from patches.scheduler_state import SchedulerState
@@ -210,3 +210,21 @@ def test_what_the_radix_tree_has_of_a_prompt_costs_nothing(state: SchedulerState
     assert cached.sage.job.cached_tokens == len(document)
     state._scheduler.tree_cache.reset()
     assert ordered(state, queue) == [shorter, cached]
+
+
+def test_memory_runs_out_beside_a_last_token_unless_that_is_on_its_way(
+    state: SchedulerState,
+) -> None:
+    scheduler = state._scheduler
+    ending, other = arrive(state, request([9]), request([9]))
+    ending.next_output_finishes_by_length = lambda: True
+    other.next_output_finishes_by_length = lambda: False
+    ending.finished = other.finished = lambda: False
+    batch = stand_in_batch([ending, other])
+    scheduler.token_to_kv_pool_allocator.available_size = lambda: 1
+    # Nothing is in flight: without overlap, or as a prefill was launched last.
+    assert state.is_short(batch)
+    assert state.view(batch).is_short
+    scheduler._reqs_finishing_inflight = lambda batch: [ending]
+    assert not state.is_short(batch)
+    assert not state.view(batch).is_short
