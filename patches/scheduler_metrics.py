@@ -75,14 +75,13 @@ class SchedulerMetrics:
             series.set("step_time_seconds", seconds, coefficient=name.removesuffix("_s"))
 
     def _say_yields(self, series: Series) -> None:
-        preemption = self._scheduler.sage.preemption
-        num_yields = {} if preemption is None else preemption.swap.num_yields
+        swap = self._scheduler.sage.swap
+        num_yields = {} if swap is None else swap.num_yields
         for short, reason in ((True, "out_of_memory"), (False, "waiting")):
             for way, name in ((Way.SWAP, "swap"), (Way.LEAVE, "recompute")):
                 number = num_yields.get((short, way), 0)
                 series.count("yields_total", number, reason=reason, way=name)
-        used = 0.0 if preemption is None else preemption.swap.used_ratio()
-        series.set("host_used_ratio", used)
+        series.set("host_used_ratio", 0.0 if swap is None else swap.used_ratio())
 
     def _say_load(self, series: Series) -> None:
         scheduler, state = self._scheduler, self._scheduler.sage

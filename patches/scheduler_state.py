@@ -15,6 +15,7 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.failures import Failures
 from patches.jobs import Jobs
 from patches.kv_copy import swapped
+from patches.kv_swap import KvSwap
 from patches.preemption import preemption_of
 from patches.probe import Scores
 from patches.probe_setup import probing_of
@@ -103,6 +104,11 @@ class SchedulerState:
         """As it is known by now."""
         preemption = self.preemption
         return self._server if preemption is None else preemption.swap.priced(self._server)
+
+    @property
+    def swap(self) -> KvSwap | None:
+        """Who has taken requests off the device, even if nobody may leave any more."""
+        return None if self._preemption is None else self._preemption.swap
 
     def policy_of(self, settings: Settings) -> Policy:
         """The policy to go by: where SGLang goes by its own order, first come, first served. Raises

@@ -9,10 +9,12 @@ import pytest
 
 from bench.overhead.full_server import stand_in_scheduler
 from patches import scheduler_metrics
+from patches.preemption import Preemption
 from patches.scheduler_metrics import SchedulerMetrics
 from patches.scheduler_state import SchedulerState
 from patches.series import SERIES
-from sage_sched.config import SageConfig
+from sage_sched.config import PreemptionConfig, SageConfig
+from sage_sched.plan import Way
 from tests.patches.test_scheduler_state import request
 
 # Of a clock that stands still, however slow the host is.
@@ -95,3 +97,15 @@ def test_a_server_without_metrics_says_nothing(scheduler: Any) -> None:
     metrics = SchedulerMetrics(scheduler)
     metrics.look()
     assert metrics.series() is None
+
+
+def test_counts_go_on_where_they_were_when_nobody_may_leave_any_more(scheduler: Any) -> None:
+    state = scheduler.sage
+    state.preemption = Preemption(scheduler, PreemptionConfig(), state.calibration)
+    state._preemption = state.preemption
+    state.preemption.swap.num_yields[True, Way.SWAP] = 3
+    assert said(scheduler)["yields_total out_of_memory swap"] == 3
+    # Under one of SGLang's policies, to which it was switched. Back from there, the three would
+    # count once more.
+    state.preemption = None
+    assert said(scheduler)["yields_total out_of_memory swap"] == 3
