@@ -15,15 +15,23 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(cgroup: Path = _CGROUP) -> int:
-    """Of this host, or of the container's share of it (control groups, version 2)."""
+    """Of this host, or of the container's share of it (control groups, version 2). Files that are
+    cached count as free, as the kernel gives them up: a model's weights have just been read."""
     free: int = psutil.virtual_memory().available
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         if limit != "max":
-            free = min(free, int(limit) - int((cgroup / "memory.current").read_text()))
-    except (OSError, ValueError):
+            current = int((cgroup / "memory.current").read_text())
+            free = min(free, int(limit) - current + _cached_bytes(cgroup))
+    except (OSError, ValueError, KeyError):
         pass  # there is no such bound
     return max(0, free)
+
+
+def _cached_bytes(cgroup: Path) -> int:
+    """Of files, with no writer or reader that would keep them in memory."""
+    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    return int(stat["inactive_file"]) + int(stat["active_file"])
 
 
 def pool_bytes(scheduler: Scheduler) -> int:
