@@ -182,7 +182,7 @@ class SchedulerState:
         if plan.order is not None:
             self.headroom = Headroom(plan.headroom_steps, view.page_size)
         self._num_too_long += plan.num_too_long
-        if self._unplaced and plan.order is not None:
+        if self._unplaced and plan.order is not None and not plan.is_out_of_memory:
             self._place(view, plan.order)
         spent_s = time.perf_counter() - started_s
         self._num_passes += 1

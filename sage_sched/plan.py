@@ -102,3 +102,8 @@ class Plan:
     is_new: bool = False
     num_without_host_room: int = 0
     num_too_long: int = 0
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether jobs yield as memory runs out: nobody was put in order, and nobody enters."""
+        return any(isinstance(action, Yield) and action.to is None for action in self.actions)

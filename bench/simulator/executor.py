@@ -62,7 +62,7 @@ def _carry_out(state: EngineState, plan: Plan) -> PassResult:
     lifts_mark = was_full and bool(entering)
     if lifts_mark:
         state.batch_is_full = False
-    elif gone:  # as memory ran out: who may use it is for the next plan
+    elif plan.is_out_of_memory:  # who may use what they free is for the next plan
         state.batch_is_full, state.num_arrivals_planned = False, -1
     state.queue = [*fresh, *rest, *gone]
     result = PassResult()

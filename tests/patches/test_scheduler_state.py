@@ -17,6 +17,7 @@ from patches.scheduler_state import SchedulerState
 from sage_sched.config import PreemptionConfig, SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
+from sage_sched.plan import Plan, Way, Yield
 from sage_sched.policies.sage import Sage
 
 
@@ -228,3 +229,17 @@ def test_memory_runs_out_beside_a_last_token_unless_that_is_on_its_way(
     scheduler._reqs_finishing_inflight = lambda batch: [ending]
     assert not state.is_short(batch)
     assert not state.view(batch).is_short
+
+
+def test_what_came_as_memory_ran_out_is_given_its_place_by_the_next_plan(
+    state: SchedulerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_one, short_one = queue = arrive(state, request([900] * 9), request([10] * 9))
+    state._unplaced += queue
+    yields = Plan(range(2), (Yield(long_one.sage.job, Way.SWAP, "memory runs out"),))
+    monkeypatch.setattr("patches.scheduler_state.decide", lambda *args: yields)
+    ordered(state, queue)
+    assert long_one.sage.waits.num_before is short_one.sage.waits.num_before is None
+    monkeypatch.undo()
+    ordered(state, queue)
+    assert (long_one.sage.waits.num_before, short_one.sage.waits.num_before) == (1, 0)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.simulator import executor
 from bench.simulator.node import Node
 from bench.simulator.presets import PRESETS, Engine
 from bench.simulator.request import Progress, SimRequest
@@ -19,6 +20,7 @@ from bench.simulator.state import Options
 from bench.simulator.stock import STOCK
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.plan import Enter, Plan, Way, Yield
 from sage_sched.policy import policy_names, policy_type
 from sage_sched.posterior import Reading
 from sage_sched.step_time import attended_pairs
@@ -342,3 +344,24 @@ def test_presets_serve(name: str) -> None:
     assert engine.kv_pool_tokens > 15_000
     result = simulate(engine, "sage", CONFIG, mixed(50, 2.0, 7), CHECKED)
     assert 0.05 < result.metrics()["p50_ttlt_s"] < 60
+
+
+@pytest.mark.parametrize("is_out_of_memory", [True, False])
+def test_room_that_others_were_to_have_is_planned_anew_as_memory_runs_out_alone(
+    monkeypatch: pytest.MonkeyPatch, is_out_of_memory: bool
+) -> None:
+    # As patches/preemption.py does it.
+    two_slots = replace(SMALL, max_running_requests=2)
+    node = make_node(two_slots, "sage", CONFIG, CHECKED, lambda _: None)
+    for index in range(3):
+        node.submit(request(0.0, 100, 50), index)
+    node.advance(0.1)
+    state = node.state
+    (running, _), (waiting,) = state.decode, state.queue
+    state.batch_is_full, state.num_arrivals_planned = False, state.num_queued
+    leaves = Yield(running.job, Way.SWAP, "", None if is_out_of_memory else waiting.job)
+    enters = () if is_out_of_memory else (Enter(waiting.job, ""),)
+    monkeypatch.setattr(executor, "decide", lambda *args: Plan([0], (leaves, *enters)))
+    executor.scheduling_pass(state)
+    assert running.swapped
+    assert state.num_arrivals_planned == (-1 if is_out_of_memory else state.num_queued)
