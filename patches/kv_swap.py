@@ -57,6 +57,7 @@ class KvSwap:
             "num_left_in_tree": sum(self.num_yields[short, Way.LEAVE] for short in (True, False)),
             "num_resumed": self._num_resumed,
             "host_pool_gib": self._host_pool_tokens * self._token_bytes / 2**30,
+            "host_pool_tokens": self._host_pool_tokens,
             "num_recomputed": self._num_recomputed,
             "num_without_device_room": self._num_without_device_room,
             "swapped_bytes": self._moved_tokens * self._token_bytes,

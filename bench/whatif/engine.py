@@ -81,6 +81,7 @@ def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
             schedule_conservativeness=float(info.get("schedule_conservativeness", 1.0)),
             mixed_chunk=bool(info.get("enable_mixed_chunk")),
             swap_token_s=_swap_token_s(sage, state, pool_tokens),
+            **_host_memory(sage),
         )
         policy = str(info["schedule_policy"])
         quality = sage.get("predictor", {}).get("quality", {})
@@ -133,6 +134,12 @@ def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens
         return measured_us / 1e6
     kv_gb = float(state.get("memory_usage", {}).get("kvcache") or 0.0)
     return kv_gb * 1e9 / max(1, pool_tokens) / _HOST_BANDWIDTH
+
+
+def _host_memory(sage: Mapping[str, Any]) -> dict[str, int]:
+    """Without a limit if it says none: its requests do not leave the device, or did not yet."""
+    found = (sage.get("preemption") or {}).get("host_pool_tokens")
+    return {} if found is None else {"host_pool_tokens": int(found)}
 
 
 def with_step_time(server: OwnServer, step_time: StepTime | None) -> OwnServer:

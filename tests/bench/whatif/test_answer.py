@@ -164,7 +164,7 @@ INFO: dict[str, Any] = {
         "effective_max_running_requests_per_dp": 32, "memory_usage": {"kvcache": 1.25},
         "sage": {
             "step_time": {**asdict(StepTimeConfig()), "source": "learned", "num_steps": 9},
-            "preemption": {"swap_token_us": 3.0},
+            "preemption": {"swap_token_us": 3.0, "host_pool_tokens": 7000},
             "predictor": {"quality": {"num_answers": 400, "crps_gain": 0.31}},
         },
     }],
@@ -177,6 +177,7 @@ def test_an_engine_is_what_its_server_says() -> None:
     assert (engine.kv_pool_tokens, engine.page_size, engine.max_running_requests) == (4992, 16, 32)
     assert (engine.chunked_prefill_size, engine.schedule_conservativeness) == (2048, 0.3)
     assert (engine.mixed_chunk, engine.swap_token_s) == (True, 3e-6)
+    assert engine.host_pool_tokens == 7000
     assert engine.step_time == StepTimeConfig().step_time()
     assert (server.policy, server.crps_gain) == ("lpm", 0.31)
     assert "learned" in server.description
