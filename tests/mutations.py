@@ -59,6 +59,13 @@ _ASKED_WHAT_IF = "tests/bench/whatif/test_answer.py"
 
 MUTATIONS = (
     Mutation(
+        "somebody leaves before the engine has to retract",
+        "patches/scheduler_state.py",
+        "if running_batch.is_empty() or self._scheduler._reqs_finishing_inflight(running_batch):",
+        "if any(req.next_output_finishes_by_length() for req in running_batch.reqs):",
+        f"{_STATE}::test_memory_runs_out_beside_a_last_token_unless_that_is_on_its_way",
+    ),
+    Mutation(
         "what commands draw with is not installed with them",
         "pyproject.toml",
         '    "matplotlib",\n    "numpy",\n',
