@@ -22,14 +22,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.server)
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as started:
+        yield started
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _nursery() -> Iterator[None]:
+def _servers_of_nursery(nursery: Nursery) -> Iterator[None]:
     """All servers that this process starts with SGLang's own command are born there."""
-    nursery = Nursery()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "launch", nursery.launch)
         yield
-    nursery.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
 """Where tests' servers are born: a process that has imported what takes long, and forks.
 
-`python -m tests.cradle FD` starts a server for each request that comes over the socket FD, whose
-other end is nursery.py. Most of a server's start is imports, in each of its processes. Here they
-are done once: of SGLang what its own command imports before it loads plugins, and what others
-wrote. All further modules of SGLang, and ours, each process imports itself as ever: plugins go by
-which are there, and what is hooked is hooked before others have copied it.
+`python -m tests.cradle FD` starts a server, or a program, for each order that comes over the socket
+FD, whose other end is nursery.py. Most of a server's start is imports, in each of its processes.
+Here they are done once: of SGLang what its own command imports before it loads plugins, and what
+others wrote. All further modules of SGLang, and ours, each process imports itself as ever: plugins
+go by which are there, and what is hooked is hooked before others have copied it.
 
 What a server spawns is born likewise, of a copy of this process that has done nothing else: each
 process of a server has one, as a child of its own.
@@ -55,43 +55,56 @@ def main(orders: socket.socket) -> None:
     setproctitle.getproctitle()  # looks for where titles go, before the environment is another
     path = _path_without_environment()
     while True:
-        message, files, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, 1)
+        message, outputs, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, 2)
         if not message:
             return
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        (output,) = files
+        order = json.loads(message)
         if (pid := os.fork()) == 0:
             orders.detach()
             break
-        os.close(output)
-        process = os.pidfd_open(pid)
-        socket.send_fds(orders, [str(pid).encode()], [process])
-        os.close(process)
-    order = json.loads(message)
-    _take_over(output, order["env"], path)
-    _have_cradle()
+        for output in outputs:
+            os.close(output)
+        _answer(orders, pid, is_awaited="code" in order)
+    _take_over(outputs, order["env"])
     sys.argv = order["argv"]
+    sys.path[:] = [*order["env"].get("PYTHONPATH", "").split(os.pathsep), *path]
+    importlib.invalidate_caches()
+    if "code" in order:
+        sys.path.insert(0, "")
+        exec(order["code"], {"__name__": "__main__"})
+        return
+    sys.path.insert(0, os.getcwd())
+    _have_cradle()
     runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 
 
+def _answer(orders: socket.socket, pid: int, *, is_awaited: bool) -> None:
+    """The process that was asked for, or, of a program, what came of it."""
+    if is_awaited:
+        orders.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        return
+    process = os.pidfd_open(pid)
+    socket.send_fds(orders, [str(pid).encode()], [process])
+    os.close(process)
+    with suppress(ChildProcessError):  # of earlier ones
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def _path_without_environment() -> list[str]:
+    """Nor where this process was started."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [entry for entry in sys.path if entry not in named]
+    return [entry for entry in sys.path[1:] if entry not in named]
 
 
-def _take_over(output: int, environment: dict[str, str], path: list[str]) -> None:
-    """Be a process as subprocess.Popen would have made it for a Server."""
+def _take_over(outputs: list[int], environment: dict[str, str]) -> None:
+    """Be a process as subprocess.Popen would have made it, in a session of its own."""
     os.setsid()
     _die_with_parent()
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(outputs[0], 1)
+    os.dup2(outputs[-1], 2)
     _close_all_but()
     _go_by(environment)
-    here, *rest = path
-    sys.path[:] = [here, *environment.get("PYTHONPATH", "").split(os.pathsep), *rest]
-    importlib.invalidate_caches()
 
 
 def _die_with_parent() -> None:

@@ -1,4 +1,5 @@
-"""Servers that tests start without waiting for what takes long, see cradle.py."""
+"""Servers, and programs that use SGLang, which tests start without waiting for what takes long, see
+cradle.py."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import IO
+from threading import Lock
+from typing import IO, Any, Self
 
 from bench.servers import server
 from bench.servers.policy_server import CPU_ENV
 
 _MODULE = server.STOCK_COMMAND[-1]
-_MAX_PID_BYTES = 32
+_MAX_ANSWER_BYTES = 32
 _exec = server.launch
 
 
@@ -40,29 +43,50 @@ class Born:
 
 
 class Nursery:
-    """Starts servers' first processes; what takes long is done for the first one."""
+    """In a `with` block. What takes long is done for the first one that is asked for."""
 
     def __init__(self) -> None:
         self._orders: socket.socket | None = None
+        self._one_by_one = Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Servers that are left end too."""
+        if self._orders is not None:
+            self._orders.close()
+            self._cradle.wait()
 
     def launch(
         self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes]
     ) -> server.Launched:
         """In the place of bench.servers.server.launch(), which starts all others as users do."""
-        if not _is_born_here(command, env):
+        # The number of threads is read by what has been imported.
+        if tuple(command[:3]) != server.STOCK_COMMAND or not CPU_ENV.items() <= env.items():
             return _exec(command, env, output)
-        orders = self._orders or self._begin()
-        _, _, *argv = command
-        order = {"module": _MODULE, "argv": argv, "env": dict(env)}
-        socket.send_fds(orders, [json.dumps(order).encode()], [output.fileno()])
-        pid, (pidfd,), _, _ = socket.recv_fds(orders, _MAX_PID_BYTES, 1)
-        return Born(int(pid), pidfd)
+        order = {"module": _MODULE, "argv": [*command[2:]], "env": {**env}}
+        pid, pidfds = self._ordered(order, output)
+        return Born(pid, *pidfds)
 
-    def close(self) -> None:
-        """End; servers that are left end too."""
-        if self._orders is not None:
-            self._orders.close()
-            self._cradle.wait()
+    def run(self, code: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Like `python -c code argv` with these variables added to the environment."""
+        order = {"code": code, "argv": ["-c", *argv], "env": os.environ | env}
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            exit_code, _ = self._ordered(order, stdout, stderr)
+            printed = []
+            for file in (stdout, stderr):
+                file.seek(0)
+                printed.append(file.read().decode())
+        return subprocess.CompletedProcess(code, exit_code, *printed)
+
+    def _ordered(self, order: Mapping[str, Any], *outputs: IO[bytes]) -> tuple[int, list[int]]:
+        with self._one_by_one:
+            orders = self._orders or self._begin()
+            fds = [output.fileno() for output in outputs]
+            socket.send_fds(orders, [json.dumps(order).encode()], fds)
+            answer, pidfds, _, _ = socket.recv_fds(orders, _MAX_ANSWER_BYTES, 1)
+        return int(answer), pidfds
 
     def _begin(self) -> socket.socket:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -75,8 +99,3 @@ class Nursery:
                 pass_fds=[theirs.fileno()],
             )
         return self._orders
-
-
-def _is_born_here(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    # The number of threads is read by what has been imported.
-    return tuple(command[:3]) == server.STOCK_COMMAND and CPU_ENV.items() <= env.items()

@@ -23,7 +23,7 @@ from patches.serve_command import value_of, with_policy
 from predictor_store.store import Store, file_of
 from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
-from tests.patches.fresh import FreshProcesses
+from tests.nursery import Nursery
 
 ROOT = Path(__file__).parents[2]
 # What is to be broken of a process comes first.
@@ -37,13 +37,9 @@ sys.exit(main(["doctor", *{argv!r}]))
 """
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshProcesses]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        folder = tmp_path_factory.mktemp("fresh")
-        with FreshProcesses(folder, "sglang.srt.managers.scheduler") as processes:
-            yield processes
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +58,8 @@ def free_port() -> int:
 class Patient:
     """A server's surroundings, healthy as they are made."""
 
-    def __init__(self, fresh: FreshProcesses, model: Path, folder: Path) -> None:
-        self.fresh, self.folder, self.cwd = fresh, folder, folder / "cwd"
+    def __init__(self, nursery: Nursery, model: Path, folder: Path) -> None:
+        self.nursery, self.folder, self.cwd = nursery, folder, folder / "cwd"
         self.cwd.mkdir()
         self.model = folder / "model"
         shutil.copytree(model, self.model)
@@ -86,7 +82,7 @@ class Patient:
             lines = [*"\n".join(map(str, doctor.findings(argv))).splitlines(), ""]
             return paired(lines)
         code = CODE.format(cwd=str(self.cwd), breaks=self.breaks, argv=argv)
-        done = self.fresh.run(code, **self.env)
+        done = self.nursery.run(code, **self.env)
         found = paired(done.stdout.splitlines())
         assert done.returncode == (1 if found else 0), done.stdout + done.stderr
         return found
@@ -104,8 +100,8 @@ def paired(lines: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def patient(fresh: FreshProcesses, model: Path, tmp_path: Path) -> Patient:
-    return Patient(fresh, model, tmp_path)
+def patient(nursery: Nursery, model: Path, tmp_path: Path) -> Patient:
+    return Patient(nursery, model, tmp_path)
 
 
 def another_release(patient: Patient) -> None:
@@ -320,7 +316,7 @@ def test_other_packages_warnings_are_not_among_what_it_says(patient: Patient) ->
         "from sage_sched.cli import main\nfrom patches import doctor\n"
         "doctor.findings = lambda argv: warnings.warn('AWQ') or iter(())",
     )
-    done = patient.fresh.run(code)
+    done = patient.nursery.run(code)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 

@@ -1,9 +1,8 @@
-"""The plugin in SGLang processes, each a fresh interpreter, without a model."""
+"""The plugin in SGLang processes that have done nothing else, without a model."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,25 +13,22 @@ from patches.compat import SUPPORTED_RELEASES
 from predictor_store.store import Store, refuse_in_use
 from sage_sched.config import StoreConfig
 from sage_sched.policy import served_policy_names
-from tests.patches.fresh import FreshProcesses
+from tests.nursery import Nursery
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshProcesses]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        with FreshProcesses(tmp_path_factory.mktemp("fresh")) as processes:
-            yield processes
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def launch(fresh: FreshProcesses, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+def launch(nursery: Nursery, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
     """python -m sglang.launch_server"""
     module = "import runpy; runpy.run_module('sglang.launch_server', run_name='__main__')"
-    return fresh.run(module, "--model-path", "no-such-model", *flags, **env)
+    return nursery.run(module, "--model-path", "no-such-model", *flags, **env)
 
 
-def test_installed_but_not_chosen_no_scheduling_code_is_touched(fresh: FreshProcesses) -> None:
-    result = fresh.run(
+def test_installed_but_not_chosen_no_scheduling_code_is_touched(nursery: Nursery) -> None:
+    result = nursery.run(
         """
 import inspect
 import sglang.srt.managers.scheduler as scheduler, sglang.srt.managers.schedule_policy as policy
@@ -66,13 +62,13 @@ print(sorted(touched))
 
 
 def test_the_help_of_serve_ends_with_what_is_ours(
-    fresh: FreshProcesses, monkeypatch: pytest.MonkeyPatch
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, command: become.append(command))
     assert serve_command.run(["--port", "30000"]) == 2  # without a model, without a traceback
     serve_command.run(["--model-path", "none", "--help"])
-    shown = fresh.run(become[0][become[0].index("-c") + 1])
+    shown = nursery.run(become[0][become[0].index("-c") + 1])
     assert shown.returncode == 0, shown.stderr
     ours = "".join(shown.stdout.rpartition("\nsage-sched:\n")[2].split())
     for what in ("--sage-configFILE", "--sage-traceFILE", "--sage-shadowFILE"):
@@ -82,7 +78,7 @@ def test_the_help_of_serve_ends_with_what_is_ours(
 
 
 def test_a_store_in_use_is_said_in_one_line(
-    fresh: FreshProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tmp_path / "sage.toml"
     settings.write_text(f'[store]\npath = "{tmp_path}/store"\n')
@@ -90,7 +86,7 @@ def test_a_store_in_use_is_said_in_one_line(
     flags = ["--model-path", "none", "--device", "cpu", "--sage-config", str(settings)]
     with Store(config, "any", 8):
         for more in (["--schedule-policy", "sage"], ["--sage-shadow", str(tmp_path / "record")]):
-            refused = fresh.run(
+            refused = nursery.run(
                 f"""
 from predictor_store import store
 store.refuse_in_use.__defaults__ = (0.0,)
@@ -131,8 +127,8 @@ REFUSED = [
 ]
 
 
-def test_what_it_cannot_serve_is_refused_by_name(fresh: FreshProcesses) -> None:
-    result = fresh.run(
+def test_what_it_cannot_serve_is_refused_by_name(nursery: Nursery) -> None:
+    result = nursery.run(
         f"""
 import os
 from sglang.srt.plugins import load_plugins
@@ -183,11 +179,11 @@ NOT_CUT = [
 
 
 def test_where_prefills_cannot_be_cut_it_says_what_stands_in_the_way(
-    fresh: FreshProcesses, tmp_path: Path
+    nursery: Nursery, tmp_path: Path
 ) -> None:
     config = tmp_path / "sage.toml"
     config.write_text("[policy.qllm]\nslice_ms = 50.0\n")
-    result = fresh.run(
+    result = nursery.run(
         f"""
 from sglang.srt.plugins import load_plugins
 load_plugins()
@@ -211,11 +207,9 @@ print("done")
     assert "not named" not in result.stdout
 
 
-def test_the_shadow_is_for_stock_policies_that_it_can_see(
-    fresh: FreshProcesses, tmp_path: Path
-) -> None:
+def test_the_shadow_is_for_stock_policies_that_it_can_see(nursery: Nursery, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
-    result = fresh.run(
+    result = nursery.run(
         f"""
 from sglang.srt.plugins import load_plugins
 load_plugins()
@@ -251,18 +245,18 @@ print([hasattr(one, "__wrapped__") for one in (
 
 
 def test_on_the_command_line_the_last_line_says_what_is_wrong(
-    fresh: FreshProcesses, tmp_path: Path
+    nursery: Nursery, tmp_path: Path
 ) -> None:
     (tmp_path / "sage.toml").write_text("")
-    result = launch(fresh, "--sage-config", str(tmp_path / "sage.toml"))
+    result = launch(nursery, "--sage-config", str(tmp_path / "sage.toml"))
     assert result.returncode == 1
     last_line = result.stderr.strip().splitlines()[-1]
     assert last_line.startswith("sage-sched: --sage-config needs --schedule-policy ")
     assert "sage" in last_line.split()[-1].split("|")
 
 
-def test_an_unsupported_release_is_refused(fresh: FreshProcesses) -> None:
-    result = fresh.run(
+def test_an_unsupported_release_is_refused(nursery: Nursery) -> None:
+    result = nursery.run(
         """
 import sglang.version
 sglang.version.__version__ = "0.4.0"
@@ -276,8 +270,8 @@ prepare_server_args(["--model-path", "none", "--schedule-policy", "sage"])
     assert f"SGLang 0.4.0 is installed, supported: {', '.join(SUPPORTED_RELEASES)}" in result.stderr
 
 
-def test_a_hook_that_sglang_renamed_is_refused_by_name(fresh: FreshProcesses) -> None:
-    result = fresh.run(
+def test_a_hook_that_sglang_renamed_is_refused_by_name(nursery: Nursery) -> None:
+    result = nursery.run(
         """
 from sglang.srt.plugins import load_plugins
 load_plugins()
@@ -318,8 +312,8 @@ refusal()
     assert "has no parameter checkpoint" in called
 
 
-def test_a_plugin_that_is_not_loaded_leaves_no_policy_to_choose(fresh: FreshProcesses) -> None:
+def test_a_plugin_that_is_not_loaded_leaves_no_policy_to_choose(nursery: Nursery) -> None:
     # SGLang logs what fails while a plugin loads, and goes on.
-    result = launch(fresh, "--schedule-policy", "sage", SGLANG_PLUGINS="sage_cpu")
+    result = launch(nursery, "--schedule-policy", "sage", SGLANG_PLUGINS="sage_cpu")
     assert result.returncode == 2
     assert "invalid choice: 'sage'" in result.stderr
