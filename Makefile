@@ -1,28 +1,48 @@
-# `make demo` runs the main job, `make test` the tests, `make check` those that start no server; all
-# set up what is missing first.
+# `make demo` runs the main job, `make check` the quick tests, `make test` those that a change needs,
+# `make test-all` all; each sets up what is missing first.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check test-release dist sbom site gpu-check lock clean
+FUZZ_MINUTES ?= 60
+# Those supported beside the one that is installed (patches/compat.py).
+OTHER_RELEASES ?= 0.5.22
+# Of the tests of one server all go to one worker, and those that take longest come first.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 20
+
+.PHONY: demo test test-all check lint test-release two-servers dist sbom site gpu-check lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m bench.comparison.demo
 
-test: check
-	$(BIN)/python -m pytest -m server -n 2 --dist loadfile
+check: lint
+	$(PYTEST) -m "not server and not slow and not long"
 
-check: $(VENV)/ready
+test: lint
+	$(PYTEST) -m "not long"
+
+# All that is here, of which some takes a network: for a release, and every night.
+test-all: lint
+	$(PYTEST)
+	$(BIN)/python -m tests.engine.fuzz --seed $$(date +%j) --minutes $(FUZZ_MINUTES)
+	$(MAKE) two-servers
+	for release in $(OTHER_RELEASES); do $(MAKE) test-release RELEASE=$$release || exit; done
+
+lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not server" -n 2 --dist loadfile
 
 # The tests that use SGLang, on another release: make test-release RELEASE=0.5.22
 test-release: $(VENV)/ready
 	$(BIN)/python -m bench.checks.canary --release $(RELEASE)
-	PYTHONPATH=$(CURDIR)/results/releases/$(RELEASE) \
-	  $(BIN)/python -m pytest tests/patches tests/engine -n 2 --dist loadfile
+	PYTHONPATH=$(CURDIR)/results/releases/$(RELEASE) $(PYTEST) tests/patches tests/engine
+
+# Two servers behind a router, as docs/cluster.md has them.
+two-servers: $(VENV)/ready
+	$(PYTHON) -m venv results/router
+	results/router/bin/pip install --quiet smg==1.13.0
+	$(BIN)/python -m bench.checks.two_servers --smg results/router/bin/smg
 
 # Source distribution and wheel, in dist/.
 dist: $(VENV)/ready

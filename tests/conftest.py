@@ -8,24 +8,43 @@ from hypothesis import HealthCheck, settings
 
 from bench.servers import server
 from predictor_store.embedder import Embedder
+from tests.budget import Ledger, Meter, kind_of
 from tests.nursery import Nursery
 
 # No example fails for the time that it took.
 settings.register_profile("any host", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any host")
-_SERVERS = Path(__file__).parent / "engine"
+_ROOT = Path(__file__).parent
+_SERVERS = _ROOT / "engine"
+_RANK = {"long": 0, "server": 0, "slow": 1, "quick": 2}
+_NURSERY = pytest.StashKey[Nursery]()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_NURSERY] = Nursery()
+    config.pluginmanager.register(Meter(config.stash[_NURSERY]))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Ledger())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_NURSERY].close()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those with servers come first, and those of a file, or of a server, to one worker."""
     for item in items:
         if _SERVERS in item.path.parents:
             item.add_marker(pytest.mark.server)
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(_ROOT))))
+    items.sort(key=lambda item: _RANK[kind_of(item)])
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as started:
-        yield started
+def nursery(pytestconfig: pytest.Config) -> Nursery:
+    return pytestconfig.stash[_NURSERY]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,7 +34,10 @@ from multiprocessing import (
 )
 from typing import Any
 
+import psutil
 import setproctitle
+
+from bench.servers.priority import take_place_of_session
 
 # What takes longest of what SGLang's processes import of others.
 _OF_OTHERS = (
@@ -44,38 +47,55 @@ _OF_OTHERS = (
 )  # fmt: skip
 _MAX_ORDER_BYTES = 1 << 20
 _FIRST_FREE_FD = 3
+# PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER, see prctl(2).
+_DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36
 
 
 def main(orders: socket.socket) -> None:
     """Start what is asked for, until nobody asks any more."""
-    importlib.import_module("sglang.launch_server")
-    for name in _OF_OTHERS:
-        with suppress(ImportError):
-            importlib.import_module(name)
-    setproctitle.getproctitle()  # looks for where titles go, before the environment is another
-    path = _path_without_environment()
+    _prctl(_ADOPT_ORPHANS, 1)  # so that what they took is known
+    path: list[str] = []
     while True:
         message, outputs, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, 2)
         if not message:
             return
         order = json.loads(message)
+        if not order:
+            orders.send(str(_spent_s()).encode())
+            continue
+        if not path and "command" not in order:
+            path = _imported()
         if (pid := os.fork()) == 0:
             orders.detach()
             break
         for output in outputs:
             os.close(output)
         _answer(orders, pid, is_awaited="code" in order)
-    _take_over(outputs, order["env"])
+    _take_over(outputs, order["folder"], order["env"])
+    if "command" in order:
+        os.execvp(order["command"][0], order["command"])
     sys.argv = order["argv"]
     sys.path[:] = [*order["env"].get("PYTHONPATH", "").split(os.pathsep), *path]
     importlib.invalidate_caches()
+    _have_cradle()
     if "code" in order:
         sys.path.insert(0, "")
         exec(order["code"], {"__name__": "__main__"})
-        return
-    sys.path.insert(0, os.getcwd())
-    _have_cradle()
-    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+
+
+def _imported() -> list[str]:
+    """Import what takes long. Returns where packages are found but for PYTHONPATH and the folder
+    that this process was started in."""
+    importlib.import_module("sglang.launch_server")
+    for name in _OF_OTHERS:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    setproctitle.getproctitle()  # looks for where titles go, before the environment is another
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [entry for entry in sys.path[1:] if entry not in named]
 
 
 def _answer(orders: socket.socket, pid: int, *, is_awaited: bool) -> None:
@@ -86,30 +106,35 @@ def _answer(orders: socket.socket, pid: int, *, is_awaited: bool) -> None:
     process = os.pidfd_open(pid)
     socket.send_fds(orders, [str(pid).encode()], [process])
     os.close(process)
-    with suppress(ChildProcessError):  # of earlier ones
+
+
+def _spent_s() -> float:
+    """CPU time of all that have come of this process, in seconds."""
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+    ended = os.times()
+    spent_s = ended.children_user + ended.children_system
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            spent_s += sum(process.cpu_times()[:4])  # of its own children, too, that have ended
+    return spent_s
 
 
-def _path_without_environment() -> list[str]:
-    """Nor where this process was started."""
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [entry for entry in sys.path[1:] if entry not in named]
-
-
-def _take_over(outputs: list[int], environment: dict[str, str]) -> None:
+def _take_over(outputs: list[int], folder: str, environment: dict[str, str]) -> None:
     """Be a process as subprocess.Popen would have made it, in a session of its own."""
     os.setsid()
-    _die_with_parent()
+    take_place_of_session()
+    _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     os.dup2(outputs[0], 1)
     os.dup2(outputs[-1], 2)
     _close_all_but()
+    os.chdir(folder)
     _go_by(environment)
 
 
-def _die_with_parent() -> None:
-    """As SGLang's own processes do. (1 is PR_SET_PDEATHSIG.)"""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
 
 
 def _close_all_but(*kept: int) -> None:
@@ -120,6 +145,7 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _go_by(environment: dict[str, str]) -> None:
+    """And be no copy where chance is wanted."""
     os.environ.clear()
     os.environ.update(environment)
     random.seed()
@@ -132,7 +158,7 @@ def _have_cradle() -> None:
     listener.bind(connection.arbitrary_address("AF_UNIX"))
     listener.listen()
     if os.fork() == 0:
-        _die_with_parent()
+        _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         _close_all_but(listener.fileno(), alive_r)
         # A scheduler that fails tells its parent, which is to tell the one that spawned it.
         signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getppid(), signal.SIGQUIT))

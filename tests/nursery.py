@@ -1,5 +1,5 @@
 """Servers, and programs that use SGLang, which tests start without waiting for what takes long, see
-cradle.py."""
+cradle.py; and what they take of a processor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from bench.servers import server
 from bench.servers.policy_server import CPU_ENV
 
-_MODULE = server.STOCK_COMMAND[-1]
 _MAX_ANSWER_BYTES = 32
-_exec = server.launch
 
 
 class Born:
@@ -43,16 +41,13 @@ class Born:
 
 
 class Nursery:
-    """In a `with` block. What takes long is done for the first one that is asked for."""
+    """What takes long is done for the first one that is asked for."""
 
     def __init__(self) -> None:
         self._orders: socket.socket | None = None
         self._one_by_one = Lock()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """Servers that are left end too."""
         if self._orders is not None:
             self._orders.close()
@@ -61,13 +56,18 @@ class Nursery:
     def launch(
         self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes]
     ) -> server.Launched:
-        """In the place of bench.servers.server.launch(), which starts all others as users do."""
+        """In the place of bench.servers.server.launch(). All commands but SGLang's usual one start
+        as users start them, which takes four times as long."""
+        order: dict[str, Any] = {"command": [*command]}
         # The number of threads is read by what has been imported.
-        if tuple(command[:3]) != server.STOCK_COMMAND or not CPU_ENV.items() <= env.items():
-            return _exec(command, env, output)
-        order = {"module": _MODULE, "argv": [*command[2:]], "env": {**env}}
-        pid, pidfds = self._ordered(order, output)
-        return Born(pid, *pidfds)
+        if tuple(command[:3]) == server.STOCK_COMMAND and CPU_ENV.items() <= env.items():
+            order = {"module": command[2], "argv": [*command[2:]]}
+        pid, pidfds = self._ordered(order | {"env": {**env}}, output)
+        return Born(int(pid), *pidfds)
+
+    def spent_s(self) -> float:
+        """CPU time of all that was started here, in seconds."""
+        return 0.0 if self._orders is None else self._ordered({})[0]
 
     def run(self, code: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Like `python -c code argv` with these variables added to the environment."""
@@ -78,15 +78,18 @@ class Nursery:
             for file in (stdout, stderr):
                 file.seek(0)
                 printed.append(file.read().decode())
-        return subprocess.CompletedProcess(code, exit_code, *printed)
+        return subprocess.CompletedProcess(code, int(exit_code), *printed)
 
-    def _ordered(self, order: Mapping[str, Any], *outputs: IO[bytes]) -> tuple[int, list[int]]:
+    def _ordered(self, order: dict[str, Any], *outputs: IO[bytes]) -> tuple[float, list[int]]:
+        """The number that is answered, and files that come with it."""
+        if order:
+            order["folder"] = os.getcwd()
         with self._one_by_one:
             orders = self._orders or self._begin()
             fds = [output.fileno() for output in outputs]
             socket.send_fds(orders, [json.dumps(order).encode()], fds)
             answer, pidfds, _, _ = socket.recv_fds(orders, _MAX_ANSWER_BYTES, 1)
-        return int(answer), pidfds
+        return float(answer), pidfds
 
     def _begin(self) -> socket.socket:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

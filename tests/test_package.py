@@ -14,6 +14,8 @@ import pytest
 from sage_sched.cli import COMMANDS
 from tests.installed import PACKAGES, ROOT, Installed, build, somebodys_folder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

@@ -20,6 +20,8 @@ from sage_sched.cli import COMMANDS, OF_SERVERS
 from tests.browser import BROWSER, measured
 from tests.pages import DOCS, blocks
 
+pytestmark = pytest.mark.slow
+
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.glob("*.md"))
 # Pages whose commands tests/engine/test_installed.py runs as they stand.

@@ -18,6 +18,8 @@ def test_the_pinned_sglang_is_a_supported_one() -> None:
     gpu = [name for name in project["optional-dependencies"]["gpu"] if name.startswith("sglang")]
     assert pins["sglang"] in SUPPORTED_RELEASES
     assert gpu == [f"sglang=={pins['sglang']}"]
+    (others,) = re.findall(r"^OTHER_RELEASES \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert sorted([*others.split(), pins["sglang"]]) == sorted(SUPPORTED_RELEASES)
 
 
 def test_everything_that_pyproject_names_is_pinned() -> None:

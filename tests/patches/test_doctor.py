@@ -25,6 +25,8 @@ from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 from tests.nursery import Nursery
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # What is to be broken of a process comes first.
 CODE = """

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from patches.compat import SUPPORTED_RELEASES, UnsupportedServerError
 from patches.hook import check_target
+from tests.nursery import Nursery
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "versions.md"
-# In a process of its own, as it imports all of SGLang.
+# In a process of its own, as it imports much of SGLang.
 CODE = "from patches.fit import main, targets; assert main() == 0; print(*targets())"
 
 
-def test_the_installed_sglang_fits_and_the_page_names_every_hook() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+def test_the_installed_sglang_fits_and_the_page_names_every_hook(nursery: Nursery) -> None:
+    done = nursery.run(CODE)
     assert done.returncode == 0, done.stdout + done.stderr
     verdict, hooked = done.stdout.splitlines()[-2:]
     assert verdict.endswith(" fits")

@@ -15,6 +15,8 @@ from sage_sched.config import StoreConfig
 from sage_sched.policy import served_policy_names
 from tests.nursery import Nursery
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import setproctitle
 import zmq
 from sglang.srt.managers.communicator import FanOutCommunicator
 from sglang.srt.managers.io_struct import sock_recv
@@ -23,19 +22,11 @@ from patches import replica_watch
 from patches.dead_replica import bury
 from patches.dispatch import Dispatch, Foreseen
 from sage_sched.config import SageConfig
+from tests.patches.replica_process import replica
 
 SPAWN = multiprocessing.get_context("spawn")
 # Longer than any host takes for a message.
 PATIENCE_MS = 600_000
-
-
-def replica(title: str, end: str, ready: Any) -> None:
-    setproctitle.setproctitle(title)
-    socket = zmq.Context().socket(zmq.PULL)
-    socket.connect(end)
-    ready.set()
-    while True:
-        socket.recv()
 
 
 class Controller:

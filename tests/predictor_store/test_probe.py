@@ -21,6 +21,8 @@ from predictor_store.recording import Recording, RecordingError, about_recording
 from sage_sched.cli import main
 from tests.predictor_store.probes import probe, write_recording
 
+pytestmark = pytest.mark.slow
+
 QUICK = replace(RECIPES["log"], num_epochs=8)
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from bench.checks import canary
 
+pytestmark = pytest.mark.slow
+
 RELEASE = "9.9.9"
 
 

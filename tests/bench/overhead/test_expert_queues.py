@@ -11,6 +11,8 @@ import torch
 from bench.overhead.expert_price import Launches, main, queued
 from bench.overhead.expert_queues import EXPERTS, LAYERS, VOCABULARY, ExpertQueues, Model, Sequence
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _no_grad() -> Iterator[None]:

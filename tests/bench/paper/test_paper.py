@@ -18,6 +18,8 @@ from bench.workload.arrivals import SUSTAINED_SERVICE_TIMES
 from sage_sched.cli import main
 from sage_sched.config import PredictorConfig
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_figure_has_a_case_for_each_cell() -> None:
     known = figures()

@@ -17,6 +17,8 @@ from bench.prediction.bins import Bins
 from bench.prediction.encoder import Encoder, FineTuning, fine_tune
 from predictor_store.warm import Observation
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = FineTuning(num_epochs=3, num_bins=8, batch_size=16, encoder_rate=3e-4)
 FORMS = {"Write a long essay about {}.": 800, "Name one fact about {}.": 20}
 

@@ -10,6 +10,8 @@ from predictor_store import predictor
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
+pytestmark = pytest.mark.slow
+
 THRESHOLD = PredictorConfig(rule="threshold", encoder="minilm")
 
 

@@ -17,6 +17,8 @@ from bench.prediction.probe_simulation import fitted, with_scores
 from bench.simulator.request import SimRequest
 from sage_sched.distribution import LengthDistribution
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = np.random.default_rng(0).integers(5, 400, 300)
 
 

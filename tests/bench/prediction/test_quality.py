@@ -18,6 +18,8 @@ from predictor_store.warm import Observation
 from sage_sched.cli import main
 from sage_sched.distribution import LengthDistribution
 
+pytestmark = pytest.mark.slow
+
 samples = st.lists(st.integers(1, 500), min_size=1, max_size=20)
 
 

@@ -15,6 +15,8 @@ from sage_sched.prefix_index import BLOCK_TOKENS
 from sage_sched.routers import ROUTERS, router_named
 from tests.bench.simulator.traffic import SMALL, mixed, request
 
+pytestmark = pytest.mark.slow
+
 CONFIG = SageConfig()
 
 

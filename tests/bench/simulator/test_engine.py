@@ -26,6 +26,8 @@ from sage_sched.posterior import Reading
 from sage_sched.step_time import attended_pairs
 from tests.bench.simulator.traffic import MANY_SLOTS, SMALL, STEP_TIME, burst, mixed, request
 
+pytestmark = pytest.mark.slow
+
 ROOMY = replace(SMALL, kv_pool_tokens=65536, page_size=1, max_prefill_tokens=8192)
 CHECKED = Options(check=True)
 PREEMPTIVE = Options(preempt=True, check=True)

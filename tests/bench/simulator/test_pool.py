@@ -20,6 +20,8 @@ from sage_sched.job import Job
 from sage_sched.policy import policy_names
 from tests.bench.simulator.traffic import SMALL, mixed, request
 
+pytestmark = pytest.mark.slow
+
 CONFIG = SageConfig()
 DOCUMENT, OTHER = 1, 2
 

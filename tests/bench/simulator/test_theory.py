@@ -23,6 +23,8 @@ from sage_sched.policies.srpt_oracle import SrptOracleParameters
 from sage_sched.policies.trail_prompt import TrailPromptParameters
 from sage_sched.step_time import StepTime
 
+pytestmark = pytest.mark.slow
+
 TOKEN_S = 0.001
 # Service times in decode steps; the first token comes with the prefill, which takes no time.
 STEPS = np.array([20, 60, 150, 400, 1000])
@@ -76,7 +78,7 @@ def mean_and_error(result: Result) -> tuple[float, float]:
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_fcfs_is_pollaczek_khinchine(load: float) -> None:
-    rate, requests = traffic(20_000, load, 1, STEPS, WEIGHTS)
+    rate, requests = traffic(10_000, load, 1, STEPS, WEIGHTS)
     mean, error = mean_and_error(simulate(ONE_SLOT, "fcfs", SageConfig(), requests))
     wait = rate * float(STEPS**2 @ WEIGHTS) / (2 * (1 - load))
     assert mean == pytest.approx(float(STEPS @ WEIGHTS) + wait, abs=4 * error)
@@ -128,7 +130,7 @@ def _ciw_sojourn_s(requests: list[SimRequest], by_size: bool) -> NDArray[np.floa
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_srpt_is_schrage_miller(load: float) -> None:
-    rate, requests = traffic(10_000, load, 2, STEPS, WEIGHTS)
+    rate, requests = traffic(5_000, load, 2, STEPS, WEIGHTS)
     result = simulate(ONE_SLOT, "srpt-oracle", PURE, requests, PREEMPTIVE)
     mean, error = mean_and_error(result)
     # An arrival is seen at the end of a step, half a step late in the mean.
@@ -138,7 +140,7 @@ def test_srpt_is_schrage_miller(load: float) -> None:
 
 @pytest.mark.parametrize("limit", [0.3, 0.8])
 def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
-    rate, requests = traffic(5_000, 0.8, 3, STEPS, WEIGHTS)
+    rate, requests = traffic(2_500, 0.8, 3, STEPS, WEIGHTS)
     exact = [
         replace(r, distribution=LengthDistribution.from_samples([r.output_tokens], "prior"))
         for r in requests
@@ -253,8 +255,8 @@ def test_gittins_is_never_worse_than_mean_order(
     steps: NDArray[np.int64], weights: NDArray[np.float64], gain: float
 ) -> None:
     ratios = []
-    for seed in range(3):
-        _, requests = traffic(800, 0.8, seed, steps, weights)
+    for seed in range(2):
+        _, requests = traffic(500, 0.8, seed, steps, weights)
         means = [
             simulate(ONE_SLOT, name, PURE, requests, PREEMPTIVE).ttlt_s.mean()
             for name in ("sage", "sage-mean")

@@ -13,7 +13,7 @@ from bench.servers.policy_server import CPU_ENV, CPU_FLAGS
 from bench.servers.server import Server
 from bench.workload.forced_length import LENGTH_KEY, ForcedLength
 
-LENGTHS = (1, 2, 5, 37, 120, 500)
+LENGTHS = (1, 2, 5, 37, 120, 250)
 RETRACT = {"SGLANG_TEST_RETRACT": "1"}  # SGLang's own fault injection: requests yield under way
 CASES = {
     "overlap, chunked prefill": ("--chunked-prefill-size", "16"),
@@ -25,7 +25,7 @@ def ask(server: Server, number: int, length: int, temperature: float) -> dict[st
     body = {
         "text": f"Question {number}: " + "word " * (7 * number),
         "sampling_params": {
-            "max_new_tokens": 700,
+            "max_new_tokens": 400,
             "temperature": temperature,
             "custom_params": {LENGTH_KEY: length},
         },
