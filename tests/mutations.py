@@ -827,7 +827,7 @@ MUTATIONS = (
         "patches/kv_copy.py",
         "    return bool(flag.item())",
         "    return done",
-        f"{_FAILURES}::test_killed_with_requests_swapped_the_next_server_starts_on_its_store",
+        f"{_FAILURES}::test_where_the_copy_fails_on_one_rank_both_go_on",
     ),
     Mutation(
         "what is penalized is forgotten at a return",

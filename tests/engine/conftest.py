@@ -1,15 +1,15 @@
 """Real SGLang servers on the CPU platform, with a small model and a store that holds little.
 
-An idle server takes a core from those beside it, so that tests go server by server, and each server
-ends before the next one starts.
+Those that tests share are in kinds.py. Tests of one kind, and else of one file, follow one another
+in one worker.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,34 +18,55 @@ from typing import Any
 import pytest
 import requests
 
-from bench.checks.exactness import STRICT, Spoken, ask, crowd
+from bench.checks.exactness import Spoken, ask, crowd
 from bench.servers import plugins
 from bench.servers.model import write_model
-from bench.servers.policy_server import CPU_ENV
 from bench.servers.server import Server
 from predictor_store.cached_file import cache_folder
 from predictor_store.token_vectors import token_vectors
-from tests.engine import saboteur, stage
-from tests.engine.serving import CPU_FLAGS, SageServer, warmed_store
+from tests.engine import kinds, shadowing, stage
+from tests.engine.pool import Pool
+from tests.engine.serving import CPU_FLAGS, SageServer
 
-BIN = Path(sys.executable).parent
 ASKED = crowd(36)
-# Six may run, and requests yield most often under this policy: every time that their age has
-# doubled. It goes by tokens alone; swap_only, as what else is cheaper is a matter of the clock.
-YIELDING = """
-[policy.fastserve]
-refresh_interval_tokens = 2
-quantum_ms = 6.0
-[step_time]
-decode_base_ms = 6.0
-prefill_base_ms = 6.0
-prefill_token_ms = 0.0
-[preemption]
-enabled = true
-max_yields = 1000
-"""
-YIELDING_FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
-CHECKED = CPU_ENV | STRICT
+_POOL = pytest.StashKey[Pool]()
+# What takes longest comes first: kinds of servers, and files.
+_ORDER = (
+    "test_installed", "two_ranks", "test_fuzz", "test_step_times", "yielding", "test_preemption",
+    "replicas", "foreseeing", "several",
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one server go to one worker, one after the other."""
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> tuple[int, str]:
+        if item.path.parent != here:
+            return len(_ORDER), ""
+        name = group_of(item)
+        return (_ORDER.index(name) if name in _ORDER else len(_ORDER)), name
+
+    for item in items:
+        if item.path.parent == here:
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items.sort(key=place)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Replicas, at least, take a core while they are idle."""
+    shared = item.session.stash.get(_POOL, None)
+    if shared is not None and (nextitem is None or group_of(nextitem) != group_of(item)):
+        shared.drop()
+
+
+def group_of(item: pytest.Item) -> str:
+    """The kind of its server, if that is one that is shared, or its file."""
+    assert isinstance(item, pytest.Function)
+    shared = [name for name in item.fixturenames if name in kinds.NAMES]
+    return shared[0] if shared else item.path.stem
 
 
 def cache_with_encoder(factory: pytest.TempPathFactory) -> Path:
@@ -77,39 +98,84 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "llama", num_layers=num_layers)
 
 
+@pytest.fixture(scope="package")
+def pool(
+    _staged: None,
+    model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Iterator[Pool]:
+    shared = Pool(model, tmp_path_factory)
+    request.session.stash[_POOL] = shared
+    yield shared
+    shared.drop()
+
+
 @dataclass(frozen=True)
 class Stock:
-    """What a stock server that has the plugin installed said to ASKED, and of itself."""
+    """What a stock server that has the plugin installed said to ASKED, and of itself; and to what a
+    shadowed one is asked."""
 
     answers: list[Spoken]
     state: dict[str, Any]
+    unshadowed: shadowing.Served
 
 
 @pytest.fixture(scope="package")
-def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
-    log = tmp_path_factory.mktemp("stock") / "server.log"
-    with Server(model, CPU_FLAGS, log=log, env=CPU_ENV) as server:
+def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    """Of a server that is gone by now. One worker asks for all."""
+    shared = tmp_path_factory.getbasetemp().parent
+    with (shared / "stock.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (kept := shared / "stock.pickle").exists():
+            kept.write_bytes(pickle.dumps(_asked(model, tmp_path_factory.mktemp("stock"))))
+    found: Stock = pickle.loads(kept.read_bytes())
+    return found
+
+
+def _asked(model: Path, folder: Path) -> Stock:
+    flags = [*CPU_FLAGS, *shadowing.POLICY]
+    with Server(model, flags, log=folder / "server.log", env=kinds.CHECKED) as server:
         info = requests.get(f"{server.url}/server_info", timeout=60).json()
-        return Stock(ask(server, ASKED, 12), info["internal_states"][0])
+        unshadowed = shadowing.serve(server)
+        return Stock(ask(server, ASKED, 12), info["internal_states"][0], unshadowed)
 
 
-@pytest.fixture(scope="package")
-def yielding(
-    model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SageServer]:
-    """A server whose requests yield, and whose swapping can be spoilt (saboteur.py).
+@pytest.fixture
+def yielding(pool: Pool) -> SageServer:
+    return pool.get(kinds.yielding)
 
-    stock: of a server that is gone by now.
-    """
-    folder = tmp_path_factory.mktemp("yielding")
-    with SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=YIELDING_FLAGS,
-        env=CHECKED | saboteur.install(folder / "saboteur"),
-        settings=YIELDING + "swap_only = true\n",
-        policy="fastserve",
-        command=(str(BIN / "sglang"), "serve"),
-    ) as server:
-        yield server
+
+@pytest.fixture
+def two_ranks(pool: Pool) -> SageServer:
+    return pool.get(kinds.two_ranks)
+
+
+@pytest.fixture
+def one_slot(pool: Pool) -> SageServer:
+    return pool.get(kinds.one_slot)
+
+
+@pytest.fixture
+def foreseeing(pool: Pool) -> SageServer:
+    return pool.get(kinds.foreseeing)
+
+
+@pytest.fixture
+def classes(pool: Pool) -> SageServer:
+    return pool.get(kinds.classes)
+
+
+@pytest.fixture
+def replicas(pool: Pool) -> SageServer:
+    return pool.get(kinds.replicas)
+
+
+@pytest.fixture
+def sliced(pool: Pool) -> SageServer:
+    return pool.get(kinds.sliced)
+
+
+@pytest.fixture
+def several(pool: Pool) -> SageServer:
+    return pool.get(kinds.several)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from tests.engine import stage
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate, warmed_store
+from tests.engine.kinds import CHUNK_TOKENS, settings
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate
 
-CHUNK_TOKENS = 64
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[SageServer]:
-    folder = tmp_path_factory.mktemp("chunks")
-    flags = ["--chunked-prefill-size", str(CHUNK_TOKENS)]
-    with SageServer(model, folder, warmed_store(folder / "store"), flags=flags) as started:
-        yield started
+@pytest.fixture
+def server(classes: SageServer) -> SageServer:
+    settings(classes, {"schedule_policy": "sage"})
+    return classes
 
 
 def test_a_short_prompt_has_its_first_token_before_a_long_one_that_is_half_done(
     server: SageServer,
 ) -> None:
-    long_prompt = " ".join(f"paragraph {i} of a long document" for i in range(120))
+    long_prompt = " ".join(f"paragraph {i} of a long document" for i in range(60))
     alone = [generate(server, prompt, 4)["text"] for prompt in (long_prompt, SHORT_PROMPT)]
     requests_before = server.stats()
     ask = partial(generate, server, max_new_tokens=4)

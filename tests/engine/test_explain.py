@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ import requests
 from bench.checks.exactness import crowd
 from sage_sched import cli
 from tests.engine import stage
-from tests.engine.conftest import CHECKED, YIELDING, YIELDING_FLAGS
 from tests.engine.crowds import ask_together
 from tests.engine.serving import (
     LONG_PROMPT,
@@ -23,29 +20,15 @@ from tests.engine.serving import (
     SageServer,
     generate,
     wait_until,
-    warmed_store,
 )
 
 EXPLAIN = {"custom_params": {"explain": True}}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("explained")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, model: Path) -> Iterator[SageServer]:
-    with SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=[*YIELDING_FLAGS, "--sage-trace", str(folder / "trace.jsonl")],
-        env=CHECKED,
-        settings="[predictor]\ndeadline_ms = 600000.0\n" + YIELDING,
-        policy="fastserve",
-    ) as started:
-        yield started
+@pytest.fixture
+def server(yielding: SageServer) -> SageServer:
+    # First of those that share it: of what is asked here nothing has been learned.
+    return yielding
 
 
 def test_whoever_asks_is_told_and_nobody_else(server: SageServer) -> None:
@@ -107,9 +90,9 @@ def test_who_yields_is_told_so_and_its_answer_stays_the_same(server: SageServer)
 
 
 def test_a_trace_becomes_timelines_and_a_summary(
-    server: SageServer, folder: Path, capsys: pytest.CaptureFixture[str]
+    server: SageServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace = folder / "trace.jsonl"
+    trace = server.log.parent / "trace.jsonl"
     assert stat.S_IMODE(trace.stat().st_mode) == 0o600
     before = server.stats()["preemption"]["num_yields"]
     ask_together(server, crowd(12, seed=4))

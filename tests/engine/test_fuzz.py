@@ -29,7 +29,9 @@ def spelling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_spelling_model(tmp_path_factory.mktemp("spelling"))
 
 
-@pytest.mark.parametrize("names", SLICES, ids="-".join)
+@pytest.mark.parametrize(
+    "names", [SLICES[0], pytest.param(SLICES[1], marks=pytest.mark.long)], ids="-".join
+)
 def test_nothing_is_found(names: Sequence[str], spelling_model: Path, tmp_path: Path) -> None:
     oracle = Oracle(calm_server(CONFIGURATIONS[names[0]], spelling_model, tmp_path))
     try:

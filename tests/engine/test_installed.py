@@ -11,6 +11,7 @@ import pytest
 import requests
 
 from bench.servers.server import Server
+from tests.engine.conftest import cache_with_encoder
 from tests.engine.serving import CPU_FLAGS, UNHURRIED, wait_until
 from tests.installed import Installed, build, somebodys_folder
 from tests.pages import DOCS, blocks
@@ -73,9 +74,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_it_serves_and_the_pages_commands_run(
-    installed: Installed, model: Path, tmp_path: Path
+    installed: Installed, model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    cache = tmp_path / "cache"
+    cache = cache_with_encoder(tmp_path_factory)
     reader = Reader(installed, somebodys_folder(tmp_path / "work"), model, cache)
 
     said = [reader.types(command) for command in reader.commands_of("warm.md")]
@@ -96,6 +97,7 @@ def test_it_serves_and_the_pages_commands_run(
     assert sum(state["sage"]["num_ranked"].values()) >= 1 + 2 * 3
 
 
+@pytest.mark.long
 def test_a_first_day(installed: Installed, model: Path, tmp_path: Path) -> None:
     reader = Reader(installed, tmp_path / "work", model, tmp_path / "cache")
     reader.folder.mkdir()

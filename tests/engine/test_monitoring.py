@@ -17,8 +17,8 @@ import requests
 from bench.checks.exactness import crowd
 from patches.series import SERIES
 from tests.engine import hardship, stage
-from tests.engine.conftest import CHECKED, YIELDING_FLAGS
 from tests.engine.crowds import ask_together
+from tests.engine.kinds import CHECKED, YIELDING_FLAGS
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,

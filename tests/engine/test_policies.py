@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 import requests
 
 from tests.engine import stage
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate, warmed_store
-from tests.test_docs import install_example
-
-SETTINGS = """
-[hints]
-trust = "body"
-[policy.deadlines]
-default_slo_ms = 60000.0
-"""
+from tests.engine.kinds import settings
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[SageServer]:
-    folder = tmp_path_factory.mktemp("deadlines")
-    with SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=["--max-running-requests", "1"],
-        env=install_example(folder),
-        settings=SETTINGS,
-        policy="deadlines",
-    ) as started:
-        yield started
+@pytest.fixture
+def server(one_slot: SageServer) -> SageServer:
+    settings(one_slot, {"schedule_policy": "deadlines"})
+    return one_slot
 
 
 def test_its_order_and_its_clients_hints_count(server: SageServer) -> None:

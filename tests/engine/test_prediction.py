@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ import requests
 from bench.checks.exactness import ask, differences
 from bench.servers.policy_server import load_tokenizer
 from tests.engine import stage
-from tests.engine.conftest import BIN, CHECKED
 from tests.engine.crowds import ask_together
 from tests.engine.serving import (
     LONG_PROMPT,
@@ -29,26 +27,12 @@ from tests.engine.serving import (
     SageServer,
     generate,
     wait_until,
-    warmed_store,
 )
 
 
-@pytest.fixture(scope="module")
-def sage_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SageServer]:
-    """A warmed store, and a KV pool in which the cap of 250 tokens has room three times."""
-    folder = tmp_path_factory.mktemp("sage")
-    with SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=["--max-total-tokens", "800"],
-        env=CHECKED,
-        # What is tested is what was predicted, however slow the host is to predict it.
-        settings="[predictor]\ndeadline_ms = 600000.0\nmin_matches = 3\n",
-        policy=None,
-        command=(str(BIN / "sage-sched"), "serve"),
-    ) as server:
-        yield server
+@pytest.fixture
+def sage_server(foreseeing: SageServer) -> SageServer:
+    return foreseeing
 
 
 def post(server: SageServer, path: str, body: dict[str, Any]) -> Any:
@@ -265,12 +249,12 @@ def test_no_route_takes_what_a_client_forges(sage_server: SageServer) -> None:
 
 
 def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) -> None:
-    # All are there before the first may start, and all have the same cap.
+    # All are there before the first may start, all have the same cap, and none has a twin.
     asked = {
-        "long 1": UNASKED_LONG_PROMPT,
-        "long 2": UNASKED_LONG_PROMPT,
-        "short 1": UNASKED_SHORT_PROMPT,
-        "short 2": UNASKED_SHORT_PROMPT,
+        "long 1": f"1. {UNASKED_LONG_PROMPT}",
+        "long 2": f"2. {UNASKED_LONG_PROMPT}",
+        "short 1": f"3. {UNASKED_SHORT_PROMPT}",
+        "short 2": f"4. {UNASKED_SHORT_PROMPT}",
     }
     stage.together(
         sage_server,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ from typing import Any
 import pytest
 import requests
 
-from bench.checks.exactness import TWO_RANKS, ask, differences
-from bench.servers.model import write_model
+from bench.checks.exactness import ask, differences
 from bench.servers.server import Server
 from tests.engine import stage
-from tests.engine.conftest import ASKED, CHECKED, YIELDING, YIELDING_FLAGS, Stock
-from tests.engine.crowds import ask_in_waves, ask_together
+from tests.engine.conftest import ASKED, Stock
+from tests.engine.crowds import ask_together
+from tests.engine.kinds import CHECKED, YIELDING, YIELDING_FLAGS
 from tests.engine.serving import (
-    LONG_PROMPT,
     SHORT_PROMPT,
     SageServer,
     generate,
@@ -91,40 +89,6 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
             if one.ids[:length] != other.ids[:length] or len(one.ids) not in (60, len(other.ids)):
                 changed.add(i % 5)
         assert changed == set(range(4))
-
-
-def test_latent_kv_on_two_ranks_comes_back_as_it_went(tmp_path: Path) -> None:
-    # Whenever short ones come, as many long ones yield. Cost in tokens, as a price in seconds is
-    # what the clock says.
-    settings = """
-[predictor]
-deadline_ms = 600000.0
-[policy.sage]
-cost = "output"
-aging_pools = 1000.0
-regret = inf
-[preemption]
-enabled = true
-swap_only = true
-"""
-    rng = random.Random(6)
-    long = [(f"{LONG_PROMPT} Chapter {i}.", rng.randrange(90, 120)) for i in range(6)]
-    short = [(f"{SHORT_PROMPT} Case {i}.", rng.randrange(4, 20)) for i in range(12)]
-    waves = [long, short[:4], short[4:8], short[8:]]
-    with SageServer(
-        write_model(tmp_path / "model", latent_attention=True),
-        tmp_path,
-        warmed_store(tmp_path / "store"),
-        flags=["--max-total-tokens", "640", "--max-running-requests", "4", "--tp-size", "2"],
-        env=CHECKED | TWO_RANKS,
-        settings=settings,
-    ) as server:
-        found = ask_in_waves(server, waves, every_tokens=20, ignore_eos=False)
-        stats = server.stats()
-        assert stats["preemption"]["num_yields"] == stats["preemption"]["num_resumed"] >= 8
-        assert sum(stats["num_ranked"].values()) == len(found)
-        alone = ask(server, [*long, *short], 1, sampling=[{"ignore_eos": False}])
-        assert differences(alone, found)[0] == 0
 
 
 def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock: Stock) -> None:

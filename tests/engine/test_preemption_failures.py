@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,19 @@ from typing import Any
 import pytest
 import requests
 
-from bench.checks.exactness import TWO_RANKS, differences
+from bench.checks.exactness import differences
 from bench.servers.server import ServerError
 from tests.engine import saboteur, stage
-from tests.engine.conftest import ASKED, CHECKED, YIELDING, YIELDING_FLAGS, Stock
+from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_one, ask_together
+from tests.engine.kinds import CHECKED, settings
 from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
 
 
 @pytest.fixture
 def order(yielding: SageServer) -> Iterator[Callable[[str], Any]]:
     """Gives the saboteur an order for one test; what it spoilt in the radix cache goes too."""
-    orders = saboteur.orders_file(yielding.log.parent / "saboteur")
+    orders = saboteur.orders_file(yielding.log.parent)
     yield orders.write_text
     orders.write_text(saboteur.NOTHING)
     wait_until(lambda: requests.post(f"{yielding.url}/flush_cache", timeout=300).ok)
@@ -87,8 +89,7 @@ def test_one_that_finds_no_room_keeps_its_copy_and_tries_again(
 def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
     yielding: SageServer, model: Path, stock: Stock, tmp_path: Path
 ) -> None:
-    # Last of those that share a server, as it takes it away. The next one has two ranks, and on one
-    # of them copies fail.
+    # Last of those that share a server, as it takes it away.
     generate(yielding, SHORT_PROMPT)
     wait_until(lambda: bool(yielding.history()))
     before = yielding.history()
@@ -105,20 +106,25 @@ def test_killed_with_requests_swapped_the_next_server_starts_on_its_store(
 
     stage.together(yielding, [partial(ask_a_dying_server, i) for i in range(12)], kill, swapped=2)
 
-    env = CHECKED | TWO_RANKS | saboteur.install(tmp_path / "saboteur")
-    saboteur.orders_file(tmp_path / "saboteur").write_text(saboteur.FAIL_BACKUP_ON_ONE_RANK)
-    with SageServer(
-        model,
-        tmp_path,
-        yielding.store,
-        flags=[*YIELDING_FLAGS, "--tp-size", "2"],
-        env=env,
-        settings=YIELDING + "swap_only = true\n",
-        policy="fastserve",
-    ) as server:
+    folder = tmp_path / "next"
+    folder.mkdir()
+    with SageServer(model, folder, yielding.store, env=CHECKED) as server:
         assert server.history()[: len(before)] == before
-        found = ask_together(server, ASKED)
-        assert differences(stock.answers, found)[0] == 0
-        assert counters(server)["num_yields"] > 3
-        assert server.log.read_text().count("it goes on running") > 3
-        wait_until(lambda: len(server.history()) >= len(before) + len(ASKED))
+        generate(server, SHORT_PROMPT)
+        wait_until(lambda: len(server.history()) > len(before))
+
+
+def test_where_the_copy_fails_on_one_rank_both_go_on(two_ranks: SageServer) -> None:
+    settings(two_ranks, {"schedule_policy": "fastserve", "preemption": {"enabled": True}})
+    before = counters(two_ranks)
+    orders = saboteur.orders_file(two_ranks.log.parent)
+    orders.write_text(saboteur.FAIL_BACKUP_ON_ONE_RANK)
+    try:
+        found = ask_together(two_ranks, ASKED[:18])
+    finally:
+        orders.write_text(saboteur.NOTHING)
+    with ThreadPoolExecutor(6) as pool:
+        alone = list(pool.map(lambda one: ask_one(two_ranks, one), ASKED[:18]))
+    assert differences(alone, found)[0] == 0
+    assert counters(two_ranks)["num_yields"] > before["num_yields"] + 3
+    assert two_ranks.log.read_text().count("it goes on running") > 3

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import requests
 
-from bench.checks.exactness import TWO_RANKS, ask, differences
+from bench.checks.exactness import ask, differences
 from predictor_store.model_fingerprint import fingerprint
 from predictor_store.recording import Recording
-from tests.engine.conftest import ASKED, CHECKED, YIELDING_FLAGS, Stock
+from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
+from tests.engine.kinds import CHECKED, YIELDING_FLAGS, settings
 from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until, warmed_store
 from tests.predictor_store.probes import probe
 
@@ -32,7 +33,7 @@ record = "{record}"
 """
 
 
-def started(model: Path, folder: Path, *flags: str, **env: str) -> SageServer:
+def started(model: Path, folder: Path) -> SageServer:
     """Under trail, with a probe that says anything at all."""
     probe(fingerprint(model), recipe="trail").write(folder / "probe")
     settings = SETTINGS.format(probe=folder / "probe", record=folder / "recorded")
@@ -40,8 +41,8 @@ def started(model: Path, folder: Path, *flags: str, **env: str) -> SageServer:
         model,
         folder,
         warmed_store(folder / "store"),
-        flags=[*YIELDING_FLAGS, *flags],
-        env=CHECKED | env,
+        flags=YIELDING_FLAGS,
+        env=CHECKED,
         settings=settings,
         policy="trail",
     )
@@ -97,12 +98,14 @@ class TestStatesAreRead:
         assert reading.stats()["probe"]["num_scores"] == before["num_scores"]
 
 
-def test_two_ranks_go_by_the_same_scores(model: Path, stock: Stock, tmp_path: Path) -> None:
+def test_two_ranks_go_by_the_same_scores(two_ranks: SageServer) -> None:
     """SGLang compares what the ranks do, and ends the server if they differ."""
-    with started(model, tmp_path, "--tp", "2", **TWO_RANKS) as server:
-        answers = ask(server, ASKED, 36)
-        assert [len(answer.ids) for answer in answers] == [num for _, num in ASKED]
-        stats = server.stats()
-        assert stats["preemption"]["num_yields"] > 20
-        assert stats["probe"]["num_scores"] > 0
-        assert stats["num_policy_errors"] == 0
+    before = two_ranks.stats()["preemption"]["num_yields"]
+    trail = {"schedule_policy": "trail", "policy": {"trail": {"limit": 1000.0}}}
+    settings(two_ranks, trail | {"preemption": {"enabled": True}})
+    answers = ask(two_ranks, ASKED[:18], 18)
+    assert [len(answer.ids) for answer in answers] == [num for _, num in ASKED[:18]]
+    stats = two_ranks.stats()
+    assert stats["preemption"]["num_yields"] - before > 10
+    assert stats["probe"]["num_scores"] > 0
+    assert stats["num_policy_errors"] == 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,28 +12,19 @@ import pytest
 import requests
 
 from tests.engine import stage
+from tests.engine.kinds import settings
 from tests.engine.serving import (
     LONG_PROMPT,
     SHORT_PROMPT,
     SageServer,
     generate,
     wait_until,
-    warmed_store,
 )
 
-TWO_REPLICAS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-FLAGS = ["--dp-size", "2", "--max-running-requests", "8"]
-SETTINGS = '[router]\ndispatch = "predicted-cost"\n'
 
-
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SageServer]:
-    folder = tmp_path_factory.mktemp("replicas")
-    store = warmed_store(folder / "store")
-    with SageServer(
-        model, folder, store, flags=FLAGS, env=TWO_REPLICAS, settings=SETTINGS
-    ) as server:
-        yield server
+@pytest.fixture
+def server(replicas: SageServer) -> SageServer:
+    return replicas
 
 
 def router(server: SageServer) -> dict[str, Any]:
@@ -156,6 +145,15 @@ def test_an_aborted_request_counts_no_more(server: SageServer) -> None:
     wait_until(lambda: router(server)["num_unfinished"] == [0, 0])
 
 
+def test_all_of_them_go_by_new_settings(server: SageServer) -> None:
+    for policy in ("fcfs", "sage"):
+        settings(server, {"schedule_policy": policy})
+        info = requests.get(f"{server.url}/server_info", timeout=300).json()
+        names = [state["sage"]["schedule_policy"] for state in info["internal_states"]]
+        assert names == [policy] * 2
+        assert len(generate(server, [SHORT_PROMPT] * 4, 3)) == 4
+
+
 def scheduler_of(server: SageServer, rank: int) -> int:
     """Its process."""
     found = [
@@ -168,44 +166,40 @@ def scheduler_of(server: SageServer, rank: int) -> int:
 
 
 def test_what_ran_on_a_killed_replica_gets_an_error_and_nothing_else_does(
-    model: Path, tmp_path: Path
+    server: SageServer,
 ) -> None:
-    store = warmed_store(tmp_path / "store")
-    with SageServer(
-        model, tmp_path, store, flags=FLAGS, env=TWO_REPLICAS, settings=SETTINGS
-    ) as server:
+    # Last of those that share it, as one of the two is gone.
+    def ask(rank: int | None, cap: int, **more: Any) -> requests.Response:
+        body = {
+            "text": SHORT_PROMPT,
+            "sampling_params": {"max_new_tokens": cap, "temperature": 0, "ignore_eos": True},
+            "routed_dp_rank": rank,
+            **more,
+        }
+        return requests.post(f"{server.url}/generate", json=body, timeout=300)
 
-        def ask(rank: int | None, cap: int, **more: Any) -> requests.Response:
-            body = {
-                "text": SHORT_PROMPT,
-                "sampling_params": {"max_new_tokens": cap, "temperature": 0, "ignore_eos": True},
-                "routed_dp_rank": rank,
-                **more,
-            }
-            return requests.post(f"{server.url}/generate", json=body, timeout=300)
-
-        with ThreadPoolExecutor(16) as pool:
-            with stage.held(server):
-                doomed = [pool.submit(ask, 1, 40) for _ in range(3)]
-                streamed = pool.submit(ask, 1, 40, stream=True)
-                safe = [pool.submit(ask, 0, 40) for _ in range(3)]
-                wait_until(lambda: router(server)["num_unfinished"] == [3, 4])
-                os.kill(scheduler_of(server, 1), signal.SIGKILL)
-                lost = [each.result() for each in doomed]
-                assert all(response.status_code == 503 for response in lost)
-                assert all("Replica 1 " in response.text for response in lost)
-                assert "Replica 1 " in streamed.result().text
-            answers = [each.result() for each in safe]
-        assert [response.status_code for response in answers] == [200] * 3
-        assert {response.json()["meta_info"]["completion_tokens"] for response in answers} == {40}
-        # All go to the one that is left, and one that asks for the dead is refused.
-        more = [ask(None, 5) for _ in range(4)]
-        assert {rank_of(response.json()) for response in more} == {0}
-        refused = ask(1, 5)
-        assert (refused.status_code, "Replica 1 " in refused.text) == (503, True)
-        # An abort goes to all replicas, as does what asks for their state.
-        requests.post(f"{server.url}/abort_request", json={"rid": "nobody"}, timeout=300)
-        assert router(server)["dead"] == [1]
-        assert router(server)["num_unfinished"] == [0, 0]
-        assert requests.get(f"{server.url}/health_generate", timeout=300).status_code == 200
-        assert ask(None, 5).status_code == 200
+    with ThreadPoolExecutor(16) as pool:
+        with stage.held(server):
+            doomed = [pool.submit(ask, 1, 40) for _ in range(3)]
+            streamed = pool.submit(ask, 1, 40, stream=True)
+            safe = [pool.submit(ask, 0, 40) for _ in range(3)]
+            wait_until(lambda: router(server)["num_unfinished"] == [3, 4])
+            os.kill(scheduler_of(server, 1), signal.SIGKILL)
+            lost = [each.result() for each in doomed]
+            assert all(response.status_code == 503 for response in lost)
+            assert all("Replica 1 " in response.text for response in lost)
+            assert "Replica 1 " in streamed.result().text
+        answers = [each.result() for each in safe]
+    assert [response.status_code for response in answers] == [200] * 3
+    assert {response.json()["meta_info"]["completion_tokens"] for response in answers} == {40}
+    # All go to the one that is left, and one that asks for the dead is refused.
+    more = [ask(None, 5) for _ in range(4)]
+    assert {rank_of(response.json()) for response in more} == {0}
+    refused = ask(1, 5)
+    assert (refused.status_code, "Replica 1 " in refused.text) == (503, True)
+    # An abort goes to all replicas, as does what asks for their state.
+    requests.post(f"{server.url}/abort_request", json={"rid": "nobody"}, timeout=300)
+    assert router(server)["dead"] == [1]
+    assert router(server)["num_unfinished"] == [0, 0]
+    assert requests.get(f"{server.url}/health_generate", timeout=300).status_code == 200
+    assert ask(None, 5).status_code == 200

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT, warmed_store
+from tests.nursery import Nursery
 
 
 def test_not_chosen_it_is_a_stock_server(stock: Stock) -> None:
@@ -18,7 +16,7 @@ def test_not_chosen_it_is_a_stock_server(stock: Stock) -> None:
     assert "sage" not in stock.state
 
 
-def test_the_engine_api(model: Path, tmp_path: Path) -> None:
+def test_the_engine_api(nursery: Nursery, model: Path, tmp_path: Path) -> None:
     config = tmp_path / "sage.yaml"
     config.write_text(f"store: {{path: {warmed_store(tmp_path / 'store')}}}\n")
     code = f"""
@@ -31,16 +29,7 @@ if __name__ == "__main__":
     print(json.dumps(engine.get_server_info()["internal_states"][0]["sage"]))
     engine.shutdown()
 """
-    script = tmp_path / "engine_script.py"
-    script.write_text(code)
-    result = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "SAGE_CONFIG": str(config)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    result = nursery.run(code, SAGE_CONFIG=str(config))
     assert result.returncode == 0, result.stderr
     stats = json.loads(result.stdout.strip().splitlines()[-1])
     assert sum(stats["num_ranked"].values()) == 2

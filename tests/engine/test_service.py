@@ -24,20 +24,15 @@ from predictor_store.model_history import folder_of_model
 from predictor_store.warm import Observation, warm_store
 from sage_sched.address import Address
 from sage_sched.config import StoreConfig
-from tests.engine.conftest import BIN, CHECKED
+from tests.engine.kinds import BIN, CHECKED, PATIENT, settings
 from tests.engine.serving import (
     LONG_PROMPT,
     SEVERAL_HTTP_PROCESSES,
     SHORT_PROMPT,
-    UNHURRIED,
     SageServer,
     generate,
     wait_until,
-    warmed_store,
 )
-
-# However long a prediction takes.
-PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
 
 
 def predictor_of(server: Server) -> dict[str, Any]:
@@ -47,53 +42,47 @@ def predictor_of(server: Server) -> dict[str, Any]:
 
 
 @SEVERAL_HTTP_PROCESSES
-def test_several_http_processes_share_one_worker(model: Path, tmp_path: Path) -> None:
-    with SageServer(
-        model,
-        tmp_path,
-        warmed_store(tmp_path / "store"),
-        flags=["--tokenizer-worker-num", "2"],
-        env=CHECKED | UNHURRIED,
-        settings=PATIENT,
-    ) as server:
-        num_before = len(server.history())  # of SGLang's own requests
-        with ThreadPoolExecutor(16) as pool:
-            prompts = [SHORT_PROMPT, LONG_PROMPT] * 16
-            answers = list(pool.map(lambda prompt: generate(server, prompt, 3), prompts))
-        assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [3] * 32
-        wait_until(lambda: len(server.history()) >= num_before + 32)
-        ranked = server.stats()["num_ranked"]
-        assert ranked.get("warm", 0) + ranked.get("history", 0) >= 32
-        # Each has predicted some, and what either learns both have.
-        seen: dict[int, int] = {}
+def test_several_http_processes_share_one_worker(several: SageServer) -> None:
+    server = several
+    settings(server, {"schedule_policy": "sage"})
+    num_before = len(server.history())  # of SGLang's own requests
+    with ThreadPoolExecutor(16) as pool:
+        prompts = [SHORT_PROMPT, LONG_PROMPT] * 16
+        answers = list(pool.map(lambda prompt: generate(server, prompt, 3), prompts))
+    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [3] * 32
+    wait_until(lambda: len(server.history()) >= num_before + 32)
+    ranked = server.stats()["num_ranked"]
+    assert ranked.get("warm", 0) + ranked.get("history", 0) >= 32
+    # Each has predicted some, and what either learns both have.
+    seen: dict[int, int] = {}
 
-        def both_were_asked() -> bool:
-            found = predictor_of(server)
-            seen[found["http_process"]] = found["num_recorded"]
-            return len(seen) == 2 and min(seen.values()) >= 32
+    def both_were_asked() -> bool:
+        found = predictor_of(server)
+        seen[found["http_process"]] = found["num_recorded"]
+        return len(seen) == 2 and min(seen.values()) >= 32
 
-        wait_until(both_were_asked)
+    wait_until(both_were_asked)
 
-        (worker,) = workers_of(server)
-        no_abort_is_lost_whichever_process_it_comes_to(server, worker)
+    (worker,) = workers_of(server)
+    no_abort_is_lost_whichever_process_it_comes_to(server, worker)
 
-        # The worker is killed: nobody waits, and it comes back for both.
-        worker.kill()
-        answers = [generate(server, SHORT_PROMPT, 3) for _ in range(4)]
-        assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [3] * 4
-        seen.clear()
+    # The worker is killed: nobody waits, and it comes back for both.
+    worker.kill()
+    answers = [generate(server, SHORT_PROMPT, 3) for _ in range(4)]
+    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [3] * 4
+    seen.clear()
 
-        def both_are_back() -> bool:
-            found = predictor_of(server)
-            seen[found["http_process"]] = found["worker_alive"]
-            return len(seen) == 2 and min(seen.values()) == 1
+    def both_are_back() -> bool:
+        found = predictor_of(server)
+        seen[found["http_process"]] = found["worker_alive"]
+        return len(seen) == 2 and min(seen.values()) == 1
 
-        wait_until(both_are_back)
-        num_before = len(server.history())
-        for _ in range(8):
-            generate(server, SHORT_PROMPT, 3)
-        wait_until(lambda: len(server.history()) >= num_before + 8)
-        assert server.stats()["num_policy_errors"] == 0
+    wait_until(both_are_back)
+    num_before = len(server.history())
+    for _ in range(8):
+        generate(server, SHORT_PROMPT, 3)
+    wait_until(lambda: len(server.history()) >= num_before + 8)
+    assert server.stats()["num_policy_errors"] == 0
 
 
 def no_abort_is_lost_whichever_process_it_comes_to(server: Server, worker: psutil.Process) -> None:
@@ -135,14 +124,14 @@ def workers_of(server: Server) -> list[psutil.Process]:
 
 @contextmanager
 def service(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
-    settings = folder / "service.toml"
-    settings.write_text(f'[store]\npath = "{folder / "store"}"\nkeep_prompts = true\n')
+    config = folder / "service.toml"
+    config.write_text(f'[store]\npath = "{folder / "store"}"\nkeep_prompts = true\n')
     with subprocess.Popen(
         [
             str(BIN / "sage-sched"),
             *f"predictor serve --listen {address}".split(),
             "--sage-config",
-            str(settings),
+            str(config),
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -182,14 +171,14 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
     for name, length in (("short", 4), ("long", 700)):
         lengths = [Observation(SHORT_PROMPT, length) for _ in range(40)]
         warm_store(folder_of_model(store, name), lengths, StoreConfig())
-    settings = f'{PATIENT}service = "{address}"\n'
+    by_service = f'{PATIENT}service = "{address}"\n'
 
     def server(name: str) -> SageServer:
         folder = tmp_path / name
         folder.mkdir()
         flags = ["--served-model-name", name]
         return SageServer(
-            model, folder, folder / "unused", flags=flags, env=CHECKED, settings=settings
+            model, folder, folder / "unused", flags=flags, env=CHECKED, settings=by_service
         )
 
     with pytest.raises(RuntimeError, match="sage-sched predictor serve"), server("refused"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import stat
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,71 +15,24 @@ from bench.servers.server import Server
 from bench.whatif.engine import of_running
 from bench.whatif.read import read_log
 from patches import set_command
-from tests.engine import stage
-from tests.engine.conftest import CHECKED
+from tests.engine.conftest import Stock
+from tests.engine.kinds import CHECKED
 from tests.engine.serving import CPU_FLAGS, generate, wait_until, warmed_store
-
-# Its order goes by the prompts' lengths, and by arrival where they are alike.
-POLICY = ["--schedule-policy", "shortest-prefill-first", "--max-running-requests", "2"]
-SECRET = "Never write this down"
-PROMPTS = {
-    "long": f"{SECRET}: " + "tell me of the dragon and the seven seas. " * 12,
-    "short": f"{SECRET}.",
-    "middle": f"{SECRET}: " + "what do they mean? " * 6,
-    "same": f"{SECRET}!",
-    "chatty": f"{SECRET}: " + "why? " * 10,
-}
-
-
-@dataclass(frozen=True)
-class Served:
-    """order: in which requests started. answers: their texts, tokens and log probabilities."""
-
-    order: list[str]
-    answers: dict[str, tuple[str, list[Any]]]
-    state: dict[str, Any]
-
-
-def serve(server: Server, dumps: Path | None = None) -> Served:
-    if dumps is not None:
-        told = {"dump_requests_folder": str(dumps), "dump_requests_threshold": len(PROMPTS)}
-        requests.post(f"{server.url}/configure_logging", json=told).raise_for_status()
-    said = stage.together(
-        server,
-        [
-            partial(
-                generate, server, text, 9 + i, rid=name, return_logprob=True,
-                sampling_params={"custom_params": {"sage_lengths": [1, 2], "own": i}},
-            )
-            for i, (name, text) in enumerate(PROMPTS.items())
-        ],
-    )  # fmt: skip
-    answers = {
-        name: (answer["text"], answer["meta_info"]["output_token_logprobs"])
-        for name, answer in zip(PROMPTS, said, strict=True)
-    }
-    info = requests.get(f"{server.url}/server_info", timeout=300).json()
-    return Served(stage.started(server), answers, info["internal_states"][0])
-
-
-@pytest.fixture(scope="module")
-def stock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    log = tmp_path_factory.mktemp("unshadowed") / "server.log"
-    with Server(model, [*CPU_FLAGS, *POLICY], log=log, env=CHECKED) as server:
-        return serve(server)
+from tests.engine.shadowing import POLICY, PROMPTS, SECRET, serve
 
 
 def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
-    model: Path, stock: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, stock: Stock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record, config, dumps = tmp_path / "record.jsonl", tmp_path / "sage.toml", tmp_path / "dumps"
     config.write_text(f'[store]\npath = "{warmed_store(tmp_path / "store")}"\n')
     flags = [*CPU_FLAGS, *POLICY, "--sage-shadow", str(record), "--sage-config", str(config)]
     with Server(model, flags, log=tmp_path / "server.log", env=CHECKED) as server:
         shadowed = serve(server, dumps)
-        assert shadowed.order == stock.order == ["short", "same", "chatty", "middle", "long"]
-        assert shadowed.answers == stock.answers
-        assert "sage" not in stock.state
+        assert shadowed.order == ["short", "same", "chatty", "middle", "long"]
+        assert shadowed.order == stock.unshadowed.order
+        assert shadowed.answers == stock.unshadowed.answers
+        assert "sage" not in stock.unshadowed.state
 
         predictor = shadowed.state["sage"]["predictor"]
         assert predictor["num_predicted_warm"] == len(PROMPTS)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,54 +13,15 @@ import requests
 from bench.checks.exactness import ask, differences
 from bench.servers.server import Server
 from tests.engine import stage
-from tests.engine.conftest import CHECKED
 from tests.engine.crowds import ask_together
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate, warmed_store
-
-SETTINGS = """
-[hints]
-trust = "body"
-[slo]
-trust = "header"
-default = "default"
-[slo.classes.interactive]
-priority = 10
-weight = 10.0
-ttft_slo_ms = 3600000.0
-tpot_slo_ms = 60000.0
-[slo.classes.default]
-ttft_slo_ms = 3600000.0
-tpot_slo_ms = 60000.0
-min_ttft_slo_ms = 1000.0
-[slo.classes.rare]
-priority = 5
-max_share = 0.01
-[slo.classes.bulk]
-priority = -10
-fair = true
-[policy.proserve]
-density = "expected"
-gamma = 1000000000.0
-"""
-FLAGS = [
-    "--max-running-requests", "3", "--max-total-tokens", "1024", "--chunked-prefill-size", "64",
-    "--enable-mixed-chunk", "--enable-metrics",
-]  # fmt: skip
+from tests.engine.kinds import settings
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[SageServer]:
-    folder = tmp_path_factory.mktemp("slo")
-    with SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=FLAGS,
-        env=CHECKED,
-        settings=SETTINGS,
-        policy="proserve",
-    ) as started:
-        yield started
+@pytest.fixture
+def server(classes: SageServer) -> SageServer:
+    settings(classes, {"schedule_policy": "proserve"})
+    return classes
 
 
 def say(

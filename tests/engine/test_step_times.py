@@ -1,15 +1,25 @@
 """What a real server of two ranks learns: step times, also kept for the next, and how long answers
-become."""
+become. Its model has latent attention, whose KV comes back as it went, too."""
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
 
-from bench.checks.exactness import TWO_RANKS
-from tests.engine.conftest import CHECKED
-from tests.engine.serving import SageServer, generate, wait_until, warmed_store
+from bench.checks.exactness import TWO_RANKS, ask, differences
+from bench.servers.model import write_model
+from tests.engine.crowds import ask_in_waves
+from tests.engine.kinds import CHECKED
+from tests.engine.serving import (
+    LONG_PROMPT,
+    SHORT_PROMPT,
+    SageServer,
+    generate,
+    wait_until,
+    warmed_store,
+)
 
 # As many as are learned from at once, and more.
 NUM_ANSWERS, NUM_TOKENS = 8, 60
@@ -17,16 +27,31 @@ NUM_ANSWERS, NUM_TOKENS = 8, 60
 NUM_SHORT = 12
 
 
-def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(
-    model: Path, tmp_path: Path
-) -> None:
+# Whenever short ones come, as many long ones yield. Cost in tokens, as a price in seconds is what
+# the clock says.
+SETTINGS = """
+[predictor]
+deadline_ms = 600000.0
+[policy.sage]
+cost = "output"
+aging_pools = 1000.0
+regret = inf
+[preemption]
+enabled = true
+swap_only = true
+"""
+FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "4", "--tp-size", "2"]
+
+
+def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(tmp_path: Path) -> None:
     store = warmed_store(tmp_path / "store")
+    model = write_model(tmp_path / "model", latent_attention=True)
 
     def server(name: str) -> SageServer:
         folder = tmp_path / name
         folder.mkdir()
-        flags = ["--tp-size", "2"]
-        return SageServer(model, folder, store, flags=flags, env=CHECKED | TWO_RANKS)
+        env = CHECKED | TWO_RANKS
+        return SageServer(model, folder, store, flags=FLAGS, env=env, settings=SETTINGS)
 
     with server("first") as first:
         assert first.stats()["step_time"]["source"] == "shipped"
@@ -42,6 +67,22 @@ def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(
         assert coefficients(kept) == coefficients(learned)
         wait_until(lambda: all_say(second, "step times are kept now: "))
         assert generate(second, "Say it.", 2)["meta_info"]["completion_tokens"] == 2
+        latent_kv_comes_back_as_it_went(second)
+
+
+def latent_kv_comes_back_as_it_went(server: SageServer) -> None:
+    rng = random.Random(6)
+    long = [(f"{LONG_PROMPT} Chapter {i}.", rng.randrange(90, 120)) for i in range(6)]
+    short = [(f"{SHORT_PROMPT} Case {i}.", rng.randrange(4, 20)) for i in range(12)]
+    waves = [long, short[:4], short[4:8], short[8:]]
+    before = server.stats()
+    found = ask_in_waves(server, waves, every_tokens=20, ignore_eos=False)
+    stats = server.stats()
+    assert stats["preemption"]["num_yields"] == stats["preemption"]["num_resumed"] >= 8
+    num_ranked = sum(stats["num_ranked"].values()) - sum(before["num_ranked"].values())
+    assert num_ranked == len(found)
+    alone = ask(server, [*long, *short], 1, sampling=[{"ignore_eos": False}])
+    assert differences(alone, found)[0] == 0
 
 
 def all_say(server: SageServer, what: str) -> bool:

@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from functools import partial
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from predictor_store.urgency_head import UrgencyHead, hashed
 from tests.engine import stage
-from tests.engine.conftest import CHECKED
-from tests.engine.serving import SageServer, generate, warmed_store
-
-SETTINGS = """
-[urgency]
-model = "{model}"
-
-[slo]
-trust = "body"
-
-[slo.classes.emergency]
-priority = 10
-urgency = 1
-
-[slo.classes.bulk]
-priority = -10
-urgency = 5
-"""
+from tests.engine.kinds import settings
+from tests.engine.serving import SageServer, generate
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[SageServer]:
-    """Whoever bleeds is guessed to be of level 2; one slot, so that they go one by one."""
-    folder = tmp_path_factory.mktemp("urgency")
-    weights = np.zeros((1 << 15, 6), np.float32)
-    weights[hashed("bleeds"), 1] = 100.0
-    UrgencyHead(weights, np.array([0.0, 0, 20, 0, 0, 0]), 1.0, 4.0).write(folder / "model")
-    with SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=["--max-running-requests", "1"],
-        env=CHECKED,
-        settings=SETTINGS.format(model=folder / "model"),
-        policy="urgency",
-    ) as started:
-        yield started
+@pytest.fixture
+def server(one_slot: SageServer) -> SageServer:
+    settings(one_slot, {"schedule_policy": "urgency"})
+    return one_slot
 
 
 def test_the_more_urgent_go_first_by_class_by_priority_and_by_guess(server: SageServer) -> None:
@@ -59,6 +27,7 @@ def test_the_more_urgent_go_first_by_class_by_priority_and_by_guess(server: Sage
         "guessed": (f"He bleeds. {prompt}", {}),
         "emergency": (prompt, {"priority": 10}),
     }
+    before = server.stats()
     answers = stage.together(
         server,
         [
@@ -69,6 +38,8 @@ def test_the_more_urgent_go_first_by_class_by_priority_and_by_guess(server: Sage
     assert stage.started(server) == ["emergency", "guessed", "any", "priority", "bulk"]
     assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [4] * 5
     stats = server.stats()
-    assert stats["urgency"]["num_guessed"]["2"] == 1
+    guessed = [each["urgency"]["num_guessed"].get("2", 0) for each in (before, stats)]
+    assert guessed[1] - guessed[0] == 1
     assert stats["urgency"]["num_failed"] == 0
-    assert stats["slo"]["num_by_class"] == {"emergency": 1, "bulk": 1}
+    counted = Counter(stats["slo"]["num_by_class"])
+    assert counted - Counter(before["slo"]["num_by_class"]) == {"emergency": 1, "bulk": 1}

@@ -1,0 +1,217 @@
+"""The servers that tests share, by what they are. Their policy, and what else may change, tests set
+while they run; each is made in a folder of its own, and not started yet."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import requests
+
+from bench.checks.exactness import STRICT, TWO_RANKS
+from bench.servers.model import write_model
+from bench.servers.policy_server import CPU_ENV
+from bench.servers.server import Server
+from predictor_store.model_fingerprint import fingerprint
+from predictor_store.urgency_head import UrgencyHead, hashed
+from tests.engine import kv_witness, saboteur, stage
+from tests.engine.serving import UNHURRIED, SageServer, warmed_store
+from tests.predictor_store.probes import probe
+from tests.test_docs import install_example
+
+BIN = Path(sys.executable).parent
+CHECKED = CPU_ENV | STRICT
+TWO_REPLICAS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+# However long a prediction takes.
+PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
+# A prefill step is soon worth its while, on any host.
+COSTLY_PREFILLS = "[step_time]\nprefill_base_ms = 1.0\nprefill_token_ms = 1.0\n"
+CHUNK_TOKENS = 64
+NUM_LAYERS = 4
+# Six may run, and requests yield most often under this policy: every time that their age has
+# doubled. It goes by tokens alone; swap_only, as what else is cheaper is a matter of the clock.
+YIELDING = """
+[policy.fastserve]
+refresh_interval_tokens = 2
+quantum_ms = 6.0
+[step_time]
+decode_base_ms = 6.0
+prefill_base_ms = 6.0
+prefill_token_ms = 0.0
+[preemption]
+enabled = true
+max_yields = 1000
+"""
+YIELDING_FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
+_ONE_SLOT = """
+[urgency]
+model = "{model}"
+[hints]
+trust = "body"
+[policy.deadlines]
+default_slo_ms = 60000.0
+[slo]
+trust = "body"
+[slo.classes.emergency]
+priority = 10
+urgency = 1
+[slo.classes.bulk]
+priority = -10
+urgency = 5
+"""
+_CLASSES = """
+[hints]
+trust = "body"
+[slo]
+trust = "header"
+default = "default"
+[slo.classes.interactive]
+priority = 10
+weight = 10.0
+ttft_slo_ms = 3600000.0
+tpot_slo_ms = 60000.0
+[slo.classes.default]
+ttft_slo_ms = 3600000.0
+tpot_slo_ms = 60000.0
+min_ttft_slo_ms = 1000.0
+[slo.classes.rare]
+priority = 5
+max_share = 0.01
+[slo.classes.bulk]
+priority = -10
+fair = true
+[policy.proserve]
+density = "expected"
+gamma = 1000000000.0
+"""
+
+
+def yielding(model: Path, folder: Path) -> SageServer:
+    """Its requests yield, its swapping can be spoilt (saboteur.py), and it writes a trace."""
+    return SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=[*YIELDING_FLAGS, "--sage-trace", str(folder / "trace.jsonl")],
+        env=CHECKED | saboteur.install(folder),
+        settings=f"{PATIENT}{YIELDING}swap_only = true\n",
+        policy="fastserve",
+    )
+
+
+def two_ranks(model: Path, folder: Path) -> SageServer:
+    """Like `yielding`, on two ranks, with an admin's key, and a probe that says anything at all."""
+    probe(fingerprint(model), recipe="trail").write(folder / "probe")
+    return SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=[*YIELDING_FLAGS, "--tp-size", "2", "--admin-api-key", stage.ADMIN_KEY],
+        env=CHECKED | TWO_RANKS | saboteur.install(folder),
+        settings=f'{YIELDING}[probe]\nfile = "{folder / "probe"}"\n',
+        policy="fastserve",
+    )
+
+
+def one_slot(model: Path, folder: Path) -> SageServer:
+    """Requests go one by one: by urgency, or under the policy of docs/policies.md. Whoever bleeds
+    is guessed to be of level 2."""
+    weights = np.zeros((1 << 15, 6), np.float32)
+    weights[hashed("bleeds"), 1] = 100.0
+    UrgencyHead(weights, np.array([0.0, 0, 20, 0, 0, 0]), 1.0, 4.0).write(folder / "model")
+    return SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=["--max-running-requests", "1"],
+        env=CHECKED | install_example(folder),
+        settings=_ONE_SLOT.format(model=folder / "model"),
+        policy="urgency",
+    )
+
+
+def foreseeing(model: Path, folder: Path) -> SageServer:
+    """Started as users do; the cap of 250 tokens has room three times."""
+    return SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=["--max-total-tokens", "800"],
+        env=CHECKED,
+        settings=f"{PATIENT}min_matches = 3\n{COSTLY_PREFILLS}",
+        policy=None,
+        command=(str(BIN / "sage-sched"), "serve"),
+    )
+
+
+def classes(model: Path, folder: Path) -> SageServer:
+    """Classes of requests, and prompts in chunks."""
+    return SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=[
+            "--max-running-requests", "3", "--max-total-tokens", "1024",
+            "--chunked-prefill-size", str(CHUNK_TOKENS), "--enable-mixed-chunk", "--enable-metrics",
+        ],
+        env=CHECKED,
+        settings=_CLASSES,
+        policy="proserve",
+    )  # fmt: skip
+
+
+def replicas(model: Path, folder: Path) -> SageServer:
+    """Two, among which our router chooses."""
+    return SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=["--dp-size", "2", "--max-running-requests", "8"],
+        env=TWO_REPLICAS,
+        settings='[router]\ndispatch = "predicted-cost"\n',
+    )
+
+
+def several(model: Path, folder: Path) -> SageServer:
+    """Two HTTP processes, with an admin's key."""
+    return SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=["--tokenizer-worker-num", "2", "--admin-api-key", stage.ADMIN_KEY],
+        env=CHECKED | UNHURRIED,
+        settings=PATIENT,
+    )
+
+
+def sliced(model: Path, folder: Path) -> SageServer:
+    """A Mixtral whose prefills are cut at every layer; what is computed is witnessed."""
+    return SageServer(
+        write_model(folder / "mixtral", num_layers=NUM_LAYERS, hidden_size=64, num_experts=8),
+        folder,
+        warmed_store(folder / "store"),
+        flags=["--disable-overlap-schedule", "--chunked-prefill-size", "-1"],
+        env=CHECKED | kv_witness.install(folder),
+        settings=f'{COSTLY_PREFILLS}[hints]\ntrust = "body"\n[policy.qllm]\nslice_ms = 0.001\n',
+        policy="qllm",
+    )
+
+
+NAMES = (
+    "yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "several", "sliced",
+)  # fmt: skip
+
+
+def settings(server: Server, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What it goes by, after a change if one is given."""
+    key = {"Authorization": f"Bearer {stage.ADMIN_KEY}"}
+    path = f"{server.url}/sage/settings"
+    if changes is None:
+        answer = requests.get(path, headers=key, timeout=300)
+    else:
+        answer = requests.post(path, json=changes, headers=key, timeout=300)
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
