@@ -42,6 +42,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _RANK[kind_of(item)])
 
 
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def pytest_groups_told(items: list[pytest.Item]) -> None:
+    """pytest-xdist 3.8 adds the group to a name that pytest 9.2 no longer goes by."""
+    for item in items:
+        if (with_group := vars(item).get("_nodeid")) is not None:
+            item._id = type(item._id).parse(with_group)
+            assert item.nodeid == with_group
+
+
 @pytest.fixture(scope="session")
 def nursery(pytestconfig: pytest.Config) -> Nursery:
     return pytestconfig.stash[_NURSERY]
