@@ -37,7 +37,7 @@ def differs(sequence: Sequence, tokens: torch.Tensor) -> float:
     return float((sequence.logits - MODEL.forward(tokens)).abs().max())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_whoever_comes_between_two_experts_all_say_what_they_say_alone(seed: int) -> None:
     script, waiting = random.Random(seed), prompts(8, seed)
     queues, came, num_steps = ExpertQueues(MODEL), list[Sequence](), 0
