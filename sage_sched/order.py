@@ -45,12 +45,15 @@ def retention_order(
 ) -> list[int]:
     """The positions of running jobs, from the first to keep to the first to retract.
 
-    default: SGLang's own order of them. What the policy cannot rank has its place in that one.
+    default: SGLang's own order of them. What the policy cannot rank has its place in that one,
+        behind those that are promised their turn.
     """
     rank_anew(jobs, policy)
     places = _places(jobs, policy, view)
-    ranked = iter(sorted((p for p in default if jobs[p].is_ranked), key=places.__getitem__))
-    return [next(ranked) if jobs[position].is_ranked else position for position in default]
+    promised = sorted((p for p in default if jobs[p].is_promised), key=places.__getitem__)
+    others = [p for p in default if not jobs[p].is_promised]
+    ranked = iter(sorted((p for p in others if jobs[p].is_ranked), key=places.__getitem__))
+    return promised + [next(ranked) if jobs[p].is_ranked else p for p in others]
 
 
 def rank_anew(jobs: Iterable[Job], policy: Policy) -> None:
