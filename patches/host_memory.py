@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
-import torch
 
 from patches.engine_types import Scheduler
+from patches.ranks import least
 
 # Of what is free at the start. The rest is for models that are loaded anew, page cache, and others.
 SHARE = 0.25
@@ -40,9 +40,4 @@ def pool_bytes(scheduler: Scheduler) -> int:
     args = scheduler.server_args
     num_ranks = args.tp_size * args.pp_size * (1 if args.enable_dp_attention else args.dp_size)
     own: int = int(SHARE * free_bytes()) // max(1, num_ranks // args.nnodes)
-    group = scheduler.tp_group
-    if group.world_size == 1:
-        return own
-    least = torch.tensor([own], dtype=torch.int64)
-    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return int(least.item())
+    return least(scheduler, own)

@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.common import (
 )
 
 from patches.engine_types import Batch, Req, Scheduler
+from patches.ranks import least
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
     except (RuntimeError, MemoryError):
         logger.exception("a request's KV could not be copied to host memory; it goes on running")
         copied = False
-    if not _on_all_ranks(scheduler, copied):
+    if not least(scheduler, copied):  # on whichever rank
         drop(scheduler, req)
         return False
     running_batch.release_req(running_batch.reqs.index(req), len(running_batch.reqs) - 1)
@@ -224,7 +225,7 @@ def _restored(scheduler: Scheduler, req: Req) -> Return:
     except (RuntimeError, MemoryError):
         logger.exception("a request's KV could not be copied back; it is computed again")
         restored = False
-    if not _on_all_ranks(scheduler, restored):
+    if not least(scheduler, restored):  # on whichever rank
         release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
         req.reset_for_retract()
         drop(scheduler, req)
@@ -256,13 +257,3 @@ def _given_room(scheduler: Scheduler, req: Req, num_tokens: int) -> bool:
     )
     pool.write((req.kv.req_pool_idx, slice(0, num_tokens)), slots.to(torch.int32))
     return True
-
-
-def _on_all_ranks(scheduler: Scheduler, done: bool) -> bool:
-    """Whether a copy went well on every tensor-parallel rank: they have to go on alike."""
-    group = scheduler.tp_group
-    if group.world_size == 1:
-        return done
-    flag = torch.tensor([done], dtype=torch.int32)
-    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return bool(flag.item())

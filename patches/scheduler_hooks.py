@@ -1,6 +1,6 @@
-"""The hooks of a scheduler process: jobs arrive, passes follow the policy's plan, admission counts
-on what is foreseen, tokens are counted, and if memory runs out, the last of the order is
-retracted."""
+"""The hooks of a scheduler process: jobs arrive, passes follow the policy's plan, admission keeps
+the plan's headroom free, tokens are counted, and whom SGLang retracts is the last of the order.
+"""
 
 from __future__ import annotations
 

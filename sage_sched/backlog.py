@@ -11,14 +11,14 @@ from sage_sched.step_time import ServerFacts
 
 def expected_left_tokens(job: Job, expected_share: float) -> float:
     """Of its answer, on average still to come. expected_share: of the cap, where nothing is known
-    of its length (SchedulerView.expected_share)."""
+    of its length (SGLang's new_token_ratio)."""
     age_tokens, cap_leaves = job.generated_tokens, max(1, job.max_new_tokens - job.generated_tokens)
     if job.has_fixed_length:
         return cap_leaves
     if job.distribution is None:
         return max(1.0, expected_share * cap_leaves)
     known = job.distribution if not age_tokens else job.distribution.surviving(age_tokens)
-    # Longer than all that were alike: there is as much to come as there was, as admission has it.
+    # Longer than all that were alike: there is as much to come as there was.
     mean_tokens = 2 * age_tokens if known is None else known.mean()
     return min(max(1.0, mean_tokens - age_tokens), cap_leaves)
 

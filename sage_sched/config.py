@@ -171,8 +171,9 @@ class PreemptionConfig:
     max_yields: a request that has left so often yields to nobody any more.
     host_pool_gib: host memory for their KV, per scheduler rank; 0 for a share of what is free when
         the server starts.
-    swap_only: never leave KV behind to be computed again, not even where that is cheaper or the
-        host memory is full. Computed again, KV is rounded otherwise, and so may sampled text be.
+    swap_only: leave no KV behind to be computed again where that is cheaper; only where memory runs
+        out and host memory is full. Computed again, KV is rounded otherwise, and so may sampled
+        text be.
     """
 
     enabled: bool = True

@@ -824,9 +824,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the KV of a copy that failed on one rank is given up on the other",
-        "patches/kv_copy.py",
-        "    return bool(flag.item())",
-        "    return done",
+        "patches/ranks.py",
+        "    return int(numbers.item())",
+        "    return number",
         f"{_FAILURES}::test_where_the_copy_fails_on_one_rank_both_go_on",
     ),
     Mutation(

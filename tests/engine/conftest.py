@@ -141,41 +141,15 @@ def _asked(model: Path, folder: Path) -> Stock:
         return Stock(ask(server, ASKED, 12), info["internal_states"][0], unshadowed)
 
 
-@pytest.fixture
-def yielding(pool: Pool) -> SageServer:
-    return pool.get(kinds.yielding)
+def _shared(name: str) -> Any:
+    """A fixture: the server of that kind."""
+
+    @pytest.fixture(name=name)
+    def server(pool: Pool) -> SageServer:
+        return pool.get(getattr(kinds, name))
+
+    return server
 
 
-@pytest.fixture
-def two_ranks(pool: Pool) -> SageServer:
-    return pool.get(kinds.two_ranks)
-
-
-@pytest.fixture
-def one_slot(pool: Pool) -> SageServer:
-    return pool.get(kinds.one_slot)
-
-
-@pytest.fixture
-def foreseeing(pool: Pool) -> SageServer:
-    return pool.get(kinds.foreseeing)
-
-
-@pytest.fixture
-def classes(pool: Pool) -> SageServer:
-    return pool.get(kinds.classes)
-
-
-@pytest.fixture
-def replicas(pool: Pool) -> SageServer:
-    return pool.get(kinds.replicas)
-
-
-@pytest.fixture
-def sliced(pool: Pool) -> SageServer:
-    return pool.get(kinds.sliced)
-
-
-@pytest.fixture
-def several(pool: Pool) -> SageServer:
-    return pool.get(kinds.several)
+# pytest finds fixtures by the names that a module has.
+globals().update({name: _shared(name) for name in kinds.NAMES})

@@ -23,8 +23,6 @@ from tests.engine.serving import (
 
 # As many as are learned from at once, and more.
 NUM_ANSWERS, NUM_TOKENS = 8, 60
-# As many short ones as show that forecasts are too long.
-NUM_SHORT = 12
 
 
 # Whenever short ones come, as many long ones yield. Cost in tokens, as a price in seconds is what
