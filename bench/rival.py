@@ -102,7 +102,7 @@ class Rival:
 
     @property
     def engine_fields(self) -> dict[str, float]:
-        """Fields of bench.simulator.presets.Engine that differ from the server's."""
+        """Fields of bench.engines.simulator.presets.Engine that differ from the server's."""
         fields = {
             "schedule_conservativeness": self.conservativeness,
             "clip_max_new_tokens": self.clip_tokens,
@@ -121,7 +121,7 @@ def policy_argument(text: str) -> str:
 
 def simulated_policy(text: str) -> str:
     """A policy on a command line that the simulator is to have."""
-    from bench.simulator.stock import STOCK  # which imports this module
+    from bench.engines.simulator.stock import STOCK  # which imports this module
 
     name = Rival.parse(policy_argument(text)).policy
     if name in STOCK:

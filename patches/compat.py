@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from patches.engine_types import Batch
+    from patches.scheduler.engine_types import Batch
 
 # Every hook fits all of these. The first one that does not will carry the releases that it is for.
 SUPPORTED_RELEASES = ("0.5.22", "0.5.23")

@@ -119,10 +119,10 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
 
 
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
-    from patches.dispatch import refuse_dispatch
-    from patches.probe_setup import refuse_probe
+    from patches.http.dispatch import refuse_dispatch
+    from patches.http.urgency import refuse_urgency
+    from patches.probe.setup import refuse_probe
     from patches.refusals import refuse_slices, refuse_trace, refuse_unsupported
-    from patches.urgency import refuse_urgency
 
     check_release()
     refuse_unsupported(server_args)
@@ -137,8 +137,8 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
 
 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:
+    from patches.ops.shadow_record import refuse_place
     from patches.refusals import refuse_shadow
-    from patches.shadow_record import refuse_place
 
     if _is_ours(server_args):
         raise ValueError(
@@ -154,8 +154,8 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
 
 def _refuse_store(config: SageConfig) -> None:
     """If another server has it, that is to be known before the model is loaded, in one line."""
-    from predictor_store.store import refuse_in_use
-    from predictor_store.store_file import StoreError
+    from predictor_store.store.store import refuse_in_use
+    from predictor_store.store.store_file import StoreError
 
     if not config.predictor.service:
         try:
@@ -168,7 +168,7 @@ def _activate_main(server_args: Any) -> None:
     """Before SGLang starts its processes: hook this one, and see that the others can be."""
     if _is_shadowed(server_args):
         from patches.hook import apply_all, check_all
-        from patches.shadow_mode import http_hooks, scheduler_hooks
+        from patches.ops.shadow_mode import http_hooks, scheduler_hooks
 
         _refuse_store(server_args._sage_config)
         check_all(scheduler_hooks(server_args._sage_config))
@@ -181,18 +181,18 @@ def _activate_main(server_args: Any) -> None:
     else:  # the Engine API, which has no command line; the worker says what is wrong with a store
         _prepare(server_args, None, None)
     from patches.hook import apply_all, check_all, check_calls
-    from patches.predict import predict_hooks
-    from patches.scheduler_hooks import scheduler_hooks
+    from patches.http.predict import predict_hooks
+    from patches.scheduler.hooks import scheduler_hooks
 
     check_all(scheduler_hooks(server_args._sage_config))
     if server_args._sage_config.router.dispatch:
-        from patches.replica_watch import controller_hooks
+        from patches.http.replica_watch import controller_hooks
 
         check_all(controller_hooks())
     check_calls()
     apply_all(predict_hooks())
     if server_args.tokenizer_worker_num > 1:
-        from patches.http_processes import main_process_hooks
+        from patches.http.processes import main_process_hooks
 
         apply_all(main_process_hooks())
 
@@ -200,14 +200,14 @@ def _activate_main(server_args: Any) -> None:
 def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
     if _is_shadowed(server_args):
         from patches.hook import apply_all
-        from patches.shadow_mode import scheduler_hooks
+        from patches.ops.shadow_mode import scheduler_hooks
 
         apply_all(scheduler_hooks(server_args._sage_config))
         return
     if not _is_ours(server_args):
         return
     from patches.hook import apply_all
-    from patches.scheduler_hooks import scheduler_hooks
+    from patches.scheduler.hooks import scheduler_hooks
 
     check_release()
     apply_all(scheduler_hooks(server_args._sage_config))
@@ -217,9 +217,9 @@ def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> 
     # It passes on what it does not know, once it can read it.
     if not _is_ours(server_args):
         return
-    importlib.import_module("patches.switch")
+    importlib.import_module("patches.scheduler.switch")
     if server_args._sage_config.router.dispatch:
         from patches.hook import apply_all
-        from patches.replica_watch import controller_hooks
+        from patches.http.replica_watch import controller_hooks
 
         apply_all(controller_hooks())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from patches.compat import UnsupportedServerError, serves_named_app
-from patches.http_processes import has_other_app
+from patches.http.processes import has_other_app
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_type
 
@@ -87,8 +87,8 @@ def refuse_trace(path: str | None) -> None:
         )
 
 
-# What prefills that are cut between layers (patches/slices.py) ask for, and what they do not
-# survive, or have not been tried with.
+# What prefills that are cut between layers (patches/scheduler/slices.py) ask for, and what they do
+# not survive, or have not been tried with.
 _NEEDED_FOR_SLICES: dict[str, Callable[[Any], bool]] = {
     "--disable-overlap-schedule": lambda args: bool(args.disable_overlap_schedule),
     "--chunked-prefill-size -1": lambda args: args.chunked_prefill_size == -1,

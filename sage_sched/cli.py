@@ -16,24 +16,30 @@ from sage_sched.entry_points import ALL, find_parts
 # does.
 OF_SERVERS = {
     "serve": (
-        "patches.serve_command",
+        "patches.ops.serve_command",
         "start SGLang with --schedule-policy sage; takes every flag of `sglang serve`",
     ),
-    "doctor": ("patches.doctor", "say what keeps a server from starting here, and what to do"),
+    "doctor": ("patches.ops.doctor", "say what keeps a server from starting here, and what to do"),
 }
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 COMMANDS = {
-    "set": ("patches.set_command", "change by what a running server goes"),
-    "explain": ("patches.explain_command", "say what happened to requests and why, by a trace"),
+    "set": ("patches.ops.set_command", "change by what a running server goes"),
+    "explain": ("patches.ops.explain_command", "say what happened to requests and why, by a trace"),
     "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),
-    "warm": ("predictor_store.warm_command", "fill the predictor's store from datasets"),
-    "predictor serve": ("predictor_store.serve_command", "serve one predictor to many servers"),
+    "warm": ("predictor_store.data.warm_command", "fill the predictor's store from datasets"),
+    "predictor serve": (
+        "predictor_store.service.serve_command",
+        "serve one predictor to many servers",
+    ),
     "train-probe": (
-        "predictor_store.train_probe_command",
+        "predictor_store.probe.train_probe_command",
         "train a probe on hidden states that a server wrote down",
     ),
-    "urgency train": ("predictor_store.urgency_command", "train a guess at how urgent prompts are"),
-    "store info": ("predictor_store.info_command", "show what the predictor's store holds"),
+    "urgency train": (
+        "predictor_store.urgency.urgency_command",
+        "train a guess at how urgent prompts are",
+    ),
+    "store info": ("predictor_store.store.info_command", "show what the predictor's store holds"),
     "bench": ("bench.comparison.command", "compare policies on real servers"),
     "bench fit": ("bench.calibration.fit", "measure a server's step times"),
     "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),

@@ -17,9 +17,9 @@ from sage_sched.fields import (
     require_within,
 )
 from sage_sched.policy import policy_type, section_of
-from sage_sched.routers import OURS
-from sage_sched.slo import SloClass, SloConfig
-from sage_sched.step_time import StepTime
+from sage_sched.routing.routers import OURS
+from sage_sched.slo.classes import SloClass, SloConfig
+from sage_sched.steps.time import StepTime
 
 # No step takes less: what rests on its time may divide by it.
 _LEAST_STEP_S = 1e-9
@@ -31,7 +31,7 @@ ENCODERS = ("static", "minilm")
 class StoreConfig:
     """The history of prompts and answer lengths.
 
-    path: its folder; "" for the default, see predictor_store.store.default_path.
+    path: its folder; "" for the default, see predictor_store.store.store.default_path.
     capacity: records kept, first in first out (SageSched section 3.1: 10,000).
     keep_prompts: store the prompts' text too; otherwise vectors and lengths alone.
     on_disk: write down what the server learns; otherwise the folder is read, if there is one.
@@ -51,7 +51,7 @@ class PredictorConfig:
     """How similar prompts become a length distribution.
 
     rule: neighbours, weighted by likeness in meaning and in length, or threshold, the rule of
-        SageSched section 3.1; see predictor_store.predictor.
+        SageSched section 3.1; see predictor_store.predict.predictor.
     encoder: what makes vectors of prompts: static, a mean of token vectors, or minilm, the
         transformer that they are distilled from, whose cosines the threshold rule is about.
     num_nearest: past prompts that a prediction looks at, the most similar ones.
@@ -139,7 +139,8 @@ class UrgencyConfig:
 class RouterConfig:
     """Which replica serves a request, on a server with --dp-size above 1.
 
-    dispatch: one of sage_sched.routers.OURS; "" leaves it to SGLang's --load-balance-method.
+    dispatch: one of sage_sched.routing.routers.OURS; "" leaves it to SGLang's
+    --load-balance-method.
     """
 
     dispatch: str = ""
@@ -188,7 +189,7 @@ class PreemptionConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeConfig:
-    """How long this server's steps take; see sage_sched.step_time.
+    """How long this server's steps take; see sage_sched.steps.time.
 
     A server that has no such section learns them while it runs, and begins with the defaults. These
     are derived for Qwen3-32B in bfloat16 on one H800 PCIe from published figures (65.6 GB of

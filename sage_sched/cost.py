@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sage_sched.step_time import ServerFacts, attended_pairs
+from sage_sched.steps.time import ServerFacts, attended_pairs
 
 
 class Cost(Protocol):

@@ -1,7 +1,7 @@
 """What a trace of decisions says: of one request when what happened to it and why, and of all who
 waited for whom.
 
-A trace is a list of events, mappings as patches/trace.py writes them: `t` is seconds since its
+A trace is a list of events, mappings as patches/ops/trace.py writes them: `t` is seconds since its
 server began it, `is` what happened, `rid` to whom.
 """
 

@@ -82,7 +82,7 @@ def register() -> None:
 def activate() -> str | None:
     """Entry point of the group sglang.srt.platforms."""
     find_parts()
-    platform: str | None = import_module("patches.cpu_platform").activate()
+    platform: str | None = import_module("patches.platform.cpu_platform").activate()
     return platform
 
 
@@ -92,4 +92,4 @@ def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     find_parts()
-    return import_module("patches.http_worker").app
+    return import_module("patches.http.worker").app

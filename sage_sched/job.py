@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sage_sched.distribution import LengthDistribution
-from sage_sched.refined import Refined
+from sage_sched.probe.refined import Refined
 
 DEFAULT_URGENCY = 3
 # What a weight, and a deadline (ms), may be. What is computed of them stays a number that counts.
@@ -24,11 +24,11 @@ class Hints:
     urgency: 1 (most urgent) to 5.
     session: whose conversation or program it belongs to; "" if unknown.
     tenant: who pays for it, where tenants share fairly; "" if unknown.
-    What no client says of itself (see sage_sched.slo):
+    What no client says of itself (see sage_sched.slo.classes):
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
     first_token_buffer: whether a token that comes early gives the next ones more time.
-    shares_fairly: whether the tenants of its class get shares alike (sage_sched.tenants).
+    shares_fairly: whether the tenants of its class get shares alike (sage_sched.fairness.tenants).
     """
 
     weight: float = 1.0
@@ -95,13 +95,13 @@ class Job:
     served_tokens: what the server has worked off for it, prefill and decode, what it computed again
         too; of all jobs together as much as SchedulerView.served_tokens.
     num_yields: how often it has left the device for others.
-    is_promised: whether nobody may overtake it any more (sage_sched.promises).
+    is_promised: whether nobody may overtake it any more (sage_sched.fairness.promises).
     is_ranked: whether its policy can rank it.
     refined: its length by what was seen of its answer; None as long as nothing was.
     revision: how often that was revised. What is cached about a job is keyed on it and on the age.
     ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
     place: (key, arrival) of its policy at this revision and age, or None; sage_sched.order's.
-    evidence: what a sage_sched.refined.Refiner has seen of it; no one else reads it.
+    evidence: what a sage_sched.probe.refined.Refiner has seen of it; no one else reads it.
     memo: what the policy computed of it; no one else reads it.
     """
 

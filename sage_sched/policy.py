@@ -9,10 +9,10 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from sage_sched.fairness.tenants import Tenants
 from sage_sched.job import Job
 from sage_sched.plan import Budget
-from sage_sched.step_time import ServerFacts
-from sage_sched.tenants import Tenants
+from sage_sched.steps.time import ServerFacts
 
 if TYPE_CHECKING:
     from sage_sched.view import SchedulerView
@@ -45,8 +45,8 @@ class Policy(ABC):
     is_clairvoyant: whether it needs true lengths. No server has them, so none runs such a policy.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     refines_by: what it makes of the scores of a probe that reads hidden states: "posterior"
-        (sage_sched.posterior), "trail" (sage_sched.trail_filter), or "" if it takes none. A server
-        runs one that takes some with a probe alone.
+        (sage_sched.probe.posterior), "trail" (sage_sched.probe.trail_filter), or "" if it takes
+        none. A server runs one that takes some with a probe alone.
     refresh_interval_tokens: while the batch is full, who yields is looked at again when a running
         job's age reaches a multiple of it.
     revision: how often its server's step times were found to be others.
@@ -189,7 +189,7 @@ def _place(source: type[Policy] | EntryPoint) -> str:
 
 @cache
 def _sources() -> dict[str, _Source]:
-    from sage_sched.policies import POLICIES
+    from sage_sched.registry import POLICIES
 
     sources: dict[str, _Source] = {}
     for section, policy in POLICIES.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sage_sched.config import PreemptionConfig
 from sage_sched.job import Job
-from sage_sched.step_time import ServerFacts
+from sage_sched.steps.time import ServerFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from bench.servers import server
-from predictor_store.embedder import Embedder
+from bench.engines.server import server
+from predictor_store.predict.embedder import Embedder
 from tests.budget import Ledger, Meter, kind_of
 from tests.nursery import Nursery
 

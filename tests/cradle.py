@@ -37,7 +37,7 @@ from typing import Any
 import psutil
 import setproctitle
 
-from bench.servers.priority import take_place_of_session
+from bench.engines.clock.priority import take_place_of_session
 
 # What takes longest of what SGLang's processes import of others.
 _OF_OTHERS = (

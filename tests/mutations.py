@@ -39,20 +39,38 @@ class Mutation:
     test: str
 
 
-_CLIENT, _STORE = "tests/predictor_store/test_client.py", "tests/predictor_store/test_store.py"
-_SERVER, _WORKER = "tests/predictor_store/test_server.py", "tests/predictor_store/test_worker.py"
-_STATE, _CARRIER = "tests/patches/test_scheduler_state.py", "tests/patches/test_carrier.py"
+_CLIENT, _STORE = (
+    "tests/predictor_store/service/test_client.py",
+    "tests/predictor_store/store/test_store.py",
+)
+_SERVER, _WORKER = (
+    "tests/predictor_store/service/test_server.py",
+    "tests/predictor_store/service/test_worker.py",
+)
+_STATE, _CARRIER = "tests/patches/scheduler/test_state.py", "tests/patches/test_carrier.py"
 _FAILURES = "tests/engine/test_preemption_failures.py"
 _PREEMPTION = "tests/engine/test_preemption.py"
-_PROBE = "tests/patches/test_probe_setup.py"
-_ROUTER, _DISPATCH = "tests/sage_sched/test_router.py", "tests/patches/test_dispatch.py"
+_PROBE = "tests/patches/probe/test_setup.py"
+_ROUTER, _DISPATCH = (
+    "tests/sage_sched/routing/test_router.py",
+    "tests/patches/http/test_dispatch.py",
+)
 _DEPARTURE = "tests/sage_sched/test_departure.py"
-_SWITCH, _SWITCHED = "tests/patches/test_switch.py", "tests/engine/test_switch.py"
-_TRACE, _EARLY = "tests/patches/test_trace.py", "tests/patches/test_early_aborts.py"
-_QLLM, _CORE_SLICES = "tests/sage_sched/test_qllm.py", "tests/sage_sched/test_slices.py"
-_URGENCY, _CREDIT = "tests/sage_sched/test_urgency.py", "tests/sage_sched/test_credit.py"
-_GUESS, _HEAD = "tests/patches/test_urgency.py", "tests/predictor_store/test_urgency_head.py"
-_SLICES, _SLICED = "tests/patches/test_slices.py", "tests/engine/test_slices.py"
+_SWITCH, _SWITCHED = "tests/patches/scheduler/test_switch.py", "tests/engine/test_switch.py"
+_TRACE, _EARLY = "tests/patches/ops/test_trace.py", "tests/patches/scheduler/test_early_aborts.py"
+_QLLM, _CORE_SLICES = (
+    "tests/sage_sched/best_effort/test_policy.py",
+    "tests/sage_sched/best_effort/test_slices.py",
+)
+_URGENCY, _CREDIT = (
+    "tests/sage_sched/urgency/test_policy.py",
+    "tests/sage_sched/urgency/test_credit.py",
+)
+_GUESS, _HEAD = (
+    "tests/patches/http/test_urgency.py",
+    "tests/predictor_store/urgency/test_urgency_head.py",
+)
+_SLICES, _SLICED = "tests/patches/scheduler/test_slices.py", "tests/engine/test_slices.py"
 
 _PLUGIN = "tests/patches/test_plugin.py"
 _ASKED_WHAT_IF = "tests/bench/whatif/test_answer.py"
@@ -60,7 +78,7 @@ _ASKED_WHAT_IF = "tests/bench/whatif/test_answer.py"
 MUTATIONS = (
     Mutation(
         "somebody leaves before the engine has to retract",
-        "patches/scheduler_state.py",
+        "patches/scheduler/state.py",
         "if running_batch.is_empty() or self._scheduler._reqs_finishing_inflight(running_batch):",
         "if any(req.next_output_finishes_by_length() for req in running_batch.reqs):",
         f"{_STATE}::test_memory_runs_out_beside_a_last_token_unless_that_is_on_its_way",
@@ -81,10 +99,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a ratio of two answers is exported",
-        "patches/http_metrics.py",
+        "patches/http/metrics.py",
         "if num_scored >= LEAST_TO_TELL:",
         "if num_scored:",
-        "tests/patches/test_http_metrics.py::test_a_ratio_of_few_answers_is_not_said",
+        "tests/patches/http/test_metrics.py::test_a_ratio_of_few_answers_is_not_said",
     ),
     Mutation(
         "caps that the log does not say are taken for none",
@@ -110,21 +128,21 @@ MUTATIONS = (
     ),
     Mutation(
         "serve's help has none of ours",
-        "patches/serve_command.py",
+        "patches/ops/serve_command.py",
         '"from sglang.srt.plugins import load_plugins; load_plugins(); "',
         '""',
         f"{_PLUGIN}::test_the_help_of_serve_ends_with_what_is_ours",
     ),
     Mutation(
         "best effort may be overtaken by twice its bound",
-        "sage_sched/policies/qllm.py",
+        "sage_sched/best_effort/policy.py",
         "(self.level(job) - _SENSITIVE) * self._piece_tokens",
         "(self.level(job) - _SENSITIVE) * 2 * self._piece_tokens",
         f"{_QLLM}::test_nobody_is_overtaken_by_more_than_the_bound",
     ),
     Mutation(
         "the most urgent go ahead without end",
-        "sage_sched/credit.py",
+        "sage_sched/urgency/credit.py",
         "        if num_tokens > self._left_tokens:\n            return False\n",
         "",
         f"{_CREDIT}::test_what_is_granted_is_a_share_of_the_work_and_a_pool_and_the_errors_of_"
@@ -132,210 +150,210 @@ MUTATIONS = (
     ),
     Mutation(
         "level 1 needs no credit",
-        "sage_sched/policies/urgency.py",
+        "sage_sched/urgency/policy.py",
         "return 1 if self._credit.has_grant(job) else max(2, job.hints.urgency)",
         "return job.hints.urgency",
         f"{_URGENCY}::test_level_1_without_credit_counts_as_level_2",
     ),
     Mutation(
         "who has credit keeps the place from before it",
-        "sage_sched/policies/urgency.py",
+        "sage_sched/urgency/policy.py",
         "            self._claims.pop(0).place = None",
         "            self._claims.pop(0)",
         f"{_URGENCY}::test_credit_comes_back_with_the_work_that_is_done",
     ),
     Mutation(
         "a level is worth two pieces of work",
-        "sage_sched/policies/urgency.py",
+        "sage_sched/urgency/policy.py",
         "self._piece_tokens + level - 2 + within",
         "self._piece_tokens + 2 * level - 4 + within",
         f"{_URGENCY}::test_a_piece_of_work_is_worth_a_level",
     ),
     Mutation(
         "what a change of settings raises ends the scheduler",
-        "patches/switch.py",
+        "patches/scheduler/switch.py",
         "    except Exception as error:\n        logger",
         "    except OSError as error:\n        logger",
         f"{_SWITCH}::test_a_scheduler_lives_on_whatever_a_switch_raises",
     ),
     Mutation(
         "settings are broadcast unread",
-        "patches/settings_route.py",
+        "patches/http/settings_route.py",
         "        Settings.of(present).changed(changes)\n",
         "        pass\n",
         f"{_SWITCH}::test_the_door_refuses_what_cannot_be_set_and_no_scheduler_minds_it",
     ),
     Mutation(
         "noise hides what a token takes",
-        "sage_sched/step_fit.py",
+        "sage_sched/steps/fit.py",
         "max(found[of_tokens], least_s)",
         "found[of_tokens]",
-        "tests/sage_sched/test_step_fit.py::test_noise_hides_no_slope",
+        "tests/sage_sched/steps/test_fit.py::test_noise_hides_no_slope",
     ),
     Mutation(
         "a token may take no time, and its worth is divided by that",
-        "sage_sched/policies/proserve.py",
+        "sage_sched/slo/policy.py",
         "_LEAST_EXEC_S = 1e-9",
         "_LEAST_EXEC_S = 0.0",
-        "tests/bench/simulator/test_extremes.py::"
+        "tests/bench/engines/simulator/test_extremes.py::"
         "test_steps_that_take_as_long_whatever_is_in_them_can_be_gone_by",
     ),
     Mutation(
         "one that runs yields to whoever has waited for longer",
-        "sage_sched/policies/urgency.py",
+        "sage_sched/urgency/policy.py",
         "        if self.level(waiting) >= self.level(running):\n",
         "        if self.key(waiting, view) >= self.key(running, view):\n",
         f"{_URGENCY}::test_one_yields_to_a_more_urgent_one_alone",
     ),
     Mutation(
         "a guess at urgency that raises costs its request",
-        "patches/urgency.py",
+        "patches/http/urgency.py",
         "        except Exception:",
         "        except ValueError:",
         f"{_GUESS}::test_a_guess_that_fails_is_counted_and_its_request_is_as_most",
     ),
     Mutation(
         "guesses are judged on what they were learned from",
-        "predictor_store/urgency_head.py",
+        "predictor_store/urgency/urgency_head.py",
         "train, test = fold != number, fold == number",
         "train, test = fold >= 0, fold == number",
         f"{_HEAD}::test_levels_are_held_out_when_they_are_judged",
     ),
     Mutation(
         "a parked prefill is passed however long it has been overtaken",
-        "sage_sched/policies/qllm.py",
+        "sage_sched/best_effort/policy.py",
         "return is_sensitive and place_of(job, self, view) < first",
         "return is_sensitive",
         f"{_CORE_SLICES}::test_nobody_passes_best_effort_that_has_been_overtaken_for_long_enough",
     ),
     Mutation(
         "a slice has a layer too many",
-        "sage_sched/slices.py",
+        "sage_sched/best_effort/slices.py",
         "return max(1, int(slice_s / layer_s))",
         "return max(1, int(slice_s / layer_s) + 1)",
         f"{_CORE_SLICES}::test_a_slice_takes_as_many_layers_as_fit_into_its_time_and_at_least_one",
     ),
     Mutation(
         "all layers are queued before anybody may pass",
-        "patches/slices.py",
+        "patches/scheduler/slices.py",
         "                settle(scheduler, result)\n",
         "",
         f"{_SLICES}::test_each_slice_has_ended_before_others_run_and_finds_attention_as_it_was",
     ),
     Mutation(
         "attention goes on with what another batch left it",
-        "patches/slices.py",
+        "patches/scheduler/slices.py",
         "                backend.init_forward_metadata(batch.split_forward_batch)\n",
         "",
         f"{_SLICES}::test_each_slice_has_ended_before_others_run_and_finds_attention_as_it_was",
     ),
     Mutation(
         "requests pass a flush",
-        "patches/slices.py",
+        "patches/scheduler/slices.py",
         "elif not isinstance(message, AbortReq) or message.abort_all:",
         "elif message is None:",
         f"{_SLICES}::test_they_wait_behind_what_concerns_all",
     ),
     Mutation(
         "admission forgets the answers of a parked prefill",
-        "patches/admission.py",
+        "patches/scheduler/admission.py",
         "state.jobs.running([*reqs, *parked])",
         "state.jobs.running(reqs)",
         f"{_SLICES}::test_admission_counts_on_the_answers_of_those_who_are_parked",
     ),
     Mutation(
         "who passes a prefill gets no token until its end",
-        "patches/slices.py",
+        "patches/scheduler/slices.py",
         "            if decoding is not None and not decoding.is_empty():",
         "            if False:",
         f"{_SLICED}::test_who_comes_meanwhile_passes_and_decodes_and_both_say_what_they_say_alone",
     ),
     Mutation(
         "the device clock charges a slice for the whole prefill",
-        "bench/servers/device_clock.py",
+        "bench/engines/clock/device_clock.py",
         "share = batch.split_forward_count / batch.model_config.num_hidden_layers",
         "share = 1.0",
-        "tests/bench/servers/test_device_clock.py::test_what_steps_take",
+        "tests/bench/engines/clock/test_device_clock.py::test_what_steps_take",
     ),
     Mutation(
         "the simulator forgets the answers of a parked prefill",
-        "bench/simulator/prefill_adder.py",
+        "bench/engines/simulator/prefill_adder.py",
         "[*state.running_jobs(), *(progress.job for progress in state.parked)]",
         "state.running_jobs()",
-        "tests/bench/simulator/test_slices.py"
+        "tests/bench/engines/simulator/test_slices.py"
         "::test_nobody_passes_without_a_slot_or_memory_for_the_parked_ones_answer",
     ),
     Mutation(
         "GoRouting fills the nodes that are full already",
-        "sage_sched/gorouting.py",
+        "sage_sched/routing/gorouting.py",
         "fits = is_candidate & (load_s + view.prefill_s <= limits.lambda_ * view.ttft_s)",
         "fits = is_candidate",
         f"{_ROUTER}::test_gorouting_is_algorithm_2",
     ),
     Mutation(
         "what a node has worked off since it was heard of counts as work",
-        "sage_sched/router.py",
+        "sage_sched/routing/router.py",
         "view.by_queue(view.exec_s) + view.decode_s - view.queue_age_s",
         "view.by_queue(view.exec_s) + view.decode_s",
         f"{_ROUTER}::test_what_was_worked_off_since_is_taken_off",
     ),
     Mutation(
         "a router goes on counting what has ended",
-        "patches/dispatch.py",
+        "patches/http/dispatch.py",
         "            if has_ended:\n",
         "            if False:\n",
         f"{_DISPATCH}::test_what_has_ended_counts_no_more",
     ),
     Mutation(
         "answers that are not streamed count as waiting until their 50th token",
-        "sage_sched/ledger.py",
+        "sage_sched/routing/ledger.py",
         "untold = np.flatnonzero(num_more > 0)",
         "untold = np.flatnonzero(num_more < 0)[:0]",
         f"{_DISPATCH}::test_a_snapshot_says_that_answers_have_begun_of_which_nothing_was_heard",
     ),
     Mutation(
         "a router thinks that a prefill holds up nobody but its own request",
-        "sage_sched/router.py",
+        "sage_sched/routing/router.py",
         "(1 + view.by_node()) * view.prefill_s + slower_s",
         "view.prefill_s + slower_s",
         f"{_ROUTER}::test_predicted_cost_costs_all_together_the_least",
     ),
     Mutation(
         "requests are sent to a replica that has died",
-        "patches/dispatch.py",
+        "patches/http/dispatch.py",
         "            self._alive.remove(rank)\n",
         "            pass\n",
         f"{_DISPATCH}::test_nothing_is_sent_to_the_dead",
     ),
     Mutation(
         "a controller waits for ever to send to a replica that has died",
-        "patches/replica_watch.py",
+        "patches/http/replica_watch.py",
         "        taken.recv()\n",
         "        return\n",
-        "tests/patches/test_replica_watch.py"
+        "tests/patches/http/test_replica_watch.py"
         "::test_the_controller_tells_of_a_death_and_is_never_stuck_on_the_dead",
     ),
     Mutation(
         "who asks all replicas waits for the dead one too",
-        "patches/dead_replica.py",
+        "patches/http/dead_replica.py",
         "        communicator.set_fan_out(num_alive)\n",
         "",
-        "tests/patches/test_replica_watch.py"
+        "tests/patches/http/test_replica_watch.py"
         "::test_what_all_were_asked_is_answered_by_those_that_are_left",
     ),
     Mutation(
         "a router overrules the rank that a client gives",
-        "patches/dispatch.py",
+        "patches/http/dispatch.py",
         "        if given is None:\n",
         "        if True:\n",
         f"{_DISPATCH}::test_a_request_goes_where_less_work_is_foreseen",
     ),
     Mutation(
         "the answers of those that wait are left out of what routers are told",
-        "sage_sched/predicted_load.py",
+        "sage_sched/routing/predicted_load.py",
         "return round(sum(_left_tokens(job) for job in waiting))",
         "return 0",
-        "tests/sage_sched/test_predicted_load.py::test_the_answers_of_those_that_wait_count",
+        "tests/sage_sched/routing/test_predicted_load.py::test_the_answers_of_those_that_wait_count",
     ),
     Mutation(
         "somebody's own package is taken for ours",
@@ -347,8 +365,8 @@ MUTATIONS = (
     Mutation(
         "a wheel leaves the predictor's data behind",
         "pyproject.toml",
-        'predictor_store = ["*.json"]',
-        'predictor_store = ["*.toml"]',
+        'predictor_store = ["predict/*.json"]',
+        'predictor_store = ["predict/*.toml"]',
         "tests/test_package.py::test_the_wheel_holds_every_file_of_the_packages_and_nothing_else",
     ),
     Mutation(
@@ -360,43 +378,43 @@ MUTATIONS = (
     ),
     Mutation(
         "a model is predicted from another's answers",
-        "predictor_store/worker.py",
+        "predictor_store/service/worker.py",
         "known = self._only or self._histories.get(model)",
         "known = self._only or next(iter(self._histories.values()), None)",
         f"{_SERVER}::test_models_are_told_apart_and_clients_of_one_share",
     ),
     Mutation(
         "a score is fitted to answers that go on",
-        "predictor_store/history.py",
+        "predictor_store/predict/history.py",
         "ended = np.flatnonzero(~self.unfinished[: len(self)])",
         "ended = np.arange(len(self))",
-        "tests/predictor_store/test_history.py::test_no_score_is_fitted_to_answers_that_go_on",
+        "tests/predictor_store/predict/test_history.py::test_no_score_is_fitted_to_answers_that_go_on",
     ),
     Mutation(
         "an answer that went on is a record twice",
-        "predictor_store/model_history.py",
+        "predictor_store/predict/model_history.py",
         "if place is None or not self._history.amend(place, *of):",
         "if True:",
-        "tests/predictor_store/test_worker.py::"
+        "tests/predictor_store/service/test_worker.py::"
         "test_an_answer_that_went_on_is_one_record_in_the_end",
     ),
     Mutation(
         "others may connect to a service's socket",
-        "predictor_store/service_socket.py",
+        "predictor_store/service/service_socket.py",
         "mask = os.umask(0o177)",
         "mask = os.umask(0)",
         f"{_SERVER}::test_a_unix_socket_is_its_owners_alone",
     ),
     Mutation(
         "any token will do",
-        "predictor_store/message_lines.py",
+        "predictor_store/service/message_lines.py",
         'if self._token and not is_same(rest.get("token"), self._token):',
         'if self._token and not rest.get("token"):',
         f"{_SERVER}::test_over_tcp_alone_a_token_is_asked_for",
     ),
     Mutation(
         "a byte is as good as a hello",
-        "predictor_store/server.py",
+        "predictor_store/service/server.py",
         "            if events & _READ and (piece := connection.receive()):\n",
         "            if events & _READ and (piece := connection.receive()):\n"
         "                connection.allow(None)\n",
@@ -404,61 +422,61 @@ MUTATIONS = (
     ),
     Mutation(
         "strangers keep others out",
-        "predictor_store/server.py",
+        "predictor_store/service/server.py",
         "                self._make_room()\n",
         "                pass\n",
         f"{_SERVER}::test_strangers_keep_nobody_out",
     ),
     Mutation(
         "a body is read without the token",
-        "predictor_store/json_requests.py",
+        "predictor_store/service/json_requests.py",
         'raise RequestError(HTTPStatus.UNAUTHORIZED, "the token is not the service\'s")',
         "self._connection.allow(None)",
         f"{_SERVER}::test_the_token_comes_before_the_body",
     ),
     Mutation(
         "a client that is hung up on twice ends the service",
-        "predictor_store/server.py",
+        "predictor_store/service/server.py",
         "connection = self._connections.pop(number, None)",
         "connection = self._connections.pop(number)",
         f"{_SERVER}::test_who_is_late_and_gone_is_hung_up_on_once",
     ),
     Mutation(
         "who greets again and again is told all at once",
-        "predictor_store/worker.py",
+        "predictor_store/service/worker.py",
         "if by.waits_for is None:",
         "if True:",
         f"{_WORKER}::test_who_says_more_than_hello_before_it_is_answered_is_refused_once",
     ),
     Mutation(
         "scopes that are asked about are remembered for ever",
-        "predictor_store/history.py",
+        "predictor_store/predict/history.py",
         "return self._scope_numbers.get(name, _NO_SCOPE)",
         "return self._scope_numbers.setdefault(name, _NO_SCOPE)",
-        "tests/predictor_store/test_history.py::test_names_of_scopes_are_forgotten_with_their_"
+        "tests/predictor_store/predict/test_history.py::test_names_of_scopes_are_forgotten_with_their_"
         "records",
     ),
     Mutation(
         "predictions worse than none are used",
-        "predictor_store/model_history.py",
+        "predictor_store/predict/model_history.py",
         "return forecast.blind if self._quality.widened else forecast.said",
         "return forecast.said",
         f"{_WORKER}::test_a_poisoned_history_is_seen_through",
     ),
     Mutation(
         "thinking, tools and formats make no difference before a regression is fitted",
-        "predictor_store/predictor.py",
+        "predictor_store/predict/predictor.py",
         "(foreign, _FOREIGN_WORTH), (other, _OTHER_WORTH)",
         "(foreign, _FOREIGN_WORTH),",
-        "tests/predictor_store/test_asked.py"
+        "tests/predictor_store/predict/test_asked.py"
         "::test_the_same_words_asked_otherwise_are_answered_otherwise",
     ),
     Mutation(
         "a class is granted beyond its share",
-        "sage_sched/slo.py",
+        "sage_sched/slo/classes.py",
         "            name = config.default\n            self._num_demoted",
         "            self._num_demoted",
-        "tests/sage_sched/test_slo.py"
+        "tests/sage_sched/slo/test_classes.py"
         "::test_if_all_claim_the_best_class_those_beyond_its_share_get_the_default",
     ),
     Mutation(
@@ -477,72 +495,72 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch is planned as if steps took no longer than foreseen",
-        "patches/scheduler_state.py",
+        "patches/scheduler/state.py",
         "pace=self.jobs.pace,",
         "pace=1.0,",
         f"{_STATE}::test_a_tick_dates_those_that_came_with_it",
     ),
     Mutation(
         "a request that can no longer be in time shortens everybody's batch",
-        "sage_sched/slide.py",
+        "sage_sched/slo/slide.py",
         "in_time = queue.remain_s >= queue.exec_s + self.fixed_s",
         "in_time = queue.remain_s >= -math.inf",
-        "tests/sage_sched/test_slide.py::test_the_order_is_that_of_algorithm_1",
+        "tests/sage_sched/slo/test_slide.py::test_the_order_is_that_of_algorithm_1",
     ),
     Mutation(
         "a prompt that is found to be cached loses its place",
-        "sage_sched/policies/proserve.py",
+        "sage_sched/slo/policy.py",
         "            promised.worth, promised.looked_at = worth, NEVER\n",
         "            promised.worth, promised.looked_at, promised.key = worth, NEVER, 0.0\n",
-        "tests/sage_sched/test_proserve.py"
+        "tests/sage_sched/slo/test_policy.py"
         "::test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order",
     ),
     Mutation(
         "scores of hidden states are told once, and lost if SGLang skips the broadcast",
-        "patches/probe.py",
+        "patches/probe/scores.py",
         '            steps=b"".join(row.tobytes() for row in self._steps),',
         '            steps=b"".join([self._steps.pop().tobytes() for _ in self._arrivals]),',
         f"{_PROBE}::test_scores_are_told_until_they_have_come_and_once_applied",
     ),
     Mutation(
         "scores that are no numbers count",
-        "patches/probe.py",
+        "patches/probe/scores.py",
         "if not np.isfinite(logits[row]).all():",
         "if False:",
         f"{_PROBE}::test_scores_that_are_no_numbers_are_counted_and_dropped",
     ),
     Mutation(
         "scores count alike at all ages",
-        "sage_sched/posterior.py",
+        "sage_sched/probe/posterior.py",
         "log_seen = reading.gamma * log_seen + self._beta[band, None] * seen",
         "log_seen = reading.gamma * log_seen + self._beta.max() * seen",
-        "tests/sage_sched/test_posterior.py"
+        "tests/sage_sched/probe/test_posterior.py"
         "::test_scores_count_as_much_as_those_of_their_band_of_ages",
     ),
     Mutation(
         "scores that are held back for a pass are lost",
-        "patches/probe.py",
+        "patches/probe/scores.py",
         "        if not held:\n            self._num_held_back = 0\n",
         "        if held:\n            self._drop(len(self._steps))\n",
         f"{_PROBE}::test_where_many_run_scores_are_told_every_few_passes_together",
     ),
     Mutation(
         "a probe of another model is taken",
-        "patches/probe_setup.py",
+        "patches/probe/setup.py",
         "        if of_probe != of_model:",
         "        if False:",
         f"{_PROBE}::test_a_probe_of_another_model_stops_the_start_and_both_values_are_named",
     ),
     Mutation(
         "a late prediction costs the request its prior",
-        "predictor_store/client.py",
+        "predictor_store/service/client.py",
         "answer.set_result(Prediction(handle, self._prior))",
         "answer.set_result(Prediction(handle, None))",
         f"{_CLIENT}::test_a_hung_worker_costs_the_prediction_alone",
     ),
     Mutation(
         "a late prediction is not counted",
-        "predictor_store/client.py",
+        "predictor_store/service/client.py",
         'self._counts["num_deadline_misses"] += 1',
         "pass",
         f"{_CLIENT}::test_a_hung_worker_costs_the_prediction_alone",
@@ -577,56 +595,56 @@ MUTATIONS = (
     ),
     Mutation(
         "a document that many ask about at once is computed for each",
-        "patches/prompts.py",
+        "patches/scheduler/prompts.py",
         "return common_length(ids, other_ids)",
         "return 0",
         "tests/engine/test_twins.py",
     ),
     Mutation(
         "what is asked beside a prompt's words never reaches the worker",
-        "predictor_store/client.py",
+        "predictor_store/service/client.py",
         '            "asked": asked.as_fields(),\n',
         "",
         f"{_CLIENT}::test_what_is_asked_beside_the_words_comes_along",
     ),
     Mutation(
         "each request waits in vain for a worker that hangs",
-        "predictor_store/client.py",
+        "predictor_store/service/client.py",
         "if self._is_silent:",
         "if False:",
         f"{_CLIENT}::test_a_hung_worker_costs_the_prediction_alone",
     ),
     Mutation(
         "requests wait for a worker that has died",
-        "predictor_store/client.py",
+        "predictor_store/service/client.py",
         "            if not answer.done():\n                answer.set_result(Prediction(None",
         "            if answer.done():\n                answer.set_result(Prediction(None",
         f"{_CLIENT}::test_a_killed_worker_costs_the_prediction_alone_and_comes_back",
     ),
     Mutation(
         "a worker's restart is not counted",
-        "predictor_store/client.py",
+        "predictor_store/service/client.py",
         'self._counts["num_worker_restarts"] += 1',
         "pass",
         f"{_CLIENT}::test_a_killed_worker_costs_the_prediction_alone_and_comes_back",
     ),
     Mutation(
         "what a full disk did not take is forgotten",
-        "predictor_store/store.py",
+        "predictor_store/store/store.py",
         "            self.write_error = str(error)\n",
         "            self.write_error = str(error)\n            self._unwritten.clear()\n",
         f"{_STORE}::test_a_full_disk_delays_writing_and_is_logged_once",
     ),
     Mutation(
         "a damaged record is read",
-        "predictor_store/store_file.py",
+        "predictor_store/store/store_file.py",
         "if not sound or _crc32(record_id, *fields) != crc32:",
         "if not sound:",
         f"{_STORE}::test_a_record_with_flipped_bits_is_refused",
     ),
     Mutation(
         "a store of another embedder is read",
-        "predictor_store/store.py",
+        "predictor_store/store/store.py",
         "    if made_with[0] != made_with[1]:",
         "    if made_with[0] != made_with[0]:",
         f"{_STORE}::test_a_store_of_another_embedder_is_refused",
@@ -640,7 +658,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a malformed carrier is not counted",
-        "patches/jobs.py",
+        "patches/scheduler/jobs.py",
         "self._num_malformed += 1",
         "pass",
         f"{_STATE}::test_what_cannot_be_ranked_keeps_its_place",
@@ -654,14 +672,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a policy that raises takes the scheduler along",
-        "patches/scheduler_state.py",
+        "patches/scheduler/state.py",
         '            self.failures.count("plan a pass")\n',
         "            raise\n",
         f"{_STATE}::test_a_failing_policy_means_order_of_arrival_and_one_log_line",
     ),
     Mutation(
         "a job is sorted by a clock",
-        "patches/jobs.py",
+        "patches/scheduler/jobs.py",
         "served_at_arrival_tokens=self.served_tokens,",
         "served_at_arrival_tokens=time.perf_counter_ns() % 100_000,",
         f"{_STATE}::test_two_ranks_that_see_the_same_decide_alike",
@@ -675,40 +693,40 @@ MUTATIONS = (
     ),
     Mutation(
         "one stall counts as much as a hundred steps",
-        "sage_sched/step_fit.py",
+        "sage_sched/steps/fit.py",
         "counts = np.minimum(1.0, _OUTLIER * spread / np.maximum(errors, 1e-12))",
         "counts = np.ones_like(errors)",
-        "tests/sage_sched/test_step_fit.py::test_stalls_hardly_count",
+        "tests/sage_sched/steps/test_fit.py::test_stalls_hardly_count",
     ),
     Mutation(
         "rank 0 goes by what it has learned before the others do",
-        "patches/calibration.py",
+        "patches/scheduler/calibration.py",
         "        self._news = StepTimes(",
         "        self.step_time = step_time\n        self._news = StepTimes(",
-        "tests/patches/test_calibration.py::test_it_is_said_again_until_it_has_come_back",
+        "tests/patches/scheduler/test_calibration.py::test_it_is_said_again_until_it_has_come_back",
     ),
     Mutation(
         "step times are said once, and lost where a rank skips the broadcast",
-        "patches/calibration.py",
+        "patches/scheduler/calibration.py",
         "        return self._news\n",
         "        news, self._news = self._news, None\n        return news\n",
-        "tests/patches/test_calibration.py::test_it_is_said_again_until_it_has_come_back",
+        "tests/patches/scheduler/test_calibration.py::test_it_is_said_again_until_it_has_come_back",
     ),
     Mutation(
         "a file of step times, or an encoder, is reached through a link",
         "predictor_store/cached_file.py",
         "flags | os.O_NOFOLLOW | os.O_NONBLOCK",
         "flags | os.O_NONBLOCK",
-        "tests/patches/test_step_time_file.py::test_a_link_is_followed_neither_way",
+        "tests/patches/scheduler/test_step_time_file.py::test_a_link_is_followed_neither_way",
     ),
     Mutation(
         "a copy of KV counts as a step's time",
-        "patches/step_meter.py",
+        "patches/scheduler/step_meter.py",
         "    def interrupted(self) -> None:\n"
         '        """Something that is no part of a step takes time."""\n'
         "        self._since_s = None\n",
         "    def interrupted(self) -> None:\n        pass\n",
-        "tests/patches/test_step_meter.py::test_a_step_that_something_came_into_is_not_told_of",
+        "tests/patches/scheduler/test_step_meter.py::test_a_step_that_something_came_into_is_not_told_of",
     ),
     Mutation(
         "a hook that is gone is not missed",
@@ -719,10 +737,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a prompt that others read counts as given back",
-        "patches/kv_copy.py",
+        "patches/scheduler/kv_copy.py",
         "    return alone + unlocked\n",
         "    return int(req.kv.kv_allocated_len)\n",
-        "tests/patches/test_kv_copy.py::test_a_shared_prompt_is_freed_by_the_last_that_reads_it",
+        "tests/patches/scheduler/test_kv_copy.py::test_a_shared_prompt_is_freed_by_the_last_that_reads_it",
     ),
     Mutation(
         "the order depends on a queue that one rank alone has reordered",
@@ -733,14 +751,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a request yields that asks for experts, which are kept by slot",
-        "patches/survival.py",
+        "patches/scheduler/survival.py",
         "value is not unused and (type(value) is not type(unused) or value != unused)",
         "value is None",
-        "tests/patches/test_survival.py",
+        "tests/patches/scheduler/test_survival.py",
     ),
     Mutation(
         "an abort that overtakes its request is lost",
-        "patches/early_aborts.py",
+        "patches/scheduler/early_aborts.py",
         "            scheduler.abort_request(AbortReq(rid=request.rid))\n",
         "            pass\n",
         "tests/engine/test_prediction.py::"
@@ -748,50 +766,50 @@ MUTATIONS = (
     ),
     Mutation(
         "whoever asks a server how it goes can end it",
-        "patches/scheduler_hooks.py",
+        "patches/scheduler/hooks.py",
         "        except Exception as error:  # whoever",
         "        except OSError as error:  # whoever",
-        "tests/patches/test_scheduler_hooks.py::"
+        "tests/patches/scheduler/test_hooks.py::"
         "test_a_scheduler_goes_on_though_what_it_counts_cannot_be_told",
     ),
     Mutation(
         "replicas keep to themselves how long their steps take",
-        "patches/scheduler_hooks.py",
+        "patches/scheduler/hooks.py",
         "return news if dispatches(scheduler.server_args, config) else None",
         "return None",
         f"{_DISPATCH}::test_the_http_process_hears_of_steps_where_it_dispatches_alone",
     ),
     Mutation(
         "what waits at a replica is as long as it was by other steps",
-        "sage_sched/ledger.py",
+        "sage_sched/routing/ledger.py",
         "                self._exec_s[each.slot] = self._prefill_s(",
         "                self._prefill_s(",
         f"{_DISPATCH}::test_deadlines_are_told_by_the_replicas_own_steps",
     ),
     Mutation(
         "a prompt without a token reaches a scheduler",
-        "patches/door.py",
+        "patches/http/door.py",
         "    if ids is not None and not len(ids) and",
         "    if ids is None and not len(ids) and",
-        "tests/patches/test_door.py::test_an_empty_prompt_is_refused",
+        "tests/patches/http/test_door.py::test_an_empty_prompt_is_refused",
     ),
     Mutation(
         "an abort that comes to another HTTP process and overtakes its request is lost",
-        "patches/early_aborts.py",
+        "patches/scheduler/early_aborts.py",
         'rid != "" and manager.server_args.tokenizer_worker_num > 1',
         "False",
         f"{_EARLY}::test_schedulers_hear_of_what_may_be_too_early",
     ),
     Mutation(
         "whoever takes an id that was aborted is aborted",
-        "patches/early_aborts.py",
+        "patches/scheduler/early_aborts.py",
         "rid.startswith(begins) and (came_s if begins else begun_s) <= sent_s",
         "rid.startswith(begins)",
         f"{_EARLY}::test_who_was_given_up_goes_and_nobody_else",
     ),
     Mutation(
         "one that finds no room loses its copy",
-        "patches/kv_copy.py",
+        "patches/scheduler/kv_copy.py",
         "    if not _given_room(scheduler, req, num_tokens):\n        return Return.NO_ROOM\n",
         "    if not _given_room(scheduler, req, num_tokens):\n"
         "        drop(scheduler, req)\n        return Return.LOST\n",
@@ -799,14 +817,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a wrong length is restored",
-        "patches/kv_copy.py",
+        "patches/scheduler/kv_copy.py",
         "    req.kv.kv_committed_len = num_tokens\n",
         "    req.kv.kv_committed_len = num_tokens - 1\n",
         f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",
     ),
     Mutation(
         "one token's KV is not copied",
-        "patches/kv_copy.py",
+        "patches/scheduler/kv_copy.py",
         "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n",
         "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n"
         "        row = pool.req_to_token[req.kv.req_pool_idx]\n"
@@ -815,7 +833,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a slot is given back twice",
-        "patches/kv_copy.py",
+        "patches/scheduler/kv_copy.py",
         "    _leave(running_batch, req)\n    return True\n",
         "    _leave(running_batch, req)\n"
         "    free = scheduler.req_to_token_pool.free_slots\n    free += free[-1:]\n"
@@ -824,14 +842,14 @@ MUTATIONS = (
     ),
     Mutation(
         "the KV of a copy that failed on one rank is given up on the other",
-        "patches/ranks.py",
+        "patches/scheduler/ranks.py",
         "    return int(numbers.item())",
         "    return number",
         f"{_FAILURES}::test_where_the_copy_fails_on_one_rank_both_go_on",
     ),
     Mutation(
         "what is penalized is forgotten at a return",
-        "patches/kv_copy.py",
+        "patches/scheduler/kv_copy.py",
         "        said = torch.tensor(reqs[0].output_ids[:-1],",
         "        said = torch.tensor(reqs[0].output_ids[:0],",
         f"{_PREEMPTION}::TestPagesOf16WithoutOverlapAndLittleHostMemory::"
@@ -839,14 +857,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a policy is switched to that needs a probe which there is not",
-        "patches/switch.py",
+        "patches/scheduler/switch.py",
         "    require(not reason,",
         "    require(True,",
         f"{_SWITCH}::test_a_refused_value_changes_nothing_and_says_why",
     ),
     Mutation(
         "who runs never meets the policy that was switched to",
-        "patches/switch.py",
+        "patches/scheduler/switch.py",
         "        *(req for batch in batches for req in batch.reqs),",
         "        *(),",
         f"{_SWITCH}::test_who_runs_and_who_waits_for_a_grammar_meets_the_new_policy_too",
@@ -868,43 +886,43 @@ MUTATIONS = (
     ),
     Mutation(
         "what is in host memory is prefilled again under SGLang's own order",
-        "patches/scheduler_state.py",
+        "patches/scheduler/state.py",
         "return not self.settings.is_stock or self.preemption is not None",
         "return not self.settings.is_stock",
         f"{_SWITCHED}::test_those_in_host_memory_come_back_under_sglangs_own_order",
     ),
     Mutation(
         "anybody may change settings where there are several HTTP processes",
-        "patches/settings_route.py",
+        "patches/http/settings_route.py",
         "auth_level=AuthLevel.ADMIN_OPTIONAL,",
         "auth_level=AuthLevel.NORMAL,",
         f"{_SWITCH}::test_who_may_change_settings",
     ),
     Mutation(
         "the rank that speaks on /metrics goes on with other ages than the others",
-        "patches/scheduler_metrics.py",
+        "patches/ops/scheduler_metrics.py",
         "    job = copy(req.sage.job)",
         "    job = req.sage.job",
-        "tests/patches/test_scheduler_metrics.py"
+        "tests/patches/ops/test_scheduler_metrics.py"
         "::test_the_rank_that_speaks_goes_on_as_the_others_do",
     ),
     Mutation(
         "anybody may read a trace",
-        "patches/trace.py",
+        "patches/ops/trace.py",
         "os.fchmod(file.fileno(), 0o600)",
         "os.fchmod(file.fileno(), 0o644)",
         f"{_TRACE}::test_only_its_owner_may_read_it_and_no_link_is_followed",
     ),
     Mutation(
         "a trace grows until the disk is full",
-        "patches/trace.py",
+        "patches/ops/trace.py",
         "if file.tell() + len(content) > self._max_bytes:",
         "if file.tell() < 0:",
         f"{_TRACE}::test_it_grows_to_its_limit_and_keeps_what_is_latest",
     ),
     Mutation(
         "a disk that hangs fills the scheduler's memory",
-        "patches/trace.py",
+        "patches/ops/trace.py",
         "len(self._lines) >= _MOST_WAITING:",
         "len(self._lines) < 0:",
         f"{_TRACE}::test_a_disk_that_hangs_costs_lines_and_no_memory",
@@ -914,40 +932,40 @@ MUTATIONS = (
         "sage_sched/decide.py",
         "order = policy.tenants.in_turn(order, num_open, view)",
         "order = list(order)",
-        "tests/sage_sched/test_tenants.py::test_a_flood_of_one_tenant_does_not_hold_up_another",
+        "tests/sage_sched/fairness/test_tenants.py::test_a_flood_of_one_tenant_does_not_hold_up_another",
     ),
     Mutation(
         "of too many tenants one that waits is forgotten",
-        "sage_sched/tenants.py",
+        "sage_sched/fairness/tenants.py",
         "if name not in busy)",
         "if name)",
-        "tests/sage_sched/test_tenants.py::test_who_waits_or_runs_is_not_forgotten_however_many_come",
+        "tests/sage_sched/fairness/test_tenants.py::test_who_waits_or_runs_is_not_forgotten_however_many_come",
     ),
     Mutation(
         "who comes while nobody waits begins with nothing had",
-        "sage_sched/tenants.py",
+        "sage_sched/fairness/tenants.py",
         "waited & names.keys() or waited)",
         "waited & names.keys())",
-        "tests/sage_sched/test_tenants.py::test_nor_by_coming_while_nobody_waits",
+        "tests/sage_sched/fairness/test_tenants.py::test_nor_by_coming_while_nobody_waits",
     ),
     Mutation(
         "of too many sessions one that goes on is forgotten",
-        "sage_sched/sessions.py",
+        "sage_sched/fairness/sessions.py",
         "= self._began.pop(name)",
         "= self._began[name]",
-        "tests/sage_sched/test_sessions.py::"
+        "tests/sage_sched/fairness/test_sessions.py::"
         "test_of_too_many_sessions_those_are_forgotten_that_ask_no_more",
     ),
     Mutation(
         "the copy outlives a flush",
-        "patches/scheduler_hooks.py",
+        "patches/scheduler/hooks.py",
         "            self.sage.preemption.swap.forget_copies()",
         "            pass",
         f"{_PREEMPTION}::test_what_a_flush_makes_stale_is_computed_again",
     ),
     Mutation(
         "a request dump runs what it holds",
-        "predictor_store/request_dumps.py",
+        "predictor_store/data/request_dumps.py",
         "        return Husk\n\n    def persistent_load",
         "        return super().find_class(module, name)\n\n    def persistent_load",
         "tests/bench/whatif/test_read.py::test_a_dump_runs_nothing",
@@ -962,14 +980,14 @@ MUTATIONS = (
     ),
     Mutation(
         "others may read a shadow record",
-        "patches/shadow_record.py",
+        "patches/ops/shadow_record.py",
         "os.fchmod(self._fd, 0o600)",
         "os.fchmod(self._fd, 0o644)",
-        "tests/patches/test_shadow_record.py::test_what_is_written_is_read_back",
+        "tests/patches/ops/test_shadow_record.py::test_what_is_written_is_read_back",
     ),
     Mutation(
         "the shadow writes into requests",
-        "patches/shadow_mode.py",
+        "patches/ops/shadow_mode.py",
         "state.prediction = asyncio.ensure_future(predicted)",
         'obj.sampling_params["custom_params"] = {"sage": predicted}',
         "tests/engine/test_shadow_mode.py::"

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import IO, Any
 
-from bench.servers import server
-from bench.servers.policy_server import CPU_ENV
+from bench.engines.server import server
+from bench.engines.server.policy_server import CPU_ENV
 
 _MAX_ANSWER_BYTES = 32
 
@@ -56,8 +56,8 @@ class Nursery:
     def launch(
         self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes]
     ) -> server.Launched:
-        """In the place of bench.servers.server.launch(). All commands but SGLang's usual one start
-        as users start them, which takes four times as long."""
+        """In the place of bench.engines.server.server.launch(). All commands but SGLang's usual
+        one start as users start them, which takes four times as long."""
         order: dict[str, Any] = {"command": [*command]}
         # The number of threads is read by what has been imported.
         if tuple(command[:3]) == server.STOCK_COMMAND and CPU_ENV.items() <= env.items():

@@ -43,7 +43,8 @@ def test_imports_point_one_way(package: str) -> None:
 def test_the_executors_compare_no_keys() -> None:
     # Order, admission and preemption are the core's decisions; stock.py is SGLang's own code.
     pattern = re.compile(r"\.key\(|should_preempt|serving_order|on_forecast|\.place\b")
-    files = [*(ROOT / "patches").glob("*.py"), *(ROOT / "bench" / "simulator").glob("*.py")]
+    simulator = ROOT / "bench" / "engines" / "simulator"
+    files = [*(ROOT / "patches").rglob("*.py"), *simulator.glob("*.py")]
     found = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
         for file in files
@@ -56,7 +57,7 @@ def test_the_executors_compare_no_keys() -> None:
 
 
 def test_no_policy_reads_a_true_length() -> None:
-    # What a request carries for the benchmark (bench/workload/forced_length.py) must stay unread.
+    # What a request carries for the benchmark (bench/workloads/forced_length.py) must stay unread.
     pattern = re.compile(r"forced|true_length|recorded|custom_params|output_ids")
     files = sorted((ROOT / "sage_sched").rglob("*.py"))
     assert files

@@ -134,7 +134,7 @@ def test_the_modes_page_names_what_is_refused_and_tests_that_exist() -> None:
 
 def test_what_troubleshooting_tells_to_look_at_is_reported() -> None:
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    files = [*(ROOT / "patches").glob("*.py"), *(ROOT / "predictor_store").glob("*.py")]
+    files = [*(ROOT / "patches").rglob("*.py"), *(ROOT / "predictor_store").rglob("*.py")]
     sources = "".join(file.read_text(encoding="utf-8") for file in files)
     counters = re.findall(r"`(?:[a-z]+\.)*(num_[a-z_]+|widened)`", text)
     assert len(counters) > 6

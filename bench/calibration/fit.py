@@ -12,12 +12,12 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
-from bench.servers.client import drive
-from bench.servers.options import configure_servers, servers_of
-from bench.servers.policy_server import PolicyServers, load_tokenizer, scheduler_state
-from bench.servers.server import ServerError
-from bench.workload.prompts import Workload, WorkloadError, WorkloadRequest, sample
-from bench.workload.source import load_workload
+from bench.engines.server.client import drive
+from bench.engines.server.options import configure_servers, servers_of
+from bench.engines.server.policy_server import PolicyServers, load_tokenizer, scheduler_state
+from bench.engines.server.server import ServerError
+from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, sample
+from bench.workloads.source import load_workload
 from sage_sched.config import StepTimeConfig
 from sage_sched.fields import ConfigError
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_yaml(learned: dict[str, Any]) -> str:
     """The section of a --sage-config file. learned: what the server reports, see
-    patches.calibration."""
+    patches.scheduler.calibration."""
     if learned["error"] is None:
         raise ValueError(f"{learned['num_steps']} steps are too few to learn from")
     head = (

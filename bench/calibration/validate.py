@@ -22,10 +22,10 @@ from bench.calibration.validation import (
 from bench.comparison import command
 from bench.comparison.side_by_side import compare_policies
 from bench.comparison.stats import ordered
-from bench.servers.device import device_note
-from bench.servers.server import ServerError
-from bench.workload.prompts import WorkloadError
-from bench.workload.source import load_workload
+from bench.engines.clock.device import device_note
+from bench.engines.server.server import ServerError
+from bench.workloads.prompts import WorkloadError
+from bench.workloads.source import load_workload
 from predictor_store.terminal import print_json, speaker
 from sage_sched.fields import ConfigError
 

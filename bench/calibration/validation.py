@@ -14,19 +14,19 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.comparison.stats import ordered
+from bench.engines.simulator.presets import PRESETS, Engine
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Result
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
 from bench.prediction.foresight import Foresight, Predict
 from bench.rival import Rival
-from bench.simulator.presets import PRESETS, Engine
-from bench.simulator.request import SimRequest
-from bench.simulator.result import Result
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
-from bench.workload.prompts import Workload, WorkloadRequest, sample
+from bench.workloads.prompts import Workload, WorkloadRequest, sample
 from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError
 from sage_sched.policy import policy_names
-from sage_sched.step_time import StepTime
+from sage_sched.steps.time import StepTime
 
 # Policies whose means are closer than this may change places.
 ORDER_MARGIN = 0.05

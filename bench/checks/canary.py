@@ -52,10 +52,10 @@ def unpacked(release: str | None, folder: Path) -> Path:
 
 
 def try_release(place: Path) -> tuple[bool, str]:
-    """Whether the release in this folder fits, and what patches.fit says of it."""
+    """Whether the release in this folder fits, and what patches.ops.fit says of it."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(place.absolute()), _PATH])}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "patches.fit"],
+        [sys.executable, "-P", "-m", "patches.ops.fit"],
         env=environment,
         capture_output=True,
         text=True,

@@ -15,11 +15,16 @@ import sys
 from pathlib import Path
 
 from bench.checks.exactness import STRICT, Undisturbed, ask, crowd
-from bench.servers.model import write_model
-from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, PolicyServers, scheduler_state
-from bench.servers.server import ServerError
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import (
+    CPU_ENGINE_FLAGS,
+    CPU_ENV,
+    PolicyServers,
+    scheduler_state,
+)
+from bench.engines.server.server import ServerError
+from sage_sched.best_effort.policy import QllmParameters
 from sage_sched.config import HintsConfig, SageConfig
-from sage_sched.policies.qllm import QllmParameters
 
 _OUTPUT = Path("results/cuts")
 _LAYERS, _EXPERTS = 8, 8

@@ -33,12 +33,12 @@ from typing import Any
 import requests
 from tqdm import tqdm
 
-from bench.servers.model import write_model
-from bench.servers.policy_server import CPU_ENV, PolicyServers, scheduler_state
-from bench.servers.server import Server, ServerError
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import CPU_ENV, PolicyServers, scheduler_state
+from bench.engines.server.server import Server, ServerError
 from sage_sched.config import HintsConfig, PreemptionConfig, SageConfig
 from sage_sched.policies.fastserve import FastServeParameters
-from sage_sched.policies.urgency import UrgencyParameters
+from sage_sched.urgency.policy import UrgencyParameters
 
 _OUTPUT = Path("results/exactness")
 # How many the stock server is also asked at a time, and how many it is asked one by one.

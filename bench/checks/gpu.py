@@ -27,14 +27,14 @@ from typing import Any
 from bench.calibration import fit
 from bench.checks import exactness
 from bench.comparison import gpu as comparison
-from bench.servers.facts import host_facts
-from bench.servers.model import write_model
-from bench.servers.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers
-from bench.simulator.presets import PRESETS
-from bench.workload.source import load_workload
+from bench.engines.server.facts import host_facts
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers
+from bench.engines.simulator.presets import PRESETS
+from bench.workloads.source import load_workload
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
-from sage_sched.step_time import StepTime, attended_pairs
+from sage_sched.steps.time import StepTime, attended_pairs
 
 _PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")
 # Steps that presets are held against: prefilled tokens; requests and KV tokens of a decode step.

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.prediction.search_scale import centers_of, vectors
-from predictor_store.vector_index import VectorIndex, one_thread
+from predictor_store.predict.vector_index import VectorIndex, one_thread
 
 _NUM_QUERIES = 50
 _NUM_NEAREST = 256

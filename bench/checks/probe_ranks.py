@@ -17,14 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from bench.checks.exactness import STRICT, TWO_RANKS, ask, crowd
-from bench.servers.model import write_model
-from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, PolicyServers, scheduler_state
-from bench.servers.server import ServerError
-from predictor_store.model_fingerprint import fingerprint
-from predictor_store.probe_file import ProbeFile
-from predictor_store.warm import Observation
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import (
+    CPU_ENGINE_FLAGS,
+    CPU_ENV,
+    PolicyServers,
+    scheduler_state,
+)
+from bench.engines.server.server import ServerError
+from predictor_store.data.warm import Observation
+from predictor_store.probe.model_fingerprint import fingerprint
+from predictor_store.probe.probe_file import ProbeFile
 from sage_sched.config import PreemptionConfig, ProbeConfig, SageConfig, StepTimeConfig
-from sage_sched.posterior import Reading
+from sage_sched.probe.posterior import Reading
 
 _OUTPUT = Path("results/probe-ranks")
 _HIDDEN_SIZE, _INNER = 128, 16

@@ -31,8 +31,8 @@ import psutil
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.servers.model import write_model
-from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 _TYPED = "bench.checks.two_servers"

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from bench.cluster.loads import LOADS, Load, load_named
-from bench.simulator.cluster import REPORT_S, simulate_cluster
-from bench.simulator.result import Result
-from bench.simulator.state import Options
-from bench.workload.prompts import WorkloadError
+from bench.engines.simulator.cluster import REPORT_S, simulate_cluster
+from bench.engines.simulator.result import Result
+from bench.engines.simulator.state import Options
+from bench.workloads.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
 from predictor_store.terminal import add_json, print_json, speaker
 from sage_sched.config import SageConfig
-from sage_sched.routers import ROUTERS, STOCK, router_named
+from sage_sched.routing.routers import ROUTERS, STOCK, router_named
 
 # Seeds below are for tuning.
 _FIRST_SEED = 1000

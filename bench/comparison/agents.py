@@ -22,15 +22,15 @@ import numpy as np
 
 from bench.comparison.session_bodies import Serve, served, session_servers, simulated
 from bench.comparison.session_source import source_of
+from bench.engines.clock.device import Device
+from bench.engines.server.kept_server import KeptServer
+from bench.engines.server.server import ServerError
+from bench.engines.server.session_client import Times
+from bench.engines.simulator.presets import PRESETS, Engine
+from bench.engines.simulator.request import SimRequest
 from bench.rival import simulated_policy
-from bench.servers.device import Device
-from bench.servers.kept_server import KeptServer
-from bench.servers.server import ServerError
-from bench.servers.session_client import Times
-from bench.simulator.presets import PRESETS, Engine
-from bench.simulator.request import SimRequest
-from bench.workload.agents import TRACE
-from bench.workload.prompts import WorkloadError
+from bench.workloads.agents import TRACE
+from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, print_json, speaker
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "uniboost", "sage-order", "sage")

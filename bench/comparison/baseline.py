@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.servers.client import Answer
-from bench.servers.device import Device
-from bench.simulator.result import alone_s
+from bench.engines.clock.device import Device
+from bench.engines.server.client import Answer
+from bench.engines.simulator.result import alone_s
 
 
 class Unloaded(Protocol):

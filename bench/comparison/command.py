@@ -10,13 +10,13 @@ from pathlib import Path
 
 from bench.comparison.side_by_side import Settings, compare_policies, requests_per_s
 from bench.comparison.stats import Run, Summary, headline, summarize, table
+from bench.engines.clock.device import device_note
+from bench.engines.server.options import configure_servers, servers_of
+from bench.engines.server.server import ServerError
 from bench.rival import policy_argument
-from bench.servers.device import device_note
-from bench.servers.options import configure_servers, servers_of
-from bench.servers.server import ServerError
-from bench.workload.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES
-from bench.workload.prompts import WorkloadError
-from bench.workload.source import load_workload
+from bench.workloads.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES
+from bench.workloads.prompts import WorkloadError
+from bench.workloads.source import load_workload
 from predictor_store.arguments import at_least_one
 from predictor_store.terminal import add_json, print_json
 from sage_sched.fields import ConfigError

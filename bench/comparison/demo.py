@@ -12,17 +12,17 @@ from pathlib import Path
 
 from bench.comparison.command import compare_and_report
 from bench.comparison.side_by_side import Settings
-from bench.servers.device import Device
-from bench.servers.model import write_model
-from bench.servers.policy_server import (
+from bench.engines.clock.device import Device
+from bench.engines.clock.priority import go_first
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import (
     CPU_ENGINE_FLAGS,
     CPU_ENV,
     CPU_MODEL,
     PolicyServers,
 )
-from bench.servers.priority import go_first
-from bench.servers.server import ServerError
-from bench.workload.source import load_workload
+from bench.engines.server.server import ServerError
+from bench.workloads.source import load_workload
 from sage_sched.config import SageConfig
 
 ROOT = Path(__file__).parents[2]

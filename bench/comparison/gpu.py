@@ -22,9 +22,9 @@ import sys
 from pathlib import Path
 
 from bench.comparison import command
-from bench.servers.facts import host_facts
-from bench.servers.model import LLAMA_31_8B, write_model
-from bench.servers.policy_server import CPU_ENV, CPU_FLAGS, CPU_MODEL
+from bench.engines.server.facts import host_facts
+from bench.engines.server.model import LLAMA_31_8B, write_model
+from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, CPU_MODEL
 
 SHAPES = {"llama31-8b": LLAMA_31_8B, "tiny": {**CPU_MODEL, "weights": False}}
 # A pool of some 200 requests of the workload: at twice the capacity it is full, as on a server in

@@ -27,10 +27,10 @@ from bench.comparison.qllm_arms import (
     mixed,
     policy_of,
 )
-from bench.simulator.presets import MIXTRAL_EXPERTS, MIXTRAL_LAYERS, PRESETS, Engine
-from bench.simulator.request import SimRequest
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
+from bench.engines.simulator.presets import MIXTRAL_EXPERTS, MIXTRAL_LAYERS, PRESETS, Engine
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
 from sage_sched.config import SageConfig
 
 COLUMNS = (

@@ -30,17 +30,17 @@ from bench.comparison.qllm_arms import (
     mixed,
 )
 from bench.comparison.session_bodies import served
-from bench.servers import plugins
-from bench.servers.device import Device
-from bench.servers.kept_server import KeptServer
-from bench.servers.model import write_model
-from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, PolicyServers
-from bench.servers.server import ServerError
-from bench.simulator.presets import PRESETS, Engine
-from predictor_store.warm import Observation
+from bench.engines.clock.device import Device
+from bench.engines.server import plugins
+from bench.engines.server.kept_server import KeptServer
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, PolicyServers
+from bench.engines.server.server import ServerError
+from bench.engines.simulator.presets import PRESETS, Engine
+from predictor_store.data.warm import Observation
+from sage_sched.best_effort.policy import Qllm, QllmParameters
 from sage_sched.config import HintsConfig, SageConfig
-from sage_sched.policies.qllm import Qllm, QllmParameters
-from sage_sched.step_time import attended_pairs
+from sage_sched.steps.time import attended_pairs
 
 LAYERS, EXPERTS, VOCABULARY = 8, 8, 16_384
 # The bench's own, by name.

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from bench.comparison.session_bodies import Serve, served, session_servers, simulated
 from bench.comparison.stats import with_interval
-from bench.servers.device import Device
-from bench.servers.kept_server import KeptServer
-from bench.servers.server import ServerError
-from bench.servers.session_client import Times
-from bench.simulator.presets import PRESETS
-from bench.simulator.request import SimRequest
+from bench.engines.clock.device import Device
+from bench.engines.server.kept_server import KeptServer
+from bench.engines.server.server import ServerError
+from bench.engines.server.session_client import Times
+from bench.engines.simulator.presets import PRESETS
+from bench.engines.simulator.request import SimRequest
 from sage_sched.distribution import LengthDistribution
 
 LONG_SHARE = 0.1

@@ -22,9 +22,9 @@ import numpy as np
 from bench.calibration.validation import read_runs
 from bench.comparison import command
 from bench.comparison.stats import ordered, with_interval
+from bench.engines.server.server import ServerError
 from bench.prediction.plan_recording import CAP_TOKENS, plan_workload
-from bench.servers.server import ServerError
-from bench.workload.prompts import WorkloadError
+from bench.workloads.prompts import WorkloadError
 from sage_sched.fields import ConfigError
 
 POLICIES = ("fcfs", "trail-prompt", "trail", "sage", "sage+")

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.simulator.presets import Engine
-from bench.simulator.request import SimRequest
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
+from sage_sched.best_effort.policy import Qllm, QllmParameters
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints, Job
 from sage_sched.plan import Budget
-from sage_sched.policies.qllm import Qllm, QllmParameters
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.comparison import plots
 from bench.comparison.stats import Run, Summary, headline, ordered, rows
-from bench.servers.device import device_note
+from bench.engines.clock.device import device_note
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem;

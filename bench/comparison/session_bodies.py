@@ -10,28 +10,28 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.servers.device import Device, DeviceUse
-from bench.servers.kept_server import KeptServer
-from bench.servers.model import write_model
-from bench.servers.policy_server import (
+from bench.engines.clock.device import Device, DeviceUse
+from bench.engines.server.kept_server import KeptServer
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import (
     CPU_ENGINE_FLAGS,
     CPU_ENV,
     CPU_MODEL,
     PolicyServers,
     internal_state,
 )
-from bench.servers.server import ServerError
-from bench.servers.session_client import Times, serve_sessions
-from bench.simulator.presets import Engine
-from bench.simulator.request import SimRequest
-from bench.simulator.result import Served
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
-from predictor_store.warm import Observation
+from bench.engines.server.server import ServerError
+from bench.engines.server.session_client import Times, serve_sessions
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Served
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
+from predictor_store.data.warm import Observation
 from sage_sched.config import HintsConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.slo import SloConfig
-from sage_sched.tdg import Promise
+from sage_sched.slo.classes import SloConfig
+from sage_sched.slo.tdg import Promise
 
 # When each request came and was answered, and how many tokens of their prompts were cached.
 Outcome = tuple[list[Times], int]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.simulator.presets import Engine
-from bench.simulator.request import SimRequest
-from bench.workload.agents import (
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.request import SimRequest
+from bench.workloads.agents import (
     TRACE,
     factor_for,
     held_out,
@@ -19,8 +19,8 @@ from bench.workload.agents import (
     requests_of,
     spread_of,
 )
-from bench.workload.mooncake import read_mooncake, requests_of_trace
-from bench.workload.prompts import WorkloadError
+from bench.workloads.mooncake import read_mooncake, requests_of_trace
+from bench.workloads.prompts import WorkloadError
 from sage_sched.distribution import LengthDistribution
 
 

@@ -17,21 +17,21 @@ from tqdm import tqdm
 
 from bench.comparison.baseline import ModelledTime, Saturation, Unloaded, UnloadedTime
 from bench.comparison.countdown import Countdown
-from bench.run_metrics import run_metrics
-from bench.servers.client import Answer, ServedRun, drive
-from bench.servers.device import MAX_LATE_SHARE, DeviceUse
-from bench.servers.facts import host_facts
-from bench.servers.kept_server import KeptServer
-from bench.servers.policy_server import (
+from bench.engines.clock.device import MAX_LATE_SHARE, DeviceUse
+from bench.engines.server.client import Answer, ServedRun, drive
+from bench.engines.server.facts import host_facts
+from bench.engines.server.kept_server import KeptServer
+from bench.engines.server.policy_server import (
     COMMON_FLAGS,
     PolicyServers,
     counters_between,
     internal_state,
     load_tokenizer,
 )
-from bench.servers.server import Server, ServerError
-from bench.workload.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of, trace_arrivals
-from bench.workload.prompts import Workload, WorkloadRequest, sample
+from bench.engines.server.server import Server, ServerError
+from bench.run_metrics import run_metrics
+from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of, trace_arrivals
+from bench.workloads.prompts import Workload, WorkloadRequest, sample
 from sage_sched.policy import policy_names
 
 # How often a run is made, at most, that a device clock's host holds up.
@@ -47,11 +47,11 @@ class Settings:
     policies: see bench.rival.Rival; ratios are to the first, which also sets the capacity.
     rates: each a number of requests/s, or "2x" for twice the capacity.
     num_seeds: each seed is another choice of requests and arrivals, the same for every policy.
-    num_requests: a run; None for what the load has (bench.workload.arrivals.num_requests_of), of
+    num_requests: a run; None for what the load has (bench.workloads.arrivals.num_requests_of), of
         sustained load at most as many as the workload has prompts.
-    load: one of bench.workload.arrivals.LOADS.
+    load: one of bench.workloads.arrivals.LOADS.
     max_new_tokens: the cap that every request carries, well above most answers.
-    trace: arrival times in the load's place, see bench.workload.arrivals.
+    trace: arrival times in the load's place, see bench.workloads.arrivals.
     cold: whether predictors begin each run with an empty history, and not with the workload's.
     run_timeout_s: answers that are not there so long after the last arrival make a run invalid.
     """

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.engines.simulator.request import SimRequest
 from bench.paper.cases import Case
 from bench.paper.runs import Evaluation
 from bench.prediction.foresight import Foresight, token_counter
-from bench.simulator.request import SimRequest
-from bench.workload.source import load_workload
+from bench.workloads.source import load_workload
 from sage_sched.config import PredictorConfig
 
 _POLICIES = ("fcfs", "fcfs@clip=256", "shortest-prefill-first@clip=256", "sage")

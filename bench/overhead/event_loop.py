@@ -23,13 +23,13 @@ import numpy as np
 import requests
 from tqdm import tqdm
 
-from bench.servers.client import drive
-from bench.servers.options import configure_servers, servers_of
-from bench.servers.policy_server import PolicyServers, load_tokenizer, scheduler_state
-from bench.servers.server import Server
-from bench.workload.arrivals import poisson_arrivals
-from bench.workload.prompts import Workload, WorkloadRequest, sample
-from bench.workload.source import load_workload
+from bench.engines.server.client import drive
+from bench.engines.server.options import configure_servers, servers_of
+from bench.engines.server.policy_server import PolicyServers, load_tokenizer, scheduler_state
+from bench.engines.server.server import Server
+from bench.workloads.arrivals import poisson_arrivals
+from bench.workloads.prompts import Workload, WorkloadRequest, sample
+from bench.workloads.source import load_workload
 
 _COMMAND = (sys.executable, "-m", "bench.overhead.heartbeat")
 _POLICIES = ("fcfs", "sage")

@@ -18,9 +18,9 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from patches.carrier import encode, encode_hints
-from patches.executor import run_pass
-from patches.preemption import Preemption
-from patches.scheduler_state import SchedulerState
+from patches.scheduler.executor import run_pass
+from patches.scheduler.preemption import Preemption
+from patches.scheduler.state import SchedulerState
 from sage_sched.admission import Headroom
 from sage_sched.config import PredictorConfig, PreemptionConfig, SageConfig
 from sage_sched.distribution import LengthDistribution

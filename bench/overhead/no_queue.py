@@ -17,15 +17,15 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.comparison.stats import with_interval
-from bench.servers.client import drive
-from bench.servers.device import DeviceUse, device_note
-from bench.servers.kept_server import hurry_predictions, reset
-from bench.servers.options import configure_servers, servers_of
-from bench.servers.policy_server import internal_state, load_tokenizer
-from bench.servers.server import Server, ServerError
-from bench.workload.arrivals import poisson_arrivals
-from bench.workload.prompts import WorkloadError, WorkloadRequest, sample
-from bench.workload.source import load_workload
+from bench.engines.clock.device import DeviceUse, device_note
+from bench.engines.server.client import drive
+from bench.engines.server.kept_server import hurry_predictions, reset
+from bench.engines.server.options import configure_servers, servers_of
+from bench.engines.server.policy_server import internal_state, load_tokenizer
+from bench.engines.server.server import Server, ServerError
+from bench.workloads.arrivals import poisson_arrivals
+from bench.workloads.prompts import WorkloadError, WorkloadRequest, sample
+from bench.workloads.source import load_workload
 from sage_sched.fields import ConfigError
 
 _POLICIES = ("fcfs", "sage")

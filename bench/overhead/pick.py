@@ -1,7 +1,7 @@
 """How long a router takes to pick a node, and to note that a request was sent there.
 
-`python -m bench.overhead.pick` times sage_sched/ledger.py and the dispatchers, with 64 unfinished
-requests a node, half of them without a first token, and prompts that share a beginning.
+`python -m bench.overhead.pick` times sage_sched/routing/ledger.py and the dispatchers, with 64
+unfinished requests a node, half of them without a first token, and prompts that share a beginning.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 from sage_sched.config import StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
-from sage_sched.ledger import Ledger, Newcomer
-from sage_sched.prefix_index import block_keys
-from sage_sched.routers import OURS, router_named
-from sage_sched.step_time import ServerFacts
+from sage_sched.routing.ledger import Ledger, Newcomer
+from sage_sched.routing.prefix_index import block_keys
+from sage_sched.routing.routers import OURS, router_named
+from sage_sched.steps.time import ServerFacts
 
 NUM_NODES = (8, 32, 64)
 _PER_NODE = 64

@@ -1,8 +1,8 @@
 """What scores cost the scheduler's host a step: `python -m bench.overhead.scores`.
 
 256 requests run, of which as many are due as on average: one in 32, and some that are young. With
-that many, scores are told every few passes (patches.probe). Thread time, as others may use the
-core.
+that many, scores are told every few passes (patches.probe.scores). Thread time, as others may use
+the core.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 
 import numpy as np
 
-from patches.probe import PASSES_A_MESSAGE
+from patches.probe.scores import PASSES_A_MESSAGE
 from sage_sched.config import StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.posterior import Posterior, Reading
-from sage_sched.refining import Refining, from_steps, in_steps
-from sage_sched.step_time import ServerFacts
+from sage_sched.probe.posterior import Posterior, Reading
+from sage_sched.probe.refining import Refining, from_steps, in_steps
+from sage_sched.steps.time import ServerFacts
 
 _NUM_RUNNING = 256
 _NUM_DUE = _NUM_RUNNING // 32 + 2

@@ -16,13 +16,14 @@ import numpy as np
 
 from bench.overhead import queue_pass
 from bench.overhead.full_server import NUM_RUNNING
-from bench.workload import synthetic
+from bench.workloads import synthetic
 from patches.carrier import decode, encode
-from predictor_store import predictor, protocol
-from predictor_store.embedder import Embedder, embedding_dimension
-from predictor_store.general_length import GeneralLength
-from predictor_store.history import History
-from predictor_store.protocol import LineReader
+from predictor_store.predict import predictor
+from predictor_store.predict.embedder import Embedder, embedding_dimension
+from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.history import History
+from predictor_store.service import protocol
+from predictor_store.service.protocol import LineReader
 from sage_sched.config import PredictorConfig
 
 NUM_RECORDS = 10_000

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch.nn.functional import linear, silu
 
-from patches.probe import Probing
-from patches.tap import Observer, Tap
-from predictor_store.probe_file import ProbeFile
+from patches.probe.scores import Probing
+from patches.probe.tap import Observer, Tap
+from predictor_store.probe.probe_file import ProbeFile
 from sage_sched.config import StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.posterior import Reading, is_due
-from sage_sched.step_time import ServerFacts
+from sage_sched.probe.posterior import Reading, is_due
+from sage_sched.steps.time import ServerFacts
 
 # By hidden size, how many layers such a model has.
 _LAYERS = {128: 4, 256: 8, 1024: 16, 4096: 32}

@@ -16,8 +16,8 @@ import numpy as np
 
 from bench.overhead.stages import each_ms
 from bench.triage.guess import Prompts
-from bench.workload.prompts import WorkloadError
-from predictor_store.dataset_files import DatasetError
+from bench.workloads.prompts import WorkloadError
+from predictor_store.data.dataset_files import DatasetError
 
 
 def measure(prompts: Prompts) -> dict[str, tuple[list[float], list[float]]]:

@@ -32,7 +32,7 @@ class Case:
 
     dataset: a class of the workload, or "mixed". predictor: a name of bench.paper.runs.PREDICTORS.
     engine: a preset. change: fields of the engine that differ from it. rate: requests/s, or how
-    many times what fcfs sustains (of_capacity). load: one of bench.workload.arrivals.LOADS.
+    many times what fcfs sustains (of_capacity). load: one of bench.workloads.arrivals.LOADS.
     heavy_tailed: see bench.prediction.foresight.heavy_tailed. wrong_by: a factor on all predicted
     lengths.
     """
@@ -58,7 +58,8 @@ class Figure:
 
     claim: what the paper says of it. rows: a label and its case for each column, in the order of
     columns; ratios are to the first row. of_ratio: what else is shown with its ratio to the first
-    row, also: what without one; each a label and a name of bench.simulator.result.Result.metrics.
+    row, also: what without one; each a label and a name of
+    bench.engines.simulator.result.Result.metrics.
     is_front: drawn as mean against p99, a panel a column.
     """
 

@@ -10,8 +10,8 @@ from bench.paper.cases import figures
 from bench.paper.report import markdown, numbers
 from bench.paper.runs import Evaluation, run_all
 from bench.prediction.foresight import Foresight, token_counter
-from bench.workload.prompts import WorkloadError
-from bench.workload.source import load_workload
+from bench.workloads.prompts import WorkloadError
+from bench.workloads.source import load_workload
 from predictor_store.terminal import add_json, print_json, speaker
 from sage_sched.config import PredictorConfig
 
@@ -19,7 +19,7 @@ from sage_sched.config import PredictorConfig
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="DIR",
-        help="folder of the datasets named in bench/workload/datasets.py (default: generated "
+        help="folder of the datasets named in bench/workloads/datasets.py (default: generated "
         "prompts)",
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=10, help="default: %(default)s")

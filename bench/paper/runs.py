@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.comparison.baseline import Saturation
+from bench.engines.simulator.presets import PRESETS
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Result
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
+from bench.engines.simulator.stock import STOCK
 from bench.paper.cases import DATASETS, Case
 from bench.prediction.foresight import (
     Foresight,
@@ -23,14 +29,8 @@ from bench.prediction.foresight import (
     with_noise,
 )
 from bench.rival import Rival
-from bench.simulator.presets import PRESETS
-from bench.simulator.request import SimRequest
-from bench.simulator.result import Result
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
-from bench.simulator.stock import STOCK
-from bench.workload.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
-from bench.workload.prompts import WorkloadRequest, sample
+from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
+from bench.workloads.prompts import WorkloadRequest, sample
 from sage_sched.config import PredictorConfig
 from sage_sched.policy import policy_type
 
@@ -51,7 +51,7 @@ PREDICTORS: dict[str, Callable[[Foresight, PredictorConfig], Predict]] = {
 }
 
 
-# The names of bench.simulator.result.Result.metrics.
+# The names of bench.engines.simulator.result.Result.metrics.
 Outcome = dict[str, float]
 
 

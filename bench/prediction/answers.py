@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.workload import datasets
-from predictor_store.datasets import Reader
-from predictor_store.warm import Observation
+from bench.workloads import datasets
+from predictor_store.data.datasets import Reader
+from predictor_store.data.warm import Observation
 
 # As degenerate loops end up there.
 MAX_TOKENS = 4096
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
 
 
 def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
-    """The set of this name, MIXED (the classes of bench.workload.datasets, alike often), ALL (some
+    """The set of this name, MIXED (the classes of bench.workloads.datasets, alike often), ALL (some
     of each set) or SWITCH (medical chats, and then instructions). Raises DatasetError,
     WorkloadError."""
     if name == MIXED:

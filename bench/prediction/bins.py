@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.warm import Observation
+from predictor_store.data.warm import Observation
 from sage_sched.distribution import LengthDistribution
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store import predictor
-from predictor_store.history import History
+from predictor_store.predict import predictor
+from predictor_store.predict.history import History
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 

@@ -18,21 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from bench.engines.simulator.presets import PRESETS
+from bench.engines.simulator.request import Progress, SimRequest
+from bench.engines.simulator.run import make_node
+from bench.engines.simulator.state import Options
 from bench.paper.cases import Case
 from bench.paper.runs import MAX_NEW_TOKENS, PREDICTION_DELAY_S, Evaluation
 from bench.prediction.foresight import Foresight, token_counter
 from bench.prediction.general import held_out, read_sets
-from bench.simulator.presets import PRESETS
-from bench.simulator.request import Progress, SimRequest
-from bench.simulator.run import make_node
-from bench.simulator.state import Options
-from bench.workload.prompts import WorkloadError, WorkloadRequest
-from bench.workload.source import load_workload
-from predictor_store import predictor
-from predictor_store.dataset_files import DatasetError
-from predictor_store.embedder import DEFAULT_ENCODER, Embedder
-from predictor_store.general_length import GeneralLength
-from predictor_store.history import History
+from bench.workloads.prompts import WorkloadError, WorkloadRequest
+from bench.workloads.source import load_workload
+from predictor_store.data.dataset_files import DatasetError
+from predictor_store.predict import predictor
+from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
+from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.history import History
 from sage_sched.config import SageConfig
 
 _CAPACITY = 10_000

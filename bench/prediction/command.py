@@ -23,13 +23,13 @@ from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT, THRESHOLD
 from bench.prediction.general import held_out, read_sets
 from bench.prediction.quality import Outcome, Quality, quality
 from bench.prediction.replay import CAPACITY, NUM_FIRST, replay
-from bench.workload.prompts import WorkloadError
+from bench.workloads.prompts import WorkloadError
 from predictor_store.arguments import at_least_one, field_and_value
-from predictor_store.dataset_files import DatasetError
-from predictor_store.embedder import DEFAULT_ENCODER, Embedder
-from predictor_store.general_length import GeneralLength
+from predictor_store.data.dataset_files import DatasetError
+from predictor_store.data.warm import Observation
+from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
+from predictor_store.predict.general_length import GeneralLength
 from predictor_store.terminal import add_json, print_json
-from predictor_store.warm import Observation
 from sage_sched.config import ENCODERS
 
 _HEADER = (

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.prediction.bins import Bins
-from predictor_store.embedder import tokenizable
-from predictor_store.minilm import MAX_TOKENS, NUM_DIMENSIONS
+from predictor_store.data.warm import Observation
+from predictor_store.predict.embedder import tokenizable
+from predictor_store.predict.minilm import MAX_TOKENS, NUM_DIMENSIONS
 from predictor_store.torchvision_schemas import define_missing
-from predictor_store.warm import Observation
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 

@@ -23,11 +23,16 @@ from bench.prediction.command import show
 from bench.prediction.encoder import FineTuning, fine_tune
 from bench.prediction.quality import Outcome, quality
 from bench.prediction.replay import judged
-from bench.workload.prompts import WorkloadError
-from predictor_store.dataset_files import DatasetError
-from predictor_store.embedder import DEFAULT_ENCODER, NUM_BESIDE, Embedder, embedding_dimension
-from predictor_store.history import History
-from predictor_store.warm import Observation
+from bench.workloads.prompts import WorkloadError
+from predictor_store.data.dataset_files import DatasetError
+from predictor_store.data.warm import Observation
+from predictor_store.predict.embedder import (
+    DEFAULT_ENCODER,
+    NUM_BESIDE,
+    Embedder,
+    embedding_dimension,
+)
+from predictor_store.predict.history import History
 from sage_sched.distribution import LengthDistribution
 
 Predict = Callable[[str], LengthDistribution]

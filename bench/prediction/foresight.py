@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from bench.workload.prompts import Workload, WorkloadRequest
-from bench.workload.synthetic import HEAVY_FACTOR, HEAVY_SHARE
-from predictor_store import predictor
-from predictor_store.embedder import Embedder
-from predictor_store.exported_model import MODEL
-from predictor_store.general_length import GeneralLength
-from predictor_store.history import History
+from bench.workloads.prompts import Workload, WorkloadRequest
+from bench.workloads.synthetic import HEAVY_FACTOR, HEAVY_SHARE
+from predictor_store.predict import predictor
+from predictor_store.predict.embedder import Embedder
+from predictor_store.predict.exported_model import MODEL
+from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.history import History
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 

@@ -21,11 +21,11 @@ from scipy.stats import spearmanr
 from tqdm import tqdm
 
 from bench.prediction.answers import SETS, by_prompt, read, shuffled
-from bench.workload import datasets
-from bench.workload.prompts import WorkloadError
-from predictor_store.dataset_files import DatasetError
-from predictor_store.embedder import Embedder, fingerprint
-from predictor_store.general_length import SHIPPED_FILE, GeneralLength
+from bench.workloads import datasets
+from bench.workloads.prompts import WorkloadError
+from predictor_store.data.dataset_files import DatasetError
+from predictor_store.predict.embedder import Embedder, fingerprint
+from predictor_store.predict.general_length import SHIPPED_FILE, GeneralLength
 from sage_sched.config import ENCODERS
 
 Array = NDArray[np.float64]

@@ -18,22 +18,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.engines.server.plan_model import plan_words
 from bench.prediction.foresight import Foresight
 from bench.prediction.plan_recording import CAP_TOKENS, plan_answers, plan_history
 from bench.prediction.plan_states import read_answers
-from bench.servers.plan_model import plan_words
-from bench.workload.plan_language import Reader
-from bench.workload.prompts import Workload, WorkloadRequest
-from predictor_store.probe_file import ProbeFile
-from predictor_store.probe_score import AGES, Forecast, crps, quality_by_age
-from predictor_store.probe_weights import middles_of, without_scores
+from bench.workloads.plan_language import Reader
+from bench.workloads.prompts import Workload, WorkloadRequest
+from predictor_store.probe.probe_file import ProbeFile
+from predictor_store.probe.probe_score import AGES, Forecast, crps, quality_by_age
+from predictor_store.probe.probe_weights import middles_of, without_scores
+from predictor_store.probe.train_probe_command import table
 from predictor_store.torchvision_schemas import define_missing
-from predictor_store.train_probe_command import table
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.posterior import Posterior, Reading, is_due
-from sage_sched.trail_filter import filtered, filtered_as_printed
+from sage_sched.probe.posterior import Posterior, Reading, is_due
+from sage_sched.probe.trail_filter import filtered, filtered_as_printed
 
 Floats = NDArray[np.float64]
 

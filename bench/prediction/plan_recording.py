@@ -1,6 +1,6 @@
 """Record hidden states of the plan language's model, on a real server.
 
-python -m bench.servers.plan_model --output results/plan
+python -m bench.engines.server.plan_model --output results/plan
 python -m bench.prediction.plan_recording --model results/plan --answers 2000
 sage-sched train-probe results/plan/recorded --out results/probe.safetensors
 """
@@ -19,14 +19,14 @@ import numpy as np
 import requests
 from tqdm import tqdm
 
-from bench.servers.plan_model import ANSWERS, plan_words
-from bench.servers.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
-from bench.servers.server import STOCK_COMMAND, Server
-from bench.workload.forced_tokens import TOKENS_KEY, ForcedTokens
-from bench.workload.plan_language import KINDS, answer, ask
-from bench.workload.prompts import Workload, WorkloadRequest
+from bench.engines.server.plan_model import ANSWERS, plan_words
+from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
+from bench.engines.server.server import STOCK_COMMAND, Server
+from bench.workloads.forced_tokens import TOKENS_KEY, ForcedTokens
+from bench.workloads.plan_language import KINDS, answer, ask
+from bench.workloads.prompts import Workload, WorkloadRequest
+from predictor_store.data.warm import Observation, warm_store
 from predictor_store.torchvision_schemas import define_missing
-from predictor_store.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 
 _HISTORY = 1500

@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.engines.simulator.presets import PRESETS, Engine
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Result
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
 from bench.prediction.plan_quality import forecasts_of_prompts
 from bench.prediction.plan_recording import CAP_TOKENS, plan_answers
 from bench.prediction.plan_states import exact_reading, exact_scores, read_answers
-from bench.simulator.presets import PRESETS, Engine
-from bench.simulator.request import SimRequest
-from bench.simulator.result import Result
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
-from predictor_store.probe_file import ProbeFile
+from predictor_store.probe.probe_file import ProbeFile
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution

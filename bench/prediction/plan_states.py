@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.servers.plan_model import plan_words
-from bench.workload.plan_language import MAX_TOKENS, Reader
-from predictor_store.probe_file import ProbeFile
-from sage_sched.posterior import Reading, is_due
-from sage_sched.refining import from_steps, in_steps
+from bench.engines.server.plan_model import plan_words
+from bench.workloads.plan_language import MAX_TOKENS, Reader
+from predictor_store.probe.probe_file import ProbeFile
+from sage_sched.probe.posterior import Reading, is_due
+from sage_sched.probe.refining import from_steps, in_steps
 
 # Narrow enough that all lengths of a bin are alike.
 _EXACT_EDGES = np.unique([0, *np.rint(np.geomspace(1, MAX_TOKENS, 80)).astype(int)])
@@ -42,8 +42,8 @@ def exact_scores(row: dict[str, Any]) -> dict[int, NDArray[np.float64]]:
 def read_answers(
     model: Path, rows: Sequence[dict[str, Any]], probes: Sequence[ProbeFile]
 ) -> Iterator[list[NDArray[np.float64]]]:
-    """Of each row (bench.servers.plan_model's answers) and probe: ln P by bin at every age of the
-    answer, from 0, as they would travel; shape (tokens, bins).
+    """Of each row (bench.engines.server.plan_model's answers) and probe: ln P by bin at every age
+    of the answer, from 0, as they would travel; shape (tokens, bins).
 
     The same states as on a server, whose answers are forced to these tokens: the pass over prompt
     and answer shows at the prompt's last token that at age 0, and so on.

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from predictor_store.probe_training import BAND_AGES, RECIPES, base_rates
-from sage_sched.posterior import Reading
-from sage_sched.refining import from_steps, in_steps
+from predictor_store.probe.probe_training import BAND_AGES, RECIPES, base_rates
+from sage_sched.probe.posterior import Reading
+from sage_sched.probe.refining import from_steps, in_steps
 
 Floats = NDArray[np.float64]
 # Our choice: after so many tokens an error is forgotten to a share of 1/e.
@@ -35,8 +35,8 @@ def errors(num_tokens: int, rng: np.random.Generator) -> Floats:
 
 
 def reading_of(recipe: str, lengths: NDArray[np.int64]) -> Reading:
-    """The bins of a recipe of predictor_store.probe_training, and how often each is so for answers
-    of these lengths, at every age."""
+    """The bins of a recipe of predictor_store.probe.probe_training, and how often each is so for
+    answers of these lengths, at every age."""
     edges = RECIPES[recipe].edges(int(lengths.max()))
     ages = np.concatenate([np.arange(length) for length in lengths])
     left = np.repeat(lengths, lengths) - ages

@@ -20,6 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.engines.simulator.presets import PRESETS
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
 from bench.paper.cases import Case
 from bench.paper.runs import Evaluation
 from bench.prediction.foresight import Foresight, token_counter
@@ -34,18 +38,14 @@ from bench.prediction.probe_noise import (
     reading_of,
     spread_of,
 )
-from bench.simulator.presets import PRESETS
-from bench.simulator.request import SimRequest
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
-from bench.workload.prompts import Workload
-from bench.workload.source import load_workload
-from predictor_store.probe_file import ProbeFile
-from predictor_store.probe_weights import weighed
-from predictor_store.recording import Recording
+from bench.workloads.prompts import Workload
+from bench.workloads.source import load_workload
+from predictor_store.probe.probe_file import ProbeFile
+from predictor_store.probe.probe_weights import weighed
+from predictor_store.probe.recording import Recording
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import PredictorConfig, SageConfig
-from sage_sched.posterior import Reading, is_due
+from sage_sched.probe.posterior import Reading, is_due
 
 _NUM_FITTED = 200
 _ENGINE = "h800-qwen3-32b"

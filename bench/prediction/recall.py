@@ -4,7 +4,7 @@ Embedding a prompt takes a CPU core 10 to 40 ms. A server with a GPU has cores t
 host that stands for one, and runs faster than life, has not, and late predictions would be the
 host's doing. So the bench embeds its prompts beforehand, and the prediction worker is one that
 recalls their vectors: `python -m bench.prediction.recall` in the place of
-`python -m predictor_store.worker_process`. All else of a prediction is made as ever.
+`python -m predictor_store.service.worker_process`. All else of a prediction is made as ever.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.workload.prompts import stable_hash
-from predictor_store import worker, worker_process
-from predictor_store.embedder import DEFAULT_ENCODER, Embedder, dimension
-from predictor_store.features import excerpt
+from bench.workloads.prompts import stable_hash
+from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder, dimension
+from predictor_store.predict.features import excerpt
+from predictor_store.service import worker, worker_process
 
 # Names the file of vectors to the worker.
 VECTORS_FILE = "BENCH_VECTORS"
@@ -56,7 +56,8 @@ def _read(file: Path) -> Vectors:
 
 
 class RecallingEmbedder:
-    """In the place of predictor_store.embedder.Embedder, which embeds what is not in the file."""
+    """In the place of predictor_store.predict.embedder.Embedder, which embeds what is not in the
+    file."""
 
     def __init__(self, encoder: str = DEFAULT_ENCODER, num_threads: int | None = None) -> None:
         self.encoder = encoder

@@ -10,10 +10,10 @@ from tqdm import tqdm
 from bench.prediction.answers import by_prompt
 from bench.prediction.candidates import Candidate
 from bench.prediction.quality import Outcome, outcome
-from predictor_store.embedder import Embedder
-from predictor_store.general_length import GeneralLength
-from predictor_store.history import History
-from predictor_store.warm import Observation
+from predictor_store.data.warm import Observation
+from predictor_store.predict.embedder import Embedder
+from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.history import History
 from sage_sched.distribution import LengthDistribution
 
 CAPACITY = 10_000

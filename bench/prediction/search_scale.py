@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from predictor_store.embedder import embedding_dimension
-from predictor_store.vector_index import one_thread
+from predictor_store.predict.embedder import embedding_dimension
+from predictor_store.predict.vector_index import one_thread
 
 _NUM_QUERIES = 200
 _NUM_NEAREST = 100

@@ -1,6 +1,6 @@
 """What foretells an agent's answers where there is no text: `python -m bench.prediction.sessions`.
 
-Recorded sessions of coding agents (bench.workload.agents), begun at random times within a day and
+Recorded sessions of coding agents (bench.workloads.agents), begun at random times within a day and
 taken in the order of time: each answer is predicted from its prompt's number of tokens and from
 the answers that its session and all others had before, then revealed.
 """
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.prediction.quality import Outcome, outcome, quality
-from bench.workload.agents import TRACE, Session, Step, held_out, read_sessions
-from bench.workload.prompts import WorkloadError
-from predictor_store import predictor
-from predictor_store.asked import NEW_SESSION, NUM_FEATURES, Asked
-from predictor_store.asked import Session as Answered
-from predictor_store.embedder import NUM_BESIDE
-from predictor_store.history import History
+from bench.workloads.agents import TRACE, Session, Step, held_out, read_sessions
+from bench.workloads.prompts import WorkloadError
+from predictor_store.predict import predictor
+from predictor_store.predict.asked import NEW_SESSION, NUM_FEATURES, Asked
+from predictor_store.predict.asked import Session as Answered
+from predictor_store.predict.embedder import NUM_BESIDE
+from predictor_store.predict.history import History
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.servers.server import ServerError
+from bench.engines.server.server import ServerError
 from bench.slo.lengths import RECORDINGS, read_lengths
 from bench.slo.rivals import RIVALS
 from bench.slo.runs import ABLATIONS, OURS, STOCK, Serve, Setting, numbers_of
 from bench.slo.servers import PRIORITY_FLAG, Servers
-from bench.workload.arrivals import LOADS
-from bench.workload.prompts import WorkloadError
+from bench.workloads.arrivals import LOADS
+from bench.workloads.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
 from predictor_store.terminal import add_json, print_json, speaker
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from sage_sched.fairness.tenants import Name, Service
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.step_time import ServerFacts
-from sage_sched.tdg import Promise
-from sage_sched.tenants import Name, Service
+from sage_sched.slo.tdg import Promise
+from sage_sched.steps.time import ServerFacts
 from sage_sched.view import SchedulerView
 
 

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.comparison.baseline import Saturation
-from bench.simulator.presets import H800_QWEN3_32B, Engine
-from bench.simulator.request import SimRequest
-from bench.simulator.result import Result, Served
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
+from bench.engines.simulator.presets import H800_QWEN3_32B, Engine
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Result, Served
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
 from bench.slo.lengths import Lengths
 from bench.slo.rivals import RIVALS, rival
-from bench.workload.arrivals import arrivals_of
+from bench.workloads.arrivals import arrivals_of
 from sage_sched.config import SageConfig
 from sage_sched.job import Hints
 

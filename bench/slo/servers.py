@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.comparison.session_bodies import as_seen, served, session_servers
-from bench.servers.device import Device
-from bench.servers.kept_server import KeptServer
-from bench.simulator.request import SimRequest
-from bench.simulator.result import Served
+from bench.engines.clock.device import Device
+from bench.engines.server.kept_server import KeptServer
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Served
 from bench.slo.runs import Setting
 from sage_sched.distribution import LengthDistribution
-from sage_sched.slo import SloClass, SloConfig
+from sage_sched.slo.classes import SloClass, SloConfig
 
 PRIORITY_FLAG = "--enable-priority-scheduling"
 # Seen more often, tokens take more of a small host than decoding does.

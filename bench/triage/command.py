@@ -16,24 +16,24 @@ from numpy.typing import NDArray
 from bench.comparison.baseline import Saturation
 from bench.comparison.session_bodies import as_seen, served, session_servers
 from bench.comparison.stats import with_interval
-from bench.servers.device import Device
-from bench.servers.kept_server import KeptServer
-from bench.servers.server import ServerError
-from bench.simulator.presets import PRESETS, Engine
-from bench.simulator.request import SimRequest
-from bench.simulator.result import Served
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
+from bench.engines.clock.device import Device
+from bench.engines.server.kept_server import KeptServer
+from bench.engines.server.server import ServerError
+from bench.engines.simulator.presets import PRESETS, Engine
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Served
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
 from bench.triage.ideal import simulate_ideal
 from bench.triage.requests import LOADS, Triage, arrivals_s, read_triage, said_by
-from bench.workload.prompts import WorkloadError
+from bench.workloads.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
-from predictor_store.dataset_files import DatasetError
+from predictor_store.data.dataset_files import DatasetError
 from predictor_store.terminal import add_json, print_json, speaker
 from sage_sched.config import SageConfig
 from sage_sched.job import DEFAULT_URGENCY
-from sage_sched.policies.urgency import UrgencyParameters
-from sage_sched.slo import SloConfig
+from sage_sched.slo.classes import SloConfig
+from sage_sched.urgency.policy import UrgencyParameters
 
 # By a policy.
 _Serve = Callable[[str, Sequence[SimRequest]], Served]

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.triage.requests import LABELS, rows_with
-from bench.workload.prompts import WorkloadError
-from predictor_store.dataset_files import DatasetError
-from predictor_store.urgency_command import report
-from predictor_store.urgency_head import UNDER_COST, UrgencyHead, fit
+from bench.workloads.prompts import WorkloadError
+from predictor_store.data.dataset_files import DatasetError
+from predictor_store.urgency.urgency_command import report
+from predictor_store.urgency.urgency_head import UNDER_COST, UrgencyHead, fit
 
 INSTRUCTIONS, TASKS = "alpaca_davinci003.jsonl.gz", "prompts_document_write.jsonl.gz"
 _NUM_LEARNED, _NUM_ASKED = 1_000, 1_500

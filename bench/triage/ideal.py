@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.simulator.presets import Engine
-from bench.simulator.request import SimRequest
-from bench.simulator.result import Result
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Result
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.job import Job
-from sage_sched.policies.urgency import Urgency, UrgencyParameters
+from sage_sched.urgency.policy import Urgency, UrgencyParameters
 from sage_sched.view import SchedulerView
 
 

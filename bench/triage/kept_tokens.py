@@ -2,7 +2,8 @@
 
 For the record: nothing of ours goes by it. There, tokens that were decoded are computed again by
 decode steps, one each. An engine computes them in one prefill, which takes the less for a token the
-more there are of them, so that to keep all or nothing is best (tests/sage_sched/test_step_time.py).
+more there are of them, so that to keep all or nothing is best
+(tests/sage_sched/steps/test_time.py).
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ import numpy as np
 
 from bench.triage.requests import read_logged, read_triage
 from bench.triage.spikes import NUM_LEVELS, POLICIES, Case, Logged, waited
-from bench.workload.prompts import WorkloadError
+from bench.workloads.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
-from predictor_store.dataset_files import DatasetError
+from predictor_store.data.dataset_files import DatasetError
 
 _ERRORS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _LATENCIES_S, _BATCHES = (0.001, 0.01, 0.1, 1.0), (4, 16, 32, 64)

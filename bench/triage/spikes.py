@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.simulator.presets import PRESETS
-from bench.simulator.request import SimRequest
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
+from bench.engines.simulator.presets import PRESETS
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
-from sage_sched.policies.urgency import Urgency, UrgencyParameters
 from sage_sched.policy import Policy
+from sage_sched.urgency.policy import Urgency, UrgencyParameters
 
 _ENGINE = PRESETS["a100-qwen1.5-7b"]
 NUM_LEVELS = _NUM_BUCKETS = 5

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from bench.calibration.validation import read_step_time
+from bench.engines.simulator.presets import PRESETS
 from bench.rival import simulated_policy
-from bench.simulator.presets import PRESETS
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running, with_step_time
 from bench.whatif.read import read_log
-from bench.workload.prompts import WorkloadError
+from bench.workloads.prompts import WorkloadError
 from predictor_store.arguments import at_least_one, server_url
 from predictor_store.config_file import read_config
-from predictor_store.dataset_files import DatasetError
-from predictor_store.store_file import StoreError
+from predictor_store.data.dataset_files import DatasetError
+from predictor_store.data.warm_command import load_tokenizer
+from predictor_store.store.store_file import StoreError
 from predictor_store.terminal import add_json, print_json, speaker
-from predictor_store.warm_command import load_tokenizer
 from sage_sched.fields import ConfigError
 
 # Beside one's own: SGLang's as they are tuned best under most loads (docs/results.md), and ours.

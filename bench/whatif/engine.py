@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.simulator.presets import PRESETS, Engine
-from bench.simulator.stock import STOCK
-from bench.workload.prompts import WorkloadError
+from bench.engines.simulator.presets import PRESETS, Engine
+from bench.engines.simulator.stock import STOCK
+from bench.workloads.prompts import WorkloadError
 from sage_sched.config import StepTimeConfig
 from sage_sched.fields import ConfigError, parse_section
 from sage_sched.policy import policy_names
-from sage_sched.step_time import StepTime
+from sage_sched.steps.time import StepTime
 
 # Host memory to GPU: PCIe 4 x16, of which kernels reach 25 of 32 GB/s.
 _HOST_BANDWIDTH = 25e9

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.whatif.log import Logged
-from predictor_store import predictor
-from predictor_store.embedder import Embedder, dimension, fingerprint
-from predictor_store.features import excerpt
-from predictor_store.general_length import GeneralLength
-from predictor_store.history import History
-from predictor_store.rolling_quality import Forecast, RollingQuality
-from predictor_store.store import Store, file_of, folder_of
-from predictor_store.store_file import StoreError
+from predictor_store.predict import predictor
+from predictor_store.predict.embedder import Embedder, dimension, fingerprint
+from predictor_store.predict.features import excerpt
+from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.history import History
+from predictor_store.predict.rolling_quality import Forecast, RollingQuality
+from predictor_store.store.store import Store, file_of, folder_of
+from predictor_store.store.store_file import StoreError
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.workload.prompts import WorkloadError
+from bench.workloads.prompts import WorkloadError
 from sage_sched.distribution import LengthDistribution
 
 
@@ -18,7 +18,7 @@ class Logged:
     0 if it has none, so that the rest of the context is its cap. is_cut: whether its answer was
     ended by something else than itself, so that nobody knows how long it was to be.
     prompt: its text, "" if it is not known. blocks: of its prompt, each standing for itself and all
-    before it, as in bench.workload.mooncake; block_tokens: how long one is.
+    before it, as in bench.workloads.mooncake; block_tokens: how long one is.
     ttlt_s: what the server took to its last token; None if the log does not say. forecast: what a
     server in shadow mode predicted.
     """

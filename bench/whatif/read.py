@@ -18,9 +18,9 @@ from tqdm import tqdm
 from bench.whatif import tables
 from bench.whatif.log import Collected, Logged, TrafficLog
 from bench.whatif.shared_prompts import blocks_of
-from bench.workload.prompts import WorkloadError
-from predictor_store import request_dumps, request_log
-from predictor_store.answered import MALFORMED, Answered
+from bench.workloads.prompts import WorkloadError
+from predictor_store.data import request_dumps, request_log
+from predictor_store.data.answered import MALFORMED, Answered
 
 _OF_DUMPS, _OF_LOG = "requests of SGLang's dumps", "requests of SGLang's request log"
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 
-from bench.simulator.radix_tree import Span, cut
+from bench.engines.simulator.radix_tree import Span, cut
 from bench.whatif.log import Logged
-from bench.workload.prompts import stable_hash
+from bench.workloads.prompts import stable_hash
 
 _BLOCK_TOKENS = 64
 _BLOCK_CHARS = 256

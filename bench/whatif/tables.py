@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.whatif.log import Logged
 from bench.whatif.shared_prompts import blocks_of
-from bench.workload.arrivals import poisson_arrivals
-from bench.workload.mooncake import BLOCK_TOKENS, recorded
+from bench.workloads.arrivals import poisson_arrivals
+from bench.workloads.mooncake import BLOCK_TOKENS, recorded
 from sage_sched.distribution import LengthDistribution
 
 TABLE, MOONCAKE, SHADOW = "rows of a table", "rows of Mooncake's", "rows of a shadow record"

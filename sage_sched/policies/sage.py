@@ -12,16 +12,16 @@ import numpy as np
 
 from sage_sched.cost import COSTS, cost_named
 from sage_sched.distribution import LengthDistribution
+from sage_sched.fairness.promises import Promises
+from sage_sched.fairness.sessions import Sessions
 from sage_sched.fields import LEAST_POOLS, MOST, require, require_within
-from sage_sched.gittins import GittinsTable, gittins_index
+from sage_sched.index.gittins import GittinsTable, gittins_index
+from sage_sched.index.mean_cost import MeanCost
 from sage_sched.job import Job
-from sage_sched.mean_cost import MeanCost
 from sage_sched.outlook import Those, gains_steps
 from sage_sched.policy import Policy
-from sage_sched.promises import Promises
-from sage_sched.refined import Refined
-from sage_sched.sessions import Sessions
-from sage_sched.step_time import ServerFacts
+from sage_sched.probe.refined import Refined
+from sage_sched.steps.time import ServerFacts
 from sage_sched.view import SchedulerView
 
 # So many of those that wait are looked at, in their order.
@@ -52,13 +52,13 @@ class SageParameters:
         a waiting request's index improves e-fold. Smaller: shorter tails, longer mean.
     regret: nobody overtakes a request any more once the work (tokens) that the server has done
         since it came exceeds (1 + regret) times that for those before it, and a batch; see
-        sage_sched.promises. 0: first come, first served; inf: the order alone. Smaller: shorter
-        tails, longer mean.
+        sage_sched.fairness.promises. 0: first come, first served; inf: the order alone. Smaller:
+        shorter tails, longer mean.
     preempts: whether running requests yield.
     sessions: whether the requests of a session (Hints.session) count as come when that began; see
-        sage_sched.sessions.
+        sage_sched.fairness.sessions.
     posterior: whether a probe that reads hidden states refines the forecast of a running request
-        (sage_sched.posterior).
+        (sage_sched.probe.posterior).
     """
 
     index: str = "gittins"
@@ -116,7 +116,7 @@ class Sage(Policy):
     has served by now, and w the aging window, the job's index counts as `G * exp(-(now - a) / w)`.
     In logarithms `now` is the same for all, so the key is `ln G + a / w`: constant while a job
     waits. How far it is overtaken depends on the indices of others; that there is an end to it is
-    promised beside (sage_sched.promises).
+    promised beside (sage_sched.fairness.promises).
 
     With age an index that improves counts in full, one that worsens to the share refresh of its
     logarithm. At arrival it rests on all samples, later on the few that are longer than the age:

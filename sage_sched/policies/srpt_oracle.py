@@ -9,7 +9,7 @@ from sage_sched.cost import cost_named
 from sage_sched.fields import MOST, require_within
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.step_time import ServerFacts
+from sage_sched.steps.time import ServerFacts
 from sage_sched.view import SchedulerView
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from sage_sched.cost import cost_named
 from sage_sched.fields import MOST, require_within
+from sage_sched.index.mean_cost import MeanCost
 from sage_sched.job import Job
-from sage_sched.mean_cost import MeanCost
 from sage_sched.policy import Policy
-from sage_sched.step_time import ServerFacts
+from sage_sched.steps.time import ServerFacts
 from sage_sched.view import SchedulerView
 
 
@@ -41,7 +41,7 @@ class TrailPrompt(Policy):
     request may yield while its age is less than limit times its first prediction.
 
     The remaining length is the mean of the prompt's distribution given the age (the paper's
-    TRAIL-BERT). sage_sched.policies.trail predicts it anew after each token from hidden states.
+    TRAIL-BERT). sage_sched.probe.policy predicts it anew after each token from hidden states.
     """
 
     Parameters = TrailPromptParameters

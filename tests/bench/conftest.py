@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.servers.model import write_model
-from bench.servers.policy_server import CPU_MODEL
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import CPU_MODEL
 
 
 @pytest.fixture(scope="session")

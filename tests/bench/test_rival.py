@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.engines.server.policy_server import CPU_FLAGS, PolicyServers
+from bench.engines.simulator.presets import H800_QWEN3_32B
+from bench.engines.simulator.run import make_node
+from bench.engines.simulator.state import Options
 from bench.rival import Rival
-from bench.servers.policy_server import CPU_FLAGS, PolicyServers
-from bench.simulator.presets import H800_QWEN3_32B
-from bench.simulator.run import make_node
-from bench.simulator.state import Options
 from sage_sched.cli import main
 from sage_sched.config import SageConfig
 

@@ -19,11 +19,11 @@ import pytest
 import requests
 
 from bench.checks.exactness import Spoken, ask, crowd
-from bench.servers import plugins
-from bench.servers.model import write_model
-from bench.servers.server import Server
+from bench.engines.server import plugins
+from bench.engines.server.model import write_model
+from bench.engines.server.server import Server
 from predictor_store.cached_file import cache_folder
-from predictor_store.token_vectors import token_vectors
+from predictor_store.predict.token_vectors import token_vectors
 from tests.engine import kinds, shadowing, stage
 from tests.engine.pool import Pool
 from tests.engine.serving import CPU_FLAGS, SageServer

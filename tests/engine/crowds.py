@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from bench.checks.exactness import Spoken, ask
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from tests.engine import stage
 
 Asked = tuple[str, int]  # a prompt, and how many tokens it is to get

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.servers import plugins
+from bench.engines.server import plugins
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
@@ -62,7 +62,8 @@ def register() -> None:
     """The entry point."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from patches import kv_swap, scheduler_metrics
+    from patches.ops import scheduler_metrics
+    from patches.scheduler import kv_swap
 
     orders = Path(os.environ[_ORDERS])
 

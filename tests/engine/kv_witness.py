@@ -1,7 +1,8 @@
 """An SGLang plugin for tests: what prefills have left in the KV pool, and what happens at a cut.
 
 In the scheduler it keeps a digest of the KV of every prompt, in the order in which their prefills
-ended, and does at the cuts of a prefill (patches/slices.py) what a file orders while it runs.
+ended, and does at the cuts of a prefill (patches/scheduler/slices.py) what a file orders while it
+runs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 
 import requests
 
-from bench.servers import plugins
-from bench.servers.server import Server
+from bench.engines.server import plugins
+from bench.engines.server.server import Server
 
 _ORDERS = "WITNESS_ORDERS"
 # What an order may say: what is computed of a prompt's layers is lost at each cut; the scheduler
@@ -73,7 +74,7 @@ def register() -> None:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.tp_worker import TpModelWorker
 
-    from patches.slices import Slices
+    from patches.scheduler.slices import Slices
 
     seen: dict[str, str] = {}
     process, state = Scheduler.process_batch_result, Scheduler.get_internal_state

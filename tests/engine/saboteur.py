@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.servers import plugins
+from bench.engines.server import plugins
 
 _ORDERS = "SABOTEUR_ORDERS"
 # What an order may say.
@@ -39,7 +39,7 @@ def register() -> None:
     counts the copies that are alive (`copies_alive` among the counters of preemption)."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from patches import kv_copy, kv_swap
+    from patches.scheduler import kv_copy, kv_swap
 
     copies: list[Any] = []
 

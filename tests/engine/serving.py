@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import requests
 
-from bench.servers.policy_server import CPU_ENV
-from bench.servers.server import STOCK_COMMAND, Server
+from bench.engines.server.policy_server import CPU_ENV
+from bench.engines.server.server import STOCK_COMMAND, Server
 from patches.compat import serves_named_app
-from predictor_store.warm import Observation, warm_store
+from predictor_store.data.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 
 # An idle server else takes a core from all others.

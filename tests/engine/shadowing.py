@@ -9,7 +9,7 @@ from typing import Any
 
 import requests
 
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from tests.engine import stage
 from tests.engine.serving import generate
 

@@ -25,19 +25,19 @@ import psutil
 import requests
 
 from bench.checks.exactness import STRICT
-from bench.servers.device import Device
-from bench.servers.model import write_model
-from bench.servers.policy_server import (
+from bench.engines.clock.device import Device
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import (
     CPU_ENGINE_FLAGS,
     CPU_ENV,
     CPU_MODEL,
     PolicyServers,
     scheduler_state,
 )
-from bench.servers.server import Server
-from bench.workload import synthetic
-from bench.workload.forced_length import LENGTH_KEY, ForcedLength
-from bench.workload.prompts import WorkloadRequest
+from bench.engines.server.server import Server
+from bench.workloads import synthetic
+from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
+from bench.workloads.prompts import WorkloadRequest
 from sage_sched.config import SageConfig, StoreConfig
 
 _OUTPUT = Path("results/soak")
@@ -158,7 +158,7 @@ def memory_mib(server: Server) -> dict[str, float]:
             "launch_server",
             "scheduler",
             "detokenizer",
-            "predictor_store.worker_process",
+            "predictor_store.service.worker_process",
             ".recall",
         )
         kind = next((kind for kind in kinds if kind in words), None)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import requests
 
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from tests.engine.serving import wait_until
 
 STEP_MS = "SAGE_TEST_STEP_MS"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from tests.engine.conftest import cache_with_encoder
 from tests.engine.serving import CPU_FLAGS, UNHURRIED, wait_until
 from tests.installed import Installed, build, somebodys_folder

@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from bench.checks.exactness import crowd
-from patches.series import SERIES
+from patches.ops.series import SERIES
 from tests.engine import hardship, stage
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import CHECKED, YIELDING_FLAGS
@@ -169,7 +169,7 @@ def predictor_down(server: SageServer, folder: Path) -> Iterator[None]:
                 for process in psutil.Process(server.pid).children(recursive=True):
                     # Others of the server's end by themselves meanwhile.
                     with suppress(psutil.NoSuchProcess):
-                        if "predictor_store.worker_process" in process.cmdline():
+                        if "predictor_store.service.worker_process" in process.cmdline():
                             process.kill()
                             process.wait(300)
 

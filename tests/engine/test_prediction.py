@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from bench.checks.exactness import ask, differences
-from bench.servers.policy_server import load_tokenizer
+from bench.engines.server.policy_server import load_tokenizer
 from tests.engine import stage
 from tests.engine.crowds import ask_together
 from tests.engine.serving import (
@@ -292,7 +292,7 @@ def test_tokens_served_are_counted_once(sage_server: SageServer) -> None:
 def worker_pid(server: SageServer) -> int:
     assert server.pid is not None
     for process in psutil.Process(server.pid).children(recursive=True):
-        if "predictor_store.worker_process" in process.cmdline():
+        if "predictor_store.service.worker_process" in process.cmdline():
             return process.pid
     raise AssertionError("the server has no prediction worker")
 

@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from bench.checks.exactness import differences
-from bench.servers.server import ServerError
+from bench.engines.server.server import ServerError
 from tests.engine import saboteur, stage
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_one, ask_together

@@ -11,8 +11,8 @@ import pytest
 import requests
 
 from bench.checks.exactness import ask, differences
-from predictor_store.model_fingerprint import fingerprint
-from predictor_store.recording import Recording
+from predictor_store.probe.model_fingerprint import fingerprint
+from predictor_store.probe.recording import Recording
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import CHECKED, YIELDING_FLAGS, settings

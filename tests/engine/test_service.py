@@ -18,10 +18,10 @@ import psutil
 import pytest
 import requests
 
-from bench.servers.server import Server
-from predictor_store import service_socket
-from predictor_store.model_history import folder_of_model
-from predictor_store.warm import Observation, warm_store
+from bench.engines.server.server import Server
+from predictor_store.data.warm import Observation, warm_store
+from predictor_store.predict.model_history import folder_of_model
+from predictor_store.service import service_socket
 from sage_sched.address import Address
 from sage_sched.config import StoreConfig
 from tests.engine.kinds import BIN, CHECKED, PATIENT, settings
@@ -118,7 +118,7 @@ def workers_of(server: Server) -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process(server.pid).children(recursive=True)
-        if "predictor_store.worker_process" in process.cmdline()
+        if "predictor_store.service.worker_process" in process.cmdline()
     ]
 
 
@@ -146,7 +146,7 @@ def service(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
 
 DYING = """
 import asyncio, os, sys
-from predictor_store.client import PredictorClient
+from predictor_store.service.client import PredictorClient
 from sage_sched.config import PredictorConfig, SageConfig
 client = PredictorClient(SageConfig(predictor=PredictorConfig(service=sys.argv[1])), "mid")
 client.start()

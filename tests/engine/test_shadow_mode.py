@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import requests
 
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from bench.whatif.engine import of_running
 from bench.whatif.read import read_log
-from patches import set_command
+from patches.ops import set_command
 from tests.engine.conftest import Stock
 from tests.engine.kinds import CHECKED
 from tests.engine.serving import CPU_FLAGS, generate, wait_until, warmed_store

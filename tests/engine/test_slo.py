@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from bench.checks.exactness import ask, differences
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from tests.engine import stage
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import settings

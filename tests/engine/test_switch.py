@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from bench.checks.exactness import Spoken, crowd, differences
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from tests.engine import stage
 from tests.engine.crowds import ask_one
 from tests.engine.kinds import BIN, settings

@@ -18,7 +18,7 @@ from typing import Any
 import requests
 import yaml
 
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from tests.engine.serving import wait_until
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"

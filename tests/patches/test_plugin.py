@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from patches import serve_command
 from patches.compat import SUPPORTED_RELEASES
-from predictor_store.store import Store, refuse_in_use
+from patches.ops import serve_command
+from predictor_store.store.store import Store, refuse_in_use
 from sage_sched.config import StoreConfig
 from sage_sched.policy import served_policy_names
 from tests.nursery import Nursery
@@ -90,7 +90,7 @@ def test_a_store_in_use_is_said_in_one_line(
         for more in (["--schedule-policy", "sage"], ["--sage-shadow", str(tmp_path / "record")]):
             refused = nursery.run(
                 f"""
-from predictor_store import store
+from predictor_store.store import store
 store.refuse_in_use.__defaults__ = (0.0,)
 from sglang.srt.plugins import load_plugins
 load_plugins()

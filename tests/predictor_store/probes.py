@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor_store.probe_file import ProbeFile
-from predictor_store.recording import ANSWERS, ROWS, about_recording, row_type
-from sage_sched.posterior import Reading
+from predictor_store.probe.probe_file import ProbeFile
+from predictor_store.probe.recording import ANSWERS, ROWS, about_recording, row_type
+from sage_sched.probe.posterior import Reading
 
 EDGES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 1 << 20])
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.embedder import dimension as dimension_of
-from predictor_store.history import History
-from predictor_store.store_file import Record
+from predictor_store.predict.embedder import dimension as dimension_of
+from predictor_store.predict.history import History
+from predictor_store.store.store_file import Record
 
 JUNK = {
     "empty": "",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from predictor_store import exported_model
 from predictor_store.cached_file import cache_folder, read_cached, write_cached
+from predictor_store.predict import exported_model
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

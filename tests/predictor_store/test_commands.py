@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from predictor_store import info_command, warm_command
-from predictor_store.embedder import Embedder, dimension, fingerprint
-from predictor_store.info_command import _quality_line
-from predictor_store.rolling_quality import LEAST_TO_TELL
-from predictor_store.store import Store, file_of
-from predictor_store.store_file import Record
-from predictor_store.warm_command import uniform_sample
+from predictor_store.data import warm_command
+from predictor_store.data.warm_command import uniform_sample
+from predictor_store.predict.embedder import Embedder, dimension, fingerprint
+from predictor_store.predict.rolling_quality import LEAST_TO_TELL
+from predictor_store.store import info_command
+from predictor_store.store.info_command import _quality_line
+from predictor_store.store.store import Store, file_of
+from predictor_store.store.store_file import Record
 from sage_sched.cli import main
 from sage_sched.config import StoreConfig
 from tests.predictor_store.samples import lines, record
@@ -25,7 +26,7 @@ from tests.predictor_store.samples import lines, record
 
 @pytest.fixture(autouse=True)
 def one_embedder(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("predictor_store.warm.Embedder", lambda encoder: embedder)
+    monkeypatch.setattr("predictor_store.data.warm.Embedder", lambda encoder: embedder)
 
 
 def warm(*arguments: object) -> int:
@@ -253,7 +254,7 @@ def test_info_of_no_store_or_a_damaged_one_is_exit_code_2(
 WARMER = """
 import sys
 from pathlib import Path
-from predictor_store.warm import Observation, warm_store
+from predictor_store.data.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 rows = (Observation(f"prompt {i}", i + 1) for i in range(100_000))
 warm_store(Path(sys.argv[1]), rows, StoreConfig())

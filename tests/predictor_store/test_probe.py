@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from predictor_store import train_probe_command
-from predictor_store.model_fingerprint import fingerprint
-from predictor_store.probe_file import ProbeFile, ProbeFileError
-from predictor_store.probe_score import crps, quality_by_age
-from predictor_store.probe_training import RECIPES, TrainingError, train
-from predictor_store.recording import Recording, RecordingError, about_recording
+from predictor_store.probe import train_probe_command
+from predictor_store.probe.model_fingerprint import fingerprint
+from predictor_store.probe.probe_file import ProbeFile, ProbeFileError
+from predictor_store.probe.probe_score import crps, quality_by_age
+from predictor_store.probe.probe_training import RECIPES, TrainingError, train
+from predictor_store.probe.recording import Recording, RecordingError, about_recording
 from sage_sched.cli import main
 from tests.predictor_store.probes import probe, write_recording
 

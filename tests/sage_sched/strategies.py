@@ -10,7 +10,7 @@ from sage_sched.config import PreemptionConfig, StepTimeConfig
 from sage_sched.cost import COSTS
 from sage_sched.distribution import SOURCES, LengthDistribution
 from sage_sched.job import Job
-from sage_sched.step_time import ServerFacts
+from sage_sched.steps.time import ServerFacts
 from sage_sched.view import SchedulerView
 
 MAX_LENGTH = 5000

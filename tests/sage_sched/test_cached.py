@@ -11,7 +11,7 @@ from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policy import policy_named
-from sage_sched.step_time import attended_pairs
+from sage_sched.steps.time import attended_pairs
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import SERVER, waiting
 from tests.sage_sched.test_decide import decided, job

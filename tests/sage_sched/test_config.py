@@ -10,10 +10,10 @@ import pytest
 
 from sage_sched.config import _SECTIONS, PreemptionConfig, SageConfig, StepTimeConfig
 from sage_sched.fields import ConfigError
-from sage_sched.policies import POLICIES
 from sage_sched.policies.ltr import LtrParameters
 from sage_sched.policies.sage import SageParameters
-from sage_sched.slo import SloClass, SloConfig
+from sage_sched.registry import POLICIES
+from sage_sched.slo.classes import SloClass, SloConfig
 from sage_sched.switch import Settings
 
 

@@ -15,7 +15,7 @@ from sage_sched.job import Hints, Job
 from sage_sched.plan import Budget, Enter, Plan, Resume, Way, Yield
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.refined import Refined
+from sage_sched.probe.refined import Refined
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, waiting
 

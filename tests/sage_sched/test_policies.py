@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from sage_sched.cost import cost_named
 from sage_sched.distribution import LengthDistribution
+from sage_sched.index.mean_cost import MeanCost
 from sage_sched.job import Job
-from sage_sched.mean_cost import MeanCost
 from sage_sched.order import serving_order
 from sage_sched.policy import Policy, policy_named, policy_names, policy_type, section_of
-from sage_sched.refined import Refined
+from sage_sched.probe.refined import Refined
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 
 POOL = SERVER.kv_pool_tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.servers import plugins
+from bench.engines.server import plugins
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import policy_named, policy_names, policy_type, section_of
 from tests.sage_sched.strategies import SERVER

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.simulator.presets import A100_QWEN15_7B, H800_QWEN3_32B
+from bench.engines.simulator.presets import A100_QWEN15_7B, H800_QWEN3_32B
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job

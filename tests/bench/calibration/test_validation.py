@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.calibration.validation import Point, engine_of, misordered, summarize, table
-from bench.simulator.presets import PRESETS
-from sage_sched.step_time import StepTime
+from bench.engines.simulator.presets import PRESETS
+from sage_sched.steps.time import StepTime
 
 
 def point(policy: str, seed: int, measured_s: float, simulated_s: float) -> Point:

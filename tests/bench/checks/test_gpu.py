@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bench.checks import gpu
-from bench.simulator.presets import PRESETS
-from sage_sched.step_time import StepTime
+from bench.engines.simulator.presets import PRESETS
+from sage_sched.steps.time import StepTime
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bench.comparison.agents import shrunk
-from bench.simulator.presets import H800_QWEN3_32B
-from bench.simulator.result import alone_s
-from bench.workload.agents import TRACE
+from bench.engines.simulator.presets import H800_QWEN3_32B
+from bench.engines.simulator.result import alone_s
+from bench.workloads.agents import TRACE
 from sage_sched.cli import main
 
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.comparison.baseline import ModelledTime, Saturation, UnloadedTime
-from bench.servers.client import Answer
-from bench.servers.device import Device
-from bench.simulator.request import SimRequest
-from bench.simulator.run import simulate
-from bench.workload.prompts import WorkloadRequest
+from bench.engines.clock.device import Device
+from bench.engines.server.client import Answer
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.run import simulate
+from bench.workloads.prompts import WorkloadRequest
 from sage_sched.config import SageConfig
 
 

@@ -30,17 +30,17 @@ from bench.comparison.qllm_arms import (
     mixed,
     policy_of,
 )
-from bench.servers.device import Device
-from bench.simulator.presets import MIXTRAL_EXPERTS, MIXTRAL_LAYERS, PRESETS
-from bench.simulator.request import SimRequest
-from bench.simulator.result import Result
-from bench.simulator.run import simulate
-from bench.simulator.state import Options
+from bench.engines.clock.device import Device
+from bench.engines.simulator.presets import MIXTRAL_EXPERTS, MIXTRAL_LAYERS, PRESETS
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Result
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
+from sage_sched.best_effort.policy import Qllm
+from sage_sched.best_effort.slices import layers_per_slice
 from sage_sched.config import SageConfig
 from sage_sched.job import Hints
-from sage_sched.policies.qllm import Qllm
 from sage_sched.policy import ENTRY_POINT_GROUP
-from sage_sched.slices import layers_per_slice
 
 ENGINE = PRESETS["a100-mixtral-8x7b"]
 
@@ -141,7 +141,7 @@ def test_the_command_prints_a_row_an_arm_and_draws(
 def test_on_servers_whole_prefills_are_unchunked_and_only_those_that_are_cut_lose_overlap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.servers.policy_server.PolicyServers.warm", lambda *args: None)
+    monkeypatch.setattr("bench.engines.server.policy_server.PolicyServers.warm", lambda *args: None)
     device = Device.named("a100-mixtral-8x7b", 1.0)
     flags = {}
     for one in served_arms(ENGINE):

@@ -11,13 +11,13 @@ from aiohttp import web
 
 from bench.comparison import session_bodies
 from bench.comparison.session_bodies import as_seen
-from bench.servers.device import Device
-from bench.servers.device_clock import STATE
-from bench.servers.server import ServerError
-from bench.servers.session_client import Times, serve_sessions
-from bench.simulator.presets import H800_QWEN3_32B
-from bench.simulator.request import SimRequest
-from bench.simulator.result import alone_s
+from bench.engines.clock.device import Device
+from bench.engines.clock.device_clock import STATE
+from bench.engines.server.server import ServerError
+from bench.engines.server.session_client import Times, serve_sessions
+from bench.engines.simulator.presets import H800_QWEN3_32B
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import alone_s
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 

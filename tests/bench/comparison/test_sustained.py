@@ -13,9 +13,9 @@ import pytest
 from bench.comparison import sustained
 from bench.comparison.plots import colors
 from bench.comparison.stats import METRICS
-from bench.workload import synthetic
-from bench.workload.arrivals import poisson_arrivals
-from bench.workload.prompts import Workload, sample
+from bench.workloads import synthetic
+from bench.workloads.arrivals import poisson_arrivals
+from bench.workloads.prompts import Workload, sample
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bench.comparison.visible_lengths import visible
-from bench.simulator.request import SimRequest
+from bench.engines.simulator.request import SimRequest
 
 
 def test_a_visible_length_is_the_cap_and_nothing_else_changes() -> None:

@@ -6,10 +6,10 @@ from bench.paper.cases import Case
 from bench.paper.runs import Evaluation
 from bench.prediction.cold_start import compare, mean_ttlt_s
 from bench.prediction.foresight import Foresight
-from bench.workload import synthetic
-from predictor_store.embedder import DEFAULT_ENCODER
-from predictor_store.general_length import GeneralLength
-from predictor_store.history import History
+from bench.workloads import synthetic
+from predictor_store.predict.embedder import DEFAULT_ENCODER
+from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.history import History
 from sage_sched.config import PredictorConfig
 
 WORKLOAD = synthetic.generate(150, seed=0)

@@ -15,7 +15,7 @@ from bench.prediction import encoder_ablation
 from bench.prediction.answers import Parts, split
 from bench.prediction.bins import Bins
 from bench.prediction.encoder import Encoder, FineTuning, fine_tune
-from predictor_store.warm import Observation
+from predictor_store.data.warm import Observation
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bench.prediction.foresight import Foresight, truth, with_noise
-from bench.workload import synthetic
-from bench.workload.prompts import Workload, WorkloadRequest
-from predictor_store import predictor
+from bench.workloads import synthetic
+from bench.workloads.prompts import Workload, WorkloadRequest
+from predictor_store.predict import predictor
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 

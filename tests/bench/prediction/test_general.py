@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bench.prediction.general import PromptSet, fit, held_out, write
-from predictor_store import general_length
-from predictor_store.general_length import GeneralLength
+from predictor_store.predict import general_length
+from predictor_store.predict.general_length import GeneralLength
 from tests.predictor_store.samples import unit_vectors
 
 ENCODER = "static"

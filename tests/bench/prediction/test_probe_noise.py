@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bench.engines.simulator.request import SimRequest
 from bench.prediction.probe_noise import (
     MEMORY_TOKENS,
     LogNormal,
@@ -14,7 +15,6 @@ from bench.prediction.probe_noise import (
     spread_of,
 )
 from bench.prediction.probe_simulation import fitted, with_scores
-from bench.simulator.request import SimRequest
 from sage_sched.distribution import LengthDistribution
 
 pytestmark = pytest.mark.slow

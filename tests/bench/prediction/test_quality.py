@@ -13,8 +13,8 @@ from bench.prediction.answers import shuffled
 from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT, THRESHOLD
 from bench.prediction.quality import Outcome, outcome, quality
 from bench.prediction.replay import NUM_FIRST, replay
-from predictor_store.embedder import Embedder
-from predictor_store.warm import Observation
+from predictor_store.data.warm import Observation
+from predictor_store.predict.embedder import Embedder
 from sage_sched.cli import main
 from sage_sched.distribution import LengthDistribution
 

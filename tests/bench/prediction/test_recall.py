@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.engines.clock import device_clock
 from bench.prediction import recall
 from bench.prediction.recall import VECTORS_FILE, RecallingEmbedder, remember
-from bench.servers import device_clock
-from predictor_store.embedder import Embedder
-from predictor_store.features import excerpt
+from predictor_store.predict.embedder import Embedder
+from predictor_store.predict.features import excerpt
 
 PROMPTS = ["What is the capital of France?", "Write a story. " * 400]
 

@@ -13,7 +13,7 @@ from bench.slo import command
 from bench.slo.lengths import read_lengths
 from bench.slo.rivals import RIVALS, rival
 from bench.slo.runs import ABLATIONS, OURS, STOCK, Setting, numbers_of
-from bench.workload.prompts import WorkloadError
+from bench.workloads.prompts import WorkloadError
 from sage_sched.job import Hints, Job
 from sage_sched.order import serving_order
 from tests.bench.recordings import azure_like

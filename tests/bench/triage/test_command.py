@@ -20,7 +20,7 @@ from bench.triage.requests import (
     read_triage,
     said_by,
 )
-from bench.workload.prompts import WorkloadError
+from bench.workloads.prompts import WorkloadError
 from sage_sched.cli import main
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.simulator.presets import PRESETS
+from bench.engines.simulator.presets import PRESETS
 from bench.whatif.answer import answer_of
 from bench.whatif.comparison import compare, sentence
 from bench.whatif.engine import OwnServer, of_info, of_preset, of_running
@@ -23,8 +23,8 @@ from bench.whatif.log import Logged, TrafficLog
 from bench.whatif.simulation import Outcome, outcomes, requests_of
 from bench.whatif.supposed import Supposed
 from bench.whatif.told import Told, told_of
-from bench.workload.prompts import WorkloadError
-from predictor_store.store_file import StoreError
+from bench.workloads.prompts import WorkloadError
+from predictor_store.store.store_file import StoreError
 from sage_sched.cli import main
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution

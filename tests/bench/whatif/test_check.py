@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.presets import PRESETS
-from bench.simulator.request import SimRequest
-from bench.simulator.run import simulate
+from bench.engines.simulator.presets import PRESETS
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.run import simulate
 from bench.whatif import check
-from bench.workload.arrivals import poisson_arrivals
-from bench.workload.prompts import sample
-from bench.workload.source import load_workload
+from bench.workloads.arrivals import poisson_arrivals
+from bench.workloads.prompts import sample
+from bench.workloads.source import load_workload
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 
 PRESET, POLICIES = "h800-80gb-qwen3-32b", ("fcfs", "fcfs@clip=256")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from bench.checks.exactness import STRICT, TWO_RANKS
-from bench.servers.policy_server import CPU_ENV
+from bench.engines.server.policy_server import CPU_ENV
 from tests.engine.fuzz import claims
 from tests.engine.fuzz.scenario import Mix, Trouble
 

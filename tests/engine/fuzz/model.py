@@ -7,7 +7,7 @@ import itertools
 import string
 from pathlib import Path
 
-from bench.servers.model import END_TOKEN, PAD_TOKEN, save_tokenizer, write_model
+from bench.engines.server.model import END_TOKEN, PAD_TOKEN, save_tokenizer, write_model
 
 VOCAB_SIZE = 512
 _SPECIAL = (PAD_TOKEN, "[UNK]", "[CLS]", END_TOKEN, "<|user|>", "<|assistant|>")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import aiohttp
 from tqdm import tqdm
 
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from tests.engine.fuzz.actor import Answer, Question, ask
 
 _AT_A_TIME = 8

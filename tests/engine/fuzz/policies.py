@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from bench.servers import plugins
+from bench.engines.server import plugins
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.fastserve import FastServe

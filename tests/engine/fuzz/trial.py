@@ -12,7 +12,7 @@ from typing import Any
 
 import requests
 
-from bench.servers.server import Server
+from bench.engines.server.server import Server
 from tests.engine.fuzz import witness
 from tests.engine.fuzz.actor import Actor, Played, StalledError
 from tests.engine.fuzz.configurations import Configuration

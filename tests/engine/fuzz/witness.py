@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.servers import plugins
+from bench.engines.server import plugins
 from tests.engine.fuzz import policies
 
 _FOLDER = "FUZZ_WITNESS_FOLDER"

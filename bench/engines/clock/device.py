@@ -1,0 +1,139 @@
+"""A preset's engine as servers on a device clock: flags, environment, settings, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from bench.engines.clock.device_clock import STATE, DeviceModel, install
+from bench.engines.simulator.presets import PRESETS, Engine
+from sage_sched.config import SageConfig
+from sage_sched.policy import policy_names, policy_type, section_of
+
+# Of the device's time; a run that the host held up for longer says nothing of the device.
+MAX_LATE_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The engine of a preset, on servers that run `speed` times faster than life.
+
+    All times within a server are that much shorter, its deadlines too; the client makes arrivals
+    and results life-size.
+    """
+
+    preset: str
+    speed: float
+    engine: Engine
+
+    @classmethod
+    def named(cls, preset: str, speed: float) -> Self:
+        return cls(preset, speed, PRESETS[preset])
+
+    def flags(self) -> tuple[str, ...]:
+        """The server's, as the engine has them."""
+        engine = self.engine
+        return (
+            # What the host need not do: poll while idle, send what nobody times. The history hears
+            # that an answer goes on from what is sent, at 64 tokens first.
+            "--sleep-on-idle", "--stream-interval", "64",
+            "--max-total-tokens", str(engine.kv_pool_tokens),
+            "--max-running-requests", str(engine.max_running_requests),
+            "--page-size", str(engine.page_size),
+            "--chunked-prefill-size", str(engine.chunked_prefill_size),
+            "--max-prefill-tokens", str(engine.max_prefill_tokens),
+            *(("--enable-mixed-chunk",) if engine.mixed_chunk else ()),
+        )  # fmt: skip
+
+    def environment(self, folder: Path, vectors: Path | None) -> dict[str, str]:
+        """With the clock, which is installed in folder. vectors: see bench.prediction.recall."""
+        facts = self.engine.server_facts()
+        model = DeviceModel(facts.step_time, facts.swap_token_s)
+        return install(folder, model.times(1 / self.speed), vectors)
+
+    def in_its_time(self, sage: SageConfig) -> SageConfig:
+        """What a server is told: every time divided by the speed."""
+        return replace(
+            sage,
+            predictor=replace(sage.predictor, deadline_ms=sage.predictor.deadline_ms / self.speed),
+            policy={
+                name: _faster(given, self.speed) for name, given in _all_parameters(sage).items()
+            },
+            slo=replace(
+                sage.slo,
+                classes={
+                    name: _faster(given, self.speed) for name, given in sage.slo.classes.items()
+                },
+            ),
+            step_time=sage.step_time and _faster(sage.step_time, self.speed),
+        )
+
+
+def _all_parameters(sage: SageConfig) -> dict[str, Any]:
+    """Of every policy, as given or by default."""
+    names = [name for name in policy_names() if section_of(name) == name]
+    return {name: sage.policy.get(name, policy_type(name).Parameters()) for name in names}
+
+
+def _faster(parameters: Any, speed: float) -> Any:
+    """With every time, which its name says to be in ms, divided by the speed."""
+    times_ms = (f.name for f in fields(parameters) if f.name.endswith("_ms"))
+    return replace(parameters, **{name: getattr(parameters, name) / speed for name in times_ms})
+
+
+def device_note(settings: Mapping[str, Any]) -> str:
+    """What every table and report of a run with these settings says; "" without a device clock."""
+    if "device clock" not in settings:
+        return ""
+    pace = "" if settings["speed"] == 1 else f", {settings['speed']:g} times as fast as life"
+    return (
+        f"device clock: {settings['device clock']}{pace} (real servers with a small model, whose "
+        "steps take as long as a model of that GPU says; no GPU was measured)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What a device did during a run, in life-size seconds.
+
+    num_late, late_s: steps that the host held up, and for how long in all. moved_s: of KV moves,
+    what held the device up. host_cpu_s: what the scheduler's process used, in real seconds.
+    """
+
+    num_steps: int
+    device_s: float
+    num_late: int
+    late_s: float
+    num_moves: int
+    moved_s: float
+    host_cpu_s: float
+
+    @classmethod
+    def between(cls, before: dict[str, Any], after: dict[str, Any], speed: float) -> Self:
+        """From two internal states of a server. Raises KeyError where it has no device clock."""
+        spent = {name: after[STATE][name] - number for name, number in before[STATE].items()}
+        return cls(
+            num_steps=spent["num_steps"],
+            device_s=spent["device_s"] * speed,
+            num_late=spent["num_late"],
+            late_s=spent["late_s"] * speed,
+            num_moves=spent["num_moves"],
+            moved_s=spent["moved_s"] * speed,
+            host_cpu_s=spent["cpu_s"],
+        )
+
+    @property
+    def late_share(self) -> float:
+        return self.late_s / self.device_s if self.device_s else 0.0
+
+    def problem(self) -> str:
+        """Why the run must not be counted, or ""."""
+        if self.late_share <= MAX_LATE_SHARE:
+            return ""
+        return (
+            f"the host held the device up for {self.late_s:.1f} s of {self.device_s:.1f} s "
+            f"({self.late_share:.1%}, allowed: {MAX_LATE_SHARE:.0%}; {self.num_late} of "
+            f"{self.num_steps} steps): it is overloaded, or --speed too high for it"
+        )

@@ -1,0 +1,227 @@
+"""The device clock: an SGLang plugin that ends each step when a modelled device's would.
+
+Server, scheduler, HTTP, KV pool and a small model are real; what the model computes takes as long
+as the host needs for it, and what the scheduler sees of it comes when the modelled device would be
+done. Under overlap the scheduler's own work hides behind a step, as it does on a GPU.
+
+Installed by install(), in a folder of its own, for the servers that the bench starts: the product
+has no switch for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bench.engines.server import plugins
+from predictor_store.service import link
+from sage_sched.steps.time import StepTime
+
+_MODEL_FILE = "BENCH_DEVICE_CLOCK"
+# See bench.prediction.recall, which takes long to import.
+_VECTORS_FILE, _WORKER_MODULE = "BENCH_VECTORS", "bench.prediction.recall"
+STATE = "device_clock"
+_MANAGERS = "sglang.srt.managers"
+_ALLOCATORS = (
+    "sglang.srt.mem_cache.allocator.token.TokenToKVPoolAllocator",
+    "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """What a device's time goes to.
+
+    swap_token_s: seconds by which a token's KV, on its way to host memory or back, holds the
+        device up; what is hidden behind compute is not counted.
+    """
+
+    step_time: StepTime
+    swap_token_s: float
+
+    def times(self, factor: float) -> DeviceModel:
+        """All that it does takes so many times as long."""
+        coefficients = {name: s * factor for name, s in asdict(self.step_time).items()}
+        return DeviceModel(StepTime(**coefficients), self.swap_token_s * factor)
+
+    def step_s(self, batch: Any) -> float:
+        """Seconds of a step (sglang/srt/managers/schedule_batch.py, ScheduleBatch); of some layers
+        of a prefill (patches/scheduler/slices.py) their share of it."""
+        if batch.forward_mode.is_split_prefill():
+            share = batch.split_forward_count / batch.model_config.num_hidden_layers
+            return float(share * self._whole_s(batch))
+        return self._whole_s(batch)
+
+    def _whole_s(self, batch: Any) -> float:
+        if not batch.forward_mode.is_extend_without_speculative():
+            kv_tokens = sum(req.kv.kv_committed_len for req in batch.reqs)
+            return self.step_time.decode_s(len(batch.reqs), kv_tokens)
+        num_decoding = len(batch.decoding_reqs) if batch.forward_mode.is_mixed() else 0
+        num_prefills = len(batch.reqs) - num_decoding
+        cached, new = batch.prefix_lens[:num_prefills], batch.extend_lens[:num_prefills]
+        pairs = sum(n * (c + n / 2) for c, n in zip(cached, new, strict=True))
+        kv_tokens = sum(batch.prefix_lens[num_prefills:])
+        return self.step_time.mixed_s(num_prefills, sum(new), pairs, num_decoding, kv_tokens)
+
+
+@dataclass(slots=True)
+class ClockStats:
+    """What a device did. late_s: by how much the host held it up in all; see DeviceClock."""
+
+    num_steps: int = 0
+    device_s: float = 0.0
+    num_late: int = 0
+    late_s: float = 0.0
+    num_moves: int = 0
+    moved_s: float = 0.0
+
+
+class DeviceClock:
+    """One device's time line. Its host is late where a step is computed after the device would have
+    been done with it, or is launched, there being work, after the step before has ended.
+
+    now, cpu, sleep: the clock, the seconds of CPU that this thread has had, and how to wait.
+    """
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        now: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.stats = ClockStats()
+        self._model = model
+        self._now, self._cpu, self._sleep = now, cpu, sleep
+        self._free_s = now()
+        self._cpu_at_wake_s = cpu()
+
+    def run(
+        self, batch: Any, compute: Callable[[], Any], *, after_idle: bool, overlaps: bool
+    ) -> tuple[Any, float]:
+        """Launch a step; what compute returned, and when the device is done with it.
+
+        overlaps: whether steps are launched while the one before runs. If not, the host's own work
+        between two steps is no lateness, but the time in which it did not get to work is.
+        """
+        work_s = self._model.step_s(batch)
+        started_s = self._now()
+        gap_s = 0.0 if after_idle else max(0.0, started_s - self._free_s)
+        if not overlaps:
+            gap_s = max(0.0, gap_s - (self._cpu() - self._cpu_at_wake_s))
+        done_s = max(started_s, self._free_s) + work_s
+        result = compute()
+        computed_s = self._now()
+        late_s = gap_s + max(0.0, computed_s - done_s)
+        self._free_s = max(done_s, computed_s)
+        self.stats.num_steps += 1
+        self.stats.device_s += work_s
+        self.stats.num_late += late_s > 0
+        self.stats.late_s += late_s
+        return result, self._free_s
+
+    def wait_until(self, done_s: float) -> None:
+        """The host waits for a step's result."""
+        self._sleep_until(done_s)
+        self._cpu_at_wake_s = self._cpu()
+
+    def move(self, num_tokens: int, copy: Callable[[], Any]) -> Any:
+        """Copy the KV of so many tokens, either way. The host waits; one move goes after the other,
+        and after what the device is at."""
+        started_s = self._now()
+        move_s = num_tokens * self._model.swap_token_s
+        self._free_s = max(self._free_s, started_s) + move_s
+        result = copy()
+        self._sleep_until(started_s + move_s)
+        self.stats.num_moves += 1
+        self.stats.moved_s += move_s
+        return result
+
+    def _sleep_until(self, end_s: float) -> None:
+        left_s = end_s - self._now()
+        if left_s > 0:
+            self._sleep(left_s)
+
+
+def install(folder: Path, model: DeviceModel, vectors: Path | None) -> dict[str, str]:
+    """Make the clock known to servers with this environment.
+
+    vectors: see bench.prediction.recall; None where predictions are to take their time.
+    """
+    found = plugins.install(folder, __name__)
+    model_file = (folder / "model.json").absolute()
+    model_file.write_text(json.dumps(asdict(model)), encoding="utf-8")
+    return found | {
+        _MODEL_FILE: str(model_file),
+        _VECTORS_FILE: "" if vectors is None else str(vectors.absolute()),
+    }
+
+
+def register() -> None:
+    """Entry point of the group sglang.srt.plugins. SGLang only logs what fails here: the bench sees
+    it by the missing state."""
+    if os.environ.get(_VECTORS_FILE):
+        link.WORKER_MODULE = _WORKER_MODULE  # started by the HTTP process
+    if f"{_MANAGERS}.scheduler" not in sys.modules:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from bench.engines.clock import light_model
+    from patches.scheduler import slices, step_meter, swap_meter
+
+    light_model.register()
+    written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
+    model = DeviceModel(StepTime(**written["step_time"]), written["swap_token_s"])
+    clock = DeviceClock(model)
+    seen = SimpleNamespace(device_s=0.0)  # of device_s, when the last result was
+
+    def around_run_batch(original: Any, self: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+        if batch.forward_mode.is_prebuilt() or batch.forward_mode.is_idle():
+            return original(self, batch, *args, **kw)
+        result, done_s = clock.run(
+            batch,
+            lambda: original(self, batch, *args, **kw),
+            after_idle=self._sched_idled,
+            overlaps=self.enable_overlap,
+        )
+        result.device_done_s, result.device_s = done_s, clock.stats.device_s
+        return result
+
+    def settle(scheduler: object, result: Any) -> None:
+        clock.wait_until(getattr(result, "device_done_s", 0.0))
+        seen.device_s = getattr(result, "device_s", seen.device_s)
+
+    def before_process(self: Any, batch: Any, result: Any, *args: Any, **kw: Any) -> None:
+        settle(self, result)
+
+    def around_copy_out(original: Any, self: Any, indices: Any, *args: Any, **kw: Any) -> Any:
+        return clock.move(len(indices), lambda: original(self, indices, *args, **kw))
+
+    def around_copy_back(
+        original: Any, self: Any, copy: Any, indices: Any, *args: Any, **kw: Any
+    ) -> Any:
+        return clock.move(len(indices), lambda: original(self, copy, indices, *args, **kw))
+
+    def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
+        result.internal_state[STATE] = asdict(clock.stats) | {"cpu_s": time.process_time()}
+
+    # Steps end when their results are seen, and take what the device was at them, however late the
+    # host was; and what a copy takes here is not what it takes there.
+    step_meter.ends_with_launch = lambda device: False
+    step_meter.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
+    swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
+    slices.settle = settle
+    scheduler = f"{_MANAGERS}.scheduler.Scheduler"
+    HookRegistry.register(f"{scheduler}.run_batch", around_run_batch, HookType.AROUND)
+    HookRegistry.register(f"{scheduler}.process_batch_result", before_process, HookType.BEFORE)
+    HookRegistry.register(f"{scheduler}.get_internal_state", after_internal_state, HookType.AFTER)
+    for allocator in _ALLOCATORS:
+        HookRegistry.register(f"{allocator}.get_cpu_copy", around_copy_out, HookType.AROUND)
+        HookRegistry.register(f"{allocator}.load_cpu_copy", around_copy_back, HookType.AROUND)

@@ -1,0 +1,130 @@
+"""What makes a small model's steps take little of a CPU, for servers on a device clock.
+
+How long a step takes is up to the clock, so the host must only be quicker. SGLang's attention in
+plain PyTorch goes through a batch request by request, and most of the rest is logits over the whole
+vocabulary: at 200 requests, tens of milliseconds. Here a token attends to the newest tokens of its
+request, all requests at once, and a decoded one is one of the most frequent words; of the bench's
+Llama of one layer there are embeddings, attention and head. The KV pool is written and read as
+ever.
+
+A mixture of experts is computed whole but for that attention. Any other model of more layers is one
+whose states matter (bench.engines.server.plan_model): its attention goes to all tokens too, in a
+decode step to those of all requests at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from bench.engines.server.model import NUM_SPECIAL_TOKENS
+
+_BACKEND = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+# Of this process's model; all, if its states matter.
+_attended = SimpleNamespace(num_tokens=16)
+_SPOKEN_TOKENS = 512
+
+
+def register() -> None:
+    """For the process of a scheduler."""
+    HookRegistry.register(f"{_BACKEND}._run_sdpa_forward_decode", attend, HookType.REPLACE)
+    HookRegistry.register(f"{_BACKEND}._run_sdpa_forward_extend", around_extend, HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+        _after_load,
+        HookType.AFTER,
+    )
+
+
+def attend(
+    self: Any,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None,
+    scaling: float | None = None,
+    enable_gqa: bool = False,
+    **kw: Any,
+) -> torch.Tensor:
+    """TorchNativeAttnBackend._run_sdpa_forward_decode, over the newest tokens of each request."""
+    num_tokens = min(_attended.num_tokens, int(seq_lens.max()))
+    places = seq_lens[:, None] + torch.arange(-num_tokens, 0)
+    slots = req_to_token[req_pool_indices[:, None], places.clamp(min=0)]
+    found = torch.nn.functional.scaled_dot_product_attention(
+        query.unsqueeze(2),
+        k_cache[slots].transpose(1, 2),
+        v_cache[slots].transpose(1, 2),
+        attn_mask=(places >= 0)[:, None, None, :],
+        scale=scaling,
+        enable_gqa=enable_gqa,
+    )
+    output.copy_(found.squeeze(2))
+    return output
+
+
+def around_extend(
+    original: Callable[..., torch.Tensor],
+    self: Any,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_prefix_lens: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    *args: Any,
+    **kw: Any,
+) -> torch.Tensor:
+    """TorchNativeAttnBackend._run_sdpa_forward_extend, in a light model; in others the original.
+
+    That computes each request's attention anew from its first token on, of those that decode beside
+    a prefill too: at 60 requests of 1,000 tokens a tenth of a second.
+    """
+    if _attended.num_tokens == sys.maxsize:
+        return original(
+            self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
+            extend_prefix_lens, extend_seq_lens, *args, **kw,
+        )  # fmt: skip
+    # Each token as a request that ends with it.
+    before = extend_prefix_lens - extend_seq_lens.cumsum(0) + extend_seq_lens
+    lens = before.repeat_interleave(extend_seq_lens) + torch.arange(1, len(query) + 1)
+    pools = req_pool_indices.repeat_interleave(extend_seq_lens)
+    return attend(self, query, output, k_cache, v_cache, req_to_token, pools, lens, *args, **kw)
+
+
+def _after_load(result: None, self: Any, *args: Any, **kw: Any) -> None:
+    if len(self.model.model.layers) == 1:
+        lighten(self.model)
+    elif not hasattr(self.model.config, "num_local_experts"):
+        _attended.num_tokens = sys.maxsize
+
+
+def lighten(model: Any) -> None:
+    """Of a LlamaForCausalLM of one layer (sglang/srt/models/llama.py)."""
+    head = model.lm_head.weight.data[:_SPOKEN_TOKENS].clone()
+    head[:NUM_SPECIAL_TOKENS] = 0.0  # never the largest logit: they have no text
+    model.lm_head.weight.data = head
+    (layer,) = model.model.layers
+    attention = layer.self_attn
+    embeddings = model.model.embed_tokens.weight
+    to_qkv = attention.qkv_proj.weight.data.T.contiguous()
+    sizes = [attention.q_size, attention.kv_size, attention.kv_size]
+
+    def forward(
+        input_ids: torch.Tensor, positions: torch.Tensor, batch: Any, *args: Any, **kw: Any
+    ) -> Any:
+        qkv = torch.nn.functional.embedding(input_ids, embeddings) @ to_qkv
+        return attention.attn(*qkv.split(sizes, dim=-1), batch)
+
+    model.model.forward = forward

@@ -1,0 +1,172 @@
+"""Servers that differ in their policy alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+import yaml
+
+from bench.engines.clock.device import Device
+from bench.engines.clock.device_clock import STATE
+from bench.engines.server.server import STOCK_COMMAND, Server, ServerError
+from bench.prediction.recall import remember
+from bench.rival import Rival
+from bench.workloads.prompts import WorkloadRequest, stable_hash
+from predictor_store.data.warm import Observation, warm_store
+from predictor_store.predict.embedder import fingerprint
+from predictor_store.torchvision_schemas import define_missing
+from sage_sched.config import SageConfig
+from sage_sched.policy import policy_names
+
+# A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
+# a CPU.
+CPU_ENGINE_FLAGS = (
+    "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
+    "--mem-fraction-static", "0.1",
+)  # fmt: skip
+# The pool holds about as much as its slots need, so that either may be what is full.
+CPU_FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "16384", "--max-running-requests", "32")
+# With more threads a small model's steps are mostly waiting at barriers, and one busy core beside
+# the server makes it 10 times slower.
+CPU_ENV = {"OMP_NUM_THREADS": "1"}
+# Of the whole numbers that our policies report, those that do not count.
+_GAUGES = ("num_records", "worker_alive")
+# The cheapest model per token there, so that what takes time is what is scheduled.
+CPU_MODEL: dict[str, Any] = {
+    "num_layers": 1, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 1,
+    "context_length": 32768,
+}  # fmt: skip
+# The same for every server. Streaming every token takes more of a small host than decoding does;
+# the first and the last token are sent at once whatever the interval.
+COMMON_FLAGS = (
+    "--enable-custom-logit-processor", "--stream-interval", "16", "--log-level-http", "warning",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyServers:
+    """Starts servers of one model, with flags and environment the same for all.
+
+    folder: for logs, settings and the store. sage: our policies' settings; each server reads the
+    warmed store, and what it learns stays in its memory. device: whose clock they go by, if any.
+    recalls: on a device clock, whether predictions find their vectors made (see foresee).
+    probes: by policy, the file of the probe that its servers read.
+    """
+
+    model: Path
+    folder: Path
+    flags: tuple[str, ...]
+    env: Mapping[str, str]
+    sage: SageConfig
+    device: Device | None = None
+    recalls: bool = True
+    probes: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def speed(self) -> float:
+        """How many times faster than life they are."""
+        return 1.0 if self.device is None else self.device.speed
+
+    def warm(self, observations: Sequence[Observation]) -> None:
+        """Make the store that every server of our policies begins with; if it has been made of the
+        same already, it is left as it is, since embedding takes a while."""
+        encoder = self.sage.predictor.encoder
+        store, stamp = self.folder / "store", self.folder / "store_made_of.txt"
+        made_of = f"{stable_hash(repr(observations))} {fingerprint(encoder)} {self.sage.store}\n"
+        if stamp.exists() and stamp.read_text(encoding="utf-8") == made_of:
+            return
+        stamp.unlink(missing_ok=True)
+        shutil.rmtree(store, ignore_errors=True)
+        warm_store(store, observations, self.sage.store, encoder)
+        stamp.write_text(made_of, encoding="utf-8")
+
+    @property
+    def _vectors(self) -> Path:
+        # Named by what makes them, so that those of another release are not taken for ours.
+        made_by = stable_hash(fingerprint(self.sage.predictor.encoder)) % 10**8
+        return self.folder / f"vectors-{self.sage.predictor.encoder}-{made_by:08}.npz"
+
+    def foresee(self, requests: Iterable[WorkloadRequest]) -> None:
+        """On a device clock, make ready what predictions for these requests need, as they are to
+        take none of the device's time; see bench.prediction.recall."""
+        if self.device is not None:
+            prompts = [request.prompt for request in requests]
+            remember(self._vectors, prompts, self.sage.predictor.encoder)
+
+    def server(self, policy: str, name: str, command: Sequence[str] = STOCK_COMMAND) -> Server:
+        """A server that is not started yet; policy: see Rival; name: of its log. Raises ValueError
+        where policy is none."""
+        rival = Rival.parse(policy)
+        flags = [*COMMON_FLAGS, *rival.flags]
+        env = {**self.env, **rival.env}
+        if self.device is not None:
+            flags += self.device.flags()
+            vectors = self._vectors if self.recalls else None
+            env |= self.device.environment(self.folder / "device_clock", vectors)
+        else:
+            # What the bench sends into a server (bench/workloads/forced_length.py) goes by name.
+            env = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")} | env
+            path = (env["PYTHONPATH"], str(Path(__file__).parents[3]))
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        if policy in policy_names():
+            sage = self.sage if self.device is None else self.device.in_its_time(self.sage)
+            sections = sage.sections()
+            # The same prompts may come again: the next server must not know their answers.
+            sections["store"] |= {"path": str((self.folder / "store").absolute()), "on_disk": False}
+            if policy in self.probes:
+                sections["probe"] |= {"file": str(self.probes[policy].absolute())}
+            config = self.folder / f"{policy}.yaml"
+            self.folder.mkdir(parents=True, exist_ok=True)
+            config.write_text(yaml.safe_dump(sections), encoding="utf-8")
+            flags += ["--sage-config", str(config)]
+        flags += self.flags  # the last one counts
+        log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
+        return Server(self.model, flags, log=log, env=env, command=command)
+
+
+def internal_state(server: Server) -> dict[str, Any]:
+    """What the first scheduler reports; of device clocks, what those of all replicas did."""
+    try:
+        info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    except requests.RequestException as error:
+        raise ServerError(f"the server does not answer: {error}") from error
+    states: list[dict[str, Any]] = info["internal_states"]
+    if STATE in states[0]:
+        did = [state[STATE] for state in states]
+        states[0][STATE] = {name: sum(each[name] for each in did) for name in did[0]}
+    return states[0]
+
+
+def scheduler_state(server: Server) -> dict[str, Any]:
+    """What our policies report of the first scheduler; empty under a stock policy."""
+    state: dict[str, Any] = internal_state(server).get("sage", {})
+    return state
+
+
+def counters_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What our policies counted between two internal states; what is no counter as it was in the
+    end. Empty under a stock policy."""
+
+    def spent(name: str, first: Any, last: Any) -> Any:
+        if isinstance(last, dict):
+            first = first if isinstance(first, dict) else {}
+            return {key: spent(key, first.get(key, 0), value) for key, value in last.items()}
+        is_counter = isinstance(last, int) and name not in _GAUGES
+        return last - (first or 0) if is_counter else last
+
+    counted: dict[str, Any] = spent("", before.get("sage", {}), after.get("sage", {}))
+    return counted
+
+
+def load_tokenizer(model: Path) -> Any:
+    """As SGLang's benchmark does."""
+    define_missing()
+    from sglang.benchmark.utils import get_tokenizer
+
+    return get_tokenizer(str(model))

@@ -1,0 +1,153 @@
+"""N engines behind a router, each with a scheduler of its own."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from bench.engines.simulator.node import gap_percentile_s
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.request import Progress, SimRequest
+from bench.engines.simulator.result import Result, result_of
+from bench.engines.simulator.run import check_requests, make_node
+from bench.engines.simulator.state import Options
+from sage_sched.config import SageConfig
+from sage_sched.routing.ledger import Ledger, Newcomer
+from sage_sched.routing.prefix_index import BLOCK_TOKENS
+from sage_sched.routing.router import Router, TotalRequests
+
+# How often a router hears of its nodes: of what it has sent itself it knows at once. SGLang's own
+# schedulers tell theirs every 15 decode steps, and routers poll servers every second or less often.
+REPORT_S = 1.0
+
+
+def simulate_cluster(
+    engine: Engine,
+    num_nodes: int,
+    policy_name: str,
+    config: SageConfig,
+    requests: Sequence[SimRequest],
+    options: Options | None = None,
+    *,
+    router: Router | None = None,
+    report_s: float = REPORT_S,
+) -> Result:
+    """As run.simulate, on num_nodes equal engines.
+
+    router: who picks the engine, by what it was told every report_s; by default the fewest
+    unfinished requests. A request that follows another may go elsewhere.
+    """
+    began = time.perf_counter()
+    check_requests(engine, requests)
+    cluster = Cluster(engine, num_nodes, policy_name, config, requests, options or Options())
+    cluster.serve(router or TotalRequests(), report_s)
+    return result_of(
+        engine,
+        requests,
+        cluster.finished,
+        prefill_tokens=sum(node.prefill_tokens for node in cluster.nodes),
+        moved_tokens=sum(node.moved_tokens for node in cluster.nodes),
+        yields=sum((node.state.num_yields for node in cluster.nodes), Counter()),
+        p99_itl_s=gap_percentile_s(sum((node.gaps for node in cluster.nodes), Counter()), 99),
+        wall_s=time.perf_counter() - began,
+    )
+
+
+class Cluster:
+    """The engines, and what comes to them. finished: in the order in which they are found to be."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        num_nodes: int,
+        policy_name: str,
+        config: SageConfig,
+        requests: Sequence[SimRequest],
+        options: Options,
+    ) -> None:
+        self.finished: list[Progress] = []
+        self.nodes = [
+            make_node(engine, policy_name, config, options, self._on_finish)
+            for _ in range(num_nodes)
+        ]
+        self._ledger = Ledger(num_nodes, engine.server_facts())
+        self._requests = requests
+        self._coming: list[tuple[float, int]] = []  # a heap
+        self._followers = defaultdict[int, list[int]](list)
+        for index, request in enumerate(requests):
+            if request.follows is None:
+                heapq.heappush(self._coming, (request.arrival_s, index))
+            else:
+                self._followers[request.follows].append(index)
+        self._alarms: list[tuple[float, int]] = []  # when a node may change; one is its latest
+        self._latest_s = [math.inf] * num_nodes
+
+    def serve(self, router: Router, report_s: float) -> None:
+        """All requests, each at its time."""
+        heard_s = 0.0
+        while self._comes_another():
+            now_s, index = heapq.heappop(self._coming)
+            # The last report before it; those before that one say nothing more.
+            report_at_s = now_s // report_s * report_s
+            if report_at_s > heard_s:
+                heard_s = report_at_s
+                for number, node in enumerate(self.nodes):
+                    node.advance(heard_s)
+                    self._ledger.report(number, node.ages(), heard_s)
+                    self._set_alarm(number)
+            self._send(router, index, now_s)
+        for node in self.nodes:
+            node.advance(math.inf)
+
+    def _send(self, router: Router, index: int, now_s: float) -> None:
+        request = replace(self._requests[index], arrival_s=now_s)
+        newcomer = Newcomer(
+            request.input_tokens,
+            request.max_new_tokens,
+            request.distribution,
+            _keys(request),
+            request.hints,
+        )
+        number = router.pick(self._ledger.view(newcomer, now_s))
+        self._ledger.sent(index, number, newcomer, now_s)
+        self.nodes[number].submit(request, index)
+        self._set_alarm(number)
+
+    def _on_finish(self, progress: Progress) -> None:
+        self.finished.append(progress)
+        for index in self._followers.get(progress.index, ()):
+            comes_s = progress.last_token_s + self._requests[index].pause_s
+            heapq.heappush(self._coming, (comes_s, index))
+
+    def _comes_another(self) -> bool:
+        """Whether one does. If requests follow others, engines go on as far as one may end that
+        another follows, sooner than the next one comes."""
+        while self._followers and self._alarms:
+            alarm_s, number = self._alarms[0]
+            if self._coming and self._coming[0][0] <= alarm_s:
+                break
+            heapq.heappop(self._alarms)
+            if alarm_s == self._latest_s[number]:
+                self.nodes[number].advance(math.nextafter(alarm_s, math.inf))
+                self._set_alarm(number)
+        return bool(self._coming)
+
+    def _set_alarm(self, number: int) -> None:
+        self._latest_s[number] = self.nodes[number].next_change_s()
+        if self._followers and self._latest_s[number] < math.inf:
+            heapq.heappush(self._alarms, (self._latest_s[number], number))
+
+
+def _keys(request: SimRequest) -> list[Hashable]:
+    """Of its prompt's blocks. A token is known by its stream and its place in it."""
+    keys: list[Hashable] = []
+    before = 0
+    for stream, first, end in request.spans:
+        places = range(-before % BLOCK_TOKENS or BLOCK_TOKENS, end - first + 1, BLOCK_TOKENS)
+        keys.extend((stream, first + place) for place in places)
+        before += end - first
+    return keys

@@ -1,0 +1,350 @@
+"""One engine in time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.engines.simulator import slices
+from bench.engines.simulator.batch import Part
+from bench.engines.simulator.executor import scheduling_pass
+from bench.engines.simulator.invariants import check_promises, check_state
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.request import Progress, SimRequest
+from bench.engines.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
+from bench.engines.simulator.stock import StockPolicy
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.order import retention_order
+from sage_sched.policy import Policy
+from sage_sched.probe.refining import Refining, refiner_of
+from sage_sched.slo.tdg import Promise, num_on_time
+from sage_sched.steps.time import StepTime, attended_pairs
+
+_GAPS_PER_S = 10_000
+# Of a leap, no more steps count for the pace: it has long got there.
+_MOST_PACED = 64
+
+
+class Node:
+    """SGLang's event loop, without overlap: requests that have come, a pass, a step.
+
+    Decode steps between which nothing happens are taken in one leap. Where running requests may
+    yield, who does is looked at again at every event, and when the age of one of them reaches a
+    refresh boundary. on_finish is called with each request that has its last token.
+
+    Not as in SGLang: no overlap of scheduling and compute, so that a finish is known a step
+    sooner; the request id, a tie-break of hrrn, is the arrival number.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy | StockPolicy,
+        config: SageConfig,
+        options: Options,
+        on_finish: Callable[[Progress], None],
+    ) -> None:
+        self.state = EngineState(engine, policy, config, options)
+        self.now_s = 0.0
+        self.num_outstanding = 0
+        self.prefill_tokens = 0
+        self.moved_tokens = 0
+        # Of all requests, how often each gap between two tokens came, in 1/_GAPS_PER_S.
+        self.gaps: Counter[int] = Counter()
+        self._policy = policy
+        self._options = options
+        self._on_finish = on_finish
+        self._refining: Refining | None = None
+        if isinstance(policy, Policy):
+            refiner = refiner_of(policy, options.reading)
+            self._refining = None if refiner is None else Refining(refiner, policy)
+        self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
+        self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
+
+    def submit(self, request: SimRequest, index: int) -> None:
+        """A request on its way."""
+        heapq.heappush(self._coming, (request.arrival_s + self._delay_s, index, request))
+        self.num_outstanding += 1
+
+    def advance(self, until_s: float) -> None:
+        """Go on to the end of the first step that ends at until_s or later, or to idleness."""
+        state = self.state
+        while self.now_s < until_s:
+            if not (len(state.decode) or len(state.queue) or state.chunked):
+                if not self._coming or self._coming[0][0] >= until_s:
+                    return
+                self.now_s = max(self.now_s, self._coming[0][0])
+                state.ratio.reset()
+            self._receive()
+            state.now_s = self.now_s
+            before = [*state.queue] if self._options.check else []
+            result = scheduling_pass(state)
+            check_promises(before, state.queue)
+            self._move(result.moved_tokens)
+            if result.parts:
+                self._prefill(result.parts)
+            elif len(state.decode):
+                self._decode(until_s)
+            else:
+                raise RuntimeError("requests wait, and none gets in")
+            if self._options.check:
+                check_state(state, self.num_outstanding - len(self._coming))
+
+    def next_change_s(self) -> float:
+        """No request ends before, and no other decision is taken, unless one arrives."""
+        state = self.state
+        if not (len(state.decode) or len(state.queue) or state.chunked):
+            return max(self.now_s, self._coming[0][0]) if self._coming else math.inf
+        if self._coming or state.chunked or not len(state.decode):
+            return self.now_s
+        if len(state.queue) and not (state.batch_is_full and state.preemption is None):
+            return self.now_s
+        steps = min(
+            state.decode.steps_that_fit(state.pool.room_pages), state.decode.steps_to_finish()
+        )
+        return self.now_s + state.decode.seconds(state.engine.step_time, max(steps, 1))
+
+    def ages(self) -> dict[Hashable, int]:
+        """Of all that are here or on their way, by index: how many tokens their answers have."""
+        state = self.state
+        waiting = [*state.queue, *([state.chunked] if state.chunked else ())]
+        return {
+            **{index: 0 for _, index, _ in self._coming},
+            **{progress.index: progress.generated_tokens for progress in waiting},
+            **{p.index: p.age_offset + state.decode.step for p in state.decode},
+        }
+
+    def _receive(self) -> None:
+        state = self.state
+        while self._coming and self._coming[0][0] <= self.now_s:
+            _, index, request = heapq.heappop(self._coming)
+            job = Job(
+                arrival=state.num_queued,
+                input_tokens=request.input_tokens,
+                max_new_tokens=request.max_new_tokens,
+                distribution=request.distribution,
+                served_at_arrival_tokens=state.served_tokens,
+                arrival_s=request.arrival_s,
+                hints=request.hints,
+            )
+            if isinstance(self._policy, Policy) and self._policy.is_clairvoyant:
+                truth = np.array([request.output_tokens])
+                job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
+            state.num_queued += 1
+            job.is_ranked = self._policy.on_arrival(job)
+            if self._refining is not None and job.is_ranked:
+                self._refining.arrived(job)
+            promise = Promise.of(request.hints) if request.hints.has_slo else None
+            state.queue.append(Progress(request, index, job, promise=promise))
+
+    def _move(self, num_tokens: int) -> None:
+        """KV goes to host memory and back."""
+        engine = self.state.engine
+        self.now_s += num_tokens * engine.swap_token_s
+        self.moved_tokens += num_tokens
+
+    def _prefill(self, parts: Sequence[Part]) -> None:
+        """The step that a pass has put together."""
+        state, engine = self.state, self.state.engine
+        num_tokens = sum(part.new_tokens for part in parts)
+        pairs = sum(attended_pairs(part.cached_tokens, part.new_tokens) for part in parts)
+        # Those for whose next tokens the prefill has left no room sit this step out.
+        decode = state.decode
+        mixes = engine.mixed_chunk and decode.pages_needed(1) <= state.pool.room_pages
+        num_decodes, kv_tokens = (len(decode), decode.context_tokens) if mixes else (0, 0)
+
+        def seconds(step_time: StepTime) -> float:
+            return step_time.mixed_s(len(parts), num_tokens, pairs, num_decodes, kv_tokens)
+
+        step_s = seconds(engine.step_time)
+        state.pace.add(step_s, seconds(state.server.step_time))
+        if num_decodes:
+            self._leap(1, step_s)
+        elif slices.is_cut(state, parts):
+            self._in_slices(parts, step_s)
+        else:
+            self.now_s += step_s
+        state.served_tokens += num_tokens
+        self.prefill_tokens += num_tokens
+        if not len(state.decode):
+            state.stale_prefill_tokens = num_tokens
+        if state.chunked is not None or not len(state.decode):
+            # get_next_batch_to_run: the chunked request leaves the batch again, as one that ends;
+            # and if nothing ran, the prefill batch is the running one, with a flag of its own.
+            state.batch_is_full = False
+        for part in parts:
+            progress = part.progress
+            progress.job.served_tokens += part.new_tokens
+            progress.prefilled_tokens = part.cached_tokens + part.new_tokens
+            state.pool.publish(progress, progress.prefilled_tokens)
+            if part.completes:
+                self._first_token(progress)
+
+    def _in_slices(self, parts: Sequence[Part], step_s: float) -> None:
+        """At each cut those who pass are prefilled, and if one of them decodes, all get a token."""
+        state, engine = self.state, self.state.engine
+        state.parked = [part.progress for part in parts]
+        for number in range(engine.slices):
+            if number:
+                self.now_s += engine.slice_overhead_s
+                self._receive()
+                state.now_s = self.now_s
+                while passing := slices.passing(state):
+                    self._prefill(passing)
+                if slices.decodes(state):
+                    self._leap(1, state.decode.seconds(engine.step_time, 1))
+            self.now_s += step_s / engine.slices
+        state.parked = []
+
+    def _first_token(self, progress: Progress) -> None:
+        progress.job.grow(progress.generated_tokens + 1)
+        self._refine([progress])
+        if progress.first_token_s >= 0:
+            progress.longest_gap_s = max(progress.longest_gap_s, self.now_s - progress.token_s)
+            self.gaps[round((self.now_s - progress.token_s) * _GAPS_PER_S)] += 1
+        progress.token_s = self.now_s
+        if progress.first_token_s < 0:
+            progress.first_token_s = self.now_s
+        elif progress.promise is not None:  # it was retracted, and goes on
+            progress.num_next_on_time += self.now_s <= _due_s(progress, progress.generated_tokens)
+        if progress.generated_tokens == progress.request.output_tokens:
+            self._finish(progress)
+        else:
+            self.state.decode.join(progress)
+
+    def _decode(self, until_s: float) -> None:
+        """A leap to the next event."""
+        state, decode, step_time = self.state, self.state.decode, self.state.engine.step_time
+        fitting = decode.steps_that_fit(state.pool.room_pages)
+        retracts = fitting == 0
+        if retracts:
+            self._retract()
+            fitting = decode.steps_that_fit(state.pool.room_pages)
+        steps = min(fitting, decode.steps_to_finish())
+        if state.chunked is not None or (len(state.queue) and not state.batch_is_full):
+            steps = 1
+        elif len(state.queue) and state.preemption is not None:
+            assert isinstance(self._policy, Policy)
+            interval_tokens = self._policy.refresh_interval_tokens
+            steps = min(steps, decode.steps_to_refresh(interval_tokens))
+        next_s = min(until_s, self._coming[0][0]) if self._coming else until_s
+        steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
+        if self._refining is not None:
+            steps = min(steps, *(self._steps_to_score(progress) for progress in decode))
+        seconds = decode.seconds(step_time, steps)
+        for _ in range(min(steps, _MOST_PACED)):
+            state.pace.add(seconds, decode.seconds(state.server.step_time, steps))
+        state.ratio.decay(steps - retracts)
+        self._leap(steps, seconds)
+
+    def _leap(self, steps: int, seconds: float) -> None:
+        """All that decode get so many tokens."""
+        state, decode = self.state, self.state.decode
+        growth_s = state.engine.step_time.decode_kv_token_s * len(decode)
+        first_s = seconds / steps - growth_s * (steps - 1) / 2
+        last_s = first_s + growth_s * (steps - 1)
+        for progress in decode:
+            if (promise := progress.promise) is not None:
+                due_s = _due_s(progress, progress.age_offset + decode.step + 1) - self.now_s
+                progress.num_next_on_time += num_on_time(
+                    steps, first_s, growth_s, due_s, promise.tpot_s
+                )
+            gap_s = self.now_s + first_s - progress.token_s
+            self.gaps[round(gap_s * _GAPS_PER_S)] += 1
+            progress.longest_gap_s = max(progress.longest_gap_s, gap_s, last_s * (steps > 1))
+            progress.token_s = self.now_s + seconds
+        self.gaps[round(seconds / steps * _GAPS_PER_S)] += (steps - 1) * len(decode)
+        self.now_s += seconds
+        state.served(steps)
+        state.pool.hold(decode.pages_needed(steps))
+        decode.leap(steps)
+        for progress in decode.finished():
+            self._finish(progress)
+        self._refine([*decode])
+
+    def _refine(self, progresses: Sequence[Progress]) -> None:
+        """Show what is due. The step that has made a token has shown the state before it."""
+        if self._refining is None:
+            return
+        told: list[tuple[int, int, NDArray[np.float64]]] = []
+        for progress in progresses:
+            age_tokens = self._age(progress) - 1
+            if self._refining.refiner.wants(age_tokens):
+                log_p = progress.request.scores.get(age_tokens)
+                if log_p is not None:
+                    told.append((progress.job.arrival, age_tokens, log_p))
+        if told:
+            arrivals, ages, rows = zip(*told, strict=True)
+            self._refining.scored(arrivals, ages, np.stack(rows))
+
+    def _age(self, progress: Progress) -> int:
+        """Of one that decodes, or has its first token coming."""
+        if progress.finish_step >= 0:
+            self.state.decode.sync(progress)
+        return progress.generated_tokens
+
+    def _steps_to_score(self, progress: Progress) -> int:
+        """Until the age at which the next scores of a decoding request are due."""
+        assert self._refining is not None
+        age_tokens, wants = self._age(progress), self._refining.refiner.wants
+        while not wants(age_tokens) and age_tokens < progress.request.max_new_tokens:
+            age_tokens += 1
+        return age_tokens + 1 - progress.generated_tokens
+
+    def _finish(self, progress: Progress) -> None:
+        state = self.state
+        progress.last_token_s = self.now_s
+        state.pool.publish(progress, progress.kv_tokens)
+        state.pool.leave(progress)
+        if self._refining is not None:
+            self._refining.ended(progress.job)
+        state.batch_is_full = False
+        self.num_outstanding -= 1
+        self._on_finish(progress)
+
+    def _retract(self) -> None:
+        """SGLang's retract_decode, until a step fits: the fewest output tokens first, of these the
+        longest input, of these the last in the batch; under our policies the last of the order."""
+        state, decode, pool = self.state, self.state.decode, self.state.pool
+        order = sorted(decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
+        if isinstance(self._policy, Policy):
+            view = state.view()
+            jobs = [progress.job for progress in order]
+            places = retention_order(jobs, range(len(jobs)), self._policy, view)
+            order = [order[place] for place in places]
+        retracted: list[Progress] = []
+        while not retracted or decode.pages_needed(1) > pool.room_pages:
+            progress = order.pop()
+            decode.leave(progress)
+            pool.leave(progress)
+            pool.free_at_least(len(order) * RETRACT_DECODE_STEPS)
+            progress.num_retractions += 1
+            retracted.append(progress)
+        state.ratio.estimate(decode)
+        for progress in retracted:
+            state.requeue(progress)
+        state.batch_is_full = False
+
+
+def _due_s(progress: Progress, token: int) -> float:
+    """When a token but the first of a request that was promised something is due."""
+    assert progress.promise is not None
+    came_s = progress.request.arrival_s
+    return came_s + progress.promise.due_s(token, progress.first_token_s - came_s)
+
+
+def gap_percentile_s(gaps: Counter[int], percent: float) -> float:
+    """Of all gaps between two tokens of an answer (Node.gaps); 0 if there is none."""
+    left = percent / 100 * gaps.total()
+    for gap, number in sorted(gaps.items()):
+        left -= number
+        if left <= 0:
+            return gap / _GAPS_PER_S
+    return 0.0

@@ -1,0 +1,191 @@
+"""What came of a simulated run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.engines.simulator.fairness import fairness_metrics
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.request import Progress, SimRequest
+from bench.run_metrics import run_metrics
+from sage_sched.job import Hints
+from sage_sched.plan import Way
+from sage_sched.slo.attainment import Attainment
+from sage_sched.steps.time import attended_pairs
+
+_BOTH = (True, False)
+_QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What a client sees, per request, in the order of the run's requests; arrays of shape
+    (requests,).
+
+    ttft_s, ttlt_s: from its arrival to its first and last token. alone_s: to its last token on an
+    idle engine. input_tokens, answer_tokens: its true lengths. num_next_on_time: of its tokens but
+    the first, those that came when they were promised. hints: what was said of it.
+    duration_s: from the first arrival to the last token.
+    """
+
+    arrival_s: NDArray[np.float64]
+    ttft_s: NDArray[np.float64]
+    ttlt_s: NDArray[np.float64]
+    alone_s: NDArray[np.float64]
+    input_tokens: NDArray[np.int64]
+    answer_tokens: NDArray[np.int64]
+    num_next_on_time: NDArray[np.int64]
+    hints: tuple[Hints, ...]
+    duration_s: float
+
+    @classmethod
+    def of(
+        cls,
+        engine: Engine,
+        requests: Sequence[SimRequest],
+        arrival_s: NDArray[np.float64],
+        first_s: NDArray[np.float64],
+        last_s: NDArray[np.float64],
+        num_next_on_time: NDArray[np.int64],
+        **more: Any,
+    ) -> Self:
+        """From when requests came, and when their first and last tokens did. more: of a Result."""
+        return cls(
+            arrival_s=arrival_s,
+            ttft_s=first_s - arrival_s,
+            ttlt_s=last_s - arrival_s,
+            alone_s=np.array([alone_s(engine, r.input_tokens, r.output_tokens) for r in requests]),
+            input_tokens=np.array([request.input_tokens for request in requests]),
+            answer_tokens=np.array([request.output_tokens for request in requests]),
+            num_next_on_time=num_next_on_time,
+            hints=tuple(request.hints for request in requests),
+            duration_s=float(last_s.max() - arrival_s.min()),
+            **more,
+        )
+
+    def attainment(self) -> dict[str, Any]:
+        """How far requests got what they were promised."""
+        attainment = Attainment()
+        for hints, *served in zip(
+            self.hints,
+            self.ttft_s.tolist(),
+            self.ttlt_s.tolist(),
+            self.answer_tokens.tolist(),
+            self.num_next_on_time.tolist(),
+            strict=True,
+        ):
+            attainment.add(hints, *served)
+        return attainment.metrics(self.duration_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result(Served):
+    """And what a simulator does.
+
+    num_retractions, num_yields: how often a request lost its KV, and made room for others. yields:
+    of all requests, by whether memory ran out (else it was to a waiting request), and way.
+    longest_gap_s: between two tokens of its answer. p99_itl_s: of all gaps of all answers.
+    prefill_tokens: computed, those that a retraction had computed again included. moved_tokens:
+    swapped, both ways.
+    wall_s: what the simulation took; all else is the same for the same input, bit for bit.
+    """
+
+    num_retractions: NDArray[np.int64]
+    num_yields: NDArray[np.int64]
+    longest_gap_s: NDArray[np.float64]
+    yields: Counter[tuple[bool, Way]]
+    p99_itl_s: float
+    prefill_tokens: int
+    moved_tokens: int
+    wall_s: float
+
+    def metrics(self) -> dict[str, float]:
+        """The run in numbers, by name."""
+        numbers = {
+            "mean_ttlt_s": float(self.ttlt_s.mean()),
+            "mean_ttft_s": float(self.ttft_s.mean()),
+        }
+        for name, percent in _QUANTILES:
+            numbers[f"{name}_ttlt_s"] = float(np.percentile(self.ttlt_s, percent))
+            numbers[f"{name}_ttft_s"] = float(np.percentile(self.ttft_s, percent))
+        first_s, last_s = self.arrival_s + self.ttft_s, self.arrival_s + self.ttlt_s
+        output_tokens = int(self.answer_tokens.sum())
+        return {
+            **numbers,
+            **run_metrics(self.arrival_s, first_s, last_s, self.answer_tokens, self.alone_s),
+            **fairness_metrics(
+                self.arrival_s, last_s, self.alone_s, self.input_tokens, self.answer_tokens
+            ),
+            "output_throughput": output_tokens / self.duration_s,
+            "largest_slowdown": float((self.ttlt_s / self.alone_s).max()),
+            "num_retractions": float(self.num_retractions.sum()),
+            "longest_gap_s": float(self.longest_gap_s.max()),
+            "p99_gap_s": float(np.percentile(self.longest_gap_s, 99)),
+            "p99_itl_s": self.p99_itl_s,
+            "num_yields": float(self.num_yields.sum()),
+            "num_out_of_memory": float(sum(self.yields[True, way] for way in Way)),
+            "num_left_in_tree": float(sum(self.yields[short, Way.LEAVE] for short in _BOTH)),
+            "simulated_tokens": float(output_tokens + self.prefill_tokens),
+            "moved_tokens": float(self.moved_tokens),
+            "duration_s": self.duration_s,
+        }
+
+
+def result_of(
+    engine: Engine,
+    requests: Sequence[SimRequest],
+    finished: Sequence[Progress],
+    *,
+    prefill_tokens: int,
+    moved_tokens: int,
+    yields: Counter[tuple[bool, Way]],
+    p99_itl_s: float,
+    wall_s: float,
+) -> Result:
+    """From the requests as they finished, in any order. Raises RuntimeError where one is missing,
+    came twice, or has not its true length."""
+    ordered = sorted(finished, key=lambda p: p.index)
+    if [p.index for p in ordered] != list(range(len(requests))):
+        raise RuntimeError("a request was lost or finished twice")
+    if any(p.generated_tokens != p.request.output_tokens for p in ordered):
+        raise RuntimeError("a request has not its true length")
+    arrival_s = np.array([p.request.arrival_s for p in ordered])
+    first_s = np.array([p.first_token_s for p in ordered])
+    last_s = np.array([p.last_token_s for p in ordered])
+    if not ((arrival_s <= first_s) & (first_s <= last_s)).all():
+        raise RuntimeError("a request was served before it came")
+    return Result.of(
+        engine,
+        requests,
+        arrival_s,
+        first_s,
+        last_s,
+        np.array([p.num_next_on_time for p in ordered]),
+        num_retractions=np.array([p.num_retractions for p in ordered]),
+        longest_gap_s=np.array([p.longest_gap_s for p in ordered]),
+        num_yields=np.array([p.job.num_yields for p in ordered]),
+        yields=yields,
+        p99_itl_s=p99_itl_s,
+        prefill_tokens=prefill_tokens,
+        moved_tokens=moved_tokens,
+        wall_s=wall_s,
+    )
+
+
+def alone_s(engine: Engine, input_tokens: int, output_tokens: int) -> float:
+    """Time to the last token on the idle engine."""
+    step_time, chunk = engine.step_time, engine.chunked_prefill_size
+    seconds = 0.0
+    for done in range(0, input_tokens, chunk):
+        new = min(chunk, input_tokens - done)
+        seconds += step_time.prefill_s(1, new, attended_pairs(done, new))
+    steps = output_tokens - 1
+    kv_token_steps = steps * (input_tokens + 1) + steps * (steps - 1) // 2
+    seconds += steps * step_time.decode_s(1, 0)
+    return seconds + kv_token_steps * step_time.decode_kv_token_s

@@ -1,0 +1,109 @@
+"""The simulator's entry: requests in, Result out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bench.engines.simulator.node import Node, gap_percentile_s
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.request import Progress, SimRequest
+from bench.engines.simulator.result import Result, result_of
+from bench.engines.simulator.state import Options
+from bench.engines.simulator.stock import STOCK
+from bench.rival import Rival
+from sage_sched.config import SageConfig
+from sage_sched.policy import Policy, policy_named
+
+
+def simulate(
+    engine: Engine,
+    policy: str | Policy,
+    config: SageConfig,
+    requests: Sequence[SimRequest],
+    options: Options | None = None,
+    on_served: Callable[[], object] | None = None,
+) -> Result:
+    """Serve the requests (at least one, in order of arrival) on one engine.
+
+    policy: one that is not registered, or the name of one that is or of stock.STOCK, tuned as
+    bench.rival.Rival says. Of config only the section policy counts: the policy gets
+    the engine's own step time. on_served: called as each has its last token. Raises ValueError for
+    an unknown policy and for requests that the engine cannot serve.
+    """
+    began = time.perf_counter()
+    check_requests(engine, requests)
+    finished: list[Progress] = []
+    followers = defaultdict[int | None, list[int]](list)
+    for index, request in enumerate(requests):
+        followers[request.follows].append(index)
+
+    def on_finish(progress: Progress) -> None:
+        finished.append(progress)
+        if on_served is not None:
+            on_served()
+        for index in followers[progress.index]:
+            comes_s = progress.last_token_s + requests[index].pause_s
+            node.submit(replace(requests[index], arrival_s=comes_s), index)
+
+    node = make_node(engine, policy, config, options or Options(), on_finish)
+    for index in followers[None]:
+        node.submit(requests[index], index)
+    node.advance(math.inf)
+    return result_of(
+        engine,
+        requests,
+        finished,
+        prefill_tokens=node.prefill_tokens,
+        moved_tokens=node.moved_tokens,
+        yields=node.state.num_yields,
+        p99_itl_s=gap_percentile_s(node.gaps, 99),
+        wall_s=time.perf_counter() - began,
+    )
+
+
+def make_node(
+    engine: Engine,
+    policy: str | Policy,
+    config: SageConfig,
+    options: Options,
+    on_finish: Callable[[Progress], None],
+) -> Node:
+    """One engine under a policy. Raises ValueError where the policy is unknown."""
+    if isinstance(policy, Policy):
+        return Node(engine, policy, config, options, on_finish)
+    rival = Rival.parse(policy)
+    tuned = replace(engine, **rival.engine_fields)  # type: ignore[arg-type]
+    stock = STOCK.get(rival.policy)
+    if stock is not None:
+        return Node(tuned, stock(), config, options, on_finish)
+    named = policy_named(rival.policy, config.policy, tuned.server_facts())
+    return Node(tuned, named, config, options, on_finish)
+
+
+def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:
+    """Raises ValueError, naming the request, where one is not as SimRequest says, comes before its
+    predecessor, unless it follows another, or would not fit the engine even alone (SGLang cuts its
+    cap at that)."""
+    if not requests:
+        raise ValueError("there are no requests to simulate")
+    last_s = 0.0
+    for i, request in enumerate(requests):
+        if request.follows is not None:
+            if not 0 <= request.follows < i or not 0 <= request.pause_s < math.inf:
+                raise ValueError(f"request {i} follows none that comes before it: {request}")
+        elif not last_s <= request.arrival_s < math.inf:
+            raise ValueError(f"request {i} comes at {request.arrival_s} s, after one at {last_s} s")
+        else:
+            last_s = request.arrival_s
+        shared_tokens = sum(end - first for _, first, end in request.spans)
+        if request.spans and shared_tokens != request.input_tokens:
+            raise ValueError(f"request {i} has spans of {shared_tokens} tokens: {request}")
+        if request.input_tokens < 1 or not 1 <= request.output_tokens <= request.max_new_tokens:
+            raise ValueError(f"request {i} has no possible lengths: {request}")
+        most = request.input_tokens + request.max_new_tokens + engine.page_size
+        if most >= engine.kv_pool_tokens:
+            raise ValueError(f"request {i} may need {most} tokens of {engine.kv_pool_tokens}")

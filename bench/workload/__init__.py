@@ -1,1 +1,0 @@
-"""What makes requests: prompts, answer lengths and arrival times."""

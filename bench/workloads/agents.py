@@ -1,0 +1,158 @@
+"""Sessions of coding agents: each step waits for the answer to the one before.
+
+A recorded session says when its steps began, how long their prompts and answers were, and how many
+of a prompt's tokens an earlier step's prompt began with. Text it has none.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.radix_tree import Span, cut
+from bench.engines.simulator.request import SimRequest
+from bench.workloads.prompts import WorkloadError, stable_hash
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Hints
+from sage_sched.steps.time import attended_pairs
+
+TRACE = "trace_agentic_coding.jsonl.gz"
+# Answers are predicted by those of other sessions: so many quantiles of their lengths.
+_NUM_QUANTILES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request of a session.
+
+    start_s: after the session's first. parent: the step whose prompt this one's begins with, for
+    shared_tokens; None for none.
+    """
+
+    start_s: float
+    input_tokens: int
+    output_tokens: int
+    parent: int | None
+    shared_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    name: str
+    steps: tuple[Step, ...]
+
+
+def read_sessions(path: Path) -> list[Session]:
+    """The recorded sessions. Raises WorkloadError if the file is not there or is something else."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return [_session(json.loads(line)) for line in file]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WorkloadError(f"{path} holds no sessions: {error!r}") from error
+
+
+def _session(row: dict[str, object]) -> Session:
+    steps = []
+    for start_s, input_tokens, output_tokens, parent, shared in row["requests"]:  # type: ignore[attr-defined]
+        before = None if parent < 0 else parent
+        steps.append(Step(start_s, input_tokens, max(1, output_tokens), before, shared))
+    return Session(str(row["session"]), tuple(steps))
+
+
+def factor_for(sessions: Sequence[Session], engine: Engine) -> float:
+    """What to divide all token counts by, so that the longest prompt is half the pool."""
+    longest = max(step.input_tokens for session in sessions for step in session.steps)
+    return longest / (engine.kv_pool_tokens / 2)
+
+
+def held_out(session: Session) -> bool:
+    """Whether a session is for reports; the others are for tuning and for predictions."""
+    return stable_hash("purpose of " + session.name) % 2 == 0
+
+
+def known_lengths(sessions: Sequence[Session], factor: float) -> LengthDistribution:
+    """What is foreseen of every answer."""
+    return spread_of(
+        [step.output_tokens / factor for session in sessions for step in session.steps]
+    )
+
+
+def spread_of(lengths: Sequence[float]) -> LengthDistribution:
+    """Of known lengths, as quantiles."""
+    shares = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
+    quantiles = np.maximum(1, np.rint(np.quantile(lengths, shares))).astype(int)
+    return LengthDistribution.from_samples(quantiles, "warm")
+
+
+def requests_of(
+    sessions: Sequence[Session],
+    starts_s: Sequence[float],
+    *,
+    factor: float,
+    engine: Engine,
+    foreseen: LengthDistribution | None,
+    max_pause_s: float,
+    max_steps: int | None = None,
+    cap_tokens: int = 4096,
+) -> list[SimRequest]:
+    """Their steps, a session's behind each other; starts_s: increasing, when each session begins.
+
+    A step comes after the answer to the one before and a pause: what lay between their recorded
+    starts, less what the engine would have taken for it alone; at most max_pause_s, as somebody had
+    gone to sleep. Of each session no more than the first max_steps count.
+    """
+    requests: list[SimRequest] = []
+    for number, (session, start_s) in enumerate(zip(sessions, starts_s, strict=True)):
+        first = len(requests)
+        spans: list[tuple[Span, ...]] = []
+        for step, (lengths, pause_s) in zip(
+            session.steps[:max_steps], _scaled(session, factor, engine), strict=False
+        ):
+            index = len(requests)
+            input_tokens, output_tokens, shared_tokens = lengths
+            begins = () if step.parent is None else cut(spans[step.parent], shared_tokens)
+            known = sum(end - begin for _, begin, end in begins)
+            spans.append((*begins, (index, 0, input_tokens - known)))
+            requests.append(
+                SimRequest(
+                    arrival_s=float(start_s),
+                    input_tokens=input_tokens,
+                    output_tokens=min(output_tokens, cap_tokens),
+                    max_new_tokens=cap_tokens,
+                    distribution=foreseen,
+                    class_name="agent",
+                    spans=spans[-1],
+                    follows=None if index == first else index - 1,
+                    pause_s=min(pause_s, max_pause_s),
+                    hints=Hints(session=f"{number} {session.name}"),
+                )
+            )
+    return requests
+
+
+def _scaled(
+    session: Session, factor: float, engine: Engine
+) -> Iterator[tuple[tuple[int, int, int], float]]:
+    """(input, output, shared tokens), and the pause before it, of each step."""
+    last_start_s = service_s = 0.0
+    for step in session.steps:
+        input_tokens = max(2, round(step.input_tokens / factor))
+        shared_tokens = min(int(step.shared_tokens / factor), input_tokens - 1)
+        output_tokens = max(1, round(step.output_tokens / factor))
+        pause_s = max(0.0, step.start_s - last_start_s - service_s)
+        yield (input_tokens, output_tokens, shared_tokens), pause_s
+        last_start_s = step.start_s
+        service_s = _alone_s(engine, input_tokens, output_tokens, shared_tokens)
+
+
+def _alone_s(engine: Engine, input_tokens: int, output_tokens: int, cached_tokens: int) -> float:
+    """Seconds of an idle engine that has the beginning of the prompt."""
+    step_time, new_tokens = engine.step_time, input_tokens - cached_tokens
+    prefill_s = step_time.prefill_s(1, new_tokens, attended_pairs(cached_tokens, new_tokens))
+    return prefill_s + output_tokens * step_time.decode_s(1, input_tokens)

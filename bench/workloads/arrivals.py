@@ -1,0 +1,79 @@
+"""When requests arrive, at a mean rate of one a second; a run divides by the rate it wants."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.workloads.prompts import WorkloadError
+from predictor_store.data.dataset_files import RowError, raw_rows
+
+# pulse: so many Poisson arrivals, as the paper has it: most of them are served when none comes any
+# more. sustained: Poisson arrivals for so long that what comes after the last matters little.
+# bursts: as a pulse, but the requests come in crowds.
+LOADS = ("pulse", "sustained", "bursts")
+PULSE_REQUESTS = 300
+# How long sustained load goes on, in times that a request is in service while the server is full:
+# five times the mean TTLT where a request waits as long as it is then served.
+SUSTAINED_SERVICE_TIMES = 10.0
+BURST_VARIATION = 4.0
+
+
+def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
+    """Ascending times of one of LOADS, the first at 0, shape (num_requests,)."""
+    if load == "bursts":
+        return bursty_arrivals(num_requests, seed, BURST_VARIATION)
+    return poisson_arrivals(num_requests, seed)
+
+
+def num_requests_of(load: str, rate_per_s: float, service_s: float) -> int:
+    """How many requests one of LOADS has. service_s: see bench.comparison.baseline.Saturation."""
+    if load == "sustained":
+        return max(1, math.ceil(rate_per_s * service_s * SUSTAINED_SERVICE_TIMES))
+    return PULSE_REQUESTS
+
+
+def poisson_arrivals(num_requests: int, seed: int) -> NDArray[np.float64]:
+    """Ascending times in seconds, shape (num_requests,), exponential gaps of mean 1 s."""
+    gaps = np.random.default_rng([seed, 1]).exponential(1.0, num_requests)
+    return _after(gaps)
+
+
+def bursty_arrivals(num_requests: int, seed: int, variation: float) -> NDArray[np.float64]:
+    """The same with gamma gaps of this coefficient of variation, above 0; 1: Poisson's."""
+    shape = 1 / variation**2
+    gaps = np.random.default_rng([seed, 2]).gamma(shape, 1 / shape, num_requests)
+    return _after(gaps)
+
+
+def _after(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.cumsum(gaps) - gaps[0])
+
+
+def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float64]:
+    """A random stretch of a recorded trace, scaled to one arrival a second on average.
+
+    The trace is a table of rows with a field "t" in seconds, as predictor_store reads them (JSON
+    lines, gzip too). Raises WorkloadError, naming the row, where one has no such field.
+    """
+    times = np.sort(_read_times(path))
+    if times.size <= num_requests:
+        raise WorkloadError(f"{path} has {times.size} arrivals, {num_requests + 1} are needed")
+    first = int(np.random.default_rng([seed, 1]).integers(times.size - num_requests))
+    stretch = times[first : first + num_requests + 1] - times[first]
+    if not stretch[-1] > 0:
+        raise WorkloadError(f"{path}: arrivals {first} to {first + num_requests} are at one time")
+    return np.asarray(stretch[:-1] * (num_requests / stretch[-1]))
+
+
+def _read_times(path: Path) -> NDArray[np.float64]:
+    times = []
+    for place, row in raw_rows(str(path)):
+        seconds = row.get("t") if isinstance(row, dict) else None
+        if isinstance(row, RowError) or not isinstance(seconds, int | float):
+            raise WorkloadError(f"{place} has no arrival time (a number of seconds named t)")
+        times.append(float(seconds))
+    return np.array(times)

@@ -1,0 +1,109 @@
+"""What SGLang's requests say of their answers' lengths beside the prompt's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from patches.compat import thinking_of
+from patches.http.http_types import Request
+from predictor_store.predict.asked import NOTHING_ASKED, Asked, digest
+
+_LESS, _MORE = ("minimal", "low"), ("high", "xhigh", "ultra", "max")
+_THINKING_ARGUMENTS = ("enable_thinking", "thinking")
+_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_CHARS_PER_TOKEN = 4
+_MAX_COUNT = 2**31 - 1
+
+
+def asked_of_chat(request: Any) -> Asked:
+    """Of a ChatCompletionRequest (entrypoints/openai/protocol.py), which pydantic has checked."""
+    tools = request.tools or ()
+    choice = request.tool_choice
+    effort = request.reasoning_effort
+    messages = request.messages
+    system = digest(*_texts(messages, ("system", "developer")))
+    opening = _texts(messages, ("user",))[:1]
+    return Asked(
+        thinks=_thinks(request.chat_template_kwargs or {}, thinking_of(request), effort),
+        effort=_effort(effort),
+        num_tools=0 if choice == "none" else len(tools),
+        tool_choice=_tool_choice(choice) if tools else 0,
+        is_constrained=request.response_format is not None
+        and getattr(request.response_format, "type", None) != "text",
+        num_turns=len(messages),
+        system=system if _texts(messages, ("system", "developer")) else "",
+        # Who goes on with a conversation sends its beginning again.
+        session=digest(system, *opening),
+    )
+
+
+def asked_of(obj: Request, of_chat: Asked | None) -> Asked:
+    """Of a GenerateReqInput, whose sampling parameters nobody has checked yet."""
+    sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
+    asked = of_chat or NOTHING_ASKED
+    stops = sampling.get("stop")
+    return replace(
+        asked,
+        input_tokens=_input_tokens(obj),
+        max_tokens=_count(sampling.get("max_new_tokens")),
+        num_stops=1 if isinstance(stops, str) else len(stops) if isinstance(stops, list) else 0,
+        is_constrained=asked.is_constrained
+        or any(sampling.get(name) is not None for name in _CONSTRAINTS),
+        session=_session(obj) or asked.session,
+    )
+
+
+def _session(obj: Request) -> str:
+    """As a client names it, "" if it does not."""
+    params = obj.session_params
+    named = [params.get("id") if isinstance(params, dict) else None]
+    named += [obj.session_id, obj.conversation_id]
+    for name in named:
+        if isinstance(name, str) and name:
+            return digest(name)
+    return ""
+
+
+def _input_tokens(obj: Request) -> int:
+    """About as many as the whole prompt has: it is not tokenized yet."""
+    if isinstance(obj.input_ids, list):
+        return len(obj.input_ids)
+    return len(obj.text) // _CHARS_PER_TOKEN if isinstance(obj.text, str) else 0
+
+
+def _thinks(arguments: Mapping[str, Any], thinking: object, effort: object) -> int:
+    for name in _THINKING_ARGUMENTS:
+        if isinstance(arguments.get(name), bool):
+            return 1 if arguments[name] else -1
+    if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive", "disabled"):
+        return -1 if thinking["type"] == "disabled" else 1
+    return -1 if effort == "none" else 0
+
+
+def _effort(effort: object) -> int:
+    if isinstance(effort, float):
+        return 1 if effort >= 0.7 else -1 if effort < 0.3 else 0
+    return 1 if effort in _MORE else -1 if effort in _LESS else 0
+
+
+def _tool_choice(choice: object) -> int:
+    return 0 if choice == "auto" else -1 if choice == "none" else 1
+
+
+def _texts(messages: Sequence[Any], roles: tuple[str, ...]) -> list[str]:
+    return [text_of(m) for m in messages if getattr(m, "role", None) in roles]
+
+
+def text_of(message: Any) -> str:
+    """What a message of a chat says; its pictures say nothing here."""
+    content = getattr(message, "content", None)
+    if isinstance(content, str):
+        return content
+    texts = (getattr(part, "text", None) for part in content or [])
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _count(value: object) -> int:
+    return min(max(value, 0), _MAX_COUNT) if type(value) is int else 0

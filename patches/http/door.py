@@ -1,0 +1,47 @@
+"""Requests that are refused where they come in: those whose words for us cannot be read, and those
+by which a scheduler of SGLang would die, and all that it serves with it.
+
+What is raised here is answered with status 400.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from patches.http.http_types import Request, TokenizedRequest, TokenizerManager
+
+
+def custom_params_of(obj: Request) -> Mapping[str, Any] | None:
+    """What a client gives beside. Raises ValueError unless it is an object, or nothing."""
+    sampling = obj.sampling_params
+    given = sampling.get("custom_params") if isinstance(sampling, dict) else None
+    if given is not None and not isinstance(given, dict):
+        raise ValueError(f"custom_params is {given!r:.80}, allowed: an object")
+    return given
+
+
+def check_token_ids(manager: TokenizerManager, obj: Request) -> None:
+    """Raises ValueError if a prompt has tokens that its model does not have: to look them up ends
+    the scheduler. Adapters may bring more, and media stand in the prompt as whatever they like."""
+    try:
+        least, most = min(obj.input_ids), max(obj.input_ids)
+        is_below, is_above = least < 0, most >= manager.model_config.vocab_size
+    except (TypeError, ValueError):
+        return  # there are none, or SGLang will say what is wrong with them
+    if is_below or (is_above and not obj.lora_path and not obj.contains_mm_input()):
+        wrong, last = least if is_below else most, manager.model_config.vocab_size - 1
+        raise ValueError(f"input_ids have {wrong!r:.40}, allowed: 0 to {last}")
+
+
+def check_tokenized(tokenized: TokenizedRequest) -> None:
+    """Raises ValueError for a prompt without a token, and for beam search, for which SGLang counts
+    too few slots."""
+    ids = tokenized.input_ids
+    if ids is not None and not len(ids) and tokenized.mm_inputs is None:
+        raise ValueError("the prompt is empty: it has no tokens")
+    if (getattr(tokenized.sampling_params, "beam_width", None) or 1) > 1:
+        raise ValueError(
+            "beam_width above 1: beam search is not served here, as it can end the server where "
+            "its slots are full"
+        )

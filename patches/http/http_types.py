@@ -1,0 +1,129 @@
+"""What we read of SGLang's objects in the HTTP process (SGLang 0.5.23)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from patches.http.urgency import UrgencyGuess
+from patches.scheduler.engine_types import SamplingParams
+from predictor_store.service.client import PredictorClient
+from sage_sched.config import SageConfig
+from sage_sched.slo.classes import SloClaims
+
+if TYPE_CHECKING:
+    from patches.http.dispatch import Dispatch, LoadReader
+    from patches.http.metrics import HttpMetrics
+    from patches.http.request_prediction import RequestPrediction
+    from patches.ops.shadow_record import ShadowRecord
+
+
+class ServerArgs(Protocol):
+    """srt/server_args.py"""
+
+    _sage_config: SageConfig
+    _sage_shadow: str
+    schedule_policy: str
+    served_model_name: str | None
+    model_path: str
+    dp_size: int
+    tokenizer_worker_num: int
+
+
+class Tokenizer(Protocol):
+    """Of the model."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class Request(Protocol):
+    """GenerateReqInput, managers/io_struct.py. What a client has not been checked for is object."""
+
+    sage: RequestPrediction
+    rid: object
+    text: object
+    input_ids: Any
+    lora_path: object
+    session_params: object
+    session_id: object
+    conversation_id: object
+    sampling_params: Any
+    batch_size: int
+    is_single: bool
+    priority: object
+    routed_dp_rank: int | None
+
+    def __getitem__(self, i: int) -> Request: ...
+
+    def contains_mm_input(self) -> bool: ...
+
+
+class TokenizedRequest(Protocol):
+    """TokenizedGenerateReqInput, managers/io_struct.py"""
+
+    rid: str
+    sampling_params: TokenizedSampling
+    input_ids: Any
+    mm_inputs: object
+    lora_id: str | None
+    extra_key: str | None
+    cache_salt: str | None
+    routed_dp_rank: int | None
+
+
+class TokenizedSampling(SamplingParams, Protocol):
+    """Of a request that has not reached its scheduler: the cap may be left to it."""
+
+    max_new_tokens: Any
+    custom_params: Mapping[str, Any] | None
+
+
+class ReqState(Protocol):
+    """managers/tokenizer_manager.py"""
+
+    obj: Request
+    dispatched: bool
+
+
+class BatchOutput(Protocol):
+    """BatchStrOutput and its like, managers/io_struct.py: of each request the same place."""
+
+    rids: Sequence[str]
+    finished_reasons: Sequence[Mapping[str, Any] | None]
+    prompt_tokens: Sequence[int]
+    completion_tokens: Sequence[int]
+
+
+class TokenizerManager(Protocol):
+    """managers/tokenizer_manager.py"""
+
+    sage_client: PredictorClient
+    sage_record: ShadowRecord
+    sage_claims: SloClaims
+    sage_urgency: UrgencyGuess
+    sage_metrics: HttpMetrics
+    enable_metrics: bool
+    metrics_collector: Any
+    sage_dispatch: Dispatch | None
+    sage_settings_communicator: Any
+    load_snapshot_reader: LoadReader
+    server_args: ServerArgs
+    server_status: object
+    rid_to_state: MutableMapping[str, ReqState]
+    tokenizer: Tokenizer | None
+    model_config: Any
+    _server_stop_hook: object | None
+
+    _result_dispatcher: Any
+
+    def abort_request(self, rid: str) -> None: ...
+
+    def _handle_abort_req(self, recv_obj: Any) -> None: ...
+
+    def auto_create_handle_loop(self) -> None: ...
+
+    def _dispatch_to_scheduler(self, obj: Any) -> None: ...
+
+
+# A method of theirs that is awaited; it takes what they please.
+Awaited = Callable[..., Awaitable[Any]]

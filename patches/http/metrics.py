@@ -1,0 +1,74 @@
+"""What an HTTP process says of its predictions on /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+from patches.http.http_types import TokenizerManager
+from patches.ops.series import Series
+from predictor_store.predict.rolling_quality import LEAST_TO_TELL
+from predictor_store.service.client import Prediction
+from sage_sched.distribution import SOURCES
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 2.0
+# Of the last answers, what a worker calls it.
+_RATIOS = {"prediction_coverage_ratio": "within_80", "prediction_crps_gain_ratio": "crps_gain"}
+
+
+class HttpMetrics:
+    """Of one HTTP process, on its event loop."""
+
+    def __init__(self, manager: TokenizerManager) -> None:
+        self._manager = manager
+        # A server without --enable-metrics has none.
+        self._series = Series(manager.metrics_collector.labels) if manager.enable_metrics else None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def timed(self, prediction: Awaitable[Prediction]) -> Prediction:
+        """The same, and how long it took."""
+        started_s = time.perf_counter()
+        done = await prediction
+        if self._series is not None:
+            self._series.observe("prediction_latency_seconds", time.perf_counter() - started_s)
+        return done
+
+    def start(self) -> None:
+        """From the first request on, which a server sends itself."""
+        loop = asyncio.get_running_loop()
+        if self._series is not None and self._loop is not loop:
+            self._loop = loop
+            self._look(self._series, loop)
+
+    def _look(self, series: Series, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            _say(series, self._manager.sage_client.stats())
+        except Exception:
+            logger.exception("series of sage-sched on /metrics are no longer brought up to date")
+        else:
+            loop.call_later(_INTERVAL_S, self._look, series, loop)
+
+
+def _say(series: Series, stats: dict[str, Any]) -> None:
+    for source in (*SOURCES, "none"):
+        if source != "truth":
+            series.count("predictions_total", stats[f"num_predicted_{source}"], source=source)
+    misses = stats["num_deadline_misses"] + stats["num_unsent"]
+    series.count("prediction_misses_total", misses)
+    series.set("predictor_up", stats["worker_alive"])
+    series.set("predictor_records", stats["num_records"])
+    series.set("predictor_unwritten_records", stats["num_unwritten"])
+    quality = stats["quality"]
+    series.set("predictor_widened", float(quality.get("widened", False)))
+    num_scored = quality.get("num_answers", 0)
+    series.set("prediction_scored_answers", num_scored)
+    for name, measure in _RATIOS.items():
+        if num_scored >= LEAST_TO_TELL:
+            series.set(name, quality[measure])
+        else:  # of a worker that has begun anew, too
+            series.unset(name)

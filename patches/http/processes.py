@@ -1,0 +1,43 @@
+"""Several HTTP processes (--tokenizer-worker-num): their hooks, and the worker that they share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from patches.hook import AFTER, Hook
+from patches.http.http_types import ServerArgs
+from predictor_store.service.shared_worker import SharedWorker
+
+_APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
+# SGLang loads no plugin in these processes, but serves whatever app is named there.
+_APP = "sage_sched.entry_points:app"
+
+
+def has_other_app() -> bool:
+    """Whether somebody else names an app, which would not have our hooks."""
+    return os.environ.get(_APP_VARIABLE, _APP) != _APP
+
+
+def main_process_hooks() -> list[Hook]:
+    """For the process that starts them; sets the environment that they inherit."""
+    os.environ[_APP_VARIABLE] = _APP
+    return router_hooks()
+
+
+def router_hooks() -> list[Hook]:
+    """Of the process that starts them."""
+    router = "sglang.srt.managers.multi_tokenizer_mixin.MultiTokenizerRouter"
+    return [Hook(f"{router}.__init__", AFTER, _after_router_init, ("server_args",))]
+
+
+def _after_router_init(
+    result: None, self: object, server_args: ServerArgs, *args: Any, **kw: Any
+) -> None:
+    # The schedulers are loading the model meanwhile; the HTTP processes come after them, and read
+    # the settings that are left here.
+    config = getattr(server_args, "_sage_config", None)
+    if config is not None and not config.predictor.service:
+        worker = SharedWorker(config)
+        worker.start()
+        server_args._sage_config = worker.config

@@ -1,0 +1,115 @@
+"""/sage/settings of the HTTP server: what it goes by, and to change it while it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from sglang.srt.managers.communicator import FanOutCommunicator
+from sglang.srt.runtime_context import get_parallel, get_serving
+from sglang.srt.utils.auth import AuthLevel, auth_level, decide_request_auth
+from sglang.utils import TypeBasedDispatcher
+
+from patches.http.http_types import TokenizerManager
+from patches.scheduler.switch import SetSettings, SettingsNow
+from sage_sched.fields import ConfigError
+from sage_sched.switch import Settings
+
+PATH = "/sage/settings"
+_HTTP_SERVER = "sglang.srt.entrypoints.http_server"
+_MAX_BYTES = 65_536
+
+
+def add_settings_route(manager: TokenizerManager) -> None:
+    """GET says what the schedulers go by; POST takes a JSON object of what is to change, and says
+    why not (400) or what they go by then. Whoever may call /set_internal_state may call it. Nothing
+    is added within a program that has no HTTP server."""
+    if _HTTP_SERVER not in sys.modules:
+        return
+    schedulers: FanOutCommunicator[Any] = FanOutCommunicator(
+        manager._dispatch_to_scheduler, get_parallel().num_dp_ranks
+    )
+    manager.sage_settings_communicator = schedulers  # as SGLang keeps its own
+    manager._result_dispatcher += TypeBasedDispatcher([(SettingsNow, schedulers.handle_recv)])
+
+    async def tell(changes: object) -> list[SettingsNow]:
+        message = SetSettings(changes=json.dumps(changes), now_s=time.monotonic())
+        answers: list[SettingsNow] = await schedulers(message)
+        return answers
+
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
+    async def settings(request: Request) -> JSONResponse:
+        if (refused := _refused(request)) is not None:
+            return refused
+        manager.auto_create_handle_loop()
+        answers = await tell(None)
+        if request.method == "POST":
+            try:
+                changes = changes_of(await request.body(), json.loads(answers[0].settings))
+            except ValueError as error:
+                return _error(str(error), 400)
+            answers = await tell(changes)
+        for answer in answers:
+            if answer.refusal:
+                return _error(answer.refusal, 400)
+        return JSONResponse(json.loads(answers[0].settings))
+
+    _add(settings)
+
+
+def add_refusing_route(why: str) -> None:
+    """For a server that goes by no settings: it says why (409)."""
+
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
+    async def refuse(request: Request) -> JSONResponse:
+        return _refused(request) or _error(why, 409)
+
+    if _HTTP_SERVER in sys.modules:
+        _add(refuse)
+
+
+def _add(route: Callable[[Request], Awaitable[JSONResponse]]) -> None:
+    sys.modules[_HTTP_SERVER].app.add_route(PATH, route, methods=["GET", "POST"])
+
+
+def changes_of(body: bytes, present: object) -> dict[str, object]:
+    """What a body asks to change, which can be read and set on top of what is set at present (as
+    the schedulers show it). They are not asked otherwise. Raises ValueError, with the reason."""
+    try:
+        if len(body) > _MAX_BYTES:
+            raise ValueError(f"more than {_MAX_BYTES} bytes")
+        changes = json.loads(body)
+        if not isinstance(changes, dict):
+            raise ValueError("no object")
+        json.dumps(changes, ensure_ascii=False).encode()  # half a character is none
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is no JSON object of settings: {error}") from error
+    try:
+        Settings.of(present).changed(changes)
+    except ConfigError:
+        raise
+    except Exception as error:  # of somebody else's policy
+        raise ConfigError(f"the settings cannot be read: {error!r}") from error
+    return changes
+
+
+def _refused(request: Request) -> JSONResponse | None:
+    """SGLang itself asks for keys with one HTTP process alone; we with any number of them."""
+    decision = decide_request_auth(
+        method=request.method,
+        path=request.url.path,
+        authorization_header=request.headers.get("Authorization"),
+        api_key=get_serving().api_key,
+        admin_api_key=get_serving().admin_api_key,
+        auth_level=AuthLevel.ADMIN_OPTIONAL,
+    )
+    return None if decision.allowed else _error("Unauthorized", decision.error_status_code)
+
+
+def _error(what: str, status_code: int) -> JSONResponse:
+    return JSONResponse({"error": what}, status_code)

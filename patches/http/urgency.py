@@ -1,0 +1,60 @@
+"""How urgent a request is, where nobody says so: by a guess at its prompt."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from patches.compat import UnsupportedServerError
+from predictor_store.urgency.urgency_head import UrgencyFileError, UrgencyHead
+from sage_sched.config import UrgencyConfig
+from sage_sched.job import DEFAULT_URGENCY, Hints
+
+logger = logging.getLogger(__name__)
+
+
+def refuse_urgency(config: UrgencyConfig) -> None:
+    """Before SGLang starts its processes: raises UnsupportedServerError if there is no such model,
+    or none that can be used."""
+    try:
+        _head(config)
+    except (OSError, UrgencyFileError) as error:
+        raise UnsupportedServerError(f"urgency.model: {error}") from error
+
+
+class UrgencyGuess:
+    """Of the HTTP process. A guess is made if there is a model, and the request is of no class and
+    as urgent as most."""
+
+    def __init__(self, config: UrgencyConfig) -> None:
+        self._head = _head(config)
+        self._num_guessed = [0] * 6
+        self._num_failed = 0
+
+    def hints(self, hints: Hints, text: str | None) -> Hints:
+        """The same with a guess, where one is wanted; never raises."""
+        if self._head is None or text is None:
+            return hints
+        if hints.slo_class or hints.urgency != DEFAULT_URGENCY:
+            return hints
+        try:
+            level = self._head.level(text)
+        except Exception:
+            if not self._num_failed:
+                logger.exception("how urgent a prompt is cannot be guessed: it is served as most")
+            self._num_failed += 1
+            return hints
+        self._num_guessed[level] += 1
+        return replace(hints, urgency=level)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info, and what UrgencyHead.confusion says of the model."""
+        by_level = {str(level): n for level, n in enumerate(self._num_guessed) if n}
+        confusion = self._head.confusion if self._head else ()
+        return {"num_guessed": by_level, "num_failed": self._num_failed, "confusion": confusion}
+
+
+def _head(config: UrgencyConfig) -> UrgencyHead | None:
+    return UrgencyHead.read(Path(config.model).expanduser()) if config.model else None

@@ -1,0 +1,17 @@
+"""The app of the HTTP processes that --tokenizer-worker-num asks for: SGLang's own, hooked.
+
+SGLang loads no plugin in them, but serves whatever app SGLANG_HTTP_SERVER_APP_PATH names.
+"""
+
+from __future__ import annotations
+
+from sglang.srt.entrypoints.http_server import app
+
+from patches.compat import check_release
+from patches.hook import apply_all
+from patches.http.predict import predict_hooks
+
+__all__ = ["app"]
+
+check_release()
+apply_all(predict_hooks())

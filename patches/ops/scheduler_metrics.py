@@ -1,0 +1,112 @@
+"""What a scheduler says of itself on /metrics, every now and then."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import asdict
+
+from patches.ops.series import Series
+from patches.scheduler.engine_types import Req, Scheduler
+from patches.scheduler.kv_copy import swapped
+from sage_sched.job import Job
+from sage_sched.plan import Way
+from sage_sched.routing.backlog import backlog_s
+
+logger = logging.getLogger(__name__)
+
+# Often enough for whoever scrapes every five seconds; a queue of a thousand takes 10 ms.
+_INTERVAL_S = 2.0
+
+
+class SchedulerMetrics:
+    """Of one scheduler; only SGLang's own rank for that says anything. The clock is read for these
+    numbers alone."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._due_s = 0.0
+        self._policies: dict[str, None] = {}
+        self._series: Series | None = None
+
+    def series(self) -> Series | None:
+        """None if the server has no /metrics, or another rank speaks for this one."""
+        context = self._scheduler.metrics_collector_context
+        if self._series is None and context.current_scheduler_metrics_enabled:
+            self._series = Series(context.collector.labels)
+        return self._series
+
+    def look(self) -> None:
+        """In every turn of the scheduler's loop, idle ones too. Never raises."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + _INTERVAL_S
+        try:
+            if (series := self.series()) is not None:
+                self._say(series)
+        except Exception:
+            self._due_s = float("inf")
+            logger.exception("series of sage-sched on /metrics are no longer brought up to date")
+
+    def _say(self, series: Series) -> None:
+        state = self._scheduler.sage
+        for policy in self._policies:
+            series.set("policy_info", 0.0, policy=policy)
+        self._policies[state.settings.schedule_policy] = None
+        series.set("policy_info", 1.0, policy=state.settings.schedule_policy)
+        self._say_load(series)
+        stats = state.stats()
+        series.count("switches_total", stats["num_switches"])
+        series.count("policy_errors_total", stats["num_policy_errors"])
+        series.count("unranked_requests_total", stats["num_unranked"])
+        series.count("recomputed_tokens_total", state.jobs.recomputed_tokens)
+        series.count("passes_total", stats["num_passes"])
+        series.count("pass_seconds_total", stats["num_passes"] * stats["mean_pass_ms"] / 1e3)
+        series.set("headroom_steps", stats["headroom_steps"])
+        moves = stats["preemption"] or {"swapped_bytes": 0, "swapped_s": 0.0}
+        series.count("moved_bytes_total", moves["swapped_bytes"])
+        series.count("moved_seconds_total", moves["swapped_s"])
+        self._say_yields(series)
+        series.set("step_pace_ratio", stats["step_time"]["beta"])
+        for name, seconds in asdict(state.calibration.step_time).items():
+            series.set("step_time_seconds", seconds, coefficient=name.removesuffix("_s"))
+
+    def _say_yields(self, series: Series) -> None:
+        swap = self._scheduler.sage.swap
+        num_yields = {} if swap is None else swap.num_yields
+        for short, reason in ((True, "out_of_memory"), (False, "waiting")):
+            for way, name in ((Way.SWAP, "swap"), (Way.LEAVE, "recompute")):
+                number = num_yields.get((short, way), 0)
+                series.count("yields_total", number, reason=reason, way=name)
+        series.set("host_used_ratio", 0.0 if swap is None else swap.used_ratio())
+
+    def _say_load(self, series: Series) -> None:
+        scheduler, state = self._scheduler, self._scheduler.sage
+        waits_s = waited_s(scheduler.waiting_queue)
+        series.set("oldest_wait_seconds", max(waits_s, default=0.0))
+        series.set("mean_wait_seconds", sum(waits_s) / max(1, len(waits_s)))
+        series.set("swapped_requests", len(swapped(scheduler.waiting_queue)))
+        running = [_as_it_is(req) for req in scheduler.running_batch.reqs]
+        share = scheduler.new_token_ratio_tracker.current
+        chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+        waiting = [req.sage.job for req in (*scheduler.waiting_queue, *chunked)]
+        series.set("backlog_seconds", backlog_s([*waiting, *running], share, state.server))
+
+
+def _as_it_is(req: Req) -> Job:
+    """The Job of a running request, at its present age: a copy, as the ranks that say nothing here
+    do not look at theirs."""
+    job = copy(req.sage.job)
+    job.grow(len(req.output_ids))
+    job.held_tokens = max(0, req.kv.kv_allocated_len - req.cached_tokens)
+    return job
+
+
+def waited_s(waiting: Sequence[Req]) -> list[float]:
+    """How long each has waited by now, since it came or last yielded, by SGLang's own stamp."""
+    now_s = time.perf_counter()
+    stamps = [req.time_stats.wait_queue_entry_time for req in waiting]
+    return [max(0.0, now_s - stamp_s) for stamp_s in stamps if stamp_s > 0]

@@ -1,0 +1,136 @@
+"""Writes hidden states down, for a probe to be trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patches.scheduler.engine_types import Batch, Req
+from predictor_store.probe.recording import ANSWERS, ROWS, about_recording, row_type
+from sage_sched.probe.posterior import DUE_INTERVAL_TOKENS, is_due
+
+logger = logging.getLogger(__name__)
+
+_SEGMENT_BYTES = 64 << 20
+_QUEUE_BATCHES = 256
+
+
+class Recorder:
+    """Of rank 0: rows of states at the ages at which scores are of use, and at ages of a phase that
+    differs between requests; and each answer's length, when it is known.
+
+    A thread of its own writes. What it cannot take is dropped, and the oldest segments go once the
+    folder holds as much as it may. States say what the text was: files are their owner's alone.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, layers: Sequence[int], about: dict[str, Any]):
+        """layers: whose states come. about: the model. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder, self._max_bytes = folder, max_bytes
+        self._type = row_type(len(layers), int(about["hidden_size"]))
+        self._session = f"{time.time_ns():020d}"
+        self._segment = -1
+        self._written_bytes = 0
+        self._queue: queue.Queue[tuple[bytes, bytes]] = queue.Queue(_QUEUE_BATCHES)
+        self._is_stopped = False
+        self._num_rows = self._num_dropped = 0
+        about_recording(folder, {**about, "layers": [*layers]}, _open_own)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="sage-recorder")
+        self._thread.start()
+
+    def read(self, batch: Batch, commits: Sequence[Any], states: Any) -> None:
+        """See patches.probe.tap.Sink."""
+        if self._is_stopped:
+            return
+        chosen = [
+            (row, req.sage.job.arrival, commit.output_index)
+            for row, (req, commit) in enumerate(zip(batch.reqs, commits, strict=True))
+            if commit is not None and _is_wanted(commit.output_index, req.sage.job.arrival)
+        ]
+        if not chosen:
+            return
+        rows = np.zeros(len(chosen), self._type)
+        rows["states"] = states[[row for row, _, _ in chosen]]
+        rows["arrival"] = [arrival for _, arrival, _ in chosen]
+        rows["age"] = [age for _, _, age in chosen]
+        self._put(rows.tobytes(), b"", len(chosen))
+
+    def ended(self, req: Req, num_tokens: int) -> None:
+        """An answer is complete."""
+        job, distribution = req.sage.job, req.sage.job.distribution
+        if self._is_stopped or distribution is None:
+            return
+        prompt = hashlib.blake2b(np.array(req.origin_input_ids).tobytes(), digest_size=8)
+        answer = {
+            "session": self._session,
+            "arrival": job.arrival,
+            "prompt": prompt.hexdigest(),
+            "tokens": num_tokens,
+            "is_cut": num_tokens >= job.max_new_tokens,
+            "cap": job.max_new_tokens,
+            **distribution.as_fields(),
+        }
+        self._put(b"", (json.dumps(answer) + "\n").encode(), 0)
+
+    def _put(self, rows: bytes, answer: bytes, num_rows: int) -> None:
+        try:
+            self._queue.put_nowait((rows, answer))
+            self._num_rows += num_rows
+        except queue.Full:
+            self._num_dropped += max(1, num_rows)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                rows, answer = self._queue.get()
+                if self._segment < 0 or self._written_bytes > _SEGMENT_BYTES:
+                    self._next_segment()
+                for ending, content in ((ROWS, rows), (ANSWERS, answer)):
+                    if content:
+                        with open(self._path(ending), "ab", opener=_open_own) as file:
+                            file.write(content)
+                self._written_bytes += len(rows) + len(answer)
+        except OSError as error:
+            self._is_stopped = True
+            logger.error("hidden states are recorded no longer: %s", error)
+
+    def _next_segment(self) -> None:
+        self._segment, self._written_bytes = self._segment + 1, 0
+        oldest_first = sorted(self._folder.glob(f"*{ROWS}"))
+        total = sum(path.stat().st_size for path in oldest_first)
+        for path in oldest_first:
+            if total + _SEGMENT_BYTES <= self._max_bytes:
+                break
+            total -= path.stat().st_size
+            path.unlink()
+            path.with_name(path.name.replace(ROWS, ANSWERS)).unlink(missing_ok=True)
+
+    def _path(self, ending: str) -> Path:
+        return self._folder / f"{self._session}-{self._segment:06d}{ending}"
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info."""
+        return {
+            "num_rows": self._num_rows,
+            "num_dropped": self._num_dropped,
+            "is_stopped": self._is_stopped,
+        }
+
+
+def _is_wanted(age_tokens: int, arrival: int) -> bool:
+    phase = arrival * 7919 % DUE_INTERVAL_TOKENS
+    return is_due(age_tokens) or age_tokens % DUE_INTERVAL_TOKENS == phase
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

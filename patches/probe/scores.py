@@ -1,0 +1,190 @@
+"""On rank 0: what was read of the model's states, made scores that are told to all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sglang.srt.managers.io_struct import BaseReq
+
+from patches.probe.recorder import Recorder
+from patches.scheduler.engine_types import Batch, Req
+from predictor_store.probe.probe_file import ProbeFile
+from sage_sched.job import Job
+from sage_sched.policy import Policy
+from sage_sched.probe.refined import Refiner
+from sage_sched.probe.refining import Refining, from_steps, in_steps, refiner_of
+
+logger = logging.getLogger(__name__)
+
+# Of scores that are not delivered, as SGLang skips broadcasts: the latest.
+_MAX_PENDING = 65_536
+# A message costs every rank a broadcast, and numpy's calls the same for few rows as for many: with
+# more requests running than this, scores are told every so many passes, some tokens late.
+MANY_RUNNING = 128
+PASSES_A_MESSAGE = 4
+
+
+class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
+    """Rank 0's scores, which ride the broadcast of requests to all ranks.
+
+    number: of the last of them, since the start. arrivals, ages: of each row. steps: int8, rows of
+    bins (sage_sched.probe.refining.in_steps). is_believed: whether scores count.
+    """
+
+    number: int
+    arrivals: list[int]
+    ages: list[int]
+    steps: bytes
+    is_believed: bool
+
+
+def refining_of(policy: Policy, probe: ProbeFile | None) -> Refining | None:
+    """What takes scores in; None if the policy takes none."""
+    refiner = refiner_of(policy, None if probe is None else probe.reading)
+    return None if refiner is None else Refining(refiner, policy)
+
+
+def why_no_probe(policy: Policy, probing: Probing | None) -> str:
+    """Why a policy cannot go by the probe that there is; "" if it can, or goes by none."""
+    if not policy.refines_by:
+        return ""
+    if probing is None or probing.probe is None:
+        return "none was loaded at the start (probe.file)"
+    if probing.is_stale:
+        return "the model's weights were updated since its probe was trained"
+    if policy.refines_by == "trail" and probing.probe.recipe != "trail":
+        return f"the one that was loaded is of recipe {probing.probe.recipe}, and not of trail"
+    return ""
+
+
+class Probing:
+    """Of one scheduler; rank 0's alone reads."""
+
+    def __init__(self, policy: Policy, probe: ProbeFile | None, recorder: Recorder | None) -> None:
+        self.probe = probe
+        self.is_stale = False
+        self.refining = refining_of(policy, probe)
+        self.recorder = recorder
+        self._number = 0
+        self._arrivals: list[int] = []
+        self._ages: list[int] = []
+        self._steps: list[Any] = []
+        self._was_believed = True
+        self._num_not_finite = 0
+        self._reads = True
+        self._num_running = 0
+        self._num_held_back = 0
+
+    def follow(self, policy: Policy, jobs: Sequence[Job]) -> None:
+        """On all ranks: from now on go by another policy, for which why_no_probe gave no reason."""
+        self.refining = refining_of(policy, self.probe)
+        self._drop(len(self._steps))
+        self._was_believed = True
+        if self.refining is not None:
+            for job in jobs:
+                if job.is_ranked:
+                    self.refining.arrived(job)
+
+    def weights_updated(self) -> None:
+        """The probe was trained on other ones: from now on it is the prompt alone."""
+        self.is_stale = True
+        if self.refining is not None:
+            logger.warning("the model's weights were updated: its probe is not used any more")
+            self.refining.stop("the model's weights were updated")
+
+    def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
+        """See patches.probe.tap.Sink. Never raises: it would end the server."""
+        if not self._reads:
+            return
+        try:
+            if self.refining is not None and logits is not None:
+                self._score(self.refining.refiner, batch, commits, logits)
+            if self.recorder is not None and states is not None:
+                self.recorder.read(batch, commits, states)
+        except Exception:
+            # What was told is on its way to the other ranks, so this one goes on listening.
+            logger.exception("hidden states are read no longer")
+            self._reads, self.recorder = False, None
+
+    def _score(self, refiner: Refiner, batch: Batch, commits: Sequence[Any], logits: Any) -> None:
+        self._num_running = len(batch.reqs)
+        rows, arrivals, ages, wants = [], [], [], refiner.wants
+        for row, (req, commit) in enumerate(zip(batch.reqs, commits, strict=True)):
+            if commit is not None and wants(commit.output_index):
+                if not np.isfinite(logits[row]).all():
+                    self._num_not_finite += 1
+                    continue
+                rows.append(row)
+                arrivals.append(req.sage.job.arrival)
+                ages.append(commit.output_index)
+        if rows:
+            steps = in_steps(logits[rows].astype(np.float64))
+            self._number += len(rows)
+            self._arrivals += arrivals
+            self._ages += ages
+            self._steps.extend(steps)
+            if len(self._steps) > _MAX_PENDING:
+                self._drop(len(self._steps) - _MAX_PENDING)
+
+    def _drop(self, number: int) -> None:
+        del self._arrivals[:number], self._ages[:number], self._steps[:number]
+
+    def news(self) -> Scores | None:
+        """In every pass: what to tell all ranks. It is said until it has come back."""
+        if self.refining is None:
+            return None
+        is_believed = self.refining.deserves_belief
+        if is_believed == self._was_believed and (not self._steps or self._holds_back()):
+            return None
+        if is_believed != self._was_believed:
+            logger.warning(
+                "a probe that foretells answers worse than their prompts is not believed"
+                if not is_believed
+                else "the probe foretells answers better than their prompts again"
+            )
+        self._was_believed = is_believed
+        return Scores(
+            number=self._number,
+            arrivals=self._arrivals.copy(),
+            ages=self._ages.copy(),
+            steps=b"".join(row.tobytes() for row in self._steps),
+            is_believed=is_believed,
+        )
+
+    def _holds_back(self) -> bool:
+        """Whether this pass goes by without a message."""
+        self._num_held_back += 1
+        held = self._num_running > MANY_RUNNING and self._num_held_back < PASSES_A_MESSAGE
+        if not held:
+            self._num_held_back = 0
+        return held
+
+    def told(self, scores: Scores) -> None:
+        """On all ranks: it has come. Raises what the policy raises."""
+        if self.refining is None:
+            return
+        # On rank 0, what has come is told no more.
+        self._drop(len(self._steps) - (self._number - scores.number) if self._steps else 0)
+        self.refining.believe(scores.is_believed)
+        if scores.arrivals:
+            steps = np.frombuffer(scores.steps, np.int8).reshape(len(scores.arrivals), -1)
+            self.refining.scored(scores.arrivals, scores.ages, from_steps(steps))
+
+    def ended(self, req: Req) -> None:
+        """On all ranks: its answer is complete."""
+        job = req.sage.job
+        if self.refining is not None:
+            self.refining.ended(job)
+        if self.recorder is not None:
+            self.recorder.ended(req, job.generated_tokens)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info."""
+        return {
+            **({} if self.refining is None else self.refining.stats()),
+            "num_not_finite": self._num_not_finite,
+            "recorder": None if self.recorder is None else self.recorder.stats(),
+        }

@@ -1,0 +1,147 @@
+"""Whether a probe fits the server, and how it is put there."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.runtime_context import get_parallel
+
+from patches.compat import UnsupportedServerError
+from patches.probe.recorder import Recorder
+from patches.probe.scores import Probing
+from patches.probe.tap import Observer, Tap
+from patches.scheduler.engine_types import Scheduler
+from predictor_store.probe.model_fingerprint import fingerprint
+from predictor_store.probe.probe_file import ProbeFile
+from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
+from sage_sched.policy import Policy, policy_named
+from sage_sched.steps.time import ServerFacts
+
+logger = logging.getLogger(__name__)
+
+# To ask a policy what it needs.
+_ANY_SERVER = ServerFacts(1, 1, StepTimeConfig().step_time(), 0.0)
+# Recorded: this many layers at most, evenly from the first to the last but one.
+_NUM_RECORDED = 6
+# What hidden states are not read with, each with the reason.
+_REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "--enable-return-hidden-states",
+        lambda args: args.enable_return_hidden_states,
+        "SGLang would give the states that are captured to its clients",
+    ),
+    (
+        "--speculative-algorithm",
+        lambda args: args.speculative_algorithm is not None,
+        "SGLang shows no states of tokens that a draft proposed",
+    ),
+    ("--enable-dp-attention", lambda args: args.enable_dp_attention, "it has not been tried"),
+)
+
+
+def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
+    """Before SGLang starts its processes: raises UnsupportedServerError if the policy needs a probe
+    and there is none, or if the probe is not of this model."""
+    name, config = server_args.schedule_policy, sage_config.probe
+    policy = policy_named(name, sage_config.policy, _ANY_SERVER)
+    if policy.refines_by and not config.file:
+        raise UnsupportedServerError(
+            f"--schedule-policy {name} needs a probe: set probe.file (docs/probe.md says how to "
+            f"train one), or choose {'trail-prompt' if name == 'trail' else 'sage'}."
+        )
+    if not config.file and not config.record:
+        return
+    for flag, asked_for, reason in _REFUSALS:
+        if asked_for(server_args):
+            raise UnsupportedServerError(f"[probe] does not work with {flag}: {reason}.")
+    folder = Path(server_args.model_path)
+    try:
+        found, shape = fingerprint(folder), model_shape(folder)
+        probe = None if not config.file else ProbeFile.read(Path(config.file).expanduser())
+    except (OSError, ValueError) as error:
+        raise UnsupportedServerError(f"[probe]: {error}") from error
+    if shape[0] < 2:
+        raise UnsupportedServerError(
+            f"[probe]: {folder} has {shape[0]} layer; the last one's states cannot be read."
+        )
+    if probe is None:
+        return
+    wanted = {
+        "fingerprint": (probe.fingerprint, found),
+        "hidden size": (probe.hidden_size, shape[1]),
+    }
+    for what, (of_probe, of_model) in wanted.items():
+        if of_probe != of_model:
+            raise UnsupportedServerError(
+                f"the probe {config.file} is of another model: its {what} is {of_probe}, that of "
+                f"{folder} is {of_model}. Train one for this model (docs/probe.md)."
+            )
+    if not 0 <= probe.layer < shape[0] - 1:
+        raise UnsupportedServerError(
+            f"the probe {config.file} reads layer {probe.layer}, allowed: 0 to {shape[0] - 2} of "
+            f"the {shape[0]} of {folder}."
+        )
+    if policy.refines_by == "trail" and probe.recipe != "trail":
+        raise UnsupportedServerError(
+            f"the probe {config.file} is of recipe {probe.recipe}, and --schedule-policy {name} "
+            "takes one of recipe trail: sage-sched train-probe --recipe trail."
+        )
+
+
+def model_shape(folder: Path) -> tuple[int, int]:
+    """Layers and hidden size, from config.json. Raises OSError, ValueError."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config", config)
+    try:
+        return int(config["num_hidden_layers"]), int(config["hidden_size"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder}/config.json does not say how large it is: {error!r}") from error
+
+
+def recorded_layers(num_layers: int) -> list[int]:
+    """Those whose states are written down, from 0. Never the last, whose output SGLang does not
+    capture."""
+    number = min(_NUM_RECORDED, num_layers - 1)
+    return sorted({round(i * (num_layers - 2) / max(1, number - 1)) for i in range(number)})
+
+
+def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing | None]) -> None:
+    """On every rank, before graphs are captured."""
+    if not config.file and not config.record:
+        return
+    model = runner.model
+    if not hasattr(model, "set_eagle3_layers_to_capture"):
+        raise UnsupportedServerError(
+            f"[probe]: SGLang does not show hidden states of {type(model).__name__}."
+        )
+    num_layers, hidden_size = model_shape(Path(runner.server_args.model_path))
+    probe = ProbeFile.read(Path(config.file).expanduser()) if config.file else None
+    recorded = recorded_layers(num_layers) if config.record else []
+    tap = Tap(probe, recorded, hidden_size, runner.device)
+    model.set_eagle3_layers_to_capture(tap.layers)
+    if get_parallel().tp_rank == 0:
+        model.logits_processor.sage_tap = tap
+        runner.sampling_observer = Observer(tap, probing)
+
+
+def probing_of(scheduler: Scheduler, policy: Policy, config: ProbeConfig) -> Probing | None:
+    """None if nothing is read of hidden states."""
+    if not config.file and not config.record:
+        return None
+    probe = ProbeFile.read(Path(config.file).expanduser()) if config.file else None
+    recorder = None
+    if config.record and get_parallel().tp_rank == 0:
+        folder = Path(scheduler.server_args.model_path)
+        num_layers, hidden_size = model_shape(folder)
+        about = {"fingerprint": fingerprint(folder), "hidden_size": hidden_size}
+        recorder = Recorder(
+            Path(config.record).expanduser(),
+            int(config.record_gib * 2**30),
+            recorded_layers(num_layers),
+            about,
+        )
+    return Probing(policy, probe, recorder)

@@ -1,0 +1,129 @@
+"""Reads hidden states while the model runs, inside its forward pass and so inside CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import linear
+
+from patches.scheduler.engine_types import Batch
+from predictor_store.probe.probe_file import ProbeFile
+
+# More rows than any step samples; of a step that has more, nothing is read.
+_MAX_ROWS = 4096
+
+
+class Sink(Protocol):
+    """Takes what was read once the tokens are committed."""
+
+    def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
+        """commits: by request of the batch, sglang's CommittedTokens or None. logits: (rows, bins);
+        states: (rows, layers, hidden); None if there is no probe, or nothing is recorded."""
+        ...
+
+
+class Tap:
+    """Of one rank. All ranks capture, as capturing completes sums across ranks; rank 0 reads.
+
+    The logits of a probe, and the states that are recorded, are written into buffers of their own
+    within the forward pass, so that a graph's replay writes them anew.
+    """
+
+    def __init__(
+        self,
+        probe: ProbeFile | None,
+        recorded_layers: Sequence[int],
+        hidden_size: int,
+        device: Any,
+    ) -> None:
+        self.layers = sorted({*recorded_layers, *([] if probe is None else [probe.layer])})
+        self._recorded = [self.layers.index(layer) for layer in recorded_layers]
+        self._place = None if probe is None else self.layers.index(probe.layer)
+        self._weights: list[torch.Tensor] = []
+        self.logits: torch.Tensor | None = None
+        self.states: torch.Tensor | None = None
+        if probe is not None:
+            arrays = (probe.w1, probe.b1, probe.w2, probe.b2)
+            self._weights = [torch.tensor(array, device=device) for array in arrays]
+            self.logits = torch.zeros(_MAX_ROWS, len(probe.b2), device=device)
+        if recorded_layers:
+            shape = (_MAX_ROWS, len(recorded_layers), hidden_size)
+            self.states = torch.zeros(shape, dtype=torch.float16, device=device)
+
+    def capture(self, captured: Any, sample_rows: torch.Tensor | None) -> None:
+        """captured: the layers' outputs, a list or packed into one tensor, with a row for each
+        token of which the pass makes logits; sample_rows: those that a token is sampled from, if
+        not all are."""
+        if isinstance(captured, torch.Tensor):
+            captured = captured.chunk(len(self.layers), dim=-1)
+        if sample_rows is not None:
+            captured = [states[sample_rows] for states in captured]
+        num_rows = captured[0].shape[0]
+        if num_rows > _MAX_ROWS:
+            return
+        if self.logits is not None:
+            w1, b1, w2, b2 = self._weights
+            inner = linear(captured[self._place].to(w1.dtype), w1, b1).relu()
+            self.logits[:num_rows].copy_(linear(inner, w2, b2))
+        if self.states is not None:
+            for place, layer in enumerate(self._recorded):
+                self.states[:num_rows, place].copy_(captured[layer])
+
+
+class Observer:
+    """Carries what a tap has read to the scheduler (sglang/srt/sampling/sampling_observer.py)."""
+
+    def __init__(self, tap: Tap, sink: Callable[[], Sink | None]) -> None:
+        """sink: of the scheduler of this process; None as long as there is none."""
+        self._tap = tap
+        self._sink = sink
+
+    def is_active(self, sampling_info: Any) -> bool:
+        """In every step."""
+        return self._sink() is not None
+
+    def before_grammar(self, logits: torch.Tensor, sampling_info: Any) -> bool:
+        """Anything but None, or after_sample is not called."""
+        return True
+
+    def after_sample(self, state: bool, token_ids: torch.Tensor) -> OnDevice | None:
+        """A copy, as the next replay of a graph writes into the same buffers."""
+        num_rows = token_ids.shape[0]
+        if num_rows > _MAX_ROWS:
+            return None
+        read = (self._tap.logits, self._tap.states)
+        return OnDevice([None if t is None else t[:num_rows].clone() for t in read], self._sink)
+
+
+class OnDevice:
+    """sglang.srt.managers.auxiliary_output.DeviceAuxiliaryOutput."""
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor | None], sink: Callable[[], Sink | None]
+    ) -> None:
+        self._tensors = tensors
+        self._sink = sink
+
+    def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> OnHost:
+        """With what the step gives back."""
+        copies = [None if t is None else copy_tensor(t) for t in self._tensors]
+        return OnHost(copies, self._sink)
+
+
+class OnHost:
+    """sglang.srt.managers.auxiliary_output.HostAuxiliaryOutput."""
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor | None], sink: Callable[[], Sink | None]
+    ) -> None:
+        self._tensors = tensors
+        self._sink = sink
+
+    def consume(self, batch: Batch, commits: Sequence[Any]) -> None:
+        """The tokens are committed."""
+        sink = self._sink()
+        if sink is not None:
+            logits, states = (None if t is None else t.numpy() for t in self._tensors)
+            sink.read(batch, commits, logits, states)

@@ -1,0 +1,47 @@
+"""SGLang's PrefillAdder keeps our headroom free (managers/schedule_policy.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from patches.scheduler.engine_types import Req
+from patches.scheduler.state import SchedulerState
+
+
+def add_one(
+    state: SchedulerState,
+    original: Callable[..., Any],
+    adder: Any,
+    req: Req,
+    *args: Any,
+    **kw: Any,
+) -> Any:
+    """PrefillAdder.add_one_req, which reads what to ask for off the cap."""
+    if state.settings.is_stock:
+        return original(adder, req, *args, **kw)
+    job = req.sage.job
+    job.grow(len(req.output_ids))
+    sampling = req.sampling_params
+    cap_tokens = sampling.max_new_tokens
+    asked_tokens = job.generated_tokens + state.headroom.left_tokens(job)
+    sampling.max_new_tokens = min(cap_tokens, asked_tokens)
+    try:
+        return original(adder, req, *args, **kw)
+    finally:
+        sampling.max_new_tokens = cap_tokens
+
+
+def correct(state: SchedulerState, adder: Any) -> None:
+    """Replace what a new PrefillAdder has set aside for the running requests. Those of a prefill
+    that is parked between two layers have answers to come too, and SGLang does not see them."""
+    if adder.running_batch is None:
+        return
+    reqs, parked = adder.running_batch.reqs, [] if state.slices is None else state.slices.parked
+    if state.settings.is_stock:
+        offsets = map(adder._get_running_request_total_token_offset, parked)
+        adder.memory_budget.total_offset += sum(offsets)
+        return
+    theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
+    ours = sum(state.headroom.set_aside_tokens(state.jobs.running([*reqs, *parked])))
+    adder.memory_budget.total_offset += ours - theirs

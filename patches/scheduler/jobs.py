@@ -1,0 +1,165 @@
+"""A Job on every request of one scheduler, and what has come and been served."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patches.carrier import decode, decode_explain, decode_hints, decode_stamp
+from patches.ops import explanation
+from patches.ops.explanation import Explanation
+from patches.scheduler.engine_types import Batch, Req
+from patches.scheduler.failures import Failures
+from patches.scheduler.slo_meter import Seen
+from patches.scheduler.waits import Waits
+from sage_sched.job import NO_HINTS, Job
+from sage_sched.policy import Policy
+
+
+@dataclass(slots=True)
+class RequestState:
+    """`Req.sage`: its Job; how long it has waited; what is kept of a promise to it; whether its
+    answer has ended; whether it was asked to yield, and what keeps it from that."""
+
+    job: Job
+    waits: Waits
+    seen: Seen | None = None
+    has_ended: bool = False
+    was_asked_to_yield: bool = False
+    why_it_stays: str | None = None
+
+
+class Jobs:
+    """Every tensor-parallel rank has one; all see the same requests in the same order and count the
+    same tokens.
+
+    now_s, pace: rank 0's clock, and by how much steps take longer than their model says, as last
+    told, for policies that use a clock.
+    """
+
+    def __init__(self, policy: Policy, failures: Failures) -> None:
+        self._policy = policy
+        self._failures = failures
+        self.served_tokens = 0
+        self.recomputed_tokens = 0
+        self.num_arrivals = 0
+        self.now_s = 0.0
+        self.pace = 1.0
+        self._undated: list[tuple[Job, Req]] = []
+        self._num_ranked: Counter[str] = Counter()
+        self._num_unranked = 0
+        self._num_malformed = 0
+
+    def arrived(self, req: Req) -> None:
+        """Put a Job on a new request."""
+        job = Job(
+            arrival=self.num_arrivals,
+            input_tokens=len(req.origin_input_ids),
+            max_new_tokens=max(1, req.sampling_params.max_new_tokens),
+            distribution=self._carried(decode, req, None),
+            served_at_arrival_tokens=self.served_tokens,
+            arrival_s=self.now_s,
+            hints=self._carried(decode_hints, req, NO_HINTS),
+            has_fixed_length=req.sampling_params.ignore_eos,
+            keeps_memory=req.session is not None,
+            ranked_at=self._policy.revision,
+        )
+        self.num_arrivals += 1
+        if self._policy.uses_clock:
+            self._undated.append((job, req))
+        self._rank(job)
+        req.sage = RequestState(job, Waits.of(req))
+        if decode_explain(req.sampling_params.custom_params):
+            req.customized_info = {explanation.NAME: Explanation(req)}
+        if job.is_ranked:
+            self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
+        else:
+            self._num_unranked += 1
+
+    def _rank(self, job: Job) -> None:
+        try:
+            job.is_ranked = self._policy.on_arrival(job)
+        except Exception:
+            job.is_ranked = False
+            self._failures.count("rank a request")
+
+    def follow(self, policy: Policy, reqs: Sequence[Req], now_s: float) -> None:
+        """From now on go by another policy; it meets the unfinished requests in the order in which
+        they came. now_s: on the clock of the ticks."""
+        self._policy = policy
+        self._undated.clear()
+        self.now_s, self.pace = max(self.now_s, now_s), 1.0
+        for req in sorted(reqs, key=lambda req: req.sage.job.arrival):
+            job = req.sage.job
+            job.arrival_s = decode_stamp(req.sampling_params.custom_params, self.now_s)
+            job.meet()
+            self._rank(job)
+
+    def _carried(self, decoded: Any, req: Req, otherwise: Any) -> Any:
+        try:
+            return decoded(req.sampling_params.custom_params)
+        except ValueError:
+            self._num_malformed += 1
+            return otherwise
+
+    def ticked(self, now_s: float, pace: float) -> None:
+        """Rank 0's clock has been broadcast. It follows the requests that came with it."""
+        self.now_s, self.pace = now_s, pace
+        for job, req in self._undated:
+            job.arrival_s = decode_stamp(req.sampling_params.custom_params, now_s)
+        self._undated.clear()
+
+    def about_to_run(self, batch: Batch) -> None:
+        """Count the tokens that a batch works off, prefill or decode."""
+        # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
+        if batch.forward_mode.is_extend_without_speculative():
+            self.served_tokens += batch.extend_num_tokens
+            num_mixed = len(batch.decoding_reqs) if batch.forward_mode.is_mixed() else 0
+            num_prefills = len(batch.reqs) - num_mixed
+            for place, (req, num_tokens) in enumerate(
+                zip(batch.reqs, batch.extend_lens, strict=True)
+            ):
+                req.sage.job.served_tokens += num_tokens
+                # Prefilled with an answer begun: it has been retracted, or left its KV behind.
+                if req.output_ids and place < num_prefills:
+                    self.recomputed_tokens += num_tokens
+                    req.sage.waits.was_retracted(req.time_stats.wait_queue_entry_time)
+                req.sage.waits.ends()
+        else:
+            self.served_tokens += len(batch.reqs)
+            for req in batch.reqs:
+                req.sage.job.served_tokens += 1
+
+    def running(self, reqs: Sequence[Req]) -> list[Job]:
+        """Of running requests, at their present age."""
+        jobs = []
+        for req in reqs:
+            job = req.sage.job
+            job.grow(len(req.output_ids))
+            # What will be given back at its end, as far as can be told at a glance: what it found
+            # in the radix tree at its start, others may hold too.
+            job.cached_tokens = req.cached_tokens
+            job.held_tokens = max(0, req.kv.kv_allocated_len - req.cached_tokens)
+            jobs.append(job)
+        return jobs
+
+    def ended(self, batch: Batch) -> Iterator[Req]:
+        """Those that a batch has brought to their end, at their last age. Each once, though under
+        overlap it is in two batches."""
+        for req in batch.reqs:
+            if req.finished() and not req.sage.has_ended:
+                req.sage.has_ended = True
+                req.sage.job.grow(len(req.output_ids))
+                yield req
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info."""
+        return {
+            "num_ranked": dict(self._num_ranked),
+            "num_unranked": self._num_unranked,
+            "num_malformed": self._num_malformed,
+            "served_tokens": self.served_tokens,
+            "recomputed_tokens": self.recomputed_tokens,
+        }

@@ -1,0 +1,174 @@
+"""Which requests may yield: an allow-list of what is known to survive a swap.
+
+A swapped request loses its row and its KV slots, and gets others. What SGLang keeps elsewhere by
+row, by slot or by step would be lost or mixed up. So a request yields only if everything that it
+and its server use is named here. Anything else, and whatever a later release adds, stays.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import msgspec
+from sglang.srt.arg_groups.fields import exec_, observability, serving
+from sglang.srt.managers import schedule_batch
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from patches.scheduler.engine_types import Req, Scheduler
+
+
+def _names(*structs: type[msgspec.Struct]) -> set[str]:
+    return {field.name for struct in structs for field in msgspec.structs.fields(struct)}
+
+
+# Flags that an operator may have set. Tried: those in tests/engine. Of the others each either
+# chooses kernels or their launch, which keep nothing about a request, or concerns the processes
+# around the scheduler, or what it logs.
+_FLAGS = (
+    _names(serving.Serving, observability.Observability, exec_.ExecGraph, exec_.ExecComm)
+    # These cut an answer's KV short, or look into it.
+    - {"strip_thinking_cache", "enable_strict_thinking"}
+    - {"kv_events_config", "kv_canary", "kv_canary_real_data", "kv_canary_sweep_interval"}
+    - {"forward_hooks", "msprobe_dump_config", "debug_tensor_dump_input_file"}
+) | {
+    # Of the host and its processes.
+    "device", "base_gpu_id", "gpu_id_step", "random_seed", "watchdog_timeout",
+    "soft_watchdog_timeout", "sleep_on_idle", "numa_node", "gc_threshold", "nccl_port",
+    "dist_timeout", "dist_init_addr", "enable_p2p_check", "tp_size", "dp_size",
+    "load_balance_method",
+    # Of the model's weights.
+    "model_path", "load_format", "model_loader_extra_config", "trust_remote_code",
+    "context_length", "revision", "json_model_override_args", "dtype", "quantization",
+    "weight_loader_disable_mmap", "weight_loader_prefetch_checkpoints", "download_dir",
+    # Of memory and scheduling.
+    "mem_fraction_static", "max_running_requests", "max_queued_requests", "max_total_tokens",
+    "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "schedule_policy",
+    "schedule_conservativeness", "page_size", "disable_overlap_schedule", "enable_mixed_chunk",
+    "radix_eviction_policy", "_radix_eviction_policy_explicitly_set",
+    "radix_eviction_policy_config", "disable_radix_cache",
+    # Kernels.
+    "attention_backend", "decode_attention_backend", "prefill_attention_backend",
+    "sampling_backend", "fp8_gemm_runner_backend", "fp4_gemm_runner_backend",
+    "bf16_gemm_backend", "disable_flashinfer_autotune", "triton_attention_num_kv_splits",
+    "triton_attention_reduce_in_fp32", "flashinfer_mla_disable_ragged", "moe_runner_backend",
+    # What a request may ask for; see _REQUEST for whether it then may yield.
+    "grammar_backend", "disable_outlines_disk_cache", "enable_custom_logit_processor",
+    "enable_return_hidden_states", "enable_return_routed_experts",
+}  # fmt: skip
+
+# Parameters of Req that may have any value.
+_REQUEST = {
+    # Who asks, for what, and how the answer goes back: nothing of it is on the device.
+    "rid", "origin_input_text", "origin_input_ids", "origin_input_ids_unpadded",
+    "sampling_params", "stream", "eos_token_ids", "vocab_size", "metrics_collector",
+    "time_stats", "http_worker_ipc", "routing_key", "routed_dp_rank", "priority",
+    # Part of the radix tree's key. A swapped request is inserted again by the same key.
+    "extra_key", "cache_salt", "session_id",
+    # Lists on the request, which grow with each token.
+    "return_logprob", "top_logprobs_num", "token_ids_logprob", "return_hidden_states",
+    # Computed from the row's own logits in each step.
+    "custom_logit_processor",
+    # Counted on the request, token by token.
+    "require_reasoning",
+    # Where it begins matters only to those who ask for experts, which stay.
+    "routed_experts_start_len",
+    # Of disaggregated servers, which are refused (patches/refusals.py); clients may send them.
+    "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
+    # Of the server: the same for all its requests, and checked there.
+    "disagg_mode", "dllm_config",
+}  # fmt: skip
+
+# Parameters of SamplingParams that may have any value.
+_SAMPLING = {
+    "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "stop_strs", "stop_regex_strs",
+    "stop_str_max_len", "stop_regex_max_len", "is_normalized", "ignore_eos",
+    "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval",
+    # Applied to each step's logits anew, the seed by position.
+    "temperature", "top_p", "top_k", "min_p", "logit_bias", "sampling_seed", "custom_params",
+    # Counted in the batch, and counted again at the return (patches/swap.py).
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens",
+    # Each sample is a request of its own.
+    "n",
+    # The grammar's state is on the request, and stays there (patches/swap.py).
+    "json_schema", "regex", "ebnf", "structural_tag", "ebnf_full_assistant",
+}  # fmt: skip
+
+
+def why_none_yields(scheduler: Scheduler) -> str | None:
+    """What rules out that any request of this server yields; None if nothing does."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    pool, tree = allocator.get_kvcache(), scheduler.tree_cache
+    model = scheduler.model_config
+    kinds = (
+        (pool, (MHATokenToKVPool, MLATokenToKVPool)),
+        (allocator, (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)),
+        (scheduler.req_to_token_pool, (ReqToTokenPool,)),
+        (tree, (UnifiedRadixCache,)),
+    )
+    for found, known in kinds:
+        if type(found) not in known:
+            return f"memory of type {type(found).__name__}"
+    reasons = {
+        "a radix tree of more than full attention": tree.tree_components != (ComponentType.FULL,),
+        # SGLang's copy leaves the scales behind.
+        "a quantized KV cache": getattr(pool, "is_quantized_kv_cache", False),
+        "SGLANG_USE_HND_KVCACHE": getattr(pool, "use_hnd", False),
+        # They keep more about a request than its KV.
+        "an encoder-decoder model": model.is_encoder_decoder,
+        "n-gram embeddings": model.use_ngram_embedding,
+        "a multimodal model": model.is_multimodal,
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
+        return reason
+    flags = sorted(_set_flags(scheduler.server_args) - _FLAGS)
+    return f"--{flags[0].replace('_', '-')}, which has not been tried with it" if flags else None
+
+
+def why_it_stays(req: Req) -> str | None:
+    """What of a request is not known to survive a swap; None if all of it is."""
+    if req.beam_group is not None:
+        return "beam search"
+    if req.multimodal_inputs is not None:
+        return "multimodal input"
+    for owner, defaults in (
+        (req, _request_defaults()),
+        (req.sampling_params, _sampling_defaults()),
+    ):
+        for name, unused in defaults.items():
+            value = getattr(owner, name)
+            # Of another type first, as a tensor has no truth value.
+            if value is not unused and (type(value) is not type(unused) or value != unused):
+                return name
+    return None
+
+
+def _set_flags(server_args: Any) -> set[str]:
+    """The fields that were given another value than their default. SGLang keeps this record as the
+    operator wrote it, and resolves defaults elsewhere (server_args.py, resolve_once)."""
+    unset = type(server_args)(model_path="")
+    names = (field.name for field in msgspec.structs.fields(type(server_args)))
+    return {name for name in names if getattr(server_args, name) != getattr(unset, name)}
+
+
+@cache
+def _request_defaults() -> dict[str, object]:
+    """Of each parameter of a request that is not on the list: the attribute and its value if it is
+    not used."""
+    parameters = inspect.signature(schedule_batch.Req.__init__).parameters
+    return {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if name not in _REQUEST and name != "self"
+    }
+
+
+@cache
+def _sampling_defaults() -> dict[str, object]:
+    fields = msgspec.structs.fields(SamplingParams)
+    return {field.name: field.default for field in fields if field.name not in _SAMPLING}

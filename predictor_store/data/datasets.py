@@ -1,0 +1,216 @@
+"""Prompts and answers out of datasets of the usual forms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from predictor_store.data.dataset_files import DatasetError, RowError, raw_rows
+
+# The names that are looked for, in this order, where none is given.
+PROMPT_FIELDS = ("prompt", "instruction", "question", "query", "problem", "input", "text")
+CONVERSATION_FIELDS = ("conversations", "conversation", "messages")
+OUTPUT_FIELDS = ("output", "response", "completion", "answer", "generation", "solution")
+LENGTH_FIELDS = (
+    "output_tokens",
+    "output_len",
+    "output_length",
+    "num_output_tokens",
+    "completion_tokens",
+    "response_tokens",
+)
+# Alpaca: what the instruction is about stands in a field of its own.
+_CONTEXT_FIELDS = {"instruction": "input"}
+_HUMAN = ("human", "user")
+_MACHINE = ("gpt", "assistant", "chatgpt", "bot", "model")
+_MAX_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Field names as the user gives them; None: guessed by the tables above."""
+
+    prompt: str | None = None
+    output: str | None = None
+    length: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One usable row. place: "file:line". output_tokens: as recorded in it, or None.
+
+    input_tokens: as recorded in it, or 0. censored: output_tokens has reached the recorded cap.
+    """
+
+    place: str
+    prompt: str
+    output: str | None
+    output_tokens: int | None
+    input_tokens: int = 0
+    censored: bool = False
+
+
+@dataclass(slots=True)
+class Reader:
+    """Iterates over the usable rows of a dataset, see raw_rows, and counts the others.
+
+    filters: a row takes part if each of these fields has, as text, this value.
+    tokenizer: with one, an answer's text is as good as a recorded length; a row that has neither
+        is malformed. See raw_rows, too.
+    malformed: (place, reason) of the first few of the num_malformed rows.
+    """
+
+    dataset: str
+    fields: Fields = field(default_factory=Fields)
+    filters: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: Any = None
+    num_read: int = 0
+    num_filtered: int = 0
+    num_malformed: int = 0
+    malformed: list[tuple[str, str]] = field(default_factory=list)
+    fields_seen: set[str] = field(default_factory=set)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Raises DatasetError where the dataset cannot be read or has no usable row."""
+        for place, raw in raw_rows(self.dataset, self.tokenizer):
+            self.num_read += 1
+            try:
+                row = self._row(place, raw)
+            except RowError as error:
+                self._count_malformed(place, str(error))
+                continue
+            if row is None:
+                self.num_filtered += 1
+            else:
+                yield row
+        if self.num_used == 0:
+            raise DatasetError(self._nothing_usable())
+
+    @property
+    def num_used(self) -> int:
+        return self.num_read - self.num_filtered - self.num_malformed
+
+    def _count_malformed(self, place: str, reason: str) -> None:
+        self.num_malformed += 1
+        if len(self.malformed) < _MAX_NAMED:
+            self.malformed.append((place, reason))
+
+    def _row(self, place: str, raw: Any) -> Row | None:
+        if isinstance(raw, RowError):
+            raise raw
+        if not isinstance(raw, dict):
+            raise RowError(f"not an object but {_shown(raw)}")
+        self.fields_seen.update(str(name) for name in raw)
+        if any(_as_text(raw.get(name)) != value for name, value in self.filters.items()):
+            return None
+        prompt, output = _prompt_and_output(raw, self.fields)
+        length = _length(raw, self.fields)
+        if length is None and (self.tokenizer is None or output is None):
+            raise RowError(
+                "no output length: none of the fields " + ", ".join(LENGTH_FIELDS)
+                if output is None
+                else "no output length recorded: give --tokenizer to count its output"
+            )
+        cap = _whole(raw.get("cap"))
+        return Row(
+            place=place,
+            prompt=prompt,
+            output=output,
+            output_tokens=length,
+            input_tokens=_whole(raw.get("prompt_tokens")) or 0,
+            censored=cap is not None and length is not None and length >= cap,
+        )
+
+    def _nothing_usable(self) -> str:
+        seen = ", ".join(sorted(self.fields_seen)[:40]) or "none"
+        filtered = f"; --filter left out {self.num_filtered} rows" if self.num_filtered else ""
+        why = "".join(f"; {place}: {reason}" for place, reason in self.malformed[:1])
+        return (
+            f"{self.dataset} has no usable row (fields seen: {seen}{filtered}{why}). Name its "
+            "fields with --prompt-field, --output-field, --length-field"
+        )
+
+
+def _prompt_and_output(raw: dict[str, Any], fields: Fields) -> tuple[str, str | None]:
+    name = fields.prompt or _first_present(raw, CONVERSATION_FIELDS + PROMPT_FIELDS)
+    if name is None:
+        raise RowError(f"no prompt: none of the fields {', '.join(PROMPT_FIELDS)}")
+    value = raw.get(name)
+    answer = None
+    if isinstance(value, list):
+        prompt, answer = _first_exchange(value, name)
+    elif isinstance(value, str) and value:
+        prompt = value
+        context = raw.get(_CONTEXT_FIELDS.get(name, ""))
+        if isinstance(context, str) and context and fields.prompt is None:
+            prompt = f"{prompt}\n\n{context}"
+    else:
+        raise RowError(f"field {name} is {_shown(value)}, not a prompt")
+    output = _output(raw, fields, {name, _CONTEXT_FIELDS.get(name)})
+    return prompt, answer if output is None else output
+
+
+def _output(raw: dict[str, Any], fields: Fields, taken: set[str | None]) -> str | None:
+    name = fields.output or _first_present(raw, [n for n in OUTPUT_FIELDS if n not in taken])
+    if name is None:
+        return None
+    value = raw.get(name)
+    if isinstance(value, list):
+        # OpenAI's or ShareGPT's form again, as in preference data: the answer is a turn of it.
+        return next((_said(turn)[1] for turn in value if _said(turn)[0] in _MACHINE), None)
+    if value is None or isinstance(value, str):
+        return value
+    raise RowError(f"field {name} is {_shown(value)}, not a text")
+
+
+def _first_exchange(turns: list[Any], name: str) -> tuple[str, str | None]:
+    said = [_said(turn) for turn in turns]
+    for i, (speaker, text) in enumerate(said):
+        if speaker in _HUMAN and text:
+            answered = i + 1 < len(said) and said[i + 1][0] in _MACHINE
+            return text, said[i + 1][1] if answered else None
+    raise RowError(f"field {name} has no turn of a human ({', '.join(_HUMAN)})")
+
+
+def _said(turn: Any) -> tuple[str, str]:
+    if not isinstance(turn, dict):
+        raise RowError(f"a turn of the conversation is {_shown(turn)}")
+    speaker = turn.get("from", turn.get("role"))
+    content = turn.get("value", turn.get("content"))
+    if isinstance(content, list):
+        # OpenAI: parts, of which an image has no text.
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "\n".join(part for part in parts if isinstance(part, str))
+    return str(speaker), content if isinstance(content, str) else ""
+
+
+def _length(raw: dict[str, Any], fields: Fields) -> int | None:
+    name = fields.length or _first_present(raw, LENGTH_FIELDS)
+    if name is None or raw.get(name) is None:
+        return None
+    length = _whole(raw[name])
+    if length is None or not 1 <= length < 2**31:
+        raise RowError(f"field {name} is {_shown(raw[name])}, not a number of tokens")
+    return length
+
+
+def _whole(value: Any) -> int | None:
+    # A column with gaps comes out of Parquet as floats.
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+        return None
+    return int(value)
+
+
+def _first_present(raw: dict[str, Any], names: Sequence[str]) -> str | None:
+    return next((name for name in names if raw.get(name) is not None), None)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,195 @@
+"""What a worker knows of one model: its store, its history, and what these say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections import Counter, OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor_store.predict import asked as asked_numbers
+from predictor_store.predict import predictor
+from predictor_store.predict.asked import NEW_SESSION, Asked, Session
+from predictor_store.predict.embedder import dimension, fingerprint
+from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.history import Fitting, History, Place
+from predictor_store.predict.rolling_quality import WINDOW, Forecast, RollingQuality
+from predictor_store.store.store import Store, folder_of
+from predictor_store.store.store_file import Record
+from sage_sched.config import SageConfig, StoreConfig
+from sage_sched.distribution import LengthDistribution
+
+logger = logging.getLogger(__name__)
+
+_MAX_NAME_CHARS = 150
+_MAX_SESSIONS = 10_000
+_NICENESS = 19
+
+
+def folder_of_model(config: StoreConfig, model: str) -> Path:
+    """Where a service keeps what it learns of this model: in a folder of its own."""
+    name = quote(model, safe=" ", errors="surrogatepass")
+    if len(name) > _MAX_NAME_CHARS:
+        name = name[:_MAX_NAME_CHARS] + hashlib.sha256(name.encode("ascii")).hexdigest()[:16]
+    # No name is "." or "..", or that of a file of the store.
+    return folder_of(config) / f"model {name}"
+
+
+class ModelHistory:
+    """Used by one thread at a time."""
+
+    def __init__(self, config: SageConfig) -> None:
+        """Raises StoreError."""
+        self._config = config
+        encoder = config.predictor.encoder
+        self._store = Store(config.store, fingerprint(encoder), dimension(encoder))
+        try:
+            self._history = History.of_encoder(
+                encoder, config.store.capacity, GeneralLength.shipped(encoder)
+            )
+            for record in self._store.load():
+                self._remember(record)
+        except BaseException:
+            self._store.close()
+            raise
+        self._history.fit()
+        # The engine goes first: nice() is about one thread (Linux).
+        self._fitter = ThreadPoolExecutor(1, initializer=lambda: os.nice(_NICENESS))
+        self._fit: tuple[Fitting, Future[Any]] | None = None
+        # Those about what its clients send; see Worker.
+        self.counts = Counter(
+            num_recorded=0, num_going_on=0, num_unrecorded=0, num_dropped=0, num_malformed=0
+        )
+        self._reported: dict[str, Any] = {}
+        self.prior = predictor.prior(self._history, config.predictor)
+        self._num_new = 0
+        self._quality = RollingQuality()
+        # The last to have had an answer last.
+        self._sessions = OrderedDict[str, Session]()
+
+    @classmethod
+    def of_model(cls, config: SageConfig, model: str) -> Self:
+        """With a folder of its own. Raises StoreError."""
+        store = replace(config.store, path=str(folder_of_model(config.store, model)))
+        return cls(replace(config, store=store))
+
+    def described(self, vector: NDArray[np.float32], asked: Asked) -> NDArray[np.float32]:
+        """A prompt's vector, with what its request says beside its words."""
+        session = self._sessions.get(asked.session, NEW_SESSION)
+        return np.append(vector[: -asked_numbers.NUM_FEATURES], asked.features(session))
+
+    def forecast(self, vector: NDArray[np.float32], scope: str, session: str = "") -> Forecast:
+        """vector: of described()."""
+        config = self._config.predictor
+        said = predictor.predict(self._history, vector, config, scope)
+        if said is not None:
+            lengths = self._sessions.get(session, NEW_SESSION).lengths
+            said = predictor.within_session(said, lengths, config)
+        return Forecast(said, self.prior)
+
+    def served(self, forecast: Forecast) -> LengthDistribution | None:
+        """What its request is told: blind while what is said has been worse than that."""
+        return forecast.blind if self._quality.widened else forecast.said
+
+    def goes_on(self, record: Record, place: Place | None) -> Place | None:
+        """An answer that is as long as this already, and goes on: where it is known.
+
+        Of the requests of an hour the short answers end first. A history of answers that have
+        ended foretells too short ones while it is young, or while lengths change.
+
+        record: censored. place: what goes_on() of the same answer was before.
+        """
+        self.counts["num_going_on"] += 1
+        of = record.vector, record.output_tokens, True
+        if place is not None:
+            return place if self._history.amend(place, *of, unfinished=True) else None
+        return self._history.add(*of, record.origin, record.scope, unfinished=True)
+
+    def record(
+        self,
+        record: Record,
+        forecast: Forecast,
+        was_late: bool,
+        session: str,
+        place: Place | None = None,
+    ) -> None:
+        """An answer that has ended. forecast: what forecast() was; was_late: its request went on
+        without; session: see Asked; place: of goes_on()."""
+        if session:
+            had = self._sessions.pop(session, NEW_SESSION)
+            self._sessions[session] = had.after(record.input_tokens, record.output_tokens)
+            if len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        # Of a cut one nobody knows how long it was to be.
+        judged = not record.censored
+        if judged and self._quality.add(forecast, record.output_tokens, was_late):
+            self._tell_of_change()
+        of = record.vector, record.output_tokens, record.censored
+        if place is None or not self._history.amend(place, *of):
+            self._remember(record)
+        self._store.add(record)
+        self._num_new += 1
+        self.counts["num_recorded"] += 1
+
+    def report(self) -> tuple[dict[str, Any], bool] | None:
+        """Commits what has ended: the stats, and whether the prior is a new one; None if nothing
+        has changed."""
+        self._store.flush()
+        self._refit()
+        stats = self.stats()
+        if stats == self._reported:
+            return None
+        self._store.note("quality", json.dumps(stats["quality"]))
+        self._reported = stats
+        has_new_prior = self._num_new * 100 > len(self._history)
+        if has_new_prior:
+            self.prior = predictor.prior(self._history, self._config.predictor)
+            self._num_new = 0
+        return stats, has_new_prior
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "process": os.getpid(),
+            **self.counts,
+            "num_records": len(self._history),
+            "num_unwritten": self._store.num_unwritten,
+            "num_lost": self._store.num_lost,
+            "quality": self._quality.summary(),
+        }
+
+    def close(self) -> None:
+        self._fitter.shutdown(cancel_futures=True)
+        self._store.close()
+
+    def _tell_of_change(self) -> None:
+        if self._quality.widened:
+            logger.warning(
+                "predictions of %d answers were worse than none: until they are better, requests "
+                "go by the distribution of all lengths",
+                WINDOW,
+            )
+        else:
+            logger.warning("predictions are better than none again, and are used")
+
+    def _refit(self) -> None:
+        """In a thread of its own: numpy lets go of the interpreter, and predictions go on."""
+        if self._fit is not None and self._fit[1].done():
+            fitting, future = self._fit
+            self._fit = None
+            self._history.install(fitting, future.result())
+        if self._fit is None and (stale := self._history.fitting()) is not None:
+            self._fit = stale, self._fitter.submit(stale.fit)
+
+    def _remember(self, record: Record) -> None:
+        self._history.add(
+            record.vector, record.output_tokens, record.censored, record.origin, record.scope
+        )

@@ -1,0 +1,206 @@
+"""From similar past prompts to the distribution of an answer's length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor_store.predict.history import SAME_COSINE, History
+from predictor_store.predict.length_score import PRIOR_WORTH, LengthScore
+from sage_sched.config import PredictorConfig
+from sage_sched.distribution import LengthDistribution, Source
+
+# How fast weight falls with distance in meaning, for the near and for the wide neighbourhood, and
+# how many near records weigh as much as the wide ones.
+_NEAR_SLOPE, _WIDE_SLOPE = 15.0, 5.0
+_WIDE_WORTH = 16.0
+# How fast with distance in score, in shares of the score's error; slower where fewer than so many
+# are that near, or an outlier would take a stranger's length for its own.
+_SCORE_SHARE = 0.3
+_NUM_IN_SCORE = 8
+# So many alike records of this server's own weigh as much as all that are not its own.
+_FOREIGN_WORTH = 32.0
+# So many answers of the same session weigh as much as all else (bench.prediction.sessions).
+_SESSION_WORTH = 16.0
+# So many of the same kind (asked.kind_of) as all of other kinds.
+_OTHER_WORTH = 4.0
+# So many alike records weigh as much as what is known of lengths in general, which is left out
+# where it would weigh next to nothing.
+_GENERAL_WORTH = 8.0
+_LEAST_GENERAL = 0.01
+
+
+class Beside(NamedTuple):
+    """Lengths in general, alike likely, shape (n,), and what share of a distribution they have."""
+
+    lengths: NDArray[np.int64]
+    share: float
+
+
+def predict(
+    history: History, vector: NDArray[np.float32], config: PredictorConfig, scope: str = ""
+) -> LengthDistribution | None:
+    """By config.rule; None where there are no records and nothing is known beside them. scope: see
+    History.scope.
+
+    neighbours: the config.num_nearest nearest, by _weights, and lengths in general.
+    threshold: those of at least config.threshold cosine, alike in weight: of the history's own
+    (SageSched section 3.1), with fewer than config.min_matches of them the warm ones besides
+    (there: augmentation), with fewer still all records.
+    """
+    own = history.scope(scope)
+    among = None
+    if config.isolate:
+        size = len(history)
+        among = history.warm[:size] | (history.scopes[:size] == own)
+    cosines, slots = history.nearest(vector, config.num_nearest, among)
+    if config.rule == "threshold" and slots.size:
+        return _of_matches(history, slots[cosines >= config.threshold], config)
+    foreign = history.warm[slots] | (history.scopes[slots] != own)
+    other = history.kinds[slots] != history.kind(vector)
+    weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign, other)
+    source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
+    if share < _LEAST_GENERAL or history.general is None:
+        return distribution(history, slots, weights, source, config)
+    added = float(history.general.of(vector[np.newaxis])[0])
+    beside = Beside(history.general.lengths(added, history.excess[: len(history)]), share)
+    source = source if share <= 0.5 else "general"
+    return distribution(history, slots, weights, source, config, beside)
+
+
+def within_session(
+    said: LengthDistribution, lengths: Sequence[int], config: PredictorConfig
+) -> LengthDistribution:
+    """With the answers that the same session had lately, of these lengths in tokens."""
+    if not lengths:
+        return said
+    own = LengthDistribution.from_samples(lengths, "history")
+    rest = _SESSION_WORTH / (_SESSION_WORTH + len(lengths))
+    return said.mixed(own, 1 - rest).compressed(config.max_atoms)
+
+
+def prior(history: History, config: PredictorConfig) -> LengthDistribution | None:
+    """Of any prompt: of all records alike, and of lengths in general. None where nothing is
+    known."""
+    slots = np.arange(len(history))
+    beside = None
+    if history.general is not None:
+        share = _GENERAL_WORTH / (_GENERAL_WORTH + slots.size)
+        beside = Beside(history.general.of_any_prompt(), share)
+    return distribution(history, slots, np.ones(slots.size), "prior", config, beside)
+
+
+def of_all_records(history: History, config: PredictorConfig) -> LengthDistribution | None:
+    """Alike in weight; None where there are none."""
+    slots = np.arange(len(history))
+    return distribution(history, slots, np.ones(slots.size), "prior", config)
+
+
+def _of_matches(
+    history: History, matches: NDArray[np.int64], config: PredictorConfig
+) -> LengthDistribution | None:
+    of_history = matches[~history.warm[matches]]
+    if of_history.size >= config.min_matches:
+        return distribution(history, of_history, np.ones(of_history.size), "history", config)
+    if matches.size >= config.min_matches:
+        return distribution(history, matches, np.ones(matches.size), "warm", config)
+    return of_all_records(history, config)
+
+
+def _weights(
+    history: History,
+    vector: NDArray[np.float32],
+    cosines: NDArray[np.float64],
+    slots: NDArray[np.int64],
+    foreign: NDArray[np.bool_],
+    other: NDArray[np.bool_],
+) -> tuple[NDArray[np.float64], float]:
+    """Of the records, and of lengths in general; in all 1, or 0 where there is neither.
+
+    Three neighbourhoods, each as far as its evidence goes, then the next wider: the same prompt;
+    prompts near in meaning and in score; prompts less near in meaning; and prompts anywhere.
+
+    Records of one prompt share weight, so that one prompt asked a hundred times is not a hundred
+    neighbours. All constants: the best or next to it on each of six datasets (docs/predictor.md).
+    """
+    same = cosines >= SAME_COSINE
+    alike = 1 / np.sqrt(history.num_of_same_prompt[slots])
+    rest_worth = PRIOR_WORTH
+    if history.score is not None:
+        rest_worth = history.score.rest_worth
+        alike *= _nearness_in_score(history, history.score, vector, slots)
+    alike[same] = 0.0
+    wide = alike * np.exp(_WIDE_SLOPE * cosines)
+    near = alike * np.exp(_NEAR_SLOPE * cosines)
+    neighbourhoods = np.stack([same, near, wide])
+    for apart, worth in ((foreign, _FOREIGN_WORTH), (other, _OTHER_WORTH)):
+        if apart.any():
+            own_worth = float(_worths(np.stack([same, wide])[:, ~apart]).sum())
+            neighbourhoods *= np.where(apart, worth / (worth + own_worth), 1.0)
+    anywhere = history.general is not None
+    return _one_after_another(neighbourhoods, (rest_worth, _WIDE_WORTH, _GENERAL_WORTH), anywhere)
+
+
+def _nearness_in_score(
+    history: History, score: LengthScore, vector: NDArray[np.float32], slots: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    if slots.size == 0:
+        return np.empty(0)
+    distance = np.abs(history.scores[slots] - score.of(history.described(vector[np.newaxis])))
+    last = min(_NUM_IN_SCORE, distance.size) - 1
+    width = max(_SCORE_SHARE * score.spread, float(np.partition(distance, last)[last]))
+    # Not 0: nearness in meaning tells the far ones apart.
+    nearness: NDArray[np.float64] = np.maximum(np.exp(-0.5 * np.square(distance / width)), 1e-9)
+    return nearness
+
+
+def _one_after_another(
+    neighbourhoods: NDArray[np.float64], rest_worths: tuple[float, ...], anywhere: bool
+) -> tuple[NDArray[np.float64], float]:
+    """The weights of all, and that of what comes after the last, if there is such (anywhere).
+
+    neighbourhoods: shape (m, n). rest_worths: for each, of how many samples the rest after it is
+    worth. One without weight is passed over.
+    """
+    sums, worths = neighbourhoods.sum(1), _worths(neighbourhoods)
+    is_last = [not anywhere and not sums[i + 1 :].any() for i in range(len(sums))]
+    left, factors = 1.0, np.zeros(len(sums))
+    for i, (total, rest_worth) in enumerate(zip(sums, rest_worths, strict=True)):
+        if total > 0:
+            rest = 0.0 if is_last[i] else left * rest_worth / (worths[i] + rest_worth)
+            factors[i] = (left - rest) / total
+            left = rest
+    return factors @ neighbourhoods, left if anywhere else 0.0
+
+
+def _worths(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of how many samples of equal weight each row is (Kish)."""
+    squares = np.einsum("ij,ij->i", weights, weights)
+    worths: NDArray[np.float64] = np.square(weights.sum(1)) / np.where(squares > 0, squares, 1.0)
+    return worths
+
+
+def distribution(
+    history: History,
+    slots: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    source: Source,
+    config: PredictorConfig,
+    beside: Beside | None = None,
+) -> LengthDistribution | None:
+    """Of the records in these slots; weights: shape (len(slots),). None where there are none, and
+    nothing beside."""
+    lengths, censored = history.lengths[slots], history.censored[slots]
+    if beside is not None:
+        num = beside.lengths.size
+        lengths = np.append(lengths, beside.lengths)
+        censored = np.append(censored, np.zeros(num, np.bool_))
+        weights = weights * ((1 - beside.share) / (weights.sum() or 1.0))
+        weights = np.append(weights, np.full(num, beside.share / num))
+    if lengths.size == 0:
+        return None
+    found = LengthDistribution.from_samples(lengths, source, weights, censored)
+    return found.compressed(config.max_atoms)

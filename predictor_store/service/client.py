@@ -1,0 +1,301 @@
+"""The HTTP process's end of the prediction worker: never blocks its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from predictor_store.predict.asked import NOTHING_ASKED, Asked
+from predictor_store.predict.features import excerpt
+from predictor_store.service import protocol
+from predictor_store.service.link import Link, PredictorError, connect_worker, start_worker
+from predictor_store.store.store_file import StoreError
+from sage_sched.config import SageConfig
+from sage_sched.distribution import SOURCES, LengthDistribution
+
+logger = logging.getLogger(__name__)
+
+_MAX_BACKOFF_SECONDS = 60.0
+_LATENCY_WINDOW = 1_000
+_MAX_LATE = 20_000
+# What a worker's death does not undo.
+_TOTALS = (
+    "num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed", "num_lost",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What is known of an answer's length when its prompt arrives.
+
+    handle: to say how long the answer became; None: do not report.
+    distribution: None where nothing is known.
+    """
+
+    handle: int | None
+    distribution: LengthDistribution | None
+
+
+class PredictorClient:
+    """Used from one event loop's thread. A slow, hung or dead worker costs the prediction alone:
+    the request gets the prior."""
+
+    def __init__(self, config: SageConfig, model: str = "") -> None:
+        """model: which one's history it is, with a service (predictor.service)."""
+        self._config = config
+        self._model = model
+        self._link: Link | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[int, asyncio.Future[Prediction]] = {}
+        self._is_silent = False
+        # Handles of requests that went on without their prediction, oldest first.
+        self._late = OrderedDict[int, None]()
+        self._next_handle = 0
+        self._prior: LengthDistribution | None = None
+        self._worker_stats: dict[str, Any] = {}
+        # Of the workers before this one.
+        self._past = Counter[str]()
+        self._counts = Counter[str]()
+        self._latencies_ms = deque[float](maxlen=_LATENCY_WINDOW)
+        self._closed = threading.Event()
+        self._restarted: Link | None = None
+        self._started_at = 0.0
+        self._num_early_deaths = 0
+
+    def start(self) -> None:
+        """Blocks until the worker is ready. Raises StoreError, PredictorError."""
+        self._attach(self._open())
+
+    def _open(self) -> Link:
+        if self._config.predictor.service:
+            return connect_worker(self._config, self._model)
+        return start_worker(self._config)
+
+    async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
+        """Never raises. Past predictor.deadline_ms the prior; the handle is good even then. Nobody
+        waits for a worker that has been silent since it missed a deadline.
+
+        scope: see History.scope.
+        """
+        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        self._bind(loop)
+        handle = self._next_handle
+        self._next_handle += 1
+        answer: asyncio.Future[Prediction] = loop.create_future()
+        self._waiting[handle] = answer
+        deadline = loop.call_later(
+            self._config.predictor.deadline_ms / 1e3, self._miss_deadline, handle
+        )
+        message = {
+            "predict": handle,
+            "text": excerpt(text),
+            "scope": scope[: protocol.MAX_SCOPE_CHARS],
+            "asked": asked.as_fields(),
+        }
+        try:
+            if self._send(message):
+                if self._is_silent:
+                    self._miss_deadline(handle)
+                prediction = await answer
+            else:
+                self._counts["num_unsent"] += 1
+                prediction = Prediction(None, self._prior)
+        finally:
+            deadline.cancel()
+            self._waiting.pop(handle, None)
+        self._latencies_ms.append((time.perf_counter() - started) * 1e3)
+        source = prediction.distribution.source if prediction.distribution else "none"
+        self._counts[f"num_predicted_{source}"] += 1
+        return prediction
+
+    def finished(self, handle: int, input_tokens: int, output_tokens: int, censored: bool) -> None:
+        """The answer's length. Of n answers to one prompt, each. Never blocks, never raises."""
+        message = {
+            "finished": handle,
+            "input_tokens": int(input_tokens),
+            "output_tokens": int(output_tokens),
+            "censored": bool(censored),
+            "late": handle in self._late,
+        }
+        if not self._send(message):
+            self._counts["num_unrecorded"] += 1
+
+    def goes_on(self, handle: int, input_tokens: int, output_tokens: int) -> None:
+        """Its answer has so many tokens already. Never blocks, never raises; it may be lost."""
+        said = {"input_tokens": int(input_tokens), "output_tokens": int(output_tokens)}
+        self._send({"goes_on": handle, **said})
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since start; num_awaited (predictions under way), num_records, num_unwritten,
+        the latencies and quality (see RollingQuality.summary) are as of now. What a service counts
+        is of all the clients of the model."""
+        latencies = self._latencies_ms or [0.0]
+        worker = self._past + _totals(self._worker_stats)
+        for name in ("num_records", "num_unwritten"):
+            worker[name] = self._worker_stats.get(name, 0)
+        counts = {f"num_predicted_{source}": 0 for source in (*SOURCES, "none")}
+        counts |= {"num_deadline_misses": 0, "num_unsent": 0, "num_worker_restarts": 0}
+        counts |= self._counts
+        counts |= {
+            name: worker[name] + self._counts[name]
+            for name in (*_TOTALS, "num_records", "num_unwritten")
+        }
+        return counts | {
+            "http_process": os.getpid(),
+            "quality": self._worker_stats.get("quality", {}),
+            "num_awaited": len(self._waiting),
+            "worker_alive": int(self._link is not None),
+            "prediction_latency_p50_ms": float(np.quantile(latencies, 0.5)),
+            "prediction_latency_p99_ms": float(np.quantile(latencies, 0.99)),
+        }
+
+    def close(self) -> None:
+        """Blocks until the worker has written what it has."""
+        self._closed.set()
+        link = self._detach()
+        if link is not None:
+            link.close()
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        # start() came before any loop; SGLang has but one, tests have more.
+        if loop is self._loop:
+            return
+        self._loop = loop
+        if self._link is not None:
+            self._watch(self._link)
+        else:
+            self._attach_restarted()
+
+    def _attach(self, link: Link) -> None:
+        self._link = link
+        self._is_silent = False
+        self._prior = protocol.decode_distribution(link.first["prior"])
+        stats = link.first["ready"]
+        if stats["process"] != self._worker_stats.get("process"):
+            self._past += _totals(self._worker_stats)
+        self._worker_stats = stats
+        self._started_at = time.monotonic()
+        if self._loop is not None:
+            self._watch(link)
+
+    def _watch(self, link: Link) -> None:
+        assert self._loop is not None
+        self._loop.add_reader(link.socket.fileno(), self._on_readable)
+        if link.unsent:
+            self._loop.add_writer(link.socket.fileno(), self._on_writable)
+
+    def _detach(self) -> Link | None:
+        """Stops using the worker; what waits for it gets the prior."""
+        link, self._link = self._link, None
+        if link is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(link.socket.fileno())
+            self._loop.remove_writer(link.socket.fileno())
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_result(Prediction(None, self._prior))
+        return link
+
+    def _send(self, message: dict[str, Any]) -> bool:
+        link = self._link
+        if link is None:
+            return False
+        try:
+            sent = link.send(message)
+        except OSError:
+            self._lose_worker()
+            return False
+        if link.unsent and self._loop is not None:
+            self._loop.add_writer(link.socket.fileno(), self._on_writable)
+        return sent
+
+    def _on_writable(self) -> None:
+        assert self._link is not None
+        assert self._loop is not None
+        try:
+            if self._link.flush():
+                self._loop.remove_writer(self._link.socket.fileno())
+        except OSError:
+            self._lose_worker()
+
+    def _on_readable(self) -> None:
+        assert self._link is not None
+        try:
+            for message in self._link.receive():
+                self._take(message)
+        except (OSError, ValueError):
+            self._lose_worker()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"predicted": int(handle), "distribution": encoded}:
+                self._is_silent = False
+                answer = self._waiting.get(handle)
+                # Past its deadline, nobody waits for it.
+                if answer is not None and not answer.done():
+                    distribution = protocol.decode_distribution(encoded)
+                    answer.set_result(Prediction(handle, distribution))
+            case {"stats": dict(stats), **more}:
+                if "prior" in more:
+                    self._prior = protocol.decode_distribution(more["prior"])
+                self._worker_stats = stats
+
+    def _miss_deadline(self, handle: int) -> None:
+        answer = self._waiting.get(handle)
+        if answer is not None and not answer.done():
+            self._is_silent = True
+            self._counts["num_deadline_misses"] += 1
+            self._late[handle] = None
+            if len(self._late) > _MAX_LATE:
+                self._late.popitem(last=False)
+            answer.set_result(Prediction(handle, self._prior))
+
+    def _lose_worker(self) -> None:
+        link = self._detach()
+        if link is None or self._closed.is_set():
+            return
+        lived = time.monotonic() - self._started_at
+        self._num_early_deaths = 0 if lived > _MAX_BACKOFF_SECONDS else self._num_early_deaths + 1
+        logger.error("the prediction worker has died: requests get the prior until it is back")
+        threading.Thread(target=self._restart, args=(link,), daemon=True).start()
+
+    def _restart(self, dead: Link) -> None:
+        # In a thread of its own: starting a worker blocks.
+        dead.kill()
+        num_failures = self._num_early_deaths
+        while not self._closed.wait(min(2.0 ** (num_failures - 1), _MAX_BACKOFF_SECONDS)):
+            try:
+                link = self._open()
+            except (OSError, StoreError, PredictorError) as error:
+                logger.error("the prediction worker does not come back: %s", error)
+                num_failures += 1
+                continue
+            if self._closed.is_set():
+                link.close()
+                return
+            self._restarted = link
+            # Without a running loop, the next prediction finds it.
+            with contextlib.suppress(RuntimeError):
+                if self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._attach_restarted)
+            return
+
+    def _attach_restarted(self) -> None:
+        link, self._restarted = self._restarted, None
+        if link is not None:
+            self._counts["num_worker_restarts"] += 1
+            self._attach(link)
+            logger.warning("the prediction worker is back")
+
+
+def _totals(stats: dict[str, Any]) -> Counter[str]:
+    return Counter({name: stats.get(name, 0) for name in _TOTALS})

@@ -1,0 +1,82 @@
+"""sage-sched predictor serve: one predictor for many servers."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from dataclasses import replace
+from typing import Any
+
+from predictor_store.config_file import read_config
+from predictor_store.service import service_socket
+from predictor_store.service.server import Server
+from predictor_store.service.service_socket import (
+    TOKEN_VARIABLE,
+    ServiceError,
+    default_address,
+    token_of,
+)
+from predictor_store.service.worker import Worker
+from predictor_store.store.store import folder_of
+from sage_sched import address
+from sage_sched.address import Address
+from sage_sched.fields import ConfigError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Serves until it is told to end (Ctrl-C, SIGTERM). Servers use it whose settings name it: "
+        "[predictor] service = ADDRESS. Each model has a history of its own, in a folder of its "
+        "own in the store."
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        help=f"{address.ALLOWED} (then with a token, from predictor.service_token_file or the "
+        f"environment variable {TOKEN_VARIABLE}); default: predictor.service of the settings, or "
+        f"{default_address()}",
+    )
+    parser.add_argument(
+        "--sage-config", metavar="FILE", help="settings, of which [store] and [predictor] count"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 2 with one line on stderr where it cannot serve."""
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    try:
+        config = read_config(args.sage_config)
+        if args.listen is not None:
+            config = replace(config, predictor=replace(config.predictor, service=args.listen))
+        where = config.predictor.service
+        at = Address.parse(where) if where else default_address()
+        token = token_of(config.predictor) if at.is_tcp else ""
+        if at.is_tcp and not token:
+            raise ServiceError(
+                f"a service on TCP needs a token: name a file with one "
+                f"(predictor.service_token_file), or set {TOKEN_VARIABLE}"
+            )
+        listener = service_socket.listen(at)
+    except (ConfigError, ServiceError) as error:
+        print(f"sage-sched predictor serve: {error}", file=sys.stderr)
+        return 2
+    try:
+        worker = Worker(config, by_model=True)
+        server = Server(worker, listener, token)
+
+        def stop(*_: Any) -> None:
+            server.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        print(f"serving on {at}, store {folder_of(config.store)}", flush=True)
+        try:
+            server.run()
+        finally:
+            server.close()
+            worker.close()
+    finally:
+        service_socket.remove(at, listener)
+    return 0

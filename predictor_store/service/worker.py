@@ -1,0 +1,315 @@
+"""What a prediction worker does: takes its clients' messages in, gives messages out.
+
+It knows no socket; see predictor_store.service.server. One worker serves one server or many.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor_store.predict.asked import Asked
+from predictor_store.predict.embedder import Embedder
+from predictor_store.predict.features import excerpt
+from predictor_store.predict.history import Place
+from predictor_store.predict.model_history import ModelHistory, folder_of_model
+from predictor_store.predict.rolling_quality import Forecast
+from predictor_store.service import protocol
+from predictor_store.store.store import file_of
+from predictor_store.store.store_file import Record
+from sage_sched.config import SageConfig
+
+# About 128 tokens, the most that MiniLM reads of a prompt.
+_MAX_READ_CHARS = 600
+# There a batch costs what its characters cost, padded to its longest prompt, and everyone in it
+# waits for all of it: 20 short prompts in the time of 4 long ones.
+_MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
+# Of all clients together; who has most gives way.
+_MAX_QUEUED = 1_000
+# 3.1 KB each: when that many have come after it, an answer that finishes is not recorded.
+_MAX_HANDLES = 20_000
+# To one prompt, before it is embedded.
+_MAX_ANSWERS = 1_000
+# 20 MB each, full.
+_MAX_MODELS = 64
+_MAX_INT = 2**31
+
+
+class Answer(NamedTuple):
+    """How long an answer became, and whether its request had gone on without the forecast."""
+
+    input_tokens: int
+    output_tokens: int
+    censored: bool
+    was_late: bool
+
+
+class Outgoing(NamedTuple):
+    """A message to a client."""
+
+    client: int
+    message: dict[str, Any]
+
+
+@dataclass(slots=True)
+class PendingPrompt:
+    """A prompt that waits for its vector, and the answers to it that ended before it came."""
+
+    handle: int
+    text: str
+    scope: str
+    asked: Asked
+    finished: list[Answer] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Embedded:
+    """What a finish needs of its prompt. place: where its answer is known, while it goes on."""
+
+    vector: NDArray[np.float32]
+    scope: str
+    prompt: str | None
+    forecast: Forecast
+    session: str
+    place: Place | None = None
+
+    def record(self, answer: Answer) -> Record:
+        """With an answer to it."""
+        return Record(
+            self.vector,
+            answer.output_tokens,
+            answer.input_tokens,
+            answer.censored,
+            "history",
+            self.prompt,
+            self.scope,
+        )
+
+
+@dataclass(slots=True)
+class Client:
+    """waits_for: the model whose history is loaded for it, if that is so; then history is None, as
+    before its hello. queue, embedded: in order of arrival, by its handles."""
+
+    waits_for: str | None = None
+    history: ModelHistory | None = None
+    queue: dict[int, PendingPrompt] = field(default_factory=dict)
+    embedded: OrderedDict[int, Embedded] = field(default_factory=OrderedDict)
+
+
+class Worker:
+    """by_model: each model that clients name has a history of its own; otherwise there is one."""
+
+    def __init__(self, config: SageConfig, *, by_model: bool = False) -> None:
+        """Raises StoreError. The store comes first: a refusal need not wait for the encoder."""
+        self._config = config
+        self._only = None if by_model else ModelHistory(config)
+        self._histories: dict[str, ModelHistory] = {}
+        self._loader = ThreadPoolExecutor(1)
+        self._loading: dict[str, Future[ModelHistory]] = {}
+        self._embedder = Embedder(config.predictor.encoder, num_threads=1)
+        self._embedder.embed(["The first call is slower than all others."])
+        # The first is to be served next.
+        self._clients: OrderedDict[int, Client] = OrderedDict()
+        self._outbox: list[Outgoing] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do."""
+        return bool(self._outbox) or any(client.queue for client in self._clients.values())
+
+    @property
+    def loading(self) -> bool:
+        """Whether a history is read in a thread; a step then looks whether it is there."""
+        return bool(self._loading)
+
+    def connect(self, client: int) -> None:
+        """client: a number that no other client has; what came of it before is forgotten."""
+        self._clients[client] = Client()
+
+    def disconnect(self, client: int) -> None:
+        """What it asked and was not told yet is forgotten."""
+        self._clients.pop(client, None)
+
+    def receive(self, client: int, message: dict[str, Any] | None) -> None:
+        """message: None for a line that is none."""
+        by = self._clients.get(client)
+        if by is None:
+            return
+        if by.history is None:
+            self._greet(client, by, message)
+            return
+        match message:
+            case {"predict": int(handle), "text": str(text), "scope": str(scope), **more} if (
+                len(scope) <= protocol.MAX_SCOPE_CHARS
+            ):
+                fields = more.get("asked", {})
+                try:
+                    asked = Asked.from_fields(fields if isinstance(fields, dict) else {"": fields})
+                except ValueError:
+                    by.history.counts["num_malformed"] += 1
+                    return
+                by.queue[handle] = PendingPrompt(handle, excerpt(text), scope, asked)
+                self._bound_queues()
+            case {
+                "finished": int(handle),
+                "input_tokens": int(num_in),
+                "output_tokens": int(num_out),
+                "censored": bool(cut),
+                "late": bool(late),
+            } if 0 <= min(num_in, num_out) <= max(num_in, num_out) < _MAX_INT:
+                self._finish(by, handle, Answer(num_in, num_out, cut, late))
+            case {
+                "goes_on": int(handle),
+                "input_tokens": int(num_in),
+                "output_tokens": int(num_out),
+            } if 0 <= min(num_in, num_out) <= max(num_in, num_out) < _MAX_INT:
+                if (of := by.embedded.get(handle)) is not None:
+                    record = of.record(Answer(num_in, num_out, True, False))
+                    of.place = by.history.goes_on(record, of.place)
+            case _:
+                by.history.counts["num_malformed"] += 1
+
+    def step(self) -> list[Outgoing]:
+        """Embeds one batch and predicts for it."""
+        self._take_loaded()
+        batch = self._next_batch()
+        vectors = self._embedder.embed([request.text for _, request in batch])
+        for (client, request), vector in zip(batch, vectors, strict=True):
+            by = self._clients[client]
+            assert by.history is not None
+            vector = by.history.described(vector, request.asked)
+            forecast = by.history.forecast(vector, request.scope, request.asked.session)
+            served = protocol.encode_distribution(by.history.served(forecast))
+            answer = {"predicted": request.handle, "distribution": served}
+            self._outbox.append(Outgoing(client, answer))
+            prompt = request.text if self._config.store.keep_prompts else None
+            by.embedded[request.handle] = Embedded(
+                vector, request.scope, prompt, forecast, request.asked.session
+            )
+            self._bound_handles()
+            for ended in request.finished:
+                self._finish(by, request.handle, ended)
+        sent, self._outbox = self._outbox, []
+        return sent
+
+    def report(self) -> list[Outgoing]:
+        """Commits what has finished; the messages about it, to each client those of its model."""
+        messages: dict[int, dict[str, Any]] = {}
+        for history in self._all_histories():
+            if (news := history.report()) is not None:
+                stats, has_new_prior = news
+                message: dict[str, Any] = {"stats": stats}
+                if has_new_prior:
+                    message["prior"] = protocol.encode_distribution(history.prior)
+                messages[id(history)] = message
+        return [
+            Outgoing(client, messages[id(by.history)])
+            for client, by in self._clients.items()
+            if id(by.history) in messages
+        ]
+
+    def close(self) -> None:
+        self._loader.shutdown(cancel_futures=True)
+        for history in self._all_histories():
+            history.close()
+        for future in self._loading.values():
+            if not future.cancelled() and future.exception() is None:
+                future.result().close()
+
+    def _all_histories(self) -> list[ModelHistory]:
+        return [*self._histories.values(), *filter(None, [self._only])]
+
+    def _greet(self, client: int, by: Client, message: dict[str, Any] | None) -> None:
+        match message:
+            case {"hello": protocol.VERSION, "model": str(model), **rest} if by.waits_for is None:
+                self._open(client, by, model, rest.get("only_asks") is True)
+            case _:
+                self._refuse(client, "it says more than a hello before it is answered", "version")
+
+    def _open(self, client: int, by: Client, model: str, only_asks: bool) -> None:
+        known = self._only or self._histories.get(model)
+        if known is not None:
+            self._welcome(client, by, known)
+            return
+        if model not in self._loading:
+            if only_asks and not file_of(folder_of_model(self._config.store, model)).exists():
+                self._refuse(client, f"no server has told of a model {model!r:.200}", "model")
+                return
+            if len(self._histories) + len(self._loading) >= _MAX_MODELS:
+                self._refuse(client, f"the service has {_MAX_MODELS} models, no more", "busy")
+                return
+            self._loading[model] = self._loader.submit(ModelHistory.of_model, self._config, model)
+        by.waits_for = model
+
+    def _take_loaded(self) -> None:
+        for model in [model for model, future in self._loading.items() if future.done()]:
+            future = self._loading.pop(model)
+            clients = [
+                (client, by) for client, by in self._clients.items() if by.waits_for == model
+            ]
+            try:
+                self._histories[model] = future.result()
+            except Exception as error:  # StoreError, or whatever one store does not get through
+                for client, _ in clients:
+                    self._refuse(client, str(error), "store")
+                continue
+            for client, by in clients:
+                self._welcome(client, by, self._histories[model])
+
+    def _welcome(self, client: int, by: Client, history: ModelHistory) -> None:
+        by.waits_for, by.history = None, history
+        prior = protocol.encode_distribution(history.prior)
+        message = {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
+        self._outbox.append(Outgoing(client, message))
+
+    def _refuse(self, client: int, why: str, because: str) -> None:
+        """It is no client any more."""
+        self.disconnect(client)
+        self._outbox.append(Outgoing(client, protocol.refusal(why, because)))
+
+    def _bound_queues(self) -> None:
+        if sum(len(client.queue) for client in self._clients.values()) > _MAX_QUEUED:
+            most = max(self._clients.values(), key=lambda client: len(client.queue))
+            oldest = most.queue.pop(next(iter(most.queue)))
+            assert most.history is not None
+            most.history.counts["num_dropped"] += 1
+            most.history.counts["num_unrecorded"] += len(oldest.finished)
+
+    def _bound_handles(self) -> None:
+        if sum(len(client.embedded) for client in self._clients.values()) > _MAX_HANDLES:
+            most = max(self._clients.values(), key=lambda client: len(client.embedded))
+            most.embedded.popitem(last=False)
+
+    def _next_batch(self) -> list[tuple[int, PendingPrompt]]:
+        # In turn. Of a client newest first: when more comes than can be embedded, the oldest are
+        # past their deadline anyway. Theirs are still embedded when there is time, for the history.
+        batch: list[tuple[int, PendingPrompt]] = []
+        longest = 0
+        while waiting := [client for client, by in self._clients.items() if by.queue]:
+            for client in waiting:
+                queue = self._clients[client].queue
+                newest = queue[next(reversed(queue))]
+                longest = max(longest, min(len(newest.text), _MAX_READ_CHARS))
+                if batch and longest * (len(batch) + 1) > _MAX_BATCH_CHARS:
+                    return batch
+                batch.append((client, queue.pop(newest.handle)))
+                self._clients.move_to_end(client)
+        return batch
+
+    def _finish(self, by: Client, handle: int, answer: Answer) -> None:
+        assert by.history is not None
+        if handle in by.queue and len(by.queue[handle].finished) < _MAX_ANSWERS:
+            by.queue[handle].finished.append(answer)
+        elif handle in by.embedded:
+            of = by.embedded[handle]
+            place, of.place = of.place, None
+            record = of.record(answer)
+            by.history.record(record, of.forecast, answer.was_late, of.session, place)
+        else:
+            by.history.counts["num_unrecorded"] += 1

@@ -1,0 +1,242 @@
+"""The history on disk: a folder with one database, written by one process at a time.
+
+Or in memory alone, where config.on_disk is false: then the folder is read, and left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from predictor_store.cached_file import cache_folder
+from predictor_store.store import lock, store_file
+from predictor_store.store.store_file import Record, StoreError
+from sage_sched.config import StoreConfig
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 10.0
+# 3.1 KB each. What a disk that stays full for longer than they last leaves behind is lost.
+_MAX_UNWRITTEN = 2_000
+
+
+def default_path() -> Path:
+    """The folder of a server that names none."""
+    return cache_folder() / "store"
+
+
+def folder_of(config: StoreConfig) -> Path:
+    path = Path(config.path).expanduser() if config.path else default_path()
+    return path.absolute()
+
+
+def file_of(folder: Path) -> Path:
+    return folder / "history.sqlite3"
+
+
+def recorded_capacity(folder: Path) -> int | None:
+    """What the store in folder was last opened with; None where there is none. Or StoreError."""
+    path = file_of(folder)
+    if not path.exists():
+        return None
+    with contextlib.closing(store_file.connect(path)) as connection:
+        return int(store_file.read_meta(connection)["capacity"])
+
+
+class Store:
+    """Up to config.capacity records, oldest warm ones first out, then the oldest of the history.
+
+    Opening raises StoreError where the folder is in use, damaged, or made with another embedder.
+    Writing never raises: what the disk does not take is kept, retried later, and counted.
+    """
+
+    def __init__(self, config: StoreConfig, embedder: str, dimension: int) -> None:
+        """embedder: the fingerprint of whatever makes the vectors."""
+        self.folder = folder_of(config)
+        self._config = config
+        self._unwritten: deque[Record] = deque()
+        self._retry_at = 0.0
+        self.num_lost = 0
+        self.num_records = 0
+        self.write_error: str | None = None
+        self._lock_fd = _make_and_lock(self.folder) if config.on_disk else None
+        try:
+            self._connection = self._open(embedder, dimension)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _open(self, embedder: str, dimension: int) -> sqlite3.Connection:
+        path = file_of(self.folder)
+        made_with = {"embedder": embedder, "dimension": str(dimension)}
+        meta = made_with | {"capacity": str(self._config.capacity)}
+        try:
+            if not self._config.on_disk:
+                connection = store_file.in_memory(path, meta)
+            else:
+                if not path.exists():
+                    store_file.create(path, meta)
+                connection = store_file.connect(path)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"cannot make a store in {self.folder}: {error}") from error
+        try:
+            _require_same_embedder(store_file.read_meta(connection), made_with, self.folder)
+            self._prepare(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise StoreError(f"cannot write the store {path}: {error}") from error
+        except StoreError:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        capacity = self._config.capacity
+        if store_file.read_meta(connection).get("capacity") != str(capacity):
+            with connection:
+                connection.execute(
+                    "INSERT OR REPLACE INTO meta VALUES ('capacity', ?)", (str(capacity),)
+                )
+        ids = connection.execute("SELECT count(*), coalesce(max(id), 0) FROM records")
+        self.num_records, self._last_id = ids.fetchone()
+        if self.num_records > capacity:
+            with connection:
+                _evict(connection, self.num_records - capacity)
+            self.num_records = capacity
+
+    def load(self) -> list[Record]:
+        """All records that are written, oldest first. Raises StoreError if one is damaged."""
+        return list(store_file.read_records(self._connection, file_of(self.folder)))
+
+    def add(self, record: Record) -> None:
+        """To be written at the next flush."""
+        self._unwritten.append(record)
+        if len(self._unwritten) > _MAX_UNWRITTEN:
+            self._unwritten.popleft()
+            self.num_lost += 1
+
+    @property
+    def num_unwritten(self) -> int:
+        return len(self._unwritten)
+
+    def flush(self, *, now: bool = False) -> None:
+        """Commit what was added. After a failure, not sooner than some seconds, unless now."""
+        if not self._unwritten or (time.monotonic() < self._retry_at and not now):
+            return
+        try:
+            self._commit()
+        except sqlite3.Error as error:
+            if self.write_error is None:
+                logger.error(
+                    "cannot write the store %s (%s): the history goes on in memory, writing is "
+                    "tried again every %.0f s",
+                    self.folder,
+                    error,
+                    _RETRY_SECONDS,
+                )
+            self.write_error = str(error)
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+        else:
+            if self.write_error is not None:
+                logger.warning("the store %s is written again", self.folder)
+            self.write_error = None
+            self._retry_at = 0.0
+
+    def note(self, key: str, value: str) -> None:
+        """Beside the records, for `sage-sched store info`; lost if the disk does not take it."""
+        with contextlib.suppress(sqlite3.Error), self._connection:
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def _commit(self) -> None:
+        rows = [
+            store_file.to_row(self._last_id + i, self._without_prompt(record))
+            for i, record in enumerate(self._unwritten, start=1)
+        ]
+        excess = self.num_records + len(rows) - self._config.capacity
+        with self._connection:
+            self._connection.executemany(
+                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
+            _evict(self._connection, excess)
+        self.num_records += len(rows) - max(excess, 0)
+        self._last_id += len(rows)
+        self._unwritten.clear()
+
+    def _without_prompt(self, record: Record) -> Record:
+        return record if self._config.keep_prompts else replace(record, prompt=None)
+
+    def close(self) -> None:
+        """Write what is left and let another process in."""
+        self.flush(now=True)
+        self.num_lost += len(self._unwritten)
+        self._unwritten.clear()
+        self._connection.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def refuse_in_use(config: StoreConfig, patience_s: float = 5.0) -> None:
+    """Raises StoreError if another process has it, and keeps it for that long: a server that ends
+    gives it back within a moment."""
+    folder = folder_of(config)
+    deadline_s = time.monotonic() + patience_s
+    while config.on_disk and lock.holder(folder) is not None:
+        if time.monotonic() > deadline_s:
+            raise StoreError(_in_use(folder))
+        time.sleep(0.1)
+
+
+def _in_use(folder: Path) -> str:
+    return (
+        f"the store {folder} is in use by process {lock.holder(folder)}: stop it, or give this "
+        "one another folder (store.path, or --store)"
+    )
+
+
+def _make_and_lock(folder: Path) -> int:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = lock.acquire(folder)
+    except OSError as error:
+        raise StoreError(f"cannot make a store in {folder}: {error}") from error
+    if fd is None:
+        raise StoreError(_in_use(folder))
+    return fd
+
+
+def _require_same_embedder(meta: dict[str, str], wanted: dict[str, str], folder: Path) -> None:
+    made_with = [f"{m.get('embedder')} ({m.get('dimension')} dimensions)" for m in (meta, wanted)]
+    if made_with[0] != made_with[1]:
+        raise StoreError(
+            f"the store {folder} was made with the embedder {made_with[0]}, this server uses "
+            f"{made_with[1]}: set predictor.encoder to the one that it was made with, move it "
+            f"away and warm a new one with `sage-sched warm ... --store {folder}`, or set "
+            "store.path to another folder"
+        )
+
+
+def _evict(connection: sqlite3.Connection, num_records: int) -> None:
+    if num_records > 0:
+        connection.execute(
+            "DELETE FROM records WHERE id IN"
+            " (SELECT id FROM records ORDER BY origin = 'history', id LIMIT ?)",
+            (num_records,),
+        )

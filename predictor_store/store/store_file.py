@@ -1,0 +1,193 @@
+"""The store's file: an SQLite database of one row a record, each with its checksum."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+APPLICATION_ID = 0x53414745  # "SAGE", in SQLite's header field for it
+FORMAT_VERSION = 2
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY,      -- age: the smaller, the older
+    vector BLOB NOT NULL,        -- float32, little-endian
+    output_tokens INTEGER NOT NULL,
+    input_tokens INTEGER NOT NULL,
+    censored INTEGER NOT NULL,
+    origin TEXT NOT NULL,
+    scope TEXT NOT NULL,
+    prompt TEXT,
+    crc32 INTEGER NOT NULL
+);
+CREATE INDEX records_by_eviction ON records (origin = 'history', id);
+"""
+
+
+class StoreError(Exception):
+    """The store cannot be used; the message says why and what to do."""
+
+
+# "history": seen by this server; "warm": put in from a dataset.
+Origin = Literal["history", "warm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One answered prompt.
+
+    vector: float32, shape (dimension,), see predictor_store.predict.embedder.
+    input_tokens: of the prompt; 0 where unknown.
+    censored: the answer was cut off at output_tokens by its cap.
+    prompt: its text, None where it is not kept.
+    scope: the traffic it belongs to, such as a LoRA adapter's name; "" for the base model's.
+    """
+
+    vector: NDArray[np.float32]
+    output_tokens: int
+    input_tokens: int
+    censored: bool
+    origin: Origin
+    prompt: str | None = None
+    scope: str = ""
+
+
+def create(path: Path, meta: dict[str, str]) -> None:
+    """A new file with no records. Complete or absent, whenever the process is killed."""
+    unfinished = path.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    with contextlib.closing(sqlite3.connect(unfinished)) as connection:
+        _make_tables(connection, meta)
+    unfinished.replace(path)
+
+
+def in_memory(path: Path, meta: dict[str, str]) -> sqlite3.Connection:
+    """A copy of the file at path, or a store with no records where there is none; path is not
+    written to. Raises StoreError as connect does."""
+    # Read in one thread, used in another, never in both.
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    if path.exists():
+        with contextlib.closing(connect(path)) as on_disk:
+            on_disk.backup(connection)
+    else:
+        _make_tables(connection, meta)
+    return connection
+
+
+def _make_tables(connection: sqlite3.Connection, meta: dict[str, str]) -> None:
+    connection.executescript(_SCHEMA)
+    with connection:
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Raises StoreError unless the file at path is a sound store of this format."""
+    try:
+        connection = sqlite3.connect(path.as_uri() + "?mode=rw", uri=True, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot open the store {path}: {error}") from error
+    try:
+        _check(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        raise damaged(path, str(error)) from error
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+def damaged(path: Path, what: str) -> StoreError:
+    return StoreError(
+        f"the store {path} is damaged: {what}. Move it away or restore a copy; without the file "
+        "a new store is made, which `sage-sched warm` can fill"
+    )
+
+
+def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
+    return dict(connection.execute("SELECT key, value FROM meta"))
+
+
+def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]:
+    """Oldest first. Raises StoreError at the first record that is not as it was written."""
+    dimension = int(read_meta(connection)["dimension"])
+    try:
+        rows = connection.execute(
+            "SELECT id, vector, output_tokens, input_tokens, censored, origin, scope, prompt, crc32"
+            " FROM records ORDER BY id"
+        )
+        for record_id, *fields, crc32 in rows:
+            # In a damaged record each field may be of any type, the vector too.
+            sound = isinstance(fields[0], bytes) and len(fields[0]) == 4 * dimension
+            if not sound or _crc32(record_id, *fields) != crc32:
+                raise damaged(path, f"record {record_id} does not match its checksum")
+            yield Record(
+                np.frombuffer(fields[0], "<f4").astype(np.float32),
+                fields[1],
+                fields[2],
+                bool(fields[3]),
+                cast(Origin, fields[4]),
+                fields[6],
+                fields[5],
+            )
+    except sqlite3.Error as error:
+        raise damaged(path, str(error)) from error
+
+
+def to_row(record_id: int, record: Record) -> tuple[object, ...]:
+    """The values of one row of the table records."""
+    prompt = None if record.prompt is None else _utf8(record.prompt)
+    fields = (
+        record.vector.astype("<f4").tobytes(),
+        record.output_tokens,
+        record.input_tokens,
+        int(record.censored),
+        record.origin,
+        _utf8(record.scope),
+        prompt,
+    )
+    return (record_id, *fields, _crc32(record_id, *fields))
+
+
+def _utf8(text: str) -> str:
+    # SQLite keeps text as UTF-8, which lone surrogates have not.
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _crc32(record_id: int, vector: bytes, *fields: object) -> int:
+    rest = repr((record_id, *fields)).encode("utf-8")
+    return zlib.crc32(rest, zlib.crc32(vector))
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    def pragma(name: str) -> object:
+        return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    if pragma("application_id") != APPLICATION_ID:
+        raise StoreError(f"{path} is not a sage-sched store: give another folder or move it away")
+    version = pragma("user_version")
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"the store {path} has format {version}, this release reads {FORMAT_VERSION}: "
+            "move it away and warm a new one with `sage-sched warm`, or set store.path"
+        )
+    soundness = pragma("integrity_check(1)")
+    if soundness != "ok":
+        raise damaged(path, str(soundness))
+    meta = read_meta(connection)
+    numbers = [meta.get("dimension", ""), meta.get("capacity", "")]
+    if "embedder" not in meta or not all(number.isdecimal() for number in numbers):
+        raise damaged(path, "it does not say what it was made with")

@@ -1,0 +1,92 @@
+"""sage-sched urgency train: from labelled prompts to a guess at how urgent others are."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from predictor_store.data.dataset_files import DatasetError, RowError, raw_rows
+from predictor_store.terminal import add_json, print_json
+from predictor_store.urgency.urgency_head import NUM_LEVELS, UNDER_COST, fit
+
+# Those of whom an operator wants to miss none.
+_URGENT = 2
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "labels", metavar="LABELS",
+        help="rows with prompt, and urgency 1 (most urgent) to 5; null: a prompt of no such kind, "
+        "served as 3",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for the model")
+    parser.add_argument(
+        "--under-cost", type=float, default=UNDER_COST,
+        help="how much worse a level too few is than a level too many (default: %(default)s)",
+    )  # fmt: skip
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 2, with a line on stderr, if there is nothing to learn from."""
+    try:
+        if not 0 < args.under_cost < 1e6:
+            raise ValueError(f"--under-cost is {args.under_cost}, allowed: above 0, below 1000000")
+        texts, levels = read_labels(args.labels)
+        head, _ = fit(texts, levels, args.under_cost)
+        head.write(args.out)
+    except (DatasetError, ValueError, OSError) as error:
+        print(f"sage-sched urgency train: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print_json({"confusion": [list(counts) for counts in head.confusion]})
+    else:
+        print(report(head.confusion))
+    return 0
+
+
+def read_labels(dataset: str) -> tuple[list[str], list[int | None]]:
+    """Prompts and their levels. Raises DatasetError; ValueError, which names the row."""
+    texts: list[str] = []
+    levels: list[int | None] = []
+    for place, row in raw_rows(dataset):
+        if isinstance(row, RowError):
+            raise ValueError(f"{place}: {row}")
+        prompt = row.get("prompt") if isinstance(row, dict) else None
+        level = row.get("urgency") if isinstance(row, dict) else None
+        is_level = level is None or (type(level) is int and 1 <= level <= NUM_LEVELS)
+        if not isinstance(prompt, str) or "urgency" not in row or not is_level:
+            allowed = "a prompt, and an urgency of 1 to 5 or null"
+            raise ValueError(f"{place} is {row!r:.100}, allowed: {allowed}")
+        texts.append(prompt)
+        levels.append(level)
+    return texts, levels
+
+
+def report(confusion: Sequence[Sequence[int]]) -> str:
+    """How the guesses for prompts that were held out came out; UrgencyHead.confusion."""
+    lines = [
+        "Of prompts that were held out (one fifth at a time), by the level that they are of:",
+        "",
+        "| level | prompts | guessed 1 | 2 | 3 | 4 | 5 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for number, counts in enumerate(confusion, 1):
+        name = number if number <= NUM_LEVELS else "none"
+        lines.append(f"| {name} | {sum(counts)} | {' | '.join(map(str, counts))} |")
+    counted = np.array(confusion)
+    flagged, num_prompts = counted[:, :_URGENT].sum(axis=1), counted.sum(axis=1)
+    if num_urgent := num_prompts[:_URGENT].sum():
+        found = flagged[:_URGENT].sum() / num_urgent
+        share = flagged[:NUM_LEVELS].sum() / num_prompts[:NUM_LEVELS].sum()
+        lines.append(f"\nLevels 1 and 2: {found:.2f} of them found, {share:.2f} of all flagged.")
+    if num_prompts[-1]:
+        share = flagged[-1] / num_prompts[-1]
+        lines.append(f"Of prompts of no level, {share:.3f} are flagged.")
+    else:
+        lines.append("No row is of no level (null): expect most other prompts to be flagged.")
+    return "\n".join(lines)

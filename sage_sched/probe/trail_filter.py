@@ -1,0 +1,125 @@
+"""TRAIL's filter over what is left of an answer (Shahout et al., ICLR 2025, section 3.1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sage_sched.job import Job
+from sage_sched.probe.refined import Floats, Refined
+
+# What no score has said, so that one that is wrong for sure can be corrected.
+_LEAST = 1e-12
+
+
+def moved_down(q: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
+    """Where the bins of q, shape (..., bins), are after so many tokens: T q.
+
+    T[i, i] = 1 - 1 / width, T[i, i + 1] = 1 / width: lengths are alike within a bin, so at each
+    token one in width moves to the bin below. (The matrix printed in appendix A has 1 / width
+    below the diagonal, which would move them up; section 3.1 is right.) Of the first bin, one in
+    width has ended; given that it has not, what is left is scaled to sum to 1.
+    """
+    for _ in range(num_tokens):
+        down = np.zeros_like(q)
+        down[..., :-1] = q[..., 1:]
+        q = q * (1 - 1 / width_tokens) + down / width_tokens
+    moved: Floats = q / q.sum(axis=-1, keepdims=True)
+    return moved
+
+
+def filtered(q: Floats, p: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
+    """By the text of section 3.1: q(t) ~ (T q(t-1)) * p(t); shapes (..., bins)."""
+    return _normalized(moved_down(q, width_tokens, num_tokens) * p)
+
+
+def filtered_as_printed(
+    prior: Floats, p: Floats, width_tokens: float, num_tokens: int = 1
+) -> tuple[Floats, Floats]:
+    """By step 2 as printed: prior(t) = T prior(t-1), q(t) ~ prior(t) * p(t); (prior(t), q(t)).
+
+    The prior moves on without what was seen, so that all evidence but the latest is lost, and the
+    first prediction stays for ever.
+    """
+    prior = moved_down(prior, width_tokens, num_tokens)
+    return prior, _normalized(prior * p)
+
+
+def mean_left_tokens(q: Floats, width_tokens: float) -> Floats:
+    """L_t = sum of q_i m_i, with m_i the middle of bin i; shape (...)."""
+    left: Floats = q @ (width_tokens * (np.arange(q.shape[-1]) + 0.5))
+    return left
+
+
+def _normalized(q: Floats) -> Floats:
+    q = np.maximum(q, _LEAST)
+    normalized: Floats = q / q.sum(axis=-1, keepdims=True)
+    return normalized
+
+
+@dataclass(slots=True, eq=False)
+class _Evidence:
+    age_tokens: int
+    q: Floats
+
+
+class TrailFilter:
+    """The filter of one server (sage_sched.probe.refined.Refiner): at every token, by the scores
+    alone.
+
+    The paper's filter is fitted to nothing, and has never seen the prompt's forecast.
+    """
+
+    def __init__(self, width_tokens: float) -> None:
+        """width_tokens: of a bin."""
+        self._width_tokens = width_tokens
+
+    def wants(self, age_tokens: int) -> bool:
+        """At every one."""
+        return True
+
+    def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
+        """See sage_sched.probe.refined.Refiner."""
+        p = np.exp(log_p)
+        # Of a job that is told of twice, one age comes after the other; and those of one gap, more
+        # than a token where a message was late, go together.
+        alike: dict[tuple[int, int], list[int]] = {}
+        turns, last = Counter[Job](), dict[Job, int]()
+        for row, (job, age_tokens) in enumerate(zip(jobs, ages, strict=True)):
+            evidence = job.evidence
+            if job not in last:
+                last[job] = evidence.age_tokens if isinstance(evidence, _Evidence) else -1
+            if age_tokens > last[job]:
+                gap = age_tokens - last[job] if last[job] >= 0 else 0
+                alike.setdefault((turns[job], gap), []).append(row)
+                last[job] = age_tokens
+                turns[job] += 1
+        for (_, gap), rows in sorted(alike.items()):
+            self._step(jobs, ages, rows, gap, p[rows])
+        middles = np.asarray(self._width_tokens * (np.arange(p.shape[1]) + 0.5), np.float64)
+        for job in turns:
+            evidence = job.evidence
+            assert isinstance(evidence, _Evidence)
+            job.revise(Refined(evidence.age_tokens, evidence.age_tokens + middles, evidence.q))
+        return [*turns]
+
+    def gain(self, job: Job) -> float | None:
+        """None: it has never known the prompt's forecast."""
+        return None
+
+    def _step(
+        self, jobs: Sequence[Job], ages: Sequence[int], rows: Sequence[int], gap: int, p: Floats
+    ) -> None:
+        """gap: tokens since the last scores; 0 if these are the first."""
+        if gap:
+            known = [
+                evidence.q for r in rows if isinstance(evidence := jobs[r].evidence, _Evidence)
+            ]
+            p = filtered(np.array(known), p, self._width_tokens, gap)
+        else:
+            p = _normalized(p)
+        for row, found in zip(rows, p, strict=True):
+            jobs[row].evidence = _Evidence(ages[row], found)

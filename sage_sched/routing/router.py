@@ -1,0 +1,118 @@
+"""Which node of several serves a request: our dispatchers, and stock ones to compare with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+
+from sage_sched.routing.cluster_view import ClusterView, Floats
+
+
+class Router(ABC):
+    """Picks a node. Pure but for what a dispatcher counts or draws itself."""
+
+    name: ClassVar[str]
+
+    def __init__(self, seed: int = 0) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    @abstractmethod
+    def pick(self, view: ClusterView) -> int:
+        """The node for the request of the view."""
+
+
+class PredictedCost(Router):
+    """Where the request costs all together the fewest seconds: its own and those of whom it meets.
+
+    What is not cached of its prompt is prefilled while it and all others there wait. Then each of
+    the others makes its steps longer, for as long as both are foreseen to run, and it theirs, which
+    is taken to be as much again. So a prefix draws it to a node as far as that saves time.
+    """
+
+    name = "predicted-cost"
+
+    def pick(self, view: ClusterView) -> int:
+        together = np.minimum(view.left_tokens, view.answer_tokens)
+        slower_s = view.by_node(2 * together * view.step_s)
+        return int(np.argmin((1 + view.by_node()) * view.prefill_s + slower_s))
+
+
+class RoundRobin(Router):
+    """One after the other (SGLang's round_robin)."""
+
+    name = "round_robin"
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._num_picks = 0
+
+    def pick(self, view: ClusterView) -> int:
+        self._num_picks += 1
+        return (self._num_picks - 1) % view.num_nodes
+
+
+class TotalRequests(Router):
+    """The fewest unfinished requests (SGLang's total_requests, routers' least load)."""
+
+    name = "total_requests"
+
+    def pick(self, view: ClusterView) -> int:
+        return int(np.argmin(view.by_node()))
+
+
+class PowerOfTwo(Router):
+    """Of two at random, the one that has fewer unfinished requests (routers' power_of_two)."""
+
+    name = "power_of_two"
+
+    def pick(self, view: ClusterView) -> int:
+        two = self._generator.permutation(view.num_nodes)[:2]
+        return int(two[np.argmin(view.by_node()[two])])
+
+
+class TotalTokens(Router):
+    """The fewest tokens of unfinished requests, ties by their number (SGLang's total_tokens)."""
+
+    name = "total_tokens"
+
+    def pick(self, view: ClusterView) -> int:
+        return _least(view.by_node(view.tokens), view.by_node())
+
+
+class CacheAware(Router):
+    """SGLang's router by its own defaults: the fewest requests if one node has both 64 more than
+    another and half as many again; else the node that has the longest prefix, if that is 0.3 of the
+    prompt; else the fewest requests (there: the smallest tree)."""
+
+    name = "cache_aware"
+    _most_more, _most_times, _least_share = 64, 1.5, 0.3
+
+    def pick(self, view: ClusterView) -> int:
+        num_requests = view.by_node()
+        most, least = float(num_requests.max()), float(num_requests.min())
+        balanced = most - least <= self._most_more or most <= self._most_times * least
+        if balanced and view.cached_tokens.max() > self._least_share * view.input_tokens:
+            return _least(-view.cached_tokens.astype(np.float64), num_requests)
+        return int(np.argmin(num_requests))
+
+
+class MinLoad(Router):
+    """The fewest seconds of prefill that wait, and of a decode step (ProServe's Min-Load, which
+    knows as much as GoRouting does)."""
+
+    name = "min-load"
+
+    def pick(self, view: ClusterView) -> int:
+        return int(np.argmin(waiting_s(view)))
+
+
+def waiting_s(view: ClusterView) -> Floats:
+    """ProServe's ESTIMATEEXEC, shape (nodes,): the prefills that wait and what those that decode
+    add, less the time since the node was heard of last."""
+    return np.maximum(view.by_queue(view.exec_s) + view.decode_s - view.queue_age_s, 0.0)
+
+
+def _least(first: Floats, second: Floats) -> int:
+    return int(np.lexsort((second, first))[0])

@@ -1,0 +1,89 @@
+"""How far requests got what they were promised, over all and by class."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from sage_sched.job import Hints
+from sage_sched.slo.tdg import Promise
+
+METRICS = ("ttft", "tpot")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one class. num_met: requests that met a promise, by METRICS. gained, ideal: what their
+    tokens were worth, and could have been."""
+
+    num_requests: int = 0
+    num_good: int = 0
+    num_met: dict[str, int] = field(default_factory=lambda: dict.fromkeys(METRICS, 0))
+    gained: float = 0.0
+    ideal: float = 0.0
+
+    @property
+    def tdg_ratio(self) -> float:
+        """Of what could have been gained; 1 where that was nothing."""
+        return self.gained / self.ideal if self.ideal else 1.0
+
+
+class Attainment:
+    """Of requests that were promised anything; others do not count.
+
+    tallies: by class. The names of metrics are those of SGLang (sglang/benchmark/goodput.py), which
+    take a request's mean time per output token; TDG takes each token's own time.
+    """
+
+    def __init__(self) -> None:
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+
+    def add(
+        self, hints: Hints, ttft_s: float, last_s: float, num_tokens: int, num_next_on_time: int
+    ) -> None:
+        """A request that is done, with at least one token.
+
+        ttft_s, last_s: from its arrival to its first and last token. num_next_on_time: of its
+        tokens but the first.
+        """
+        if not hints.has_slo:
+            return
+        promise, tally = Promise.of(hints), self.tallies[hints.slo_class]
+        tpot_s = (last_s - ttft_s) / max(1, num_tokens - 1)
+        met = {"ttft": ttft_s <= promise.ttft_s, "tpot": tpot_s <= promise.tpot_s}
+        tally.num_requests += 1
+        tally.num_good += all(met.values())
+        for name, is_met in met.items():
+            tally.num_met[name] += is_met
+        tally.gained += promise.gained(met["ttft"], num_next_on_time)
+        tally.ideal += promise.ideal(num_tokens)
+
+    def metrics(self, duration_s: float) -> dict[str, Any]:
+        """By SGLang's names, shares in [0, 1]; empty if nobody was promised anything.
+
+        duration_s: of the run, for request_goodput.
+        """
+        tallies = self.tallies
+        num_requests = sum(tally.num_requests for tally in tallies.values())
+        if not num_requests:
+            return {}
+        num_good = sum(tally.num_good for tally in tallies.values())
+        return {
+            "request_goodput": num_good / duration_s if duration_s > 0 else 0.0,
+            "slo_attainment": num_good / num_requests,
+            "slo_attainment_by_metric": {
+                name: sum(tally.num_met[name] for tally in tallies.values()) / num_requests
+                for name in METRICS
+            },
+            "slo_attainment_by_class": {
+                name: tally.num_good / tally.num_requests for name, tally in sorted(tallies.items())
+            },
+            "tdg_ratio": Tally(
+                gained=sum(tally.gained for tally in tallies.values()),
+                ideal=sum(tally.ideal for tally in tallies.values()),
+            ).tdg_ratio,
+            "tdg_ratio_by_class": {
+                name: tally.tdg_ratio for name, tally in sorted(tallies.items())
+            },
+        }

@@ -1,0 +1,188 @@
+"""Classes of requests: what each is promised, and who may claim which."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sage_sched.fields import require, require_within
+from sage_sched.job import (
+    DEFAULT_URGENCY,
+    LEAST_SLO_MS,
+    LEAST_WEIGHT,
+    MAX_NAME_CHARACTERS,
+    MOST_SLO_MS,
+    MOST_WEIGHT,
+    Hints,
+)
+
+TRUST = ("none", "header", "body")
+# Of so many requests, the latest, a class has its share.
+_WINDOW = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SloClass:
+    """A section `[slo.classes.NAME]`.
+
+    priority: the body's `priority` that claims it; larger is more important, as in SGLang (in vLLM
+        smaller is).
+    weight: how much each of its tokens counts; times that of the request, 0.001 to 1000.
+    ttft_slo_ms, tpot_slo_ms: when its first token is due, and each further one; inf: whenever.
+    min_ttft_slo_ms, min_tpot_slo_ms: the least that a client may ask for itself.
+    max_share: of the latest requests that it may have; those beyond are of the default class.
+    urgency: 1 (most urgent) to 5; see sage_sched.urgency.policy.
+    fair: whether its tenants get shares alike, by weight (sage_sched.fairness.tenants).
+    """
+
+    priority: int = 0
+    weight: float = 1.0
+    ttft_slo_ms: float = math.inf
+    tpot_slo_ms: float = math.inf
+    min_ttft_slo_ms: float = 0.0
+    min_tpot_slo_ms: float = 0.0
+    max_share: float = 1.0
+    urgency: int = DEFAULT_URGENCY
+    fair: bool = False
+
+    def check(self, section: str) -> None:
+        """Raises ConfigError unless the fields are as the class documents them."""
+        require_within(f"{section}.weight", self.weight, LEAST_WEIGHT, MOST_WEIGHT)
+        for name in ("ttft_slo_ms", "tpot_slo_ms"):
+            slo_ms = getattr(self, name)
+            require_within(f"{section}.{name}", slo_ms, LEAST_SLO_MS, MOST_SLO_MS, or_inf=True)
+            floor = getattr(self, f"min_{name}")
+            allowed = f"0 (ms) to its {name}, {slo_ms:g}, and {MOST_SLO_MS:g}"
+            require(0 <= floor <= min(slo_ms, MOST_SLO_MS), f"{section}.min_{name}", floor, allowed)
+        require(0 < self.max_share <= 1, f"{section}.max_share", self.max_share, "above 0, to 1")
+        require(1 <= self.urgency <= 5, f"{section}.urgency", self.urgency, "1 to 5")
+
+
+@dataclass(frozen=True, slots=True)
+class SloConfig:
+    """Section `[slo]`.
+
+    trust: who says of which class a request is: none (all are of the default), header:
+        `X-SMG-Priority` (and of which tenant: `X-Sage-Tenant`), or body: `priority` of a request.
+    default: the class of those that claim none, or one that is not there; "": no class at all.
+    first_token_weight: how many further tokens of a request its first one counts for.
+    first_token_buffer: whether clients show tokens at an even pace, so that one that comes early
+        gives the next ones more time; if not, deadlines count from the first token.
+    classes: sections `[slo.classes.NAME]`, by NAME.
+    """
+
+    trust: str = "none"
+    default: str = ""
+    first_token_weight: float = 1.0
+    first_token_buffer: bool = True
+    classes: Mapping[str, SloClass] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        require(self.trust in TRUST, "slo.trust", self.trust, ", ".join(TRUST))
+        weight = self.first_token_weight
+        require_within("slo.first_token_weight", weight, LEAST_WEIGHT, MOST_WEIGHT)
+        known = ", ".join(self.classes) or "none, as no [slo.classes.NAME] is given"
+        require(self.default in ("", *self.classes), "slo.default", self.default, known)
+        claimed: dict[int, str] = {}
+        for name, given in self.classes.items():
+            given.check(f"slo.classes.{name}")
+            if name == self.default:
+                allowed = "1, as it is the default"
+                require(
+                    given.max_share == 1, f"slo.classes.{name}.max_share", given.max_share, allowed
+                )
+            taken = claimed.setdefault(given.priority, name)
+            allowed = f"another than that of slo.classes.{taken}"
+            require(taken == name, f"slo.classes.{name}.priority", given.priority, allowed)
+
+    def sections(self) -> dict[str, Any]:
+        """The mapping that it is parsed from."""
+        return asdict(replace(self, classes=dict(self.classes)))
+
+
+class SloClaims:
+    """Of which class each request is. One, in the HTTP process, sees them all."""
+
+    def __init__(self, config: SloConfig) -> None:
+        self._config = config
+        self._by_priority = {given.priority: name for name, given in config.classes.items()}
+        self._latest: deque[str] = deque()
+        self._held: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._num_demoted = self._num_clamped = 0
+
+    def class_of(self, header: str | None, priority: object) -> str:
+        """The class of a request that has come; "" where there are none.
+
+        header: X-SMG-Priority. priority: the body's. Which of them counts, trust says. A class has
+        its share of the latest requests, those that came before being taken for others'.
+        """
+        config = self._config
+        claimed = None
+        if config.trust == "header":
+            claimed = header if header in config.classes else None
+        elif config.trust == "body" and type(priority) is int:
+            claimed = self._by_priority.get(priority)
+        name = config.default if claimed is None else claimed
+        if len(self._latest) == _WINDOW:
+            self._held[self._latest.popleft()] -= 1
+        given = config.classes.get(name)
+        if given is not None and self._held[name] >= given.max_share * _WINDOW:
+            name = config.default
+            self._num_demoted += 1
+        self._latest.append(name)
+        self._held[name] += 1
+        self._counts[name] += 1
+        return name
+
+    def hints(self, name: str, given: Hints, priority: object = None, tenant: str = "") -> Hints:
+        """What counts for a request of a class, given what its client may say of it: its own
+        deadlines count, but none sooner than the class allows. priority: the body's; if that is
+        trusted, it is as urgent as that says where neither a class nor the client says it. tenant:
+        X-Sage-Tenant, which counts if headers are trusted."""
+        config = self._config
+        if config.trust == "header" and tenant:
+            given = replace(given, tenant=tenant[:MAX_NAME_CHARACTERS])
+        if config.trust == "body" and type(priority) is int and given.urgency == DEFAULT_URGENCY:
+            urgency = min(5, max(1, DEFAULT_URGENCY - priority))
+            given = replace(given, urgency=urgency)
+        given = replace(
+            given,
+            first_token_weight=config.first_token_weight,
+            first_token_buffer=config.first_token_buffer,
+        )
+        of_class = config.classes.get(name)
+        if of_class is None:
+            return given
+        ttft_slo_ms = _sooner(given.ttft_slo_ms, of_class.min_ttft_slo_ms, of_class.ttft_slo_ms)
+        tpot_slo_ms = _sooner(given.tpot_slo_ms, of_class.min_tpot_slo_ms, of_class.tpot_slo_ms)
+        asked = (given.ttft_slo_ms, given.tpot_slo_ms)
+        got = (ttft_slo_ms, tpot_slo_ms)
+        self._num_clamped += any(a is not None and a != g for a, g in zip(asked, got, strict=True))
+        return replace(
+            given,
+            weight=min(max(given.weight * of_class.weight, LEAST_WEIGHT), MOST_WEIGHT),
+            ttft_slo_ms=ttft_slo_ms,
+            tpot_slo_ms=tpot_slo_ms,
+            slo_class=name,
+            urgency=of_class.urgency,
+            shares_fairly=of_class.fair,
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for /server_info. num_demoted: requests that claimed a class beyond its share.
+        num_clamped: those that asked for deadlines sooner than their class allows."""
+        return {
+            "num_by_class": {name: n for name, n in self._counts.items() if name},
+            "num_demoted": self._num_demoted,
+            "num_clamped": self._num_clamped,
+        }
+
+
+def _sooner(asked_ms: float | None, floor_ms: float, of_class_ms: float) -> float | None:
+    if asked_ms is not None:
+        return max(asked_ms, floor_ms)
+    return None if of_class_ms == math.inf else of_class_ms

@@ -1,0 +1,318 @@
+"""ProServe: deadlines and priorities in one queue, by SlideBatching; who was promised nothing goes
+behind, as under sage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from sage_sched.cost import cost_named
+from sage_sched.fields import MOST, require, require_within
+from sage_sched.job import Job
+from sage_sched.plan import Budget
+from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.slo import densities
+from sage_sched.slo.promised import NEVER, Pair, Promised, promised_among, promised_of
+from sage_sched.slo.slide import ORDERS, Queue, Slide
+from sage_sched.slo.starved import StarvedShare
+from sage_sched.slo.tdg import Promise
+from sage_sched.slo.worth import Worth
+from sage_sched.steps.time import ServerFacts, attended_pairs
+from sage_sched.view import SchedulerView
+
+# Behind all that were promised something.
+_BEST_EFFORT = 1e9
+_STARVED = -1.0
+# No batch is meant to last for more of somebody's TPOT.
+_MOST_TPOTS = 1000.0
+# What a next token takes at least: a server whose steps take no longer for what is in them has
+# slopes of 0.
+_LEAST_EXEC_S = 1e-9
+# Who has less time than this, or whose answer is worth more than half as much, yields to nobody;
+# and so many are asked in a pass, as what they would give back takes time to find.
+_LEAST_SLACK_S = 1.0
+_NUM_ASKED = 8
+DENSITIES = ("next", "expected")
+
+
+@dataclass(frozen=True, slots=True)
+class ProserveParameters:
+    """Settings of proserve. What the paper leaves open is as in xLLM, unless said otherwise.
+
+    eta: the shortest batch, as a share of the smallest TPOT that anybody was promised.
+    gamma: who is urgent; larger: more are.
+    density: next, the worth of the next token by what it takes (the paper), or expected, that of
+        the answer (ours, see sage_sched.slo.worth).
+    order: slide, deadline or density; see sage_sched.slo.slide.
+    catch_up: the longest batch, as a share of their TPOT, while some that run are late and their
+        answers expected to be worth something all the same (ours, with density expected).
+    cuts: whether batches are cut to the budget.
+    least_chunk_tokens: no batch prefills less while others run.
+    starved_share: of the server's work, for those that are late by more than their whole TTFT, by
+        arrival (ours).
+    preempts: whether running requests yield (ours).
+    """
+
+    eta: float = 0.65
+    gamma: float = 1.0
+    density: str = "next"
+    order: str = "slide"
+    catch_up: float = 0.8
+    cuts: bool = True
+    least_chunk_tokens: int = 50
+    starved_share: float = 0.02
+    preempts: bool = True
+
+    def __post_init__(self) -> None:
+        require_within("policy.proserve.eta", self.eta, 0, _MOST_TPOTS)
+        require_within("policy.proserve.gamma", self.gamma, 0, MOST)
+        known = ", ".join(DENSITIES)
+        require(self.density in DENSITIES, "policy.proserve.density", self.density, known)
+        require(self.order in ORDERS, "policy.proserve.order", self.order, ", ".join(ORDERS))
+        require_within("policy.proserve.catch_up", self.catch_up, 1e-3, _MOST_TPOTS)
+        chunk, share = self.least_chunk_tokens, self.starved_share
+        require_within("policy.proserve.least_chunk_tokens", chunk, 1, MOST)
+        require(0 <= share < 1, "policy.proserve.starved_share", share, "0 to 1, 1 excluded")
+
+
+class Proserve(Sage):
+    """SlideBatching (ProServe, section 4.2): those that run and those that wait are one queue, of
+    which the urgent go by density, the others by deadline, and the batch lasts until the first of
+    their tokens is due.
+
+    All that run get a token in each decode step: that is SGLang's way, and leaving some of them out
+    would spare little (their KV is read, the weights are read anyway). So the order is about who is
+    prefilled next, and who yields; the budget about how much is prefilled beside those that run, or
+    on a server that does not mix steps, before their next tokens.
+
+    Without anybody that was promised something it is sage in all things.
+    """
+
+    Parameters = ProserveParameters  # type: ignore[assignment]
+    variants: ClassVar = {
+        "proserve-expected": {"density": "expected"},
+        "proserve-deadline-only": {"density": "expected", "order": "deadline"},
+        "proserve-density-only": {"density": "expected", "order": "density"},
+        "proserve-no-budget": {"density": "expected", "cuts": False},
+    }
+    uses_clock = True
+
+    def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
+        super().__init__(SageParameters(), server)
+        self.ours = parameters
+        self._slo_cost = cost_named("measured", _shared_base(server))
+        self._undated: list[Job] = []
+        self._is_promised_any = False
+        self._budget: Budget | None = None
+        self._starved = StarvedShare(parameters.starved_share, float(server.kv_pool_tokens))
+        self._now_s = 0.0
+
+    def on_arrival(self, job: Job) -> bool:
+        """As sage, and what it was promised."""
+        is_ranked = super().on_arrival(job)
+        if is_ranked and job.hints.has_slo:
+            self._undated.append(job)
+            self._promise(job)
+        return is_ranked
+
+    def on_server(self, server: ServerFacts) -> None:
+        """All costs are others."""
+        super().on_server(server)
+        self._slo_cost = cost_named("measured", _shared_base(server))
+
+    def on_forecast(self, job: Job) -> None:
+        """Its worth anew."""
+        super().on_forecast(job)
+        if promised_of(job) is not None:
+            self._promise(job)
+
+    def _promise(self, job: Job) -> None:
+        assert job.distribution is not None
+        known = job.distribution.with_tail(job.max_new_tokens)
+        worth = Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
+        promised = promised_of(job)
+        if promised is None:
+            promise = Promise.of(job.hints)
+            job.memo.more = Promised(  # type: ignore[attr-defined]
+                promise, promise.tpot_s, worth, self._prefill_s(job)
+            )
+        else:  # its place stays until the next pass
+            promised.worth, promised.looked_at = worth, NEVER
+            promised.exec_s = self._prefill_s(job)
+
+    def _prefill_s(self, job: Job) -> float:
+        """Of what is left of its prompt, without the fixed time of a step."""
+        step_time = self.server.step_time
+        done = max(job.cached_tokens, job.prefilled_tokens)
+        new_tokens = max(1, job.input_tokens + job.generated_tokens - done)
+        return max(
+            _LEAST_EXEC_S,
+            step_time.prefill_request_s
+            + new_tokens * step_time.prefill_token_s
+            + attended_pairs(done, new_tokens) * step_time.prefill_pair_s,
+        )
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """Its place of the last pass."""
+        if not self._is_promised_any:
+            return super().key(job, view)
+        promised = promised_of(job)
+        return _BEST_EFFORT + super().key(job, view) if promised is None else promised.key
+
+    @property
+    def preempts(self) -> bool:
+        """As its parameter says."""
+        return self.ours.preempts
+
+    def on_pass(self, view: SchedulerView) -> None:
+        """Order all, and say how long the batch may take."""
+        self._now_s = view.now_s
+        for job in self._undated:
+            promised = promised_of(job)
+            assert promised is not None
+            promised.due_s = job.arrival_s + promised.promise.ttft_s
+        self._undated.clear()
+        running, waiting = promised_among(view.running), promised_among(view.waiting)
+        chunked = [] if view.chunked is None else promised_among([view.chunked])
+        self._budget = None
+        if self._is_promised_any != bool(running or chunked or waiting):
+            self._is_promised_any = not self._is_promised_any
+            for job in (*view.running, *view.waiting):  # their keys are others now
+                job.place = None
+        if not self._is_promised_any:
+            super().on_pass(view)
+            return
+        self._promises.forget(view)
+        self._bring_up_to_date([*running, *chunked, *(w for w in waiting if w[0].generated_tokens)])
+        self._order([*running, *chunked, *waiting], len(running), view)
+        if (starved := self._starved.choose(waiting, view)) is not None:
+            promised = promised_of(starved)
+            assert promised is not None
+            promised.key = _STARVED
+            starved.place = None
+
+    def _bring_up_to_date(self, begun: Iterable[Pair]) -> None:
+        """Of those that have begun, what their next token takes and when it is due."""
+        step_time = self.server.step_time
+        for job, promised in begun:
+            age = job.generated_tokens
+            if age:
+                promise = promised.promise
+                if not promised.ttft_s:
+                    promised.ttft_s = max(1e-9, self._now_s - job.arrival_s)
+                promised.due_s = job.arrival_s + promise.due_s(age + 1, promised.ttft_s)
+                kv_tokens = job.input_tokens + age
+                promised.exec_s = max(
+                    _LEAST_EXEC_S,
+                    step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s,
+                )
+            else:
+                promised.exec_s = self._prefill_s(job)
+
+    def _order(self, jobs: list[Pair], num_running: int, view: SchedulerView) -> None:
+        """jobs: of which the first num_running run."""
+        step_time, ours, pace = self.server.step_time, self.ours, view.pace
+        promised = [p for _, p in jobs]
+        exec_s = np.array([p.exec_s for p in promised]) * pace
+        remain_s = np.array([p.due_s for p in promised]) - view.now_s
+        tpot_s = np.array([p.tpot_s for p in promised])
+        fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s) * pace
+        missing_s = exec_s + fixed_s - remain_s
+        if ours.density == "next":
+            densities.of_next_tokens(jobs)
+        else:
+            densities.of_answers(
+                jobs, missing_s, tpot_s, num_running, view, step_time, self._slo_cost
+            )
+        queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
+        least_s = ours.eta * min(float(tpot_s.min()), 1e6)
+        slide = Slide(fixed_s, least_s, ours.gamma, ours.order)
+        budget_s = slide.budget_s(queue)
+        if ours.density == "expected":
+            behind = (missing_s > 0) & (queue.density > 0)
+            behind[num_running:] = False
+            if behind.any():
+                budget_s = max(min(budget_s, ours.catch_up * float(tpot_s[behind].min())), least_s)
+        urgent = slide.is_urgent(queue, budget_s).tolist()
+        places = slide.places(queue, budget_s).tolist()
+        for (job, p), place, is_urgent in zip(jobs, places, urgent, strict=True):
+            p.key, p.is_urgent = place, is_urgent
+            if not job.is_promised:
+                job.place = (place, job.arrival)
+        self._budget = self._in_tokens(budget_s / pace, view) if ours.cuts else None
+        if ours.preempts and view.preemption is not None:
+            self._choose_who_may_yield(promised[:num_running], promised[num_running:], view)
+
+    def _choose_who_may_yield(
+        self, running: list[Promised], others: list[Promised], view: SchedulerView
+    ) -> None:
+        """Of those that run, the last in the order that have time or are not worth much."""
+        best = max([p.density for p in others if p.is_urgent], default=0.0)
+        latest_s, most = view.now_s + _LEAST_SLACK_S, best / 2
+        expected = self.ours.density == "expected"
+        for p in running:
+            p.may_yield = False
+        willing = [
+            p
+            for p in running
+            if (p.due_s > latest_s and not p.is_urgent) or (expected and p.density < most)
+        ]
+        willing.sort(key=_key_of, reverse=True)
+        for p in willing[:_NUM_ASKED]:
+            p.may_yield = True
+
+    def _in_tokens(self, budget_s: float, view: SchedulerView) -> Budget | None:
+        """How much may be prefilled within a batch of so many seconds of the model's."""
+        if budget_s == math.inf:
+            return None
+        step_time, num_running = self.server.step_time, len(view.running)
+        kv_tokens = sum([job.input_tokens + job.generated_tokens for job in view.running])
+        if self.server.mixes_steps:
+            taken_s = step_time.mixed_s(1, 0, 0, num_running, kv_tokens)
+        else:
+            taken_s = step_time.prefill_s(1, 0, 0)
+            taken_s += step_time.decode_s(num_running, kv_tokens) if num_running else 0.0
+        tokens = int((budget_s - taken_s) / max(step_time.prefill_token_s, 1e-9))
+        if tokens >= view.pass_tokens:
+            return None
+        if tokens < self.ours.least_chunk_tokens:
+            if num_running:
+                return Budget(prefill_tokens=0, reason="a token is due first")
+            tokens = self.ours.least_chunk_tokens
+        return Budget(prefill_tokens=tokens, reason="until the first token is due")
+
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        """As sage, if nobody was promised anything. Best effort yields to a promise; of two that
+        were promised something the one that has time, or whose answer is worth much less."""
+        if not self._is_promised_any:
+            return super().should_preempt(running, waiting, price_s, view)
+        ours, theirs = promised_of(running), promised_of(waiting)
+        if theirs is None or not theirs.is_urgent:
+            return False
+        if ours is None:
+            return True
+        if waiting is self._starved.first or not ours.may_yield:
+            return False
+        has_time = ours.due_s - view.now_s > _LEAST_SLACK_S + price_s
+        return has_time or 2 * ours.density < theirs.density
+
+    def budget(self, view: SchedulerView) -> Budget | None:
+        """Until the first token is due."""
+        return self._budget
+
+
+def _key_of(promised: Promised) -> float:
+    return promised.key
+
+
+def _shared_base(server: ServerFacts) -> ServerFacts:
+    """A prefill beside others that decode reads no weights of its own."""
+    if not server.mixes_steps:
+        return server
+    return replace(server, step_time=replace(server.step_time, prefill_base_s=0.0))

@@ -1,0 +1,51 @@
+"""A share of the work for those that are late by more than their whole TTFT."""
+
+from __future__ import annotations
+
+from sage_sched.job import Job
+from sage_sched.slo.promised import Pair
+from sage_sched.view import SchedulerView
+
+
+class StarvedShare:
+    """Who of them goes first, by arrival, as long as the work done for such has been less than
+    their share.
+
+    That is ours: to serve them first, whatever else is due, makes overload last (ProServe, section
+    3.2).
+    """
+
+    def __init__(self, share: float, most_tokens: float) -> None:
+        """share: of the server's work, in [0, 1). most_tokens: that may be saved up."""
+        self._share = share
+        self._most_tokens = most_tokens
+        self._credit_tokens = 0.0
+        self._served_tokens = 0
+        self.first: Job | None = None
+
+    def choose(self, waiting: list[Pair], view: SchedulerView) -> Job | None:
+        """Of those that wait and were promised something; None if nobody goes first."""
+        first, work = self.first, view.served_tokens - self._served_tokens
+        self._served_tokens = view.served_tokens
+        if first is not None and first.served_tokens:
+            self._credit_tokens -= first.input_tokens + _mean_tokens(first)
+            first = None
+        elif first is not None and first not in view.waiting:  # it was aborted, say
+            first = None
+        earned = self._share * work
+        self._credit_tokens = min(self._most_tokens, self._credit_tokens + earned)
+        if first is None and self._credit_tokens > 0 and self._share:
+            now_s = view.now_s
+            late = [
+                (job.arrival, job)
+                for job, p in waiting
+                if now_s > p.due_s + p.promise.ttft_s and not job.generated_tokens
+            ]
+            first = min(late)[1] if late else None
+        self.first = first
+        return first
+
+
+def _mean_tokens(job: Job) -> float:
+    assert job.distribution is not None
+    return job.distribution.capped(job.max_new_tokens).mean()

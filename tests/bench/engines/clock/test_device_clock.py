@@ -1,0 +1,203 @@
+"""The device clock's arithmetic, with a host whose time is the test's, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from importlib.metadata import distributions
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.engines.clock.device import Device, DeviceUse, device_note
+from bench.engines.clock.device_clock import STATE, DeviceClock, DeviceModel, install
+from bench.engines.simulator.presets import PRESETS
+from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.policies.fastserve import FastServeParameters
+from sage_sched.policies.sage import SageParameters
+from sage_sched.steps.time import StepTime
+
+# Prefill: 1 s, 0.1 a request, 0.01 a token, 0.001 a pair. Decode: 2 s, 0.2 a request, 0.001 a
+# token of KV.
+MODEL = DeviceModel(StepTime(1.0, 0.1, 0.01, 0.001, 2.0, 0.2, 0.001), swap_token_s=0.05)
+DECODE_S = 2.0 + 2 * 0.2 + 300 * 0.001
+
+
+class Host:
+    """Its clocks go on only where a test says so, or it sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.cpu_s = 5.0
+        self.clock = DeviceClock(
+            MODEL, now=lambda: self.now_s, cpu=lambda: self.cpu_s, sleep=self.wait
+        )
+
+    def wait(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+
+    def work(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.cpu_s += seconds
+
+    def step(self, compute_s: float, *, after_idle: bool = False, overlaps: bool = True) -> float:
+        """Launch a decode step; when the device will be done with it."""
+        compute: Callable[[], str] = lambda: self.work(compute_s) or "tokens"  # noqa: E731
+        result, done_s = self.clock.run(
+            decode_batch(100, 200), compute, after_idle=after_idle, overlaps=overlaps
+        )
+        assert result == "tokens"
+        return done_s
+
+
+def batch(mode: str, **fields: Any) -> Any:
+    forward_mode = SimpleNamespace(
+        is_extend_without_speculative=lambda: mode != "decode",
+        is_mixed=lambda: mode == "mixed",
+        is_split_prefill=lambda: mode == "split",
+    )
+    return SimpleNamespace(forward_mode=forward_mode, **fields)
+
+
+def decode_batch(*kv_tokens: int) -> Any:
+    reqs = [SimpleNamespace(kv=SimpleNamespace(kv_committed_len=n)) for n in kv_tokens]
+    return batch("decode", reqs=reqs)
+
+
+def test_what_steps_take() -> None:
+    assert MODEL.step_s(decode_batch(100, 200)) == pytest.approx(DECODE_S)
+    tokens = {"reqs": [1, 2], "prefix_lens": [0, 50], "extend_lens": [10, 20]}
+    prefill = batch("extend", **tokens)
+    pairs = 10 * 5 + 20 * (50 + 10)
+    prefill_s = 1.0 + 2 * 0.1 + 30 * 0.01 + pairs * 0.001
+    assert MODEL.step_s(prefill) == pytest.approx(prefill_s)
+    layers = SimpleNamespace(num_hidden_layers=8)
+    two_of_eight = {"split_forward_count": 2, "model_config": layers}
+    split = batch("split", **tokens, **two_of_eight)
+    assert MODEL.step_s(split) == pytest.approx(prefill_s / 4)
+    # The same with two requests that decode: the weights are read once.
+    mixed = batch(
+        "mixed",
+        reqs=[1, 2, 3, 4],
+        prefix_lens=[0, 50, 100, 200],
+        extend_lens=[10, 20, 1, 1],
+        decoding_reqs=[3, 4],
+    )
+    assert MODEL.step_s(mixed) == pytest.approx(prefill_s + DECODE_S - 1.0)
+    assert MODEL.times(0.25).step_s(mixed) == pytest.approx(MODEL.step_s(mixed) / 4)
+    assert MODEL.times(0.25).swap_token_s == pytest.approx(MODEL.swap_token_s / 4)
+
+
+def test_steps_follow_one_another_on_the_device_however_quick_the_host() -> None:
+    host = Host()
+    first = host.step(0.5, after_idle=True)
+    assert first == pytest.approx(100 + DECODE_S)
+    second = host.step(0.5)  # launched while the first runs
+    assert second == pytest.approx(100 + 2 * DECODE_S)
+    host.clock.wait_until(first)
+    assert host.now_s == pytest.approx(first)
+    host.work(0.3)  # the scheduler's own work hides behind the second
+    assert host.step(0.5) == pytest.approx(100 + 3 * DECODE_S)
+    host.clock.wait_until(second - 10)  # long over: no wait
+    assert host.now_s == pytest.approx(first + 0.8)
+    stats = host.clock.stats
+    assert (stats.num_steps, stats.num_late, stats.late_s) == (3, 0, 0.0)
+    assert stats.device_s == pytest.approx(3 * DECODE_S)
+
+
+def test_a_step_after_idleness_begins_when_it_is_launched() -> None:
+    host = Host()
+    host.clock.wait_until(host.step(0.1, after_idle=True))
+    host.wait(50)
+    assert host.step(0.1, after_idle=True) == pytest.approx(host.now_s - 0.1 + DECODE_S)
+    assert host.clock.stats.late_s == 0
+
+
+def test_a_host_that_computes_too_long_is_late() -> None:
+    host = Host()
+    assert host.step(DECODE_S + 0.5, after_idle=True) == pytest.approx(host.now_s)
+    assert (host.clock.stats.num_late, host.clock.stats.late_s) == (1, pytest.approx(0.5))
+
+
+def test_a_host_that_launches_after_the_device_is_free_is_late() -> None:
+    host = Host()
+    host.clock.wait_until(host.step(0.1, after_idle=True))
+    host.work(0.7)
+    host.step(0.1)
+    assert (host.clock.stats.num_late, host.clock.stats.late_s) == (1, pytest.approx(0.7))
+
+
+def test_without_overlap_only_what_the_host_did_not_get_to_work_is_lateness() -> None:
+    host = Host()
+    host.clock.wait_until(host.step(0.1, after_idle=True, overlaps=False))
+    host.work(0.7)  # results, the next pass: a GPU would wait for that too
+    host.wait(0.4)  # another process had the core
+    host.step(0.1, overlaps=False)
+    assert host.clock.stats.late_s == pytest.approx(0.4)
+
+
+def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:
+    host = Host()
+    running_until = host.step(0.1, after_idle=True)
+    assert host.clock.move(10, lambda: host.work(0.1) or "copy") == "copy"
+    assert host.now_s == pytest.approx(100.1 + 0.5)  # the host waited for the copy
+    host.clock.move(4, lambda: host.work(0.9))  # here a copy that takes longer than there
+    assert host.now_s == pytest.approx(100.6 + 0.9)
+    assert host.step(0.1) == pytest.approx(running_until + 0.5 + 0.2 + DECODE_S)
+    assert (host.clock.stats.num_moves, host.clock.stats.moved_s) == (2, pytest.approx(0.7))
+
+
+def test_installed_for_servers_with_its_environment(tmp_path: Path) -> None:
+    env = install(tmp_path, MODEL, tmp_path / "vectors.npz")
+    assert env == install(tmp_path, MODEL, tmp_path / "vectors.npz")  # for the next server
+    found = [d for d in distributions(path=[str(tmp_path)]) if d.name == "device_clock"]
+    (entry,) = found[0].entry_points
+    assert entry.group == "sglang.srt.plugins"
+    assert entry.load().__module__ == "bench.engines.clock.device_clock"
+    assert json.loads((tmp_path / "model.json").read_text()) == asdict(MODEL)
+    assert str(tmp_path) in env["PYTHONPATH"]
+
+
+def state(**fields: float) -> dict[str, Any]:
+    zero = {"num_steps": 0, "device_s": 0.0, "num_late": 0, "late_s": 0.0, "num_moves": 0}
+    return {STATE: zero | {"moved_s": 0.0, "cpu_s": 0.0} | fields}
+
+
+def test_a_run_that_the_host_held_up_is_invalid() -> None:
+    before = state(num_steps=10, device_s=5.0, late_s=1.0, num_late=7, cpu_s=3.0)
+    after = state(num_steps=110, device_s=30.0, late_s=1.5, num_late=9, cpu_s=8.0)
+    use = DeviceUse.between(before, after, speed=2.0)
+    assert (use.num_steps, use.num_late, use.host_cpu_s) == (100, 2, 5.0)
+    assert (use.device_s, use.late_s) == (50.0, 1.0)  # life-size
+    assert use.problem() == ""
+    late = DeviceUse.between(before, state(num_steps=110, device_s=30.0, late_s=1.6), speed=2.0)
+    assert "held the device up for 1.2 s of 50.0 s (2.4%" in late.problem()
+    with pytest.raises(KeyError):
+        DeviceUse.between({}, {}, speed=1.0)  # a server without the clock
+
+
+def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
+    device = Device.named("h800-qwen3-32b", speed=4.0)
+    assert device.in_its_time(SageConfig()).step_time is None  # it learns them
+    life = replace(SageConfig(), step_time=(step_time := StepTimeConfig()))
+    told = device.in_its_time(life)
+    for name, coefficient_ms in asdict(step_time).items():
+        assert getattr(told.step_time, name) == pytest.approx(coefficient_ms / 4)
+    assert told.predictor.deadline_ms == life.predictor.deadline_ms / 4
+    assert told.policy["fastserve"] == FastServeParameters(quantum_ms=25.0)
+    assert told.policy["sage"] == SageParameters()
+    assert told.store == life.store
+    engine = PRESETS["h800-qwen3-32b"]
+    flags = device.flags()
+    assert flags[flags.index("--max-total-tokens") + 1] == str(engine.kv_pool_tokens)
+
+
+def test_a_table_says_that_no_gpu_was_measured() -> None:
+    assert device_note({"cpu": "some"}) == ""
+    note = device_note({"device clock": "h800-qwen3-32b", "speed": 2.0})
+    assert note.startswith("device clock: h800-qwen3-32b, 2 times as fast as life")
+    assert "no GPU was measured" in note

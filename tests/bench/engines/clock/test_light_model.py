@@ -1,0 +1,76 @@
+"""The attention of servers on a device clock."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench.engines.clock import light_model
+
+HEADS, KV_HEADS, SIZE = 4, 2, 8
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "config", "reach"),
+    [(1, {}, 16), (2, {}, 10_000), (2, {"num_local_experts": 8}, 16)],
+)
+def test_a_token_attends_to_the_newest_ones_and_where_states_matter_to_all(
+    num_layers: int, config: dict[str, int], reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(light_model, "lighten", lambda model: None)
+    monkeypatch.setattr(light_model, "_attended", SimpleNamespace(num_tokens=16))
+    model = SimpleNamespace(
+        model=SimpleNamespace(layers=[None] * num_layers), config=SimpleNamespace(**config)
+    )
+    light_model._after_load(None, SimpleNamespace(model=model))
+    torch.manual_seed(0)
+    lengths = torch.tensor([3, 40, 17])
+    keys, values = torch.randn(2, 200, KV_HEADS, SIZE)
+    slots = torch.stack([torch.randperm(200)[:64] for _ in range(3)])
+    query, found = torch.randn(3, HEADS, SIZE), torch.zeros(3, HEADS, SIZE)
+    light_model.attend(
+        None, query, found, keys, values, slots, torch.arange(3), lengths,
+        scaling=SIZE**-0.5, enable_gqa=True,
+    )  # fmt: skip
+    for row, length in enumerate(lengths.tolist()):
+        seen = slots[row, max(0, length - reach) : length]
+        for head in range(HEADS):
+            group = head * KV_HEADS // HEADS
+            weights = torch.softmax(keys[seen, group] @ query[row, head] * SIZE**-0.5, dim=0)
+            assert torch.allclose(found[row, head], weights @ values[seen, group], atol=1e-5)
+
+
+def test_a_prompts_tokens_attend_as_if_each_had_been_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a prompt's beginning, of a later part of one, and of a request that decodes beside."""
+    monkeypatch.setattr(light_model, "_attended", SimpleNamespace(num_tokens=16))
+    torch.manual_seed(0)
+    prefixes, parts = torch.tensor([0, 30, 49]), torch.tensor([5, 20, 1])
+    keys, values = torch.randn(2, 200, KV_HEADS, SIZE)
+    slots = torch.stack([torch.randperm(200)[:64] for _ in range(3)])
+    query = torch.randn(int(parts.sum()), HEADS, SIZE)
+    found, each = torch.zeros_like(query), torch.zeros_like(query)
+    light_model.around_extend(
+        pytest.fail, None, query, found, keys, values, slots, torch.arange(3), prefixes + parts,
+        prefixes, parts, None, scaling=SIZE**-0.5, enable_gqa=True, causal=True,
+    )  # fmt: skip
+    ends = [(r, int(prefixes[r]) + i) for r in range(3) for i in range(1, int(parts[r]) + 1)]
+    for row, (request, length) in enumerate(ends):
+        light_model.attend(
+            None, query[row : row + 1], each[row : row + 1], keys, values, slots,
+            torch.tensor([request]), torch.tensor([length]), scaling=SIZE**-0.5, enable_gqa=True,
+        )  # fmt: skip
+    assert torch.allclose(found, each, atol=1e-6)
+
+
+def test_a_model_that_is_computed_whole_has_its_own_prefill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(light_model, "_attended", SimpleNamespace(num_tokens=sys.maxsize))
+    given = [torch.zeros(1)] * 9
+    called = light_model.around_extend(lambda *args, **kw: (args, kw), None, *given, causal=True)
+    assert called == ((None, *given), {"causal": True})

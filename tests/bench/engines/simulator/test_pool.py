@@ -1,0 +1,200 @@
+"""The KV pool and its radix tree, and requests that share prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.engines.simulator.pool import KvPool
+from bench.engines.simulator.radix_tree import RadixTree, Span
+from bench.engines.simulator.request import Progress, SimRequest
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
+from bench.engines.simulator.stock import STOCK
+from sage_sched.config import SageConfig
+from sage_sched.job import Job
+from sage_sched.policy import policy_names
+from tests.bench.engines.simulator.traffic import SMALL, mixed, request
+
+pytestmark = pytest.mark.slow
+
+CONFIG = SageConfig()
+DOCUMENT, OTHER = 1, 2
+
+
+def progress(index: int, spans: tuple[Span, ...] = (), input_tokens: int = 20) -> Progress:
+    asked = replace(request(0.0, input_tokens, 5), spans=spans)
+    return Progress(asked, index, Job(index, input_tokens, 5, None, 0))
+
+
+def prefill(pool: KvPool, asked: Progress) -> int:
+    """All of it in one step; how many tokens were computed."""
+    pool.enter(asked, pool.cached(asked))
+    computed = asked.request.input_tokens - asked.tree_tokens
+    pool.hold(pool.pages(asked.request.input_tokens) - asked.tree_tokens // pool.page_size)
+    pool.publish(asked, asked.request.input_tokens)
+    asked.job.grow(1)
+    return computed
+
+
+def test_a_retracted_prompt_is_found_again_until_it_is_evicted() -> None:
+    pool = KvPool(num_tokens=64, page_size=8)
+    one = progress(0)
+    prefill(pool, one)
+    assert (pool.held_pages, pool.evictable_pages) == (3, 0)
+    pool.leave(one)
+    assert (pool.held_pages, pool.evictable_pages, pool.found_tokens(one)) == (0, 2, 16)
+    pool.hold(6)
+    assert pool.found_tokens(one) == 16
+    pool.hold(1)
+    assert (pool.evictable_pages, pool.found_tokens(one)) == (0, 0)
+    with pytest.raises(RuntimeError, match="out of KV memory"):
+        pool.hold(2)
+
+
+def test_what_two_share_is_computed_and_held_once() -> None:
+    pool = KvPool(num_tokens=1000, page_size=1)
+    first = progress(0, ((DOCUMENT, 0, 15), (10, 0, 5)))
+    second = progress(1, ((DOCUMENT, 0, 15), (11, 0, 5)))
+    assert prefill(pool, first) == 20
+    assert prefill(pool, second) == 5
+    assert pool.held_pages == 25
+    pool.leave(first)
+    assert (pool.held_pages, pool.evictable_pages) == (20, 5)
+    pool.leave(second)
+    assert (pool.held_pages, pool.evictable_pages) == (0, 25)
+
+
+def test_of_what_two_have_computed_at_once_one_gives_its_pages_back() -> None:
+    pool = KvPool(num_tokens=1000, page_size=1)
+    both = [progress(index, ((DOCUMENT, 0, 15), (10 + index, 0, 5))) for index in range(2)]
+    for each in both:
+        pool.enter(each, pool.cached(each))
+        pool.hold(20)
+    assert pool.held_pages == 40
+    for each in both:
+        pool.publish(each, 20)
+    assert pool.held_pages == 25
+
+
+def test_the_last_token_is_always_computed() -> None:
+    pool = KvPool(num_tokens=1000, page_size=1)
+    prefill(pool, progress(0, ((DOCUMENT, 0, 20),)))
+    assert pool.found_tokens(progress(1, ((DOCUMENT, 0, 20),))) == 19
+
+
+def test_the_leaf_used_longest_ago_goes_first() -> None:
+    tree = RadixTree(1)
+    for stream in (DOCUMENT, OTHER):
+        tree.insert([(stream, 0, 10)])
+    tree.insert([(DOCUMENT, 0, 10), (7, 0, 3)])
+    tree.match([(OTHER, 0, 10)])
+    tree.evict(1)  # the three behind the document
+    assert tree.match([(DOCUMENT, 0, 10), (7, 0, 3)])[1] == 10
+    tree.evict(1)  # OTHER, as the document has just been asked for
+    assert tree.match([(OTHER, 0, 10)])[1] == 0
+    assert tree.evictable_tokens == 10
+
+
+_SEQUENCES = st.lists(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(_SEQUENCES, st.sampled_from([1, 4]), st.lists(st.integers(0, 40), max_size=5))
+def test_a_tree_finds_what_a_list_of_sequences_does(
+    sequences: list[list[tuple[int, int]]], page: int, evicted: list[int]
+) -> None:
+    """No memory of its own: the longest common beginning with any sequence that it was given."""
+    tree = RadixTree(page)
+    known: list[list[tuple[int, int]]] = []
+    streams: dict[tuple[tuple[int, int], ...], int] = {}
+    for parts in sequences:
+        spans = []
+        for number, (label, length) in enumerate(parts):
+            before = (*parts[:number], (label, 0))
+            spans.append((streams.setdefault(before, len(streams)), 0, length))
+        tokens = [(s, i) for s, first, end in spans for i in range(first, end)]
+        tokens = tokens[: len(tokens) // page * page]
+        best = max((_common(tokens, other) for other in known), default=0)
+        assert tree.match(spans)[1] == best // page * page
+        tree.insert(spans)
+        assert tree.match(spans)[1] == len(tokens)
+        known.append(tokens)
+    total = sum(len(node) for node in tree.nodes())
+    pages = {tuple(tokens[:n]) for tokens in known for n in range(page, len(tokens) + 1, page)}
+    assert tree.evictable_tokens == total == page * len(pages)
+    for num_tokens in evicted:
+        tree.evict(num_tokens)
+        assert tree.evictable_tokens == sum(len(node) for node in tree.nodes())
+
+
+def _common(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> int:
+    for number, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return number
+    return min(len(one), len(other))
+
+
+def _with_documents(num_requests: int, seed: int) -> list[SimRequest]:
+    """As mixed(), but half of each prompt is one of a few documents' beginning."""
+    rng = np.random.default_rng(seed)
+    shared = []
+    for number, each in enumerate(mixed(num_requests, 6.0, seed)):
+        half = each.input_tokens // 2
+        own = (100 + number, 0, each.input_tokens - half)
+        spans = ((int(rng.integers(4)), 0, half), own) if half else (own,)
+        shared.append(replace(each, spans=spans))
+    return shared
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("policy", [*sorted(STOCK), *policy_names()])
+def test_invariants_hold_where_prompts_are_shared(policy: str, page_size: int) -> None:
+    engine = replace(SMALL, page_size=page_size)
+    options = Options(preempt=True, check=True)
+    requests = _with_documents(150, 5)
+    result = simulate(engine, policy, CONFIG, requests, options)
+    assert result.prefill_tokens < sum(each.input_tokens for each in requests)
+
+
+def test_one_that_follows_comes_after_the_answer_and_a_pause() -> None:
+    first = replace(request(1.0, 100, 5), spans=((DOCUMENT, 0, 100),))
+    spans = ((DOCUMENT, 0, 90), (OTHER, 0, 30))
+    second = replace(request(0.0, 120, 5), spans=spans, follows=0, pause_s=2.0)
+    third = replace(request(0.0, 20, 5), follows=1)
+    result = simulate(SMALL, "fcfs", CONFIG, [first, second, third], Options(check=True))
+    ends_s = result.arrival_s + result.ttlt_s
+    assert result.arrival_s[1:] == pytest.approx([ends_s[0] + 2.0, ends_s[1]])
+    assert result.prefill_tokens == 100 + 120 - 80 + 20  # pages of 16
+
+
+@pytest.mark.parametrize("broken", [{"follows": 1}, {"follows": 0, "pause_s": -1.0}])
+def test_one_that_follows_none_before_it_is_refused(broken: dict[str, float]) -> None:
+    requests = [request(0.0, 10, 5), replace(request(0.0, 10, 5), **broken)]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="request 1 follows none"):
+        simulate(SMALL, "fcfs", CONFIG, requests)
+
+
+def test_spans_that_are_not_the_prompt_are_refused() -> None:
+    asked = replace(request(0.0, 10, 5), spans=((DOCUMENT, 0, 9),))
+    with pytest.raises(ValueError, match="request 0 has spans of 9 tokens"):
+        simulate(SMALL, "fcfs", CONFIG, [asked])
+
+
+@pytest.mark.parametrize("policy", ["sage", "fcfs-fill", "uniboost"])
+def test_a_document_that_many_ask_about_at_once_is_computed_once(policy: str) -> None:
+    document = (DOCUMENT, 0, 160)
+    requests = [
+        replace(request(0.0, 168, 5), spans=(document, (100 + number, 0, 8))) for number in range(5)
+    ]
+    result = simulate(SMALL, policy, CONFIG, requests, Options(preempt=True, check=True))
+    assert result.prefill_tokens == 160 + 5 * 8
+    together = simulate(SMALL, "fcfs", CONFIG, requests, Options(check=True))
+    assert together.prefill_tokens > 2 * 168

@@ -1,0 +1,158 @@
+"""Deadlines in the simulator: tokens on time, mixed steps, and ProServe beside sage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.request import Progress, SimRequest
+from bench.engines.simulator.run import make_node, simulate
+from bench.engines.simulator.state import Options
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import NO_HINTS, Hints
+from sage_sched.slo.tdg import Promise
+from sage_sched.steps.time import StepTime, attended_pairs
+
+CONFIG = SageConfig()
+ENGINE = Engine(
+    step_time=StepTime(0.02, 0.0, 2e-4, 1e-9, 0.03, 1e-4, 2e-6),
+    kv_pool_tokens=4000,
+    max_running_requests=16,
+    chunked_prefill_size=256,
+    swap_token_s=1e-6,
+)
+MIXED = replace(ENGINE, mixed_chunk=True)
+CLASSES = (
+    Hints(weight=2.0, ttft_slo_ms=500.0, tpot_slo_ms=45.0, slo_class="high"),
+    Hints(weight=1.0, ttft_slo_ms=2000.0, tpot_slo_ms=60.0, slo_class="low"),
+    Hints(ttft_slo_ms=800.0, tpot_slo_ms=50.0, slo_class="eager", first_token_buffer=False),
+    NO_HINTS,
+)
+
+
+def traffic(num_requests: int, seed: int, classes: Sequence[Hints]) -> list[SimRequest]:
+    rng = np.random.default_rng(seed)
+    arrivals_s = np.cumsum(rng.exponential(0.15, num_requests))
+    return [
+        SimRequest(
+            arrival_s=float(arrival_s),
+            input_tokens=int(rng.integers(5, 600)),
+            output_tokens=(output_tokens := int(rng.integers(1, 200))),
+            max_new_tokens=300,
+            distribution=LengthDistribution.from_samples(
+                [max(1, output_tokens // 2), output_tokens, 300], "warm"
+            ),
+            class_name="",
+            hints=classes[int(rng.integers(len(classes)))],
+        )
+        for arrival_s in arrivals_s
+    ]
+
+
+@pytest.mark.parametrize("engine", [ENGINE, MIXED], ids=["unmixed", "mixed"])
+@pytest.mark.parametrize("policy", ["fcfs", "sage"])
+def test_tokens_on_time_are_counted_in_a_leap_as_one_by_one(engine: Engine, policy: str) -> None:
+    requests = traffic(60, 1, CLASSES)
+    leaping = simulate(engine, policy, CONFIG, requests, Options(check=True))
+    finished: list[Progress] = []
+    node = make_node(engine, policy, CONFIG, Options(), finished.append)
+    for index, request in enumerate(requests):
+        node.submit(request, index)
+    ages: dict[int, int] = {}
+    on_time = [0] * len(requests)
+    while len(finished) < len(requests):
+        coming = min((r.arrival_s for r in requests if r.arrival_s > node.now_s), default=math.inf)
+        idle = not (node.state.decode or node.state.queue or node.state.chunked)
+        node.advance((coming if idle else node.now_s) + 1e-9)  # a step at a time
+        for progress in node.state.decode:
+            node.state.decode.sync(progress)
+        for progress in {*node.state.decode, *finished}:
+            before, age = ages.get(progress.index, 0), progress.generated_tokens
+            ages[progress.index] = age
+            if age <= max(before, 1):
+                continue
+            assert age == before + 1
+            came_s = progress.request.arrival_s
+            promise = Promise.of(progress.request.hints)
+            due_s = came_s + promise.due_s(age, progress.first_token_s - came_s)
+            on_time[progress.index] += node.now_s <= due_s
+    expected = [n if r.hints.has_slo else 0 for n, r in zip(on_time, requests, strict=True)]
+    assert [p.num_next_on_time for p in sorted(finished, key=lambda p: p.index)] == expected
+    # In a leap a token that is due as it comes may go either way.
+    assert np.abs(leaping.num_next_on_time - expected).max() <= 1
+
+
+def test_those_that_run_decode_beside_a_prefill() -> None:
+    def alone(arrival_s: float, input_tokens: int, output_tokens: int) -> SimRequest:
+        return SimRequest(arrival_s, input_tokens, output_tokens, 300, None, "")
+
+    requests = [alone(0.0, 100, 50), alone(0.2, 200, 2)]
+    mixed = simulate(MIXED, "fcfs", CONFIG, requests, Options(check=True))
+    apart = simulate(ENGINE, "fcfs", CONFIG, requests, Options(check=True))
+    step_time = ENGINE.step_time
+    prefill_s = step_time.prefill_s(1, 200, attended_pairs(0, 200))
+    # The step that prefills the second request: it reads the weights once.
+    saved_s = prefill_s - (
+        step_time.mixed_s(1, 200, attended_pairs(0, 200), 1, 106) - step_time.decode_s(1, 106)
+    )
+    assert saved_s == pytest.approx(0.02)
+    assert apart.ttlt_s[0] - mixed.ttlt_s[0] == pytest.approx(saved_s, abs=1e-6)
+
+
+@pytest.mark.parametrize("engine", [ENGINE, MIXED], ids=["unmixed", "mixed"])
+@pytest.mark.parametrize("policy", ["proserve", "proserve-expected"])
+def test_without_promises_it_is_sage(engine: Engine, policy: str) -> None:
+    requests = traffic(80, 2, [NO_HINTS])
+    options = Options(preempt=True, check=True)
+    ours = simulate(engine, policy, CONFIG, requests, options)
+    sage = simulate(engine, "sage", CONFIG, requests, options)
+    assert ours.ttlt_s.tolist() == sage.ttlt_s.tolist()
+    assert ours.num_yields.tolist() == sage.num_yields.tolist()
+    assert sage.attainment() == {}
+
+
+def crowd(hints: Sequence[Hints], seed: int = 3) -> list[SimRequest]:
+    """Twice as much as can be served."""
+    requests = traffic(150, seed, hints)
+    return [replace(request, arrival_s=request.arrival_s / 4) for request in requests]
+
+
+def test_under_overload_weight_and_deadlines_count() -> None:
+    requests = crowd(CLASSES[:2])
+    options = Options(preempt=True, check=True)
+    ours = simulate(MIXED, "proserve-expected", CONFIG, requests, options).attainment()
+    fcfs = simulate(MIXED, "fcfs", CONFIG, requests, options).attainment()
+    assert ours["tdg_ratio"] > 1.5 * fcfs["tdg_ratio"]
+    assert ours["tdg_ratio_by_class"]["high"] > ours["tdg_ratio_by_class"]["low"]
+
+
+def test_steps_longer_than_they_were_said_to_be_cost_little() -> None:
+    requests = crowd(CLASSES[:2])
+    told, wrong = (
+        simulate(
+            MIXED, "proserve-expected", CONFIG, requests, Options(preempt=True, pace=pace)
+        ).attainment()["tdg_ratio"]
+        for pace in (1.0, 1.3)
+    )
+    assert wrong > 0.9 * told
+
+
+def test_an_impossible_deadline_costs_the_others_nothing() -> None:
+    requests = crowd(CLASSES[:2])
+    impossible = replace(CLASSES[1], ttft_slo_ms=0.001, tpot_slo_ms=0.001, slo_class="mad")
+    options = Options(preempt=True, check=True)
+    # One in ten asks for what cannot be.
+    mad = [replace(r, hints=impossible) if i % 10 == 0 else r for i, r in enumerate(requests)]
+    with_them = simulate(MIXED, "proserve-expected", CONFIG, mad, options)
+    without = simulate(MIXED, "proserve-expected", CONFIG, requests, options)
+    assert with_them.attainment()["tdg_ratio_by_class"]["mad"] < 0.2
+    for name in ("high", "low"):
+        theirs = with_them.attainment()["tdg_ratio_by_class"][name]
+        assert theirs > 0.97 * without.attainment()["tdg_ratio_by_class"][name]
+    assert (with_them.ttlt_s < math.inf).all()  # served all the same

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.workloads.arrivals import (
+    LOADS,
+    PULSE_REQUESTS,
+    arrivals_of,
+    num_requests_of,
+    poisson_arrivals,
+    trace_arrivals,
+)
+from bench.workloads.prompts import (
+    HISTORY_SHARE,
+    MAX_HISTORY_PER_CLASS,
+    Workload,
+    WorkloadError,
+    WorkloadRequest,
+    sample,
+)
+
+prompts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+
+
+def requests_of(**sizes: int) -> list[WorkloadRequest]:
+    return [
+        WorkloadRequest(f"{name} {i}", 1 + i, name)
+        for name, size in sizes.items()
+        for i in range(size)
+    ]
+
+
+@given(st.lists(st.tuples(prompts, st.integers(1, 9)), max_size=30))
+def test_no_prompt_is_both_history_and_evaluation(rows: list[tuple[str, int]]) -> None:
+    # Once more in other clothes: a duplicate must not cross over.
+    dressed = [(f"  {prompt.upper()}\n", length) for prompt, length in rows]
+    requests = [WorkloadRequest(prompt, length, "chat") for prompt, length in rows + dressed]
+    workload = Workload.split(requests, "")
+    assert sorted((*workload.history, *workload.evaluation), key=str) == sorted(requests, key=str)
+
+    def plain(part: tuple[WorkloadRequest, ...]) -> set[str]:
+        return {" ".join(request.prompt.casefold().split()) for request in part}
+
+    # "ß".upper() is "SS": casefold makes the two one, so they must have gone one way.
+    assert not plain(workload.history) & plain(workload.evaluation)
+
+
+def test_the_split_has_the_promised_shares_and_is_always_the_same() -> None:
+    requests = requests_of(chat=4000)
+    workload = Workload.split(requests, "")
+    assert len(workload.history) / 4000 == pytest.approx(HISTORY_SHARE, abs=0.03)
+    assert workload == Workload.split(requests, "")
+
+
+def test_the_history_is_put_into_the_store_without_crowding_out_a_class() -> None:
+    workload = Workload.split(requests_of(chat=4000, writing=100), "")
+    classes = {request.prompt: request.class_name for request in workload.history}
+    counts = Counter(classes[observation.prompt] for observation in workload.observations())
+    num_writing = sum(request.class_name == "writing" for request in workload.history)
+    assert counts == {"chat": MAX_HISTORY_PER_CLASS, "writing": num_writing}
+
+
+@given(st.integers(3, 60), st.integers(0, 5))
+def test_a_sample_has_every_class_as_often_and_no_prompt_twice(size: int, seed: int) -> None:
+    requests = requests_of(chat=20, summary=50, writing=30)
+    chosen = sample(requests, size, seed)
+    assert len({request.prompt for request in chosen}) == len(chosen) == size
+    counts = Counter(request.class_name for request in chosen)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert chosen == sample(requests, size, seed)
+
+
+def test_another_seed_is_another_sample_in_mixed_order() -> None:
+    requests = requests_of(chat=100, summary=100, writing=100)
+    first, second = sample(requests, 90, 0), sample(requests, 90, 1)
+    assert {r.prompt for r in first} != {r.prompt for r in second}
+    runs = sum(a.class_name != b.class_name for a, b in itertools.pairwise(first))
+    assert runs > 40
+
+
+def test_too_few_prompts_are_an_error_or_a_smaller_sample() -> None:
+    requests = requests_of(chat=100, writing=4)
+    with pytest.raises(WorkloadError, match="class writing, which has 4: at most 8"):
+        sample(requests, 20, 0)
+    assert len(sample(requests, 20, 0, at_most=True)) == 8
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_loads_have_one_arrival_a_second_on_average(load: str) -> None:
+    times = arrivals_of(load, 20_000, seed=3)
+    assert times[0] == 0.0
+    assert (np.diff(times) >= 0).all()
+    assert times[-1] / 20_000 == pytest.approx(1.0, rel=0.1)
+    assert (times == arrivals_of(load, 20_000, seed=3)).all()
+
+
+def test_bursts_come_in_crowds_and_the_others_do_not() -> None:
+    def variation(load: str) -> float:
+        gaps = np.diff(arrivals_of(load, 20_000, seed=3))
+        return float(gaps.std() / gaps.mean())
+
+    assert variation("bursts") == pytest.approx(4.0, rel=0.1)
+    assert variation("pulse") == variation("sustained") == pytest.approx(1.0, rel=0.05)
+
+
+def test_sustained_load_goes_on_for_ten_service_times() -> None:
+    for load in ("pulse", "bursts"):
+        assert num_requests_of(load, 8.0, 20.0) == PULSE_REQUESTS
+    assert num_requests_of("sustained", 3.0, 19.0) == 570
+    assert num_requests_of("sustained", 1e-3, 1.0) == 1
+
+
+def test_poisson_arrivals_come_one_a_second_on_average() -> None:
+    times = poisson_arrivals(20_000, seed=3)
+    gaps = np.diff(times)
+    assert times[0] == 0
+    assert (gaps >= 0).all()
+    assert gaps.mean() == pytest.approx(1, rel=0.03)
+    assert gaps.std() == pytest.approx(1, rel=0.05)
+    assert (times == poisson_arrivals(20_000, seed=3)).all()
+
+
+def test_a_trace_keeps_its_shape_at_one_a_second(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    # Pairs of arrivals 1 s apart, the pairs 9 s apart.
+    trace.write_text("\n".join(f'{{"t": {10 * (i // 2) + i % 2}}}' for i in range(200)))
+    times = trace_arrivals(trace, 100, seed=0)
+    assert times[0] == 0
+    assert times[-1] == pytest.approx(100, rel=0.03)
+    gaps = np.diff(times)
+    assert max(gaps) == pytest.approx(9 * min(gaps))
+    with pytest.raises(WorkloadError, match="200 arrivals, 201 are needed"):
+        trace_arrivals(trace, 200, seed=0)
+
+
+def test_a_malformed_trace_names_the_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"t": 1}\n{"t": "two"}\n')
+    with pytest.raises(WorkloadError, match=r"trace\.jsonl:2 has no arrival time"):
+        trace_arrivals(trace, 1, seed=0)

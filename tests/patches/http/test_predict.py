@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import load_tokenizer
+from patches.http.predict import _before_output
+from patches.http.request_prediction import RequestPrediction, _last_user_text, prompt_text
+
+
+@pytest.fixture(scope="module")
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model = write_model(tmp_path_factory.mktemp("model") / "llama")
+    return SimpleNamespace(tokenizer=load_tokenizer(model))
+
+
+@pytest.mark.parametrize("ids", [[-1], [10**9], [2**70], [[]], ["a"], [1.5], [], [None]])
+def test_no_token_ids_raise(manager: Any, ids: list[Any]) -> None:
+    text = prompt_text(manager, SimpleNamespace(text=None, input_ids=ids))
+    assert text is None or isinstance(text, str)
+
+
+def test_the_users_own_words_come_before_the_prompt_made_of_them(manager: Any) -> None:
+    obj = SimpleNamespace(
+        text="<|user|> Why? <|assistant|>", input_ids=None, sage=RequestPrediction("Why?")
+    )
+    assert prompt_text(manager, obj) == "Why?"
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([("user", "one"), ("assistant", "no"), ("user", "two"), ("tool", "x")], "two"),
+        ([("system", "be brief")], None),
+        ([], None),
+        ([("user", None)], ""),
+        (
+            [("user", [SimpleNamespace(type="image_url"), SimpleNamespace(type="text", text="a")])],
+            "a",
+        ),
+    ],
+)
+def test_a_chat_is_known_by_its_last_user_message(
+    messages: list[tuple[str, Any]], text: str | None
+) -> None:
+    chat = [SimpleNamespace(role=role, content=content) for role, content in messages]
+    assert _last_user_text(chat) == text
+
+
+def test_a_request_whose_prediction_is_awaited_can_be_dumped() -> None:
+    # SGLang pickles requests for its dumps, and whoever reads them may not have this package.
+    async def dumped() -> bytes:
+        kept = RequestPrediction("Why?", prediction=asyncio.get_running_loop().create_future())
+        assert copy.deepcopy([kept]) == [kept]
+        return pickle.dumps(kept)
+
+    written = asyncio.run(dumped())
+    assert b"Why?" not in written
+    assert b"patches" not in written
+    assert pickle.loads(written) == {}
+
+
+def test_of_a_long_answer_the_history_hears_at_each_doubling() -> None:
+    told: list[tuple[str, int]] = []
+    client = SimpleNamespace(
+        goes_on=lambda handle, num_in, num_out: told.append(("goes on", num_out)),
+        finished=lambda handle, num_in, num_out, cut: told.append(("finished", num_out)),
+    )
+    obj = SimpleNamespace(sage=RequestPrediction(handle=1))
+    manager: Any = SimpleNamespace(
+        sage_client=client, sage_dispatch=None, rid_to_state={"a": SimpleNamespace(obj=obj)}
+    )
+    for num_tokens in [*range(1, 300), 300]:
+        reason = {"type": "stop"} if len(told) == 3 and num_tokens == 300 else None
+        output: Any = SimpleNamespace(
+            rids=["a"], finished_reasons=[reason], prompt_tokens=[5], completion_tokens=[num_tokens]
+        )
+        _before_output(manager, output)
+    assert told == [("goes on", 64), ("goes on", 128), ("goes on", 256), ("finished", 300)]

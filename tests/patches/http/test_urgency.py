@@ -1,0 +1,61 @@
+"""Whose urgency is guessed, and what a bad model or a bad guess costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from patches.compat import UnsupportedServerError
+from patches.http.urgency import UrgencyGuess, refuse_urgency
+from predictor_store.urgency.urgency_head import UrgencyHead, hashed
+from sage_sched.config import UrgencyConfig
+from sage_sched.job import NO_HINTS, Hints
+
+CONFUSION = ((2, 1, 0, 0, 0), *[(0, 0, 3, 0, 0)] * 5)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """Whoever bleeds is of level 1, all others of level 4."""
+    weights = np.zeros((1 << 15, 6), np.float32)
+    weights[hashed("bleeds"), 0] = 100.0
+    file = tmp_path / "urgency"
+    biases = np.array([0.0, 0, 0, 20, 0, 0])
+    UrgencyHead(weights, biases, 1.0, 4.0, CONFUSION).write(file)
+    return str(file)
+
+
+def test_those_of_whom_nobody_says_it_are_guessed(model: str) -> None:
+    guess = UrgencyGuess(UrgencyConfig(model))
+    assert guess.hints(NO_HINTS, "he bleeds").urgency == 1
+    assert guess.hints(Hints(session="a"), "good morning") == Hints(session="a", urgency=4)
+    assert guess.hints(Hints(urgency=5), "he bleeds").urgency == 5
+    assert guess.hints(Hints(slo_class="bulk"), "he bleeds").urgency == 3
+    assert guess.hints(NO_HINTS, None) == NO_HINTS
+    assert guess.stats() == {
+        "num_guessed": {"1": 1, "4": 1},
+        "num_failed": 0,
+        "confusion": CONFUSION,
+    }
+    assert UrgencyGuess(UrgencyConfig()).hints(NO_HINTS, "he bleeds") == NO_HINTS
+
+
+def test_a_guess_that_fails_is_counted_and_its_request_is_as_most(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guess = UrgencyGuess(UrgencyConfig(model))
+    monkeypatch.setattr(UrgencyHead, "level", lambda self, text: 1 // 0)
+    for _ in range(2):
+        assert guess.hints(NO_HINTS, "he bleeds") == NO_HINTS
+    assert guess.stats()["num_failed"] == 2
+
+
+def test_a_model_that_cannot_be_used_stops_the_start(model: str, tmp_path: Path) -> None:
+    refuse_urgency(UrgencyConfig())
+    refuse_urgency(UrgencyConfig(model))
+    (tmp_path / "other").write_bytes(b"junk")
+    for name in ("other", "missing"):
+        with pytest.raises(UnsupportedServerError, match=rf"urgency\.model.*{name}"):
+            refuse_urgency(UrgencyConfig(str(tmp_path / name)))

@@ -1,0 +1,333 @@
+"""Faults made on purpose, each of which the doctor has to name, and no other with it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import CPU_MODEL
+from patches.ops import doctor, doctor_server
+from patches.ops.finding import Finding
+from patches.ops.serve_command import value_of, with_policy
+from predictor_store.data.warm import Observation, warm_store
+from predictor_store.store.store import Store, file_of
+from sage_sched.config import StoreConfig
+from tests.nursery import Nursery
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+# What is to be broken of a process comes first.
+CODE = """
+import os, sys
+os.chdir({cwd!r})
+sys.path[:] = filter(None, sys.path)  # as a command's, not as that of `python -c`
+{breaks}
+from sage_sched.cli import main
+sys.exit(main(["doctor", *{argv!r}]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "llama", **CPU_MODEL)
+
+
+def free_port() -> int:
+    """Whatever else runs on this host."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Patient:
+    """A server's surroundings, healthy as they are made."""
+
+    def __init__(self, nursery: Nursery, model: Path, folder: Path) -> None:
+        self.nursery, self.folder, self.cwd = nursery, folder, folder / "cwd"
+        self.cwd.mkdir()
+        self.model = folder / "model"
+        shutil.copytree(model, self.model)
+        self.store = folder / "store"
+        warm_store(self.store, [Observation("Why?", 9)] * 3, StoreConfig())
+        self.settings = f'[store]\npath = "{self.store}"\n'
+        self.in_process = False
+        self.device, self.flags, self.breaks = ["--device", "cpu"], list[str](), ""
+        self.env = {"CUDA_VISIBLE_DEVICES": ""}
+        self.kept: list[socket.socket] = []
+
+    def faults(self) -> list[str]:
+        """What the doctor calls one, each with what to do; [] if its exit status says so too."""
+        file = self.folder / "sage.toml"
+        file.write_text(self.settings)
+        argv = ["--model-path", str(self.model), *self.device, "--sage-config", str(file)]
+        argv += ["--port", str(free_port())]
+        argv += self.flags
+        if self.in_process:
+            lines = [*"\n".join(map(str, doctor.findings(argv))).splitlines(), ""]
+            return paired(lines)
+        code = CODE.format(cwd=str(self.cwd), breaks=self.breaks, argv=argv)
+        done = self.nursery.run(code, **self.env)
+        found = paired(done.stdout.splitlines())
+        assert done.returncode == (1 if found else 0), done.stdout + done.stderr
+        return found
+
+
+def paired(lines: list[str]) -> list[str]:
+    """The faults among printed findings, each of which says what to do."""
+    found = [
+        f"{line} {following.strip()}"
+        for line, following in pairwise(lines)
+        if line.startswith("FAULT")
+    ]
+    assert all("what to do:" in fault for fault in found)
+    return found
+
+
+@pytest.fixture
+def patient(nursery: Nursery, model: Path, tmp_path: Path) -> Patient:
+    return Patient(nursery, model, tmp_path)
+
+
+def another_release(patient: Patient) -> None:
+    patient.breaks = "import sglang.version; sglang.version.__version__ = '0.4.0'"
+
+
+def a_renamed_hook(patient: Patient) -> None:
+    patient.breaks = (
+        "from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager\n"
+        "del Manager._handle_batch_output"
+    )
+
+
+def a_changed_hook(patient: Patient) -> None:
+    patient.breaks = (
+        "from sglang.srt.managers.schedule_policy import SchedulePolicy as Policy\n"
+        "Policy._validate_and_adjust_policy = lambda self, requests: None"
+    )
+
+
+def a_plugin_list(patient: Patient) -> None:
+    # With it, SGLang knows no policy of ours either: two faults, of which this is the first.
+    patient.env["SGLANG_PLUGINS"] = "sage_cpu"
+    patient.flags = ["--schedule-policy", "fcfs"]
+    patient.settings = ""
+    patient.device += ["--disable-radix-cache"]
+
+
+def another_platform(patient: Patient) -> None:
+    # SGLang does not get as far as its flags with it.
+    patient.env["SGLANG_PLATFORM"] = "somebodys"
+
+
+def a_damaged_store(patient: Patient) -> None:
+    file = file_of(patient.store)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 :] = os.urandom(len(content) - len(content) // 2)
+    file.write_bytes(content)
+
+
+def a_store_in_use(patient: Patient) -> None:
+    fd = os.open(patient.store / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)  # until this process ends
+
+
+def anothers_store(patient: Patient) -> None:
+    shutil.rmtree(patient.store)
+    Store(StoreConfig(path=str(patient.store)), "another embedder", 768).close()
+
+
+def no_place_for_a_store(patient: Patient) -> None:
+    (patient.folder / "file").write_text("")
+    patient.settings = f'[store]\npath = "{patient.folder}/file/store"\n'
+
+
+def a_wrong_setting(patient: Patient) -> None:
+    patient.settings += "[predictor]\nnum_nearest = 0\n"
+
+
+def no_service(patient: Patient) -> None:
+    patient.settings += f'[predictor]\nservice = "{patient.folder}/no.socket"\n'
+
+
+def a_damaged_encoder(patient: Patient) -> None:
+    patient.breaks = (
+        "import predictor_store.predict.static_encoder as encoder\n"
+        "def broken(self): raise FileNotFoundError('token vectors')\n"
+        "encoder.StaticEncoder.__init__ = broken"
+    )
+
+
+def a_port_in_use(patient: Patient) -> None:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    patient.kept.append(listener)
+    patient.flags = ["--port", str(listener.getsockname()[1])]
+
+
+def no_host_of_this_machine(patient: Patient) -> None:
+    patient.flags = ["--host", "192.0.2.1"]
+
+
+def too_little_host_memory(patient: Patient) -> None:
+    patient.settings += "[preemption]\nhost_pool_gib = 1e6\n"
+
+
+def no_model(patient: Patient) -> None:
+    shutil.rmtree(patient.model)
+
+
+def no_tokenizer(patient: Patient) -> None:
+    for file in patient.model.iterdir():
+        if file.name != "config.json":
+            file.unlink()
+
+
+def no_gpu(patient: Patient) -> None:
+    patient.device = []
+
+
+def a_refused_flag(patient: Patient) -> None:
+    patient.flags = ["--enable-priority-scheduling"]
+
+
+def an_unknown_policy(patient: Patient) -> None:
+    patient.flags = ["--schedule-policy", "shortest-job-first"]
+
+
+Broken = tuple[Callable[[Patient], None], str]
+# Of what SGLang is, or does, each in a process of its own.
+OF_SGLANG: list[Broken] = [
+    (another_release, "SGLang 0.4.0 is installed, supported: 0.5.22, 0.5.23"),
+    (a_renamed_hook, "TokenizerManager._handle_batch_output"),
+    (a_changed_hook, "has no parameter policy, tree_cache"),
+    (a_plugin_list, "SGLANG_PLUGINS is 'sage_cpu'"),
+    (another_platform, "SGLANG_PLATFORM is 'somebodys'"),
+    (a_damaged_encoder, "'static' cannot be loaded: FileNotFoundError('token vectors')"),
+    (no_gpu, "torch sees none"),
+    (a_refused_flag, "--enable-priority-scheduling"),
+    (an_unknown_policy, "invalid choice: 'shortest-job-first'"),
+]
+# The others; here SGLang is not asked about flags, as it would keep our plugin.
+OF_OTHERS: list[Broken] = [
+    (a_damaged_store, "what to do: move"),
+    (a_store_in_use, "is in use by process"),
+    (anothers_store, "another embedder"),
+    (no_place_for_a_store, "may write to"),
+    (a_wrong_setting, "predictor.num_nearest is 0"),
+    (no_service, "no predictor service at"),
+    (a_port_in_use, "Address already in use"),
+    (no_host_of_this_machine, "correct --host"),
+    (too_little_host_memory, "host_pool_gib is 1e+06, for each rank"),
+    (no_model, "correct --model-path"),
+    (no_tokenizer, "cannot load a tokenizer"),
+]
+
+
+def test_nothing_is_wrong_with_a_healthy_one(patient: Patient) -> None:
+    assert patient.faults() == []
+
+
+@pytest.mark.parametrize(("breaks", "named"), OF_SGLANG, ids=[f.__name__ for f, _ in OF_SGLANG])
+def test_each_fault_of_a_server_is_named(
+    breaks: Callable[[Patient], None], named: str, patient: Patient
+) -> None:
+    breaks(patient)
+    found = patient.faults()
+    assert any(named in fault for fault in found), found
+    # What SGLang says of the flags may be the same once more.
+    assert len([fault for fault in found if not fault.startswith("FAULT flags")]) <= 1, found
+
+
+@pytest.mark.parametrize(("breaks", "named"), OF_OTHERS, ids=[f.__name__ for f, _ in OF_OTHERS])
+def test_each_fault_of_its_surroundings_is_named(
+    breaks: Callable[[Patient], None],
+    named: str,
+    patient: Patient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor_server, "flags", lambda argv, with_settings: iter(()))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    patient.in_process = True
+    assert patient.faults() == []
+    breaks(patient)
+    (found,) = patient.faults()
+    assert named in found
+
+
+def test_where_sglang_is_not_installed_it_says_so() -> None:
+    code = """
+import sys
+sys.modules["sglang"] = None
+from sage_sched.cli import main
+sys.exit(main(["doctor"]))
+"""
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "FAULT release: SGLang is not installed" in found.stdout, found.stderr
+    assert found.returncode == 1
+
+
+def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        doctor.run(["--help"])
+    assert "usage: sage-sched doctor" in capsys.readouterr().out
+
+
+def test_a_program_gets_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def findings(argv: list[str]) -> Iterator[Finding]:
+        asked.append(argv)
+        yield Finding("ok", "release", "SGLang")
+        yield Finding("FAULT", "model", "there is none", "name one")
+
+    monkeypatch.setattr(doctor, "findings", findings)
+    # A server has flags that begin alike.
+    flags = ["--model-path", "m", "--json-model-override-args", "{}", "--max-total-tokens=-1"]
+    assert doctor.run([*flags[:2], "--json", *flags[2:]]) == 1
+    assert asked == [flags]
+    first, second = json.loads(capsys.readouterr().out)
+    assert first == {"level": "ok", "about": "release", "said": "SGLang", "do": ""}
+    assert second["do"] == "name one"
+
+
+def test_other_packages_warnings_are_not_among_what_it_says(patient: Patient) -> None:
+    code = CODE.format(cwd=str(patient.cwd), breaks="", argv=["--json"])
+    code = f"import warnings\n{code}".replace(
+        "from sage_sched.cli import main",
+        "from sage_sched.cli import main\nfrom patches import doctor\n"
+        "doctor.findings = lambda argv: warnings.warn('AWQ') or iter(())",
+    )
+    done = patient.nursery.run(code)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [(["--tp=2", "--tp", "4"], "4"), (["--tp"], ""), (["--tpx", "4"], None), ([], None)],
+)
+def test_the_last_value_of_a_flag_counts(argv: list[str], value: str | None) -> None:
+    assert value_of(argv, "--tp") == value
+    assert with_policy(argv)[-2:] == ["--schedule-policy", "sage"]
+    assert with_policy(["--sage-shadow", "record"]) == ["--sage-shadow", "record"]
+    assert with_policy(["--schedule-policy=lpm"]) == ["--schedule-policy=lpm"]

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from dataclasses import astuple
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from patches.scheduler.calibration import Calibration, StepTimes
+from patches.scheduler.step_time_file import StepTimeFile
+from sage_sched.config import StepTimeConfig, in_ms
+from sage_sched.steps.learner import INTERVAL_STEPS, MEMORY_STEPS
+from sage_sched.steps.time import ServerFacts, StepTime
+from tests.sage_sched.step_traffic import Step, steps
+
+SHIPPED = StepTimeConfig().step_time()
+TRUTH = StepTime(0.004, 0.002, 1.5e-4, 2e-8, 0.013, 3e-4, 1e-6)
+SLOW = StepTime(*(3 * seconds for seconds in astuple(TRUTH)))
+SERVER = ServerFacts(72_000, 64, SHIPPED, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def made(configured: StepTimeConfig | None = None) -> Calibration:
+    return Calibration(configured, StepTimeFile({"model": "a model"}))
+
+
+def run(calibration: Calibration, step_time: StepTime, num_steps: int) -> list[StepTimes]:
+    """Steps of a server that is as step_time says; what rank 0 tells meanwhile, and all hear."""
+    told = []
+    taken: list[Step] = list(islice(steps(step_time, 0, rate=8.0), num_steps))
+    for work, seconds in taken:
+        calibration._learner.add(work, seconds)
+        if (news := calibration.news(SERVER)) is not None:
+            calibration.told(news)
+            told.append(news)
+    return told
+
+
+def test_what_is_learned_is_told_and_gone_by() -> None:
+    calibration = made()
+    assert (calibration.step_time, calibration.source) == (SHIPPED, "shipped")
+    told = run(calibration, TRUTH, 2000)
+    assert calibration.source == "learned"
+    assert calibration.step_time == StepTime(*told[-1].seconds)
+    assert calibration.step_time.decode_s(32, 20_000) == pytest.approx(
+        TRUTH.decode_s(32, 20_000), rel=0.1
+    )
+    assert calibration.pace() == 1
+
+
+def test_it_is_told_only_where_it_matters_and_not_often() -> None:
+    calibration = made()
+    assert 1 <= len(run(calibration, TRUTH, 3 * MEMORY_STEPS)) <= 5
+    assert run(calibration, SLOW, 2 * MEMORY_STEPS)
+    assert calibration.step_time.decode_s(32, 20_000) == pytest.approx(
+        SLOW.decode_s(32, 20_000), rel=0.1
+    )
+
+
+def test_it_is_said_again_until_it_has_come_back() -> None:
+    # A rank that skips a round of the broadcast drops what was said in it.
+    calibration = made()
+    for work, seconds in islice(steps(TRUTH, 0, rate=8.0), INTERVAL_STEPS):
+        calibration._learner.add(work, seconds)
+        news = calibration.news(SERVER)
+    assert news is not None
+    assert calibration.news(SERVER) is news
+    assert (calibration.step_time, calibration.source) == (SHIPPED, "shipped")
+    calibration.told(news)
+    assert calibration.news(SERVER) is None
+
+
+def test_the_next_server_begins_with_what_was_learned() -> None:
+    first = made()
+    run(first, TRUTH, 2000)
+    second = made()
+    news = second.news(SERVER)
+    assert news is not None
+    second.told(news)
+    assert second.source == "kept"
+    assert astuple(second.step_time) == pytest.approx(astuple(first.step_time), rel=1e-5)
+    assert len(run(second, TRUTH, 2000)) <= 2
+
+
+def test_other_ranks_go_by_what_they_are_told_and_read_nothing() -> None:
+    rank_0, rank_1 = made(), made()
+    (first, *_) = told = run(rank_0, TRUTH, 1000)
+    assert rank_1.step_time == SHIPPED
+    for news in told:
+        rank_1.told(news)
+    assert rank_1.step_time == rank_0.step_time
+    assert first.source == "learned"
+
+
+def test_what_is_configured_stays(tmp_path: Path) -> None:
+    run(made(), TRUTH, 1000)
+    configured = StepTimeConfig(decode_base_ms=100.0)
+    calibration = made(configured)
+    assert run(calibration, TRUTH, 1000) == []
+    assert (calibration.step_time, calibration.source) == (configured.step_time(), "configured")
+
+
+def test_seconds_of_what_is_configured_go_by_at_a_pace() -> None:
+    calibration = made(StepTimeConfig(**in_ms(SLOW)))
+    assert calibration.pace() == 1  # nothing is known yet
+    run(calibration, TRUTH, 1000)
+    assert calibration.pace() == pytest.approx(3, rel=0.02)
+
+
+def test_learning_that_fails_costs_the_learning_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("sage_sched.steps.learner.fit", fail)
+    calibration = made()
+    assert run(calibration, TRUTH, 1000) == []
+    assert calibration.step_time == SHIPPED
+    assert len(caplog.records) == 1
+
+
+def test_server_info_says_what_is_gone_by_and_where_it_is_from() -> None:
+    calibration = made()
+    assert calibration.stats()["source"] == "shipped"
+    assert calibration.stats()["decode_base_ms"] == 41.0
+    assert calibration.stats()["error"] is None
+    run(calibration, TRUTH, 2000)
+    stats = calibration.stats()
+    assert stats["num_steps"] == 2000
+    assert 0 < stats["error"] < 0.2
+    assert stats["latest"]["decode_base_ms"] > 0

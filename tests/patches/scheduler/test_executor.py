@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import gc
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.overhead.full_server import FullServer
+from patches.scheduler.executor import run_pass, without_swapped
+from patches.scheduler.kv_swap import KvSwap
+from sage_sched.plan import Budget, Way
+from sage_sched.policies.sage import Sage
+from sage_sched.view import SchedulerView
+
+
+def test_a_policy_that_fails_at_the_plan_costs_the_plan_and_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=5, num_newcomers=1)
+    server.step()
+    expected = server.take_pass()
+
+    def fail(self: Sage, *args: object) -> bool:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Sage, "should_preempt", fail)
+    for request in server.batch.reqs:
+        request.output_ids.extend([0] * 1500)  # longer than foreseen, so the worst of all
+    server.state.jobs.num_arrivals += 1
+    by_arrival = sorted(expected, key=lambda request: request.sage.job.arrival)
+    assert server.take_pass() == by_arrival
+    assert server.state.stats()["num_policy_errors"] == 1
+
+
+def test_nothing_of_a_view_outlives_its_pass() -> None:
+    # Requests would live on through it, and their KV in host memory.
+    server = FullServer(num_waiting=5, num_newcomers=1)
+    for request in server.batch.reqs:
+        request.output_ids.extend([0] * 1500)  # so that the policy weighs who yields
+    server.step()
+    server.take_pass()
+    ours = {request.sage.job for request in server.batch.reqs}
+    gc.collect()
+    views = [found for found in gc.get_objects() if type(found) is SchedulerView]
+    assert not [view for view in views if ours & {*view.running}]
+
+
+def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FullServer(num_waiting=5, num_newcomers=0)
+    best = server.batch.reqs.pop(0)
+    best.output_ids = array("q")
+    best.sage.job.grow(0)
+    server.scheduler.waiting_queue.insert(0, best)
+    server.scheduler.token_to_kv_pool_allocator.available_size = lambda: 10**6
+    asked: list[Any] = []
+
+    def fail(self: KvSwap, running_batch: Any, req: Any, way: Way, **about: bool) -> bool:
+        asked.append(req)
+        return False
+
+    monkeypatch.setattr(KvSwap, "host_free_tokens", lambda self, in_host_memory: 10**6)
+    monkeypatch.setattr(KvSwap, "leave", fail)
+    monkeypatch.setattr(Sage, "should_preempt", lambda *args: True)
+    expected = list(server.scheduler.waiting_queue)
+    assert server.take_pass() == expected
+    assert len(asked) == 1
+    # What others had freed for its sake is given away before the next step.
+    assert not server.batch.batch_is_full
+    server.take_pass()
+    assert len(asked) == 2
+
+
+def test_on_a_release_that_keeps_them_so_long_those_that_have_ended_are_not_in_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=5, num_newcomers=1)
+    ended, others = server.batch.reqs[0], server.batch.reqs[1:]
+
+    def filter_batch() -> None:
+        server.batch.reqs = [request for request in server.batch.reqs if request is not ended]
+
+    server.batch.filter_batch = filter_batch
+    for release, left in (("0.5.23", [ended, *others]), ("0.5.22", others)):
+        monkeypatch.setattr("sglang.version.__version__", release)
+        server.batch.batch_is_full = True
+        server.take_pass()
+        assert server.batch.reqs == left
+    assert not server.batch.batch_is_full
+
+
+def test_who_looks_at_the_queue_without_the_swapped_leaves_it_as_it_was() -> None:
+    server = FullServer(num_waiting=6, num_newcomers=0)
+    before = list(server.scheduler.waiting_queue)
+    for request in before[::2]:
+        request.kv.retraction_backup = object()
+    queue = server.scheduler.waiting_queue
+    seen = without_swapped(server.scheduler, lambda: list(server.scheduler.waiting_queue))
+    assert seen == before[1::2]
+    assert server.scheduler.waiting_queue is queue
+    assert queue == before
+
+
+def test_a_pass_obeys_its_budget_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    server.batch.batch_is_full = False
+    server.scheduler.page_size = 16
+    seen: list[tuple[int, int, int | None]] = []
+
+    def original(batch: Any) -> Any:
+        scheduler = server.scheduler
+        limits = (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size)
+        seen.append((*limits, server.state.chunk_limit_tokens))
+        return SimpleNamespace(running_batch=batch, batch_to_run="a prefill")
+
+    def budget(self: Sage, view: SchedulerView) -> Budget:
+        return Budget(prefill_tokens=100, chunk_tokens=50)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sage, "budget", budget)
+        run_pass(server.scheduler, original, server.batch)
+    run_pass(server.scheduler, original, server.batch)
+    assert seen == [(96, 96, 48), (16384, 8192, None)]
+
+
+def test_decode_only_runs_no_prefill_and_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    server.batch.batch_is_full = False
+    before = list(server.scheduler.waiting_queue)
+    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
+    seen: list[Any] = []
+    run_pass(
+        server.scheduler, lambda batch: seen.extend(server.scheduler.waiting_queue), server.batch
+    )
+    assert seen == []
+    server.scheduler.chunked_req = server.scheduler.waiting_queue.pop()
+    done = run_pass(server.scheduler, lambda batch: pytest.fail("a chunk"), server.batch)
+    assert done.batch_to_run is None
+    assert done.running_batch is server.batch
+    left = [*server.scheduler.waiting_queue, server.scheduler.chunked_req]
+    assert sorted(map(id, left)) == sorted(map(id, before))
+
+
+def test_while_decode_alone_might_run_out_of_memory_the_chunk_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    server.batch.batch_is_full = False
+    server.scheduler.chunked_req = server.scheduler.waiting_queue.pop()
+    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
+    server.batch.check_decode_mem = lambda: False
+    went_on: list[Any] = []
+    run_pass(server.scheduler, went_on.append, server.batch)
+    assert went_on == [server.batch]
+
+
+def test_a_budget_is_for_prefill_beside_rows_that_are_mixed_in_and_in_whole_units(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    server.batch.batch_is_full = False
+    scheduler = server.scheduler
+    scheduler.page_size, scheduler.truncation_align_size, scheduler.is_mixed_chunk = 16, 24, True
+    monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(50, 30))
+    seen: list[tuple[int, int, int | None]] = []
+
+    def original(batch: Any) -> Any:
+        limits = (scheduler.max_prefill_tokens, scheduler.chunked_prefill_size)
+        seen.append((*limits, server.state.chunk_limit_tokens))
+        return SimpleNamespace(running_batch=batch)
+
+    run_pass(scheduler, original, server.batch)
+    rows = len(server.batch.reqs)
+    assert seen == [(48 + rows, 48 + rows, 48)]
+
+
+def test_if_the_swapped_one_finds_no_room_and_nobody_runs_all_others_may_enter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FullServer(num_waiting=4, num_newcomers=0)
+    scheduler = server.scheduler
+    server.batch.reqs = []
+    server.batch.batch_is_full = False
+    first = scheduler.waiting_queue[0]
+    first.output_ids, first.kv.retraction_backup = array("q", [1]), object()
+
+    def no_room(self: KvSwap, running_batch: Any, reqs: Any) -> Any:
+        return running_batch, list(reqs)
+
+    monkeypatch.setattr(KvSwap, "resume", no_room)
+    others = [req for req in scheduler.waiting_queue if req is not first]
+    seen: list[Any] = []
+
+    def original(batch: Any) -> Any:
+        seen.extend(scheduler.waiting_queue)
+        return SimpleNamespace(running_batch=batch)
+
+    run_pass(scheduler, original, server.batch)
+    assert sorted(map(id, seen)) == sorted(map(id, others))
+    assert sorted(map(id, scheduler.waiting_queue)) == sorted(map(id, [first, *others]))
+
+
+def test_what_joins_the_queue_after_the_plan_waits_for_the_next() -> None:
+    server = FullServer(num_waiting=3, num_newcomers=1)
+    server.batch.batch_is_full = False
+    scheduler, late = server.scheduler, server._newcomers[0]
+    before = list(scheduler.waiting_queue)
+
+    def original(batch: Any) -> Any:
+        scheduler.waiting_queue.append(late)  # its grammar is ready
+        server.state.hide_unplanned(scheduler.waiting_queue)
+        assert late not in scheduler.waiting_queue
+        return SimpleNamespace(running_batch=batch)
+
+    run_pass(scheduler, original, server.batch)
+    assert sorted(map(id, scheduler.waiting_queue)) == sorted(map(id, [*before, late]))
+    server.state.hide_unplanned(scheduler.waiting_queue)  # outside a pass nothing is hidden
+    assert late in scheduler.waiting_queue

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from patches.scheduler.host_memory import SHARE, free_bytes, pool_bytes
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _host(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(available=64 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("limit", "current", "files", "free"),
+    [
+        ("max", "5", 0, 64 * GIB),
+        (f"{8 * GIB}", f"{2 * GIB}", 0, 6 * GIB),
+        ("5", "9", 0, 0),
+        # Weights that have just been read fill the container, and make way.
+        (f"{8 * GIB}", f"{8 * GIB}", 3 * GIB, 6 * GIB),
+    ],
+)
+def test_a_container_has_no_more_than_its_share(
+    tmp_path: Path, limit: str, current: str, files: int, free: int
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{current}\n")
+    (tmp_path / "memory.stat").write_text(
+        f"anon 7\nfile {3 * files}\ninactive_file {files}\nactive_file {files}\n"
+    )
+    assert free_bytes(tmp_path) == free
+
+
+def test_without_control_groups_it_is_what_the_host_has(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) == 64 * GIB
+
+
+def test_the_ranks_of_a_host_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patches.scheduler.host_memory.free_bytes", lambda: 64 * GIB)
+    sizes = {"tp_size": 8, "pp_size": 1, "dp_size": 2, "nnodes": 2, "enable_dp_attention": False}
+    scheduler: Any = SimpleNamespace(
+        server_args=SimpleNamespace(**sizes), tp_group=SimpleNamespace(world_size=1)
+    )
+    assert pool_bytes(scheduler) == SHARE * 64 * GIB / 8
+    scheduler.server_args.enable_dp_attention = True
+    assert pool_bytes(scheduler) == SHARE * 64 * GIB / 4

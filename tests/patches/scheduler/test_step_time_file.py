@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from patches.scheduler.step_time_file import StepTimeFile
+from sage_sched.steps.time import StepTime
+
+SERVER = {"model": "a model", "hardware": "a GPU"}
+LEARNED = StepTime(0.004, 0.002, 1.5e-4, 2e-8, 0.013, 3e-4, 1e-6)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "sage-sched"
+
+
+def written() -> StepTimeFile:
+    file = StepTimeFile(SERVER)
+    file.write(LEARNED)
+    return file
+
+
+def no_use(caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether it is ignored, with one log line."""
+    read = StepTimeFile(SERVER).read()
+    return read is None and len(caplog.records) == 1
+
+
+def test_the_next_server_of_this_kind_begins_with_it(cache: Path) -> None:
+    file = written()
+    assert StepTimeFile(dict(SERVER)).read() == LEARNED
+    assert file.path.parent == cache
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert [*cache.iterdir()] == [file.path]
+
+
+def test_one_of_another_kind_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    file = written()
+    other = StepTimeFile(SERVER | {"hardware": "another GPU"})
+    assert other.read() is None
+    assert not caplog.records
+    file.path.rename(other.path)  # as if by hand
+    assert other.read() is None
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: text.replace("decode_base_ms", "decode_bass_ms"),
+        lambda text: text.replace("13.0", "-13.0"),
+        lambda text: text.replace("13.0", "NaN"),
+        lambda text: re.sub(r'(decode_\w+": )[\d.e-]+', r"\g<1>0.0", text),
+        lambda text: text.replace("13.0", '"13"'),
+        lambda text: "[" * 60_000,
+        lambda text: " " * 70_000 + text,
+        lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
+    ],
+)
+def test_a_damaged_one_is_ignored(damage, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
+    path = written().path
+    path.write_text(damage(path.read_text()), encoding="latin-1")
+    assert no_use(caplog)
+
+
+def test_a_link_is_followed_neither_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written().path
+    theirs = tmp_path / "theirs"
+    path.rename(theirs)
+    path.symlink_to(theirs)
+    assert no_use(caplog)
+    theirs.write_text("theirs")
+    written()
+    assert theirs.read_text() == "theirs"
+    assert not path.is_symlink()
+
+
+def test_what_is_no_file_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    path = written().path
+    path.unlink()
+    os.mkfifo(path)  # to read it would wait for ever
+    assert no_use(caplog)
+
+
+def test_a_disk_that_does_not_take_it_costs_one_log_line(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.parent.mkdir()
+    cache.write_text("in the way")
+    file = StepTimeFile(SERVER)
+    file.write(LEARNED)
+    file.write(LEARNED)
+    assert len(caplog.records) == 1
+
+
+def test_a_write_that_is_broken_off_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written()
+    before = json.loads(file.path.read_text())
+
+    def fail(*args: object) -> None:
+        raise OSError("the power is off")
+
+    monkeypatch.setattr(os, "replace", fail)
+    file.write(StepTime(1.0, 0, 0, 0, 0, 0, 0))
+    assert json.loads(file.path.read_text()) == before
+    assert [*file.path.parent.iterdir()] == [file.path]

@@ -1,0 +1,133 @@
+"""What survives a swap is an allow-list: what is not named in it stays."""
+
+from __future__ import annotations
+
+import inspect
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from sglang.srt.layers.quantization.fp4_kv_cache_quant_method import UnquantizedKVCacheMethod
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import (
+    HybridReqToTokenPool,
+    MHATokenToKVPool,
+    MHATokenToKVPoolFP4,
+    ReqToTokenPool,
+)
+from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+
+from patches.scheduler import survival
+from patches.scheduler.survival import why_it_stays, why_none_yields
+
+
+def bare(kind: type[Any], **attributes: Any) -> Any:
+    """An object of exactly this type, of which only what is read is there."""
+    made = object.__new__(kind)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def scheduler(**other: Any) -> Any:
+    """What is read of a scheduler; its pool has no memory."""
+    pool = bare(
+        other.pop("pool_type", MHATokenToKVPool),
+        quant_method=other.pop("quant_method", bare(UnquantizedKVCacheMethod)),
+        use_hnd=other.pop("use_hnd", False),
+    )
+    model = {"is_encoder_decoder": False, "use_ngram_embedding": False, "is_multimodal": False}
+    return SimpleNamespace(
+        token_to_kv_pool_allocator=bare(TokenToKVPoolAllocator, _kvcache=pool),
+        req_to_token_pool=bare(other.pop("rows_type", ReqToTokenPool)),
+        tree_cache=bare(
+            other.pop("tree_type", UnifiedRadixCache),
+            tree_components=other.pop("components", (ComponentType.FULL,)),
+        ),
+        model_config=SimpleNamespace(**model | other.pop("model", {})),
+        server_args=ServerArgs(model_path="model", schedule_policy="sage", **other),
+    )
+
+
+def request(sampling: dict[str, Any] | None = None, **parameters: Any) -> Any:
+    req = Req("id", "text", array("q", [1, 2]), SamplingParams(**sampling or {}), **parameters)
+    req.beam_group = None
+    return req
+
+
+def test_on_a_plain_server_plain_requests_yield() -> None:
+    assert why_none_yields(scheduler(max_total_tokens=2000, page_size=16, tp_size=2)) is None
+    assert why_it_stays(request()) is None
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ({"quant_method": object()}, "a quantized KV cache"),
+        ({"use_hnd": True}, "SGLANG_USE_HND_KVCACHE"),
+        ({"pool_type": MHATokenToKVPoolFP4}, "MHATokenToKVPoolFP4"),
+        ({"rows_type": HybridReqToTokenPool}, "HybridReqToTokenPool"),
+        ({"tree_type": RadixCache}, "RadixCache"),
+        ({"components": (ComponentType.FULL, ComponentType.SWA)}, "more than full attention"),
+        ({"model": {"is_encoder_decoder": True}}, "an encoder-decoder model"),
+        ({"model": {"use_ngram_embedding": True}}, "n-gram embeddings"),
+        ({"model": {"is_multimodal": True}}, "a multimodal model"),
+        ({"enable_lora": True}, "--enable-lora"),
+        ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm"),
+        ({"enable_dp_attention": True}, "--enable-dp-attention"),
+        ({"dcp_size": 2}, "--dcp-size"),
+        ({"enable_watermark": True}, "--enable-watermark"),
+        ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+        ({"strip_thinking_cache": True}, "--strip-thinking-cache"),
+    ],
+)
+def test_a_server_with_anything_else_has_none_that_yields(
+    what: dict[str, Any], reason: str
+) -> None:
+    assert reason in str(why_none_yields(scheduler(**what)))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"return_routed_experts": True}, "return_routed_experts"),
+        ({"return_indexer_topk": True}, "return_indexer_topk"),
+        ({"input_embeds": [[0.0]]}, "input_embeds"),
+        ({"lora_id": "adapter"}, "lora_id"),
+        ({"session": object()}, "session"),
+        ({"sampling": {"watermark": {"enabled": True}}}, "watermark"),
+        ({"sampling": {"beam_width": 4}}, "beam_width"),
+    ],
+)
+def test_a_request_with_anything_else_stays(parameters: dict[str, Any], reason: str) -> None:
+    assert why_it_stays(request(**parameters)) == reason
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [1]},
+        {"return_hidden_states": True},
+        {"stream": True, "extra_key": "x", "priority": 3, "custom_logit_processor": "code"},
+        {"bootstrap_port": 8998},
+        {"sampling": {"json_schema": "{}", "frequency_penalty": 1.0, "stop": "end", "n": 3}},
+        {"sampling": {"temperature": 0.5, "sampling_seed": 1, "logit_bias": {"3": 1.0}}},
+    ],
+)
+def test_what_is_named_yields(parameters: dict[str, Any]) -> None:
+    assert why_it_stays(request(**parameters)) is None
+
+
+def test_the_lists_name_what_this_release_has_and_all_else_can_be_looked_up() -> None:
+    parameters = set(inspect.signature(Req.__init__).parameters)
+    assert parameters >= survival._REQUEST
+    assert {field.name for field in msgspec.structs.fields(ServerArgs)} >= survival._FLAGS
+    assert {field.name for field in msgspec.structs.fields(SamplingParams)} >= survival._SAMPLING
+    assert all(hasattr(request(), name) for name in survival._request_defaults())

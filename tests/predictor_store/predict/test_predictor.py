@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.history import History
+from predictor_store.predict.predictor import predict, prior
+from predictor_store.store.store_file import Origin
+from sage_sched.config import PredictorConfig
+from tests.predictor_store.samples import grown, unit_vectors
+
+CONFIG = PredictorConfig(max_atoms=16)
+THRESHOLD = PredictorConfig(
+    rule="threshold", encoder="minilm", threshold=0.8, min_matches=3, max_atoms=16
+)
+# With too few prompts for a score, all else equal, these are the neighbourhoods by cosine alone.
+RULES = [CONFIG, THRESHOLD]
+
+
+def at(cosine: float) -> NDArray[np.float32]:
+    """A vector of this cosine to at(1)."""
+    return np.array([cosine, (1 - cosine**2) ** 0.5], np.float32)
+
+
+def history_of(*records: tuple[float, int, Origin], capacity: int = 100) -> History:
+    history = History(2, 0, capacity)
+    for cosine, length, origin in records:
+        history.add(at(cosine), length, False, origin)
+    return history
+
+
+class TestThreshold:
+    def test_enough_history_leaves_warm_data_out(self) -> None:
+        history = history_of(
+            *[(0.9, length, "history") for length in (10, 20, 30)],
+            (1.0, 99, "warm"),
+            (0.5, 5, "warm"),
+        )
+        found = predict(history, at(1), THRESHOLD)
+        assert found is not None
+        assert found.source == "history"
+        assert found.lengths.tolist() == [10, 20, 30]
+        assert found.weights == pytest.approx([1 / 3] * 3)
+        assert found.effective_samples == 3
+
+    def test_too_little_history_is_augmented_by_warm_data(self) -> None:
+        history = history_of(
+            (0.9, 10, "history"), (0.9, 20, "warm"), (0.9, 30, "warm"), (0.7, 99, "history")
+        )
+        found = predict(history, at(1), THRESHOLD)
+        assert found is not None
+        assert found.source == "warm"
+        assert found.lengths.tolist() == [10, 20, 30]
+
+    def test_too_few_matches_say_nothing(self) -> None:
+        history = history_of((0.9, 10, "history"), (0.9, 20, "warm"), (0.7, 99, "history"))
+        found = predict(history, at(1), THRESHOLD)
+        assert found == prior(history, THRESHOLD)
+        assert found is not None
+        assert found.source == "prior"
+
+
+class TestNeighbours:
+    def test_nearer_ones_weigh_more(self) -> None:
+        cosines = (0.9, 0.6, 0.3, 0.1, -0.5)
+        history = history_of(*[(c, i + 1, "history") for i, c in enumerate(cosines)])
+        found = predict(history, at(1), CONFIG)
+        assert found is not None
+        assert found.lengths.tolist() == [1, 2, 3, 4, 5]
+        assert all(np.diff(found.weights) < 0)
+        assert 1 < found.effective_samples < 5
+
+    def test_the_same_prompt_counts_most_and_the_more_the_oftener_it_was_asked(self) -> None:
+        others: list[tuple[float, int, Origin]] = [
+            (0.7 + i / 1000, 100 + i, "history") for i in range(50)
+        ]
+        shares = []
+        for num_asked in (1, 4, 16):
+            same: list[tuple[float, int, Origin]] = [(1.0, 7, "history")] * num_asked
+            found = predict(history_of(*others, *same), at(1), CONFIG)
+            assert found is not None
+            shares.append(found.weights[0])
+            assert found.lengths[0] == 7
+        assert 0.2 < shares[0] < 0.3
+        assert shares == sorted(shares)
+        assert shares[-1] > 0.8
+
+    def test_one_prompt_asked_often_is_not_many_neighbours(self) -> None:
+        history = History(2, 1, 200)
+        for i in range(120):
+            number = 0 if i < 100 else i  # a feature, to tell the prompts apart
+            vector = np.append(at(0.8), np.float32(number / 100))
+            history.add(vector, 10 if i < 100 else 1000 + i, False, "history")
+        found = predict(history, np.append(at(1), np.float32(0)), CONFIG)
+        assert found is not None
+        assert found.weights[0] < 0.5
+
+    def test_warm_data_fades_as_history_comes(self) -> None:
+        warm: list[tuple[float, int, Origin]] = [(0.6 + i / 1e3, 900, "warm") for i in range(100)]
+        shares = []
+        for num in (0, 10, 100, 300):
+            real: list[tuple[float, int, Origin]] = [
+                (0.6 + i / 1e3, 30, "history") for i in range(num)
+            ]
+            found = predict(history_of(*warm, *real, capacity=500), at(1), CONFIG)
+            assert found is not None
+            shares.append(float(found.weights[found.lengths == 900].sum()))
+            assert found.source == ("warm" if shares[-1] > 0.5 else "history")
+        assert shares[0] == 1
+        assert shares == sorted(shares, reverse=True)
+        assert shares[-1] < 0.1
+
+    def test_prompts_that_score_alike_weigh_more(self) -> None:
+        history, _ = grown(400)
+        blurred = [predict(history, vector, CONFIG) for vector in unit_vectors(50, 9, 8)]
+        history.fit()
+        sharp = [predict(history, vector, CONFIG) for vector in unit_vectors(50, 9, 8)]
+        for vector, before, after in zip(unit_vectors(50, 9, 8), blurred, sharp, strict=True):
+            assert before is not None
+            assert after is not None
+            assert after.quantile(0.9) / after.quantile(0.1) < before.quantile(0.9) / (
+                before.quantile(0.1)
+            )
+            if abs(vector[0]) < 0.5:  # past it, lengths are beyond what was seen
+                assert after.quantile(0.05) < 100 * np.exp(2 * vector[0]) < after.quantile(0.95)
+
+    def test_apart_one_adapters_answers_do_not_count_for_another(self) -> None:
+        history = History(2, 0, 100)
+        for i in range(20):
+            history.add(at(0.9), 10 + i, False, "history", "poisoner")
+        history.add(at(0.1), 500, False, "history", "mine")
+        history.add(at(0.2), 600, False, "warm")
+        together = predict(history, at(1), CONFIG, "mine")
+        apart = predict(history, at(1), replace(CONFIG, isolate=True), "mine")
+        nothing = predict(history, at(1), replace(CONFIG, isolate=True), "nobody's")
+        assert together is not None
+        assert apart is not None
+        assert nothing is not None
+        assert together.lengths[0] == 10
+        assert apart.lengths.tolist() == [500, 600]
+        assert nothing.lengths.tolist() == [600]
+
+
+@pytest.mark.parametrize("config", RULES)
+def test_only_unlike_prompts_still_give_a_distribution(config: PredictorConfig) -> None:
+    found = predict(history_of((-1.0, 7, "history")), at(1), config)
+    assert found is not None
+    assert found.lengths.tolist() == [7]
+
+
+@pytest.mark.parametrize("config", RULES)
+def test_censored_answers_count_as_longer(config: PredictorConfig) -> None:
+    history = History(2, 0, 10)
+    for length, censored in ((10, False), (20, True), (30, False)):
+        history.add(at(1), length, censored, "history")
+    found = predict(history, at(1), config)
+    assert found is not None
+    assert found.lengths.tolist() == [10, 30]
+    assert found.weights == pytest.approx([1 / 3, 2 / 3])
+
+
+class TestLengthsInGeneral:
+    """Of prompts whose vectors have a first number alike long answers are foreseen."""
+
+    GENERAL = GeneralLength(
+        "made up", np.array([2.0, 0.0]), np.linspace(-1, 1, 8), 5.0, 1.0, np.linspace(2, 8, 8)
+    )
+
+    def history(self, *records: tuple[float, int]) -> History:
+        history = History(2, 0, 1000, self.GENERAL)
+        for cosine, length in records:
+            history.add(at(cosine), length, False, "history")
+        return history
+
+    @pytest.mark.parametrize("config", RULES)
+    def test_the_first_requests_are_told_apart(self, config: PredictorConfig) -> None:
+        long, short = (predict(self.history(), at(c), config) for c in (0.9, -0.9))
+        assert long is not None
+        assert short is not None
+        assert long.source == short.source == "general"
+        assert long.mean() == pytest.approx(short.mean() * np.exp(2 * 1.8), rel=0.1)
+        anything = prior(self.history(), config)
+        assert anything is not None
+        assert anything.quantile(0.1) < short.mean() < long.mean() < anything.quantile(0.95)
+
+    def test_the_level_follows_what_has_ended(self) -> None:
+        means = []
+        for length in (20, 2000):
+            found = predict(self.history((0.2, length), (0.4, length)), at(-0.9), CONFIG)
+            assert found is not None
+            means.append(found.mean())
+        assert means[1] > 5 * means[0]
+
+    def test_a_cut_answer_does_not_lower_the_level(self) -> None:
+        history = self.history()
+        for _ in range(5):
+            history.add(at(0.5), 1, True, "history")
+        assert self.GENERAL.level_after(history.excess[:5]) == pytest.approx(5.0)
+
+    def test_the_history_takes_over_as_evidence_comes(self) -> None:
+        rng = np.random.default_rng(0)
+        shares = []
+        for num in (0, 3, 30, 300):
+            seen = [(float(c), 100_000) for c in rng.uniform(-1, 1, num)]
+            found = predict(self.history(*seen), at(0.3), CONFIG)
+            assert found is not None
+            shares.append(float(found.weights[found.lengths < 90_000].sum()))
+        assert shares[0] == 1
+        assert shares == sorted(shares, reverse=True)
+        assert shares[-1] < 0.15
+
+    def test_a_prompts_own_answers_go_before_it(self) -> None:
+        found = predict(self.history(*[(1.0, 7)] * 20), at(1), CONFIG)
+        assert found is not None
+        assert found.weights[found.lengths == 7].sum() > 0.8
+
+
+@pytest.mark.parametrize("config", RULES)
+def test_an_empty_history_knows_nothing(config: PredictorConfig) -> None:
+    assert predict(history_of(), at(1), config) is None
+    assert prior(history_of(), config) is None
+
+
+def test_the_prior_is_of_all_records_alike() -> None:
+    found = prior(history_of((1.0, 10, "history"), (-1.0, 30, "warm"), (0.0, 10, "warm")), CONFIG)
+    assert found is not None
+    assert found.source == "prior"
+    assert found.lengths.tolist() == [10, 30]
+    assert found.weights == pytest.approx([2 / 3, 1 / 3])
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 5000)), min_size=1),
+    st.sampled_from(RULES),
+    st.data(),
+)
+def test_a_prediction_lies_within_what_was_seen(
+    records: list[tuple[bool, bool, int]], config: PredictorConfig, data: st.DataObject
+) -> None:
+    vectors = unit_vectors(len(records) + 1, data.draw(st.integers(0, 9)), 3)
+    history = History(3, 0, 50)
+    for vector, (warm, censored, length) in zip(vectors[1:], records, strict=True):
+        history.add(vector, length, censored, "warm" if warm else "history")
+    history.fit()
+    found = predict(history, vectors[0], config)
+    assert found is not None
+    assert found.lengths.size <= config.max_atoms
+    lengths = [length for _, _, length in records]
+    assert min(lengths) <= found.lengths[0] <= found.lengths[-1] <= max(lengths)
+    assert found.effective_samples <= len(records) + 1e-6

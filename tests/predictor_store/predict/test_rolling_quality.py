@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from predictor_store.predict.rolling_quality import WINDOW, Forecast, RollingQuality, spearman
+from sage_sched.distribution import LengthDistribution, Source
+
+BLIND = LengthDistribution.from_samples([10, 1000], "prior")
+
+
+def said(length: int, source: Source = "history") -> Forecast:
+    return Forecast(LengthDistribution.from_samples([length], source), BLIND)
+
+
+def told(quality: RollingQuality, right: bool, num: int) -> list[int]:
+    """After which of num answers, predicted rightly or wrongly, it changed its mind."""
+    lengths = [(10, 1000)[i % 2] for i in range(num)]
+    return [
+        i
+        for i, length in enumerate(lengths)
+        if quality.add(said(length if right else 1010 - length), length, was_late=False)
+    ]
+
+
+def test_it_widens_after_500_wrong_ones_and_comes_back_after_500_right_ones() -> None:
+    quality = RollingQuality()
+    assert told(quality, right=True, num=1_000) == []
+    (worse,) = told(quality, right=False, num=1_000)
+    assert WINDOW / 4 - 1 < worse < WINDOW  # with the right ones still in the window
+    assert quality.widened
+    assert quality.summary()["crps_gain"] < 0
+    (better,) = told(quality, right=True, num=1_000)
+    assert better <= WINDOW
+    assert not quality.widened
+    assert quality.summary()["crps_gain"] == 1
+
+
+@given(st.lists(st.booleans(), max_size=80), st.integers(0, 2**32 - 1))
+def test_it_never_changes_its_mind_within_500_answers(blocks: list[bool], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    quality, since = RollingQuality(), 0
+    for right in blocks:
+        for _ in range(50):
+            length = int(rng.choice([10, 1000]))
+            since += 1
+            if quality.add(said(length if right else 1010 - length), length, was_late=False):
+                assert since >= WINDOW
+                since = 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["history", "general"]), st.integers(1, 2000), st.booleans()),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_the_sources_make_up_the_whole(answers: list[tuple[Source, int, bool]]) -> None:
+    quality = RollingQuality()
+    for source, length, was_late in answers:
+        quality.add(said(100, source), length, was_late)
+    found = quality.summary()
+    parts = found["by_source"].values()
+    for count in ("num_answers", "num_late"):
+        assert sum(part[count] for part in parts) == found[count]
+    for share in ("crps", "blind_crps", "within_80"):
+        mean = sum(part[share] * part["num_answers"] for part in parts) / len(answers)
+        assert mean == pytest.approx(found[share], abs=0.01)
+    assert found["within_80"] == pytest.approx(
+        sum(length == 100 for _, length, _ in answers) / len(answers), abs=1e-3
+    )
+
+
+def test_what_is_not_known_is_not_judged() -> None:
+    quality = RollingQuality()
+    assert not quality.add(Forecast(None, None), 10, was_late=True)
+    assert quality.summary() == {"widened": False, "num_answers": 0, "by_source": {}}
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
+def test_spearman_is_scipys(pairs: list[tuple[int, int]]) -> None:
+    x, y = np.array(pairs, float).T
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        assert spearman(x, y) == 0
+    else:
+        assert spearman(x, y) == pytest.approx(spearmanr(x, y).statistic, abs=1e-9)

@@ -1,0 +1,356 @@
+"""Real workers in processes of their own. One is shared by the tests that leave it as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from predictor_store.predict.asked import NOTHING_ASKED, Asked
+from predictor_store.predict.embedder import dimension, fingerprint
+from predictor_store.service.client import PredictorClient
+from predictor_store.store import lock
+from predictor_store.store.store import Store, file_of
+from predictor_store.store.store_file import StoreError
+from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
+from sage_sched.distribution import LengthDistribution
+from tests.predictor_store.samples import JUNK
+
+# Long enough for any machine: only where the worker cannot answer is it waited out.
+PATIENT = PredictorConfig(deadline_ms=60_000, min_matches=2)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictorClient]:
+    folder = tmp_path_factory.mktemp("store")
+    client = PredictorClient(SageConfig(StoreConfig(str(folder)), PATIENT))
+    # Started where a module lies about that must not be taken for Python's own.
+    start = tmp_path_factory.mktemp("start")
+    (start / "queue.py").write_text("raise ImportError('a stray module')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(start)
+        client.start()
+    yield client
+    client.close()
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    uvloop.run(asyncio.wait_for(main, 300))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.05)
+
+
+def pid_of(client: PredictorClient) -> int:
+    assert client._link is not None
+    return client._link.process.pid
+
+
+def stop(client: PredictorClient) -> None:
+    """Return when the worker has stopped."""
+    os.kill(pid_of(client), signal.SIGSTOP)
+    while psutil.Process(pid_of(client)).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+
+
+def lengths_on_disk(client: PredictorClient) -> list[int]:
+    file = file_of(Path(client._config.store.path))
+    with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
+        return [length for (length,) in store.execute("SELECT output_tokens FROM records")]
+
+
+def impatient(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SageConfig(client._config.store, PredictorConfig(deadline_ms=50, min_matches=2))
+    monkeypatch.setattr(client, "_config", config)
+
+
+def test_finished_answers_are_predicted(client: PredictorClient) -> None:
+    async def main() -> None:
+        before = client.stats()
+        first = await client.predict("How high is the Zugspitze?")
+        assert first.handle is not None
+        for length in (40, 3000) * 10:
+            client.finished(first.handle, 5, length, False)
+        second = await client.predict("How high is the Zugspitze?")
+        assert second.handle not in (None, first.handle)
+        assert second.distribution is not None
+        assert second.distribution.source == "history"
+        assert share_of(second.distribution, 40) > 0.4 < share_of(second.distribution, 3000)
+        await until(lambda: client.stats()["num_recorded"] == before["num_recorded"] + 20)
+        assert client.stats()["num_predicted_history"] == before["num_predicted_history"] + 1
+
+    run(main())
+
+
+def share_of(found: LengthDistribution, length: int) -> float:
+    return float(found.weights[found.lengths == length].sum())
+
+
+def test_what_is_asked_beside_the_words_comes_along(client: PredictorClient) -> None:
+    async def main() -> None:
+        asked = Asked(session="a conversation")
+        handle = (await client.predict("And then?", asked=asked)).handle
+        assert handle is not None
+        for _ in range(4):
+            client.finished(handle, 5, 777, False)
+        shares = []
+        for other in (NOTHING_ASKED, asked):
+            found = (await client.predict("List all birds of Peru.", asked=other)).distribution
+            assert found is not None
+            shares.append(share_of(found, 777))
+        assert shares[1] > shares[0] + 0.1
+
+    run(main())
+
+
+def test_many_at_once_each_get_their_own(client: PredictorClient) -> None:
+    async def main() -> None:
+        lengths = {"Name the capital of Peru.": 3, "Write an essay on moss.": 900}
+        for prompt, length in lengths.items():
+            handle = (await client.predict(prompt)).handle
+            assert handle is not None
+            client.finished(handle, 5, length, False)
+            client.finished(handle, 5, length, False)
+        prompts = list(lengths) * 20
+        found = await asyncio.gather(*(client.predict(prompt) for prompt in prompts))
+        for prompt, prediction in zip(prompts, found, strict=True):
+            assert prediction.distribution is not None
+            assert share_of(prediction.distribution, lengths[prompt]) > 0.35
+            assert share_of(prediction.distribution, 903 - lengths[prompt]) < 0.35
+        assert len({prediction.handle for prediction in found}) == len(prompts)
+
+    run(main())
+
+
+def test_junk_prompts_are_predicted(client: PredictorClient) -> None:
+    async def main() -> None:
+        before = client.stats()
+        found = await asyncio.gather(*(client.predict(text) for text in JUNK.values()))
+        assert all(prediction.handle is not None for prediction in found)
+        assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"]
+        assert client.stats()["worker_alive"]
+
+    run(main())
+
+
+def test_it_works_in_one_loop_after_another(client: PredictorClient) -> None:
+    for _ in range(2):
+        assert asyncio.run(client.predict("Again?")).handle is not None
+
+
+def test_a_cancelled_prediction_leaves_nothing_behind(client: PredictorClient) -> None:
+    async def main() -> None:
+        task = asyncio.ensure_future(client.predict("Cancelled"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not client._waiting
+        assert (await client.predict("Not cancelled")).handle is not None
+
+    run(main())
+
+
+def test_garbage_on_the_wire_does_not_kill_the_worker(client: PredictorClient) -> None:
+    async def main() -> None:
+        assert client._link is not None
+        before = client.stats()
+        client._link.socket.send(b'\xff\xfe garbage\n{"predict": "x"}\n[]\n')
+        assert (await client.predict("Still there?")).handle is not None
+        await until(lambda: client.stats()["num_malformed"] == before["num_malformed"] + 3)
+
+    run(main())
+
+
+def test_ctrl_c_is_not_for_the_worker(client: PredictorClient) -> None:
+    async def main() -> None:
+        pid = pid_of(client)
+        os.kill(pid, signal.SIGINT)
+        assert (await client.predict("Still there?")).handle is not None
+        assert pid_of(client) == pid
+
+    run(main())
+
+
+def test_a_hung_worker_costs_the_prediction_alone(
+    client: PredictorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        known = await client.predict("Known before")
+        assert known.handle is not None
+        client.finished(known.handle, 5, 100, False)
+        await until(lambda: client._prior is not None)
+        before = client.stats()
+        stop(client)
+        try:
+            impatient(client, monkeypatch)
+            late = await client.predict("Too late")
+            assert late.distribution is not None
+            assert late.distribution.source == "prior"
+            assert late.handle is not None
+            assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 1
+
+            # Nobody waits for it again until it has said something.
+            patient = replace(client._config.predictor, deadline_ms=600_000.0)
+            monkeypatch.setattr(client, "_config", replace(client._config, predictor=patient))
+            at_once = await asyncio.wait_for(client.predict("At once"), 60)
+            assert at_once == replace(late, handle=late.handle + 1)
+            assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 2
+            monkeypatch.undo()
+
+            # More than the socket takes: nothing is kept, nothing waits.
+            while client.stats()["num_unrecorded"] == before["num_unrecorded"]:
+                client.finished(known.handle, 5, 100, False)
+            full = await client.predict("No room")
+            assert full.handle is None
+            assert full.distribution == late.distribution
+            assert client.stats()["num_unsent"] == before["num_unsent"] + 1
+        finally:
+            os.kill(pid_of(client), signal.SIGCONT)
+
+        # The handle of the late prediction is good once the worker has come to it.
+        monkeypatch.undo()
+        while (await client.predict("Room again?")).handle is None:
+            await asyncio.sleep(0.05)
+        await until(lambda: not client._is_silent)
+        client.finished(late.handle, 5, 123, False)
+        client.finished(late.handle, 5, 123, False)
+        found = await client.predict("Too late")
+        assert found.distribution is not None
+        assert share_of(found.distribution, 123) > 0.35
+
+    run(main())
+
+
+def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(client: PredictorClient) -> None:
+    async def main() -> None:
+        first = await client.predict("Before it died")
+        assert first.handle is not None
+        for _ in range(2):
+            client.finished(first.handle, 5, 321, False)
+        before = client.stats()
+        await until(lambda: lengths_on_disk(client).count(321) == 2)
+
+        killed = pid_of(client)
+        stop(client)
+        waiting = [asyncio.ensure_future(client.predict("In flight")) for _ in range(5)]
+        await until(lambda: len(client._waiting) == 5)
+        assert not any(task.done() for task in waiting)
+        os.kill(killed, signal.SIGKILL)
+        for task in waiting:
+            lost = await task
+            assert lost.handle is None
+            assert lost.distribution is not None
+            assert lost.distribution.source == "prior"
+        assert not client.stats()["worker_alive"]
+        meanwhile = await client.predict("Nobody there")
+        assert meanwhile.handle is None
+        client.finished(first.handle, 5, 321, False)
+
+        await until(lambda: bool(client.stats()["worker_alive"]))
+        assert pid_of(client) != killed
+        again = await client.predict("Before it died")
+        assert again.distribution is not None
+        assert share_of(again.distribution, 321) > 0.35
+        after = client.stats()
+        assert after["num_worker_restarts"] == before["num_worker_restarts"] + 1
+        assert after["num_recorded"] >= before["num_recorded"]
+        assert after["num_unrecorded"] == before["num_unrecorded"] + 1
+
+        # Its handle went with the old worker.
+        assert again.handle is not None
+        client.finished(first.handle, 5, 321, False)
+        client.finished(again.handle, 5, 321, False)
+        await until(lambda: client.stats()["num_unrecorded"] == before["num_unrecorded"] + 2)
+
+    run(main())
+
+
+def test_closing_writes_what_is_left(tmp_path: Path) -> None:
+    client = PredictorClient(SageConfig(StoreConfig(str(tmp_path), keep_prompts=True), PATIENT))
+    client.start()
+
+    async def main() -> None:
+        found = await client.predict("Last words")
+        assert found.handle is not None
+        assert found.distribution is not None  # an empty store knows of lengths in general
+        assert found.distribution.source == "general"
+        client.finished(found.handle, 5, 12, True)
+
+    run(main())
+    client.close()
+    with Store(client._config.store, fingerprint(), dimension()) as store:
+        (kept,) = store.load()
+    assert (kept.prompt, kept.output_tokens, kept.censored) == ("Last words", 12, True)
+    client.finished(0, 5, 1, False)
+    assert not client.stats()["worker_alive"]
+    assert asyncio.run(client.predict("Closed")).handle is None
+
+
+def test_a_server_that_writes_nothing_down_still_learns(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    client = PredictorClient(SageConfig(StoreConfig(str(folder), on_disk=False), PATIENT))
+    client.start()
+
+    async def main() -> None:
+        first = await client.predict("Tell nobody")
+        assert first.handle is not None
+        client.finished(first.handle, 5, 12, False)
+        await until(lambda: client.stats()["num_recorded"] == 1)
+        second = await client.predict("Tell nobody")
+        assert second.distribution is not None
+        assert share_of(second.distribution, 12) > 0.2
+
+    run(main())
+    client.close()
+    assert not folder.exists()
+
+
+def test_a_store_that_is_refused_is_refused_at_the_start(tmp_path: Path) -> None:
+    Store(StoreConfig(str(tmp_path)), "another model", 768).close()
+    with pytest.raises(StoreError, match="another model"):
+        PredictorClient(SageConfig(StoreConfig(str(tmp_path)))).start()
+
+
+def test_a_damaged_store_is_refused_at_the_start(tmp_path: Path) -> None:
+    file_of(tmp_path).write_bytes(b"not a database at all")
+    with pytest.raises(StoreError, match="damaged"):
+        PredictorClient(SageConfig(StoreConfig(str(tmp_path)))).start()
+
+
+SERVER = """
+import sys, time
+from predictor_store.service.client import PredictorClient
+from sage_sched.distribution import LengthDistribution
+from sage_sched.config import SageConfig, StoreConfig
+client = PredictorClient(SageConfig(StoreConfig(sys.argv[1])))
+client.start()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_worker_goes_when_the_server_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        assert lock.holder(tmp_path) is not None
+        server.kill()
+    while lock.holder(tmp_path) is not None:  # as long as a test may take
+        time.sleep(0.05)

@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor_store.predict.embedder import dimension
+from predictor_store.predict.history import History
+from predictor_store.store import lock
+from predictor_store.store.store import Store, default_path, file_of
+from predictor_store.store.store_file import Record, StoreError
+from sage_sched.config import StoreConfig
+from tests.predictor_store.samples import record
+
+DIMENSION = dimension()
+EMBEDDER = "some model"
+
+
+def opened(folder: Path, capacity: int = 100, keep_prompts: bool = False) -> Store:
+    return Store(StoreConfig(str(folder), capacity, keep_prompts), EMBEDDER, DIMENSION)
+
+
+def filled(folder: Path, *records: Record, **options: bool) -> None:
+    with opened(folder, **options) as store:
+        for one in records:
+            store.add(one)
+
+
+def read(folder: Path, capacity: int = 100) -> list[Record]:
+    with opened(folder, capacity) as store:
+        return store.load()
+
+
+def in_memory(folder: Path, embedder: str = EMBEDDER) -> Store:
+    return Store(StoreConfig(str(folder), on_disk=False), embedder, DIMENSION)
+
+
+def assert_same(left: list[Record], right: list[Record]) -> None:
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_array_equal(a.vector, b.vector)
+        assert (a.output_tokens, a.input_tokens, a.censored, a.origin) == (
+            b.output_tokens,
+            b.input_tokens,
+            b.censored,
+            b.origin,
+        )
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    records = [record(1), record(2, censored=True, origin="warm"), record(3, input_tokens=0)]
+    filled(tmp_path / "deep" / "store", *records)
+    assert_same(read(tmp_path / "deep" / "store"), records)
+
+
+def test_prompts_are_kept_only_when_asked_for(tmp_path: Path) -> None:
+    secret = record(1, prompt="my secret \ud800")
+    filled(tmp_path / "a", secret)
+    assert read(tmp_path / "a")[0].prompt is None
+    assert b"my secret" not in file_of(tmp_path / "a").read_bytes()
+    filled(tmp_path / "b", secret, keep_prompts=True)
+    assert read(tmp_path / "b")[0].prompt == "my secret ?"
+
+
+def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with opened(folder) as store:
+        store.add(record(1))
+        store.flush()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+    assert "history.sqlite3-wal" in modes
+    assert set(modes.values()) == {0o600}
+
+
+def test_what_a_link_points_to_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / "lock").symlink_to(theirs)
+    with pytest.raises(StoreError, match="cannot make a store"):
+        opened(folder)
+    assert lock.holder(folder) is None
+    assert theirs.read_text() == "precious"
+
+
+def test_default_path_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_path() == tmp_path / ".cache" / "sage-sched" / "store"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert default_path() == Path("/cache/sage-sched/store")
+    with Store(StoreConfig("~/mine"), EMBEDDER, DIMENSION) as store:
+        assert store.folder == tmp_path / "mine"
+
+
+@settings(max_examples=25)
+@given(
+    batches=st.lists(st.lists(st.booleans(), max_size=8), max_size=6),
+    capacity=st.integers(1, 12),
+    smaller=st.integers(1, 12),
+)
+def test_disk_and_memory_keep_the_same_records(
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[list[bool]],
+    capacity: int,
+    smaller: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    history = History(DIMENSION, 0, capacity)
+    seed = 0
+    with opened(folder, capacity) as store:
+        for batch in batches:
+            for warm in batch:
+                seed += 1
+                one = record(seed, origin="warm" if warm else "history")
+                store.add(one)
+                history.add(one.vector, one.output_tokens, one.censored, one.origin)
+            store.flush()
+            assert store.num_records == len(history)
+    on_disk = read(folder, capacity)
+    assert [r.output_tokens for r in on_disk] == sorted(history.lengths[: len(history)])
+
+    by_eviction = sorted(on_disk, key=lambda r: (r.origin == "history", r.output_tokens))
+    kept = sorted(r.output_tokens for r in by_eviction[-smaller:])
+    assert [r.output_tokens for r in read(folder, smaller)] == kept
+
+
+def test_a_second_writer_is_told_who_has_it(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        assert lock.holder(tmp_path) == str(os.getpid())
+        with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
+            opened(tmp_path)
+    assert lock.holder(tmp_path) is None
+    opened(tmp_path).close()
+
+
+def test_a_refused_store_can_be_opened_by_its_rightful_owner(tmp_path: Path) -> None:
+    filled(tmp_path, record(1))
+    with pytest.raises(StoreError):
+        Store(StoreConfig(str(tmp_path)), "another model", DIMENSION)
+    assert len(read(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("embedder", "dimension"), [("another", DIMENSION), (EMBEDDER, 768)])
+def test_a_store_of_another_embedder_is_refused(
+    tmp_path: Path, embedder: str, dimension: int
+) -> None:
+    filled(tmp_path, record(1))
+    with pytest.raises(StoreError) as refusal:
+        Store(StoreConfig(str(tmp_path)), embedder, dimension)
+    for part in (
+        EMBEDDER,
+        f"{DIMENSION} dimensions",
+        f"{embedder} ({dimension}",
+        "sage-sched warm",
+        "predictor.encoder",
+    ):
+        assert part in str(refusal.value)
+
+
+def test_a_store_of_a_later_format_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path, record(1))
+    with contextlib.closing(sqlite3.connect(file_of(tmp_path))) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="format 99"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello, world\n" * 1000, b"SQLite format 3\x00" * 500])
+def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    file_of(tmp_path).write_bytes(content)
+    with pytest.raises(StoreError, match=r"damaged|not a sage-sched store"):
+        opened(tmp_path)
+    assert file_of(tmp_path).read_bytes() == content
+
+
+def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(file_of(tmp_path))) as connection:
+        connection.execute("CREATE TABLE records (id INTEGER)")
+    with pytest.raises(StoreError, match="not a sage-sched store"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.99])
+def test_a_truncated_store_is_refused(tmp_path: Path, share: float) -> None:
+    filled(tmp_path, *map(record, range(50)))
+    size = file_of(tmp_path).stat().st_size
+    os.truncate(file_of(tmp_path), int(size * share))
+    with pytest.raises(StoreError, match="damaged"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("origin", ["history", "warm"])
+def test_a_record_with_flipped_bits_is_refused(tmp_path: Path, origin: str) -> None:
+    middle = record(25, origin=origin)
+    filled(tmp_path, *map(record, range(25)), middle, *map(record, range(26, 50)))
+    content = bytearray(file_of(tmp_path).read_bytes())
+    at = content.index(middle.vector.tobytes()[:64])
+    content[at + 8] ^= 0x10
+    file_of(tmp_path).write_bytes(content)
+    with pytest.raises(StoreError, match="damaged: record 26 does not match its checksum"):
+        read(tmp_path)
+
+
+def test_an_index_that_does_not_match_its_records_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path, *map(record, range(50)))
+    with contextlib.closing(sqlite3.connect(file_of(tmp_path))) as connection:
+        (page_size,) = connection.execute("PRAGMA page_size").fetchone()
+        (page,) = connection.execute(
+            "SELECT rootpage FROM sqlite_schema WHERE name = 'records_by_eviction'"
+        ).fetchone()
+    content = bytearray(file_of(tmp_path).read_bytes())
+    content[page * page_size - 1] ^= 0x01  # The last byte of a record number.
+    file_of(tmp_path).write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"):
+        read(tmp_path)
+
+
+def test_a_flipped_byte_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
+    records = [record(i, origin="warm" if i % 3 else "history") for i in range(30)]
+    filled(tmp_path / "good", *records)
+    content = file_of(tmp_path / "good").read_bytes()
+    rng = random.Random(0)
+    num_refused = 0
+    for trial in range(150):
+        bad = bytearray(content)
+        # SQLite's header and the schema are small: give them their share.
+        bad[rng.randrange(8192 if trial % 3 == 0 else len(bad))] ^= 1 << rng.randrange(8)
+        folder = tmp_path / "bad"
+        folder.mkdir()
+        file_of(folder).write_bytes(bad)
+        try:
+            found = read(folder)
+        except StoreError:
+            num_refused += 1
+        else:
+            assert_same(found, records)
+        shutil.rmtree(folder)
+    assert num_refused > 50
+
+
+WRITER = """
+import sys, itertools
+sys.path.insert(0, sys.argv[2])
+from tests.predictor_store.samples import record
+from test_store import opened
+from pathlib import Path
+store = opened(Path(sys.argv[1]), capacity=40)
+for i in itertools.count(1):
+    store.add(record(i))
+    store.flush()
+    print(i, flush=True)
+"""
+
+
+@pytest.mark.parametrize("num_commits", [1, 20, 90])
+def test_kill_9_loses_nothing_that_was_committed(tmp_path: Path, num_commits: int) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for _ in range(num_commits):
+            writer.stdout.readline()
+        time.sleep(random.random() / 100)
+        writer.send_signal(signal.SIGKILL)
+        committed = [num_commits, *map(int, writer.stdout.read().split())][-1]
+    lengths = [r.output_tokens - 10 for r in read(tmp_path, 40)]
+    # The last commit may have come through without its line.
+    assert lengths[-1] in (committed, committed + 1)
+    assert lengths == list(range(max(lengths[-1] - 39, 1), lengths[-1] + 1))
+
+
+@contextlib.contextmanager
+def no_file_larger_than(num_bytes: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_delays_writing_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predictor_store.store.store._RETRY_SECONDS", 1e9)
+    with opened(tmp_path) as store, caplog.at_level(logging.WARNING):
+        store.add(record(1))
+        store.flush()
+        with no_file_larger_than(64 * 1024):
+            for seed in range(2, 60):
+                store.add(record(seed))
+                store.flush(now=True)
+            assert store.write_error is not None
+            num_unwritten = store.num_unwritten
+            assert 0 < num_unwritten < 59
+            assert len(caplog.records) == 1
+        store.flush()  # Not due yet.
+        assert store.num_unwritten == num_unwritten
+        store.flush(now=True)
+        assert (store.num_unwritten, store.num_lost, store.write_error) == (0, 0, None)
+        assert len(caplog.records) == 2
+    assert [r.output_tokens for r in read(tmp_path)] == [10 + seed for seed in range(1, 60)]
+
+
+def test_a_disk_that_stays_full_costs_the_oldest_unwritten_and_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predictor_store.store.store._MAX_UNWRITTEN", 10)
+    filled(tmp_path, record(1))
+    store = opened(tmp_path)
+    with no_file_larger_than(1024):
+        for seed in range(2, 22):
+            store.add(record(seed))
+            store.flush(now=True)
+        assert (store.num_unwritten, store.num_lost) == (10, 10)
+        store.close()
+    assert store.num_lost == 20
+    assert [r.output_tokens for r in read(tmp_path)] == [11]
+
+
+def test_sqlite_says_full_too(tmp_path: Path) -> None:
+    filled(tmp_path, record(1))
+    with opened(tmp_path) as store:
+        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        for seed in range(2, 20):
+            store.add(record(seed))
+        store.flush()
+        assert store.write_error == "database or disk is full"
+        store._connection.execute("PRAGMA max_page_count = 100000")
+    assert len(read(tmp_path)) == 19
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot make a store"):
+        opened(tmp_path / "file" / "store")
+
+
+def test_where_nothing_is_to_be_on_disk_nothing_is(tmp_path: Path) -> None:
+    records = [record(i) for i in range(3)]
+    with in_memory(tmp_path / "none") as store:
+        for one in records:
+            store.add(one)
+        store.flush()
+        assert_same(store.load(), records)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_store_that_is_not_to_be_written_is_read_by_many_and_left_as_it_is(
+    tmp_path: Path,
+) -> None:
+    filled(tmp_path, *(record(i) for i in range(3)))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with in_memory(tmp_path) as one, in_memory(tmp_path) as other:
+        one.add(record(3))
+        one.flush()
+        assert one.write_error is None
+        assert_same(one.load(), [record(i) for i in range(4)])
+        assert_same(other.load(), [record(i) for i in range(3)])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(StoreError, match="embedder"):
+        in_memory(tmp_path, "another model")

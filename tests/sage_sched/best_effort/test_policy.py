@@ -1,0 +1,147 @@
+"""Two classes: who goes first, and how far best effort is overtaken."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sage_sched.best_effort.policy import Qllm, QllmParameters
+from sage_sched.config import SageConfig
+from sage_sched.decide import decide
+from sage_sched.fields import ConfigError
+from sage_sched.job import Job
+from sage_sched.plan import UNLIMITED, Yield
+from tests.sage_sched.fairness.test_promises import NUM_RUNS, stepped
+from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.urgency.test_policy import (
+    KNOWN,
+    LONG,
+    PIECE_POOLS,
+    POOL,
+    UrgentEngine,
+    job,
+    roomy,
+)
+
+
+def policy_of(**parameters: float) -> Qllm:
+    return Qllm(QllmParameters(**parameters), SERVER)  # type: ignore[arg-type]
+
+
+def order(policy: Qllm, *jobs: Job) -> list[int]:
+    for each in jobs:
+        assert policy.on_arrival(each)
+    found = decide(waiting(*jobs), policy).order
+    assert found is not None
+    return [jobs[position].arrival for position in found]
+
+
+def test_the_sensitive_go_first_and_each_class_goes_by_arrival_whatever_the_length() -> None:
+    levels = [(5, KNOWN), (3, LONG), (3, KNOWN), (2, LONG), (1, KNOWN), (2, KNOWN)]
+    jobs = [job(number, level, known=known) for number, (level, known) in enumerate(levels)]
+    assert order(policy_of(), *jobs) == [3, 4, 5, 0, 1, 2]
+
+
+def test_best_effort_is_overtaken_by_who_comes_within_a_pool_of_work() -> None:
+    old = job(0, 3, came_at=10)
+    assert order(policy_of(), old, job(1, 1, came_at=9 + POOL)) == [1, 0]
+    assert order(policy_of(), replace(old, memo=None), job(1, 1, came_at=11 + POOL)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("victim", "newcomer", "yields"), [(3, 2, True), (5, 3, False), (2, 1, False), (3, 1, True)]
+)
+def test_best_effort_yields_to_the_sensitive_alone(
+    victim: int, newcomer: int, yields: bool
+) -> None:
+    policy = policy_of()
+    running, comes = job(0, victim, known=LONG, generated_tokens=1), job(1, newcomer)
+    for each in (running, comes):
+        policy.on_arrival(each)
+    plan = decide(roomy(waiting(comes), running), policy)
+    assert any(isinstance(action, Yield) for action in plan.actions) == yields
+
+
+def test_best_effort_alone_gives_way_inside_a_prefill() -> None:
+    policy, best_effort = policy_of(), [job(0, 3), job(1, 5)]
+    assert policy.gives_way(best_effort)
+    assert not policy.gives_way([*best_effort, job(2, 2)])
+    best_effort[1].promise()
+    assert not policy.gives_way(best_effort)
+
+
+def test_the_sensitive_are_prefilled_by_themselves_unless_best_effort_goes_before_them() -> None:
+    policy = policy_of()
+    jobs = [job(0, 3), job(1, 2), job(2, 3), job(3, 1)]
+    for each in jobs:
+        assert policy.on_arrival(each)
+    cached = {3: 40}
+    view = replace(waiting(*jobs), page_size=16, cached_tokens=lambda place: cached.get(place, 0))
+    plan = decide(view, policy)
+    # 100 and 60 tokens, in pages, and one to spare.
+    assert plan.budget.prefill_tokens == (7 + 4 + 1) * 16
+    assert decide(waiting(jobs[0], jobs[2]), policy).budget == UNLIMITED
+    old, late = job(4, 3), job(5, 2, came_at=POOL + 1)
+    for each in (old, late):
+        assert policy.on_arrival(each)
+    assert decide(waiting(old, late), policy).budget == UNLIMITED
+    swapped = replace(waiting(jobs[0], jobs[1]), swapped={jobs[1]: None})
+    assert decide(swapped, policy).budget == UNLIMITED
+
+
+def test_beside_a_chunk_of_best_effort_the_sensitive_get_in_and_the_chunk_shrinks_to_a_page() -> (
+    None
+):
+    policy = policy_of()
+    chunked, sensitive = replace(job(0, 3), input_tokens=3000), job(1, 2)
+    for each in (chunked, sensitive):
+        assert policy.on_arrival(each)
+    view = replace(waiting(sensitive), chunked=chunked, page_size=16, preemption=None)
+    plan = decide(view, policy)
+    assert plan.budget.prefill_tokens == 8 * 16
+    assert plan.budget.chunk_tokens == 16
+
+
+@dataclass
+class Overtaking(UrgentEngine):
+    """As UrgentEngine, with the bound of two classes."""
+
+    def let_in(self, job: Job) -> None:
+        super(UrgentEngine, self).let_in(job)
+        policy = self.policy
+        assert isinstance(policy, Qllm)
+        for other in self.queue:
+            if other.is_ranked and job.is_ranked and policy.level(other) > 2:
+                later = job.served_at_arrival_tokens - other.served_at_arrival_tokens
+                assert later <= PIECE_POOLS * POOL
+                self.num_compared += 1
+
+
+def engine_of(seed: int, flood: bool) -> Overtaking:
+    policy = policy_of(level_pools=PIECE_POOLS)
+    return stepped(Overtaking(policy, random.Random(seed), flood=flood))
+
+
+@settings(max_examples=NUM_RUNS, deadline=None)
+@given(seed=st.integers(0, 10**9), flood=st.booleans())
+def test_nobody_is_overtaken_by_more_than_the_bound(seed: int, flood: bool) -> None:
+    engine_of(seed, flood)
+
+
+def test_the_engine_that_is_tried_lets_many_overtake_and_has_some_yield() -> None:
+    engines = [engine_of(seed, False) for seed in range(20)]
+    assert sum(engine.num_compared for engine in engines) > 100
+    assert sum(engine.num_overtaken for engine in engines) > 50
+    assert sum(engine.num_yields for engine in engines) > 5
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("level_pools", 0.0), ("decode_share", 2.0), ("slice_ms", -1.0)]
+)
+def test_a_setting_that_cannot_be_is_named(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"policy\.qllm\.{field} is {value}, allowed: "):
+        SageConfig.parse({"policy": {"qllm": {field: value}}})

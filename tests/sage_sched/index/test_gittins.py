@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_sched.cost import Cost, cost_named
+from sage_sched.distribution import LengthDistribution
+from sage_sched.index.gittins import GittinsTable
+from tests.sage_sched.strategies import MAX_LENGTH, SERVER, costs, distributions
+
+
+def brute_force(lengths: LengthDistribution, cost: Cost, input_tokens: int, age: int) -> float:
+    """The definition, over every stopping point."""
+    spent = cost(input_tokens, age) if age else 0.0
+    atoms = [
+        (cost(input_tokens, length) - spent, weight)
+        for length, weight in zip(lengths.lengths.tolist(), lengths.weights.tolist(), strict=True)
+        if length > age
+    ]
+    best = float("inf")
+    for stop, _ in atoms:
+        mean_spent = sum(weight * min(x, stop) for x, weight in atoms)
+        done = sum(weight for x, weight in atoms if x <= stop)
+        best = min(best, mean_spent / done)
+    return best
+
+
+@given(
+    distributions(),
+    costs,
+    st.integers(1, 3000),
+    st.integers(1, 2 * MAX_LENGTH),
+    st.integers(1, 700),
+)
+def test_the_table_holds_the_definition_at_every_boundary(
+    lengths: LengthDistribution, cost_name: str, input_tokens: int, cap: int, interval: int
+) -> None:
+    cost = cost_named(cost_name, SERVER)
+    table = GittinsTable(
+        lengths, cost, input_tokens=input_tokens, max_tokens=cap, interval_tokens=interval
+    )
+    longest_seen = int(lengths.capped(cap).lengths[-1])
+    tailed = lengths.capped(cap).with_tail(cap)
+    for age in range(0, longest_seen, interval):
+        expected = brute_force(tailed, cost, input_tokens, age)
+        assert table.index(age) == pytest.approx(expected, rel=1e-9)
+
+
+@given(distributions(), costs, st.integers(1, 3000), st.integers(1, 700), st.integers(0, 30_000))
+def test_the_index_is_positive_finite_and_constant_within_an_interval(
+    lengths: LengthDistribution, cost_name: str, input_tokens: int, interval: int, age: int
+) -> None:
+    table = GittinsTable(
+        lengths,
+        cost_named(cost_name, SERVER),
+        input_tokens=input_tokens,
+        max_tokens=8192,
+        interval_tokens=interval,
+    )
+    assert 0 < table.index(age) < float("inf")
+    assert table.index(age) == table.index(age - age % interval)
+
+
+@given(distributions(), st.integers(1, 3000))
+def test_past_the_longest_length_seen_it_keeps_rising_until_the_cap_is_in_reach(
+    lengths: LengthDistribution, input_tokens: int
+) -> None:
+    cap = 1_000_000
+    table = GittinsTable(
+        lengths,
+        cost_named("resource-bound", SERVER),
+        input_tokens=input_tokens,
+        max_tokens=cap,
+        interval_tokens=200,
+    )
+    first = (int(lengths.lengths[-1]) // 200 + 1) * 200
+    indices = [table.index(age) for age in range(first, cap // 2, 20_000)]
+    assert indices == sorted(indices)
+
+
+def test_a_likely_short_answer_goes_before_a_surely_middling_one_of_lower_mean() -> None:
+    # SageSched, Fig. 6: the mean says otherwise.
+    gamble = LengthDistribution.from_samples([10] * 9 + [4000], "history")
+    middling = LengthDistribution.from_samples([200] * 10, "history")
+    assert gamble.mean() > middling.mean()
+
+    def index(lengths: LengthDistribution, age: int) -> float:
+        return GittinsTable(
+            lengths,
+            cost_named("resource-bound", SERVER),
+            input_tokens=50,
+            max_tokens=4096,
+            interval_tokens=100,
+        ).index(age)
+
+    assert index(gamble, 0) < index(middling, 0)
+    assert index(gamble, 100) > index(middling, 100)

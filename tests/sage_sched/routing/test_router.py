@@ -1,0 +1,332 @@
+"""Which node a request goes to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_sched.distribution import LengthDistribution
+from sage_sched.fields import ConfigError
+from sage_sched.job import Hints
+from sage_sched.routing.cluster_view import ClusterView
+from sage_sched.routing.gorouting import GoRouting, Thresholds
+from sage_sched.routing.ledger import Ledger, Newcomer
+from sage_sched.routing.prefix_index import BLOCK_TOKENS, PrefixIndex, block_keys
+from sage_sched.routing.routers import ROUTERS, router_named
+from tests.sage_sched.strategies import SERVER
+
+KNOWN = LengthDistribution.from_samples([100], "history")
+REQUEST = Newcomer(100, 1000, KNOWN)
+
+
+def of_length(tokens: int, input_tokens: int = 100) -> Newcomer:
+    return Newcomer(input_tokens, 5000, LengthDistribution.from_samples([tokens], "history"))
+
+
+# Sums of these are exact, so that a reference which adds in another order has the same ties.
+quarters = st.integers(0, 40).map(lambda n: n / 4)
+late_or_not = st.integers(-8, 40).map(lambda n: n / 4)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> ClusterView:
+    num_nodes = draw(st.integers(1, 5))
+    num_queued = draw(st.integers(0, 12))
+    by_node = st.lists(quarters, min_size=num_nodes, max_size=num_nodes).map(np.array)
+    nodes = st.lists(st.integers(0, num_nodes - 1), min_size=num_queued, max_size=num_queued)
+    queued = np.array(draw(nodes), np.int64)
+
+    def column(values: st.SearchStrategy[float]) -> np.ndarray:
+        drawn = draw(st.lists(values, min_size=num_queued, max_size=num_queued))
+        return np.array(drawn, np.float64)
+
+    exec_s = column(quarters)
+    return ClusterView(
+        prefill_s=draw(by_node),
+        cached_tokens=np.zeros(num_nodes, np.int64),
+        input_tokens=10,
+        answer_tokens=draw(st.sampled_from([1.0, 40.0])),
+        ttft_s=draw(st.sampled_from([0.5, 2.0, 5.0, 20.0, math.inf])),
+        tpot_s=draw(st.sampled_from([0.5, 2.0, math.inf])),
+        gain=draw(st.sampled_from([1.0, 2.0, 8.0])),
+        decode_s=draw(by_node),
+        queue_age_s=draw(by_node),
+        node=queued,
+        tokens=np.full(num_queued, 10),
+        left_tokens=column(quarters),
+        step_s=column(quarters),
+        queue_node=queued,
+        exec_s=exec_s,
+        remain_s=column(late_or_not),
+        queue_gain=column(st.sampled_from([1.0, 2.0, 4.0])),
+        fixed_s=draw(st.sampled_from([0.0, 0.25, 1.0])),
+    )
+
+
+def candidates(view: ClusterView, limits: Thresholds) -> set[int]:
+    """Algorithm 2, line by line, with loops: whom it may pick."""
+    nodes = range(view.num_nodes)
+    queues = {
+        p: [
+            (float(view.exec_s[i]), float(view.remain_s[i]), float(view.queue_gain[i]))
+            for i in range(len(view.queue_node))
+            if view.queue_node[i] == p
+        ]
+        for p in nodes
+    }
+
+    def estimate_gain(p: int, queue: list[tuple[float, float, float]]) -> float:
+        budget = min(
+            [r for e, r, _ in queue if r >= e + view.fixed_s] + [view.tpot_s], default=math.inf
+        )
+        budget = max(budget, 2 * view.fixed_s)
+        if budget == math.inf or view.fixed_s == 0:
+            factor = 1.0
+        else:
+            factor = budget / (budget - view.fixed_s)
+        phi = factor * sum(e for e, _, _ in queue)
+        phi = max(0.0, phi + float(view.decode_s[p]) - float(view.queue_age_s[p]))
+        return sum(g for _, r, g in queue if phi <= r + 1e-12)
+
+    def estimate_exec(p: int) -> float:
+        work = sum(e for e, _, _ in queues[p]) + float(view.decode_s[p])
+        return max(0.0, work - float(view.queue_age_s[p]))
+
+    request = {p: (float(view.prefill_s[p]), view.ttft_s, view.gain) for p in nodes}
+    delta = {
+        p: estimate_gain(p, [*queues[p], request[p]]) - estimate_gain(p, queues[p]) for p in nodes
+    }
+    best = max(delta.values())
+    if best <= 0:
+        return set(nodes)
+    chosen = [p for p in nodes if delta[p] >= limits.alpha * best]
+    light = [p for p in chosen if estimate_exec(p) < limits.mu * view.ttft_s]
+    heavy = {
+        p
+        for p in chosen
+        if estimate_exec(p) + float(view.prefill_s[p]) > limits.lambda_ * view.ttft_s
+    }
+    if light:
+        return {min(light, key=estimate_exec)}
+    if rest := [p for p in chosen if p not in heavy]:
+        return {max(rest, key=estimate_exec)}
+    return {min(chosen, key=estimate_exec)}
+
+
+@given(views(), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.0, 0.25, 0.5]))
+def test_gorouting_is_algorithm_2(view: ClusterView, alpha: float, mu: float) -> None:
+    limits = Thresholds(alpha, mu, mu + 0.5)
+    assert GoRouting(0, limits).pick(view) in candidates(view, limits)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_whoever_is_left_out_is_not_there(name: str) -> None:
+    three, two = Ledger(3, SERVER), Ledger(2, SERVER)
+    for number, node in enumerate([2, 0, 2, 2, 0]):
+        asked = of_length(100 * number + 50)
+        three.sent(number, node, asked, float(number))
+        two.sent(number, {0: 0, 2: 1}[node], asked, float(number))
+    newcomer = of_length(70)
+    left = three.view(newcomer, 9.0).among([0, 2])
+    assert router_named(name).pick(left) == router_named(name).pick(two.view(newcomer, 9.0))
+    for told, expected in zip(left, two.view(newcomer, 9.0), strict=True):
+        np.testing.assert_array_equal(told, expected)
+
+
+@given(views())
+def test_predicted_cost_costs_all_together_the_least(view: ClusterView) -> None:
+    def cost_s(p: int) -> float:
+        others = [i for i in range(len(view.node)) if view.node[i] == p]
+        waited_s = sum([float(view.prefill_s[p])] * (1 + len(others)))
+        together = [min(float(view.left_tokens[i]), view.answer_tokens) for i in others]
+        steps_s = [float(view.step_s[i]) for i in others]
+        return waited_s + sum(2 * t * s for t, s in zip(together, steps_s, strict=True))
+
+    picked = router_named("predicted-cost").pick(view)
+    assert picked == min(range(view.num_nodes), key=cost_s)
+
+
+@given(views(), st.sampled_from(ROUTERS))
+def test_every_dispatcher_picks_a_node_and_the_same_again(view: ClusterView, name: str) -> None:
+    one, again = router_named(name, 5), router_named(name, 5)
+    picked = [one.pick(view) for _ in range(3)]
+    assert picked == [again.pick(view) for _ in range(3)]
+    assert all(0 <= pick < view.num_nodes for pick in picked)
+
+
+def test_an_unknown_dispatcher_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="predicted-cost, gorouting, round_robin"):
+        router_named("fastest")
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 1.1}, {"mu": -0.1}, {"mu": 0.8}])
+def test_thresholds_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="allowed"):
+        Thresholds(**wrong)
+
+
+def picks(name: str, ledger: Ledger, request: Newcomer, now_s: float = 0.0) -> int:
+    return router_named(name).pick(ledger.view(request, now_s))
+
+
+def test_a_long_answer_weighs_more_than_two_short_ones() -> None:
+    ledger = Ledger(2, SERVER)
+    ledger.sent("long", 0, of_length(4000), 0.0)
+    ledger.sent("short", 1, of_length(10), 0.0)
+    ledger.sent("short too", 1, of_length(10), 0.0)
+    assert picks("total_requests", ledger, of_length(2000)) == 0
+    assert picks("predicted-cost", ledger, of_length(2000)) == 1
+
+
+def test_a_prefix_draws_requests_as_far_as_it_saves_time() -> None:
+    keys = [("shared", i) for i in range(40)]
+    prompt = replace(of_length(10, 41 * BLOCK_TOKENS), keys=keys)
+    ledger = Ledger(2, SERVER)
+    ledger.sent("first", 1, prompt, 0.0)
+    ledger.ended("first", 1, 1.0)
+    view = ledger.view(prompt, 1.0)
+    assert view.cached_tokens.tolist() == [0, 40 * BLOCK_TOKENS]
+    assert view.prefill_s[0] > 2 * view.prefill_s[1]
+    assert picks("predicted-cost", ledger, prompt, 1.0) == 1
+    for number in range(30):
+        ledger.sent(number, 1, of_length(10, 1000), 1.0)
+    assert picks("predicted-cost", ledger, prompt, 1.0) == 0
+
+
+def test_what_was_worked_off_since_is_taken_off() -> None:
+    ledger = Ledger(2, SERVER)
+    for node, heard_s in ((0, 5.0), (1, 0.0)):
+        ledger.sent(node, node, of_length(100, 2000), 0.0)
+        ledger.report(node, {node: 0}, heard_s)
+    assert ledger.view(REQUEST, 5.0).queue_age_s.tolist() == [0.0, 5.0]
+    assert picks("min-load", ledger, of_length(4000), 5.0) == 1
+
+
+def test_nothing_is_worked_off_before_it_is_there() -> None:
+    ledger = Ledger(1, SERVER)
+    ledger.report(0, {}, 0.0)
+    ledger.sent("a", 0, REQUEST, 100.0)
+    view = ledger.view(REQUEST, 101.0)
+    assert view.queue_age_s.tolist() == [1.0]
+    # One that decodes is no reason to count the queue as older than it is.
+    ledger.grown("a", 0, 1, 101.0)
+    ledger.sent("b", 0, REQUEST, 111.0)
+    assert ledger.view(REQUEST, 111.0).queue_age_s.tolist() == [0.0]
+
+
+def test_a_report_ends_what_it_does_not_name() -> None:
+    ledger = Ledger(2, SERVER)
+    for rid in "abc":
+        ledger.sent(rid, 0, REQUEST, 0.0)
+    ledger.sent("d", 1, REQUEST, 0.0)
+    ledger.report(0, {"a": 0, "b": 7}, 1.0)
+    view = ledger.view(REQUEST, 1.0)
+    assert ledger.num_unfinished() == [2, 1]
+    assert sorted(view.tokens.tolist()) == [100, 100, 107]
+    assert sorted(view.queue_node.tolist()) == [0, 1]
+    # What ends twice, or was never there, changes nothing.
+    ledger.ended("a", 0, 2.0)
+    ledger.ended("a", 0, 2.0)
+    ledger.grown("nobody", 0, 3, 2.0)
+    assert ledger.num_unfinished() == [1, 1]
+
+
+def test_a_count_of_those_that_run_names_who_waits() -> None:
+    ledger = Ledger(2, SERVER)
+    for number, rid in enumerate("abcd"):
+        ledger.sent(rid, 0, of_length(100, 100 + number), float(number))
+    ledger.sent("e", 1, REQUEST, 0.0)
+    ledger.running(0, 2, 5.0)
+    # Those that were sent first have their first tokens, and the others are as long in the queue.
+    view = ledger.view(REQUEST, 6.0)
+    assert view.queue_node.tolist() == [0, 0, 1]
+    assert view.queue_age_s.tolist() == [1.0, 6.0]
+    assert ledger.num_waiting() == [2, 1]
+    # What is told of one is not counted twice, nor is one that has ended since.
+    ledger.grown("d", 0, 50, 6.0)
+    assert ledger.num_waiting() == [2, 1]
+    ledger.ended("a", 0, 7.0)
+    assert ledger.num_waiting() == [2, 1]
+    assert ledger.num_unfinished() == [3, 1]
+    ledger.running(0, 3, 8.0)
+    assert ledger.num_waiting() == [0, 1]
+    # A count of more than there are, as of old, empties no more than the queue.
+    ledger.running(1, 9, 8.0)
+    assert ledger.num_waiting() == [0, 0]
+    ledger.sent("f", 0, REQUEST, 8.0)
+    assert ledger.num_waiting() == [1, 0]
+
+
+def test_less_is_left_of_an_answer_that_is_further() -> None:
+    ledger = Ledger(1, SERVER)
+    ledger.sent("a", 0, of_length(1000), 0.0)
+    before = ledger.view(REQUEST, 0.0).left_tokens[0]
+    ledger.grown("a", 0, 960, 1.0)
+    assert ledger.view(REQUEST, 1.0).left_tokens[0] < 0.6 * before
+
+
+def test_an_answer_of_which_nothing_is_known_is_work_too() -> None:
+    ledger = Ledger(1, SERVER)
+    ledger.sent("a", 0, Newcomer(10, 4096), 0.0)
+    assert ledger.view(Newcomer(10, 4096), 0.0).left_tokens[0] > 0
+
+
+def test_slots_are_used_again() -> None:
+    ledger = Ledger(3, SERVER)
+    for number in range(2000):
+        ledger.sent(number, number % 3, REQUEST, 0.0)
+        if number >= 600:
+            ledger.ended(number - 600, (number - 600) % 3, 1.0)
+    assert len(ledger.view(REQUEST, 2.0).node) == 600
+    assert sum(ledger.num_unfinished()) == 600
+
+
+def test_deadlines_count_from_when_a_request_was_sent() -> None:
+    ledger = Ledger(1, SERVER)
+    promised = replace(REQUEST, hints=Hints(ttft_slo_ms=2000.0, weight=3.0))
+    ledger.sent("a", 0, promised, 10.0)
+    view = ledger.view(promised, 11.5)
+    assert view.remain_s.tolist() == pytest.approx([0.5])
+    assert view.queue_gain.tolist() == [3.0]
+    assert view.ttft_s == 2.0
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=12), st.integers(1, 8))
+def test_a_prefix_index_never_names_more_than_was_sent(
+    prompts: list[list[int]], most_blocks: int
+) -> None:
+    index = PrefixIndex(3, most_blocks * BLOCK_TOKENS)
+    sent: list[set[tuple[int, ...]]] = [set(), set(), set()]
+    for number, prompt in enumerate(prompts):
+        keys = [tuple(prompt[: i + 1]) for i in range(len(prompt))]
+        found = index.cached_tokens(keys)
+        for node in range(3):
+            known = sum(key in sent[node] for key in keys) * BLOCK_TOKENS
+            assert found[node] <= min(known, most_blocks * BLOCK_TOKENS)
+        index.add(number % 3, keys)
+        sent[number % 3] |= set(keys)
+        kept = min(len(keys), most_blocks) * BLOCK_TOKENS
+        assert index.cached_tokens(keys)[number % 3] >= kept
+
+
+def test_a_node_that_forgot_has_no_prefix() -> None:
+    index = PrefixIndex(2, 100 * BLOCK_TOKENS)
+    keys = block_keys(list(range(10 * BLOCK_TOKENS)))
+    index.add(0, keys)
+    index.add(1, keys[:5])
+    assert index.cached_tokens(keys).tolist() == [10 * BLOCK_TOKENS, 5 * BLOCK_TOKENS]
+    index.clear(0)
+    assert index.cached_tokens(keys).tolist() == [0, 5 * BLOCK_TOKENS]
+
+
+def test_blocks_are_known_by_all_that_comes_before_them() -> None:
+    tokens = list(range(3 * BLOCK_TOKENS + 1))
+    keys = block_keys(tokens)
+    assert len(keys) == 3
+    assert block_keys(tokens[: 2 * BLOCK_TOKENS]) == keys[:2]
+    assert not set(block_keys([-1, *tokens[1:]])) & set(keys)

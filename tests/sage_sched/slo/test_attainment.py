@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from sglang.benchmark.goodput import calculate_goodput
+
+from sage_sched.job import (
+    LEAST_SLO_MS,
+    LEAST_WEIGHT,
+    MOST_SLO_MS,
+    MOST_WEIGHT,
+    NO_HINTS,
+    Hints,
+)
+from sage_sched.slo.attainment import Attainment, Tally
+
+HIGH = Hints(weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="high")
+LOW = Hints(weight=1.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="low")
+
+
+def test_shares_are_those_of_sglangs_benchmark() -> None:
+    # (TTFT, TTLT, tokens): good, late, slow, a single token.
+    served = [(0.5, 1.0, 11), (1.5, 2.0, 6), (0.9, 3.0, 11), (1.0, 1.0, 1)]
+    ours = Attainment()
+    for ttft_s, last_s, num_tokens in served:
+        ours.add(HIGH, ttft_s, last_s, num_tokens, 0)
+    theirs = calculate_goodput(
+        [
+            SimpleNamespace(success=True, ttft=ttft_s, latency=last_s, output_len=n)
+            for ttft_s, last_s, n in served
+        ],
+        {"ttft": 1000.0, "tpot": 100.0},
+        10.0,
+    )
+    metrics = ours.metrics(10.0)
+    assert metrics["request_goodput"] == theirs.request_goodput == 0.2
+    assert metrics["slo_attainment"] == theirs.slo_attainment
+    assert metrics["slo_attainment_by_metric"] == theirs.slo_attainment_by_metric
+
+
+def test_gains_by_class_and_over_all() -> None:
+    both = Attainment()
+    both.add(HIGH, 0.5, 1.5, 11, 10)
+    both.add(LOW, 2.0, 3.0, 11, 5)
+    both.add(NO_HINTS, 99.0, 99.0, 1, 0)  # was promised nothing
+    metrics = both.metrics(1.0)
+    assert metrics["tdg_ratio_by_class"] == {"high": 1.0, "low": pytest.approx(5 / 11)}
+    assert metrics["tdg_ratio"] == pytest.approx((22 + 5) / 33)
+    assert metrics["slo_attainment_by_class"] == {"high": 1.0, "low": 0.0}
+    assert Attainment().metrics(1.0) == {}
+
+
+@pytest.mark.parametrize("weight", [LEAST_WEIGHT, MOST_WEIGHT])
+@pytest.mark.parametrize("slo_ms", [LEAST_SLO_MS, MOST_SLO_MS])
+def test_whatever_is_promised_is_worth_something(weight: float, slo_ms: float) -> None:
+    least = Hints(weight=weight, first_token_weight=weight, ttft_slo_ms=slo_ms)
+    attainment = Attainment()
+    attainment.add(least, 0.0, 0.0, 1, 0)
+    assert attainment.tallies[""].ideal > 0
+    assert attainment.metrics(0.0)["tdg_ratio"] == 1.0
+
+
+def test_of_nothing_all_was_gained() -> None:
+    assert Tally().tdg_ratio == 1.0

@@ -1,0 +1,203 @@
+"""ProServe's decisions on cases that can be checked by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from sage_sched.decide import decide
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import NO_HINTS, Hints, Job
+from sage_sched.order import serving_order
+from sage_sched.slo.policy import Proserve, ProserveParameters
+from sage_sched.steps.time import StepTime
+from sage_sched.view import SchedulerView
+from tests.sage_sched.strategies import IDLE, SERVER, waiting
+
+# A prefilled token takes a millisecond, a step 40 beside, and 1 us for each token of KV.
+STEP_TIME = StepTime(0.04, 0.0, 0.001, 0.0, 0.04, 0.0, 1e-6)
+UNMIXED = replace(SERVER, step_time=STEP_TIME)
+MIXED = replace(UNMIXED, mixes_steps=True)
+SOON = Hints(ttft_slo_ms=1000.0, tpot_slo_ms=100.0)
+HIGH = replace(SOON, weight=10.0, slo_class="high")
+
+
+def job(
+    arrival: int,
+    hints: Hints = SOON,
+    input_tokens: int = 100,
+    age: int = 0,
+    arrival_s: float = 0.0,
+    lengths: tuple[int, ...] = (200,),
+) -> Job:
+    return Job(
+        arrival=arrival,
+        input_tokens=input_tokens,
+        max_new_tokens=4096,
+        distribution=LengthDistribution.from_samples(list(lengths) * 1000, "history"),
+        served_at_arrival_tokens=0,
+        arrival_s=arrival_s,
+        hints=hints,
+        generated_tokens=age,
+        served_tokens=age,
+    )
+
+
+def policy(*jobs: Job, mixed: bool = True, **parameters: object) -> Proserve:
+    ours = Proserve(
+        ProserveParameters(**parameters),  # type: ignore[arg-type]
+        MIXED if mixed else UNMIXED,
+    )
+    for one in jobs:
+        assert ours.on_arrival(one)
+    return ours
+
+
+def order(ours: Proserve, view: SchedulerView) -> list[int]:
+    ours.on_pass(view)
+    return serving_order(ours, view)
+
+
+def test_the_urgent_go_by_density_and_weight_counts() -> None:
+    jobs = [job(0, input_tokens=900), job(1, input_tokens=800), job(2, HIGH, input_tokens=900)]
+    # Three prompts of 2.6 s together, all due within 1.
+    assert order(policy(*jobs), replace(waiting(*jobs), now_s=0.0)) == [2, 1, 0]
+
+
+def test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order() -> None:
+    jobs = [job(0, input_tokens=900), job(1, HIGH, input_tokens=900)]
+    ours = policy(*jobs)
+    view = replace(waiting(*jobs), cached_tokens=lambda position: 200)
+    assert decide(view, ours).order == [1, 0]
+
+
+def test_those_who_have_time_go_by_deadline() -> None:
+    late = replace(SOON, ttft_slo_ms=60_000.0)
+    jobs = [job(0, late), job(1, late, arrival_s=0.5), job(2, replace(HIGH, ttft_slo_ms=90_000.0))]
+    assert order(policy(*jobs), replace(waiting(*jobs), now_s=1.0)) == [0, 1, 2]
+
+
+def test_best_effort_goes_behind_in_the_order_of_sage() -> None:
+    long, short = job(0, NO_HINTS, lengths=(2000,)), job(1, NO_HINTS, lengths=(20,))
+    promised = job(2, replace(SOON, ttft_slo_ms=60_000.0), input_tokens=5000)
+    assert order(policy(long, short, promised), waiting(long, short, promised)) == [2, 1, 0]
+
+
+def test_of_the_overdue_the_one_that_can_catch_up_is_worth_more_as_expected() -> None:
+    short, long = job(0, lengths=(10,)), job(1, lengths=(2000,))
+    ours = policy(short, long, density="expected", starved_share=0.0)
+    # Both are a second and a half late: 25 tokens at 60 ms gained each.
+    assert order(ours, replace(waiting(short, long), now_s=2.5)) == [1, 0]
+
+
+def test_a_batch_lasts_until_the_first_token_is_due() -> None:
+    # Its 11th token is due at 2.0, now is 1.7: 300 ms, of which 40 and the KV are taken.
+    running = job(0, age=10)
+    newcomer = job(1, input_tokens=5000, arrival_s=1.7)
+    view = replace(waiting(newcomer), running=[running], now_s=1.7)
+    ours = policy(running, newcomer)
+    ours.on_pass(view)
+    budget = ours.budget(view)
+    assert budget is not None
+    assert budget.prefill_tokens == pytest.approx(260, abs=2)
+    slower = replace(view, pace=1.3)  # steps take longer than their model says
+    ours.on_pass(slower)
+    budget = ours.budget(slower)
+    assert budget is not None
+    assert budget.prefill_tokens == pytest.approx(190, abs=2)
+
+
+def test_on_a_server_that_does_not_mix_the_decode_step_must_fit_too() -> None:
+    running = job(0, age=10)
+    newcomer = job(1, input_tokens=5000, arrival_s=1.7)
+    view = replace(waiting(newcomer), running=[running], now_s=1.7)
+    ours = policy(running, newcomer, mixed=False)
+    ours.on_pass(view)
+    budget = ours.budget(view)
+    assert budget is not None
+    assert budget.prefill_tokens == pytest.approx(220, abs=2)
+
+
+def test_tokens_that_are_due_next_are_decoded_first() -> None:
+    running, newcomer = job(0, age=10), job(1, arrival_s=1.9)
+    view = replace(waiting(newcomer), running=[running], now_s=1.9)
+    ours = policy(running, newcomer, mixed=False, eta=0.0)
+    assert decide(view, ours).decode_only
+    # With nobody running there is no one to wait for.
+    alone = replace(view, running=[])
+    assert not decide(alone, ours).decode_only
+
+
+def test_a_hopeless_request_shortens_nobodys_batch() -> None:
+    hopeless = job(0, replace(SOON, ttft_slo_ms=0.001, tpot_slo_ms=0.001), age=5)
+    newcomer = job(1, replace(SOON, ttft_slo_ms=9000.0), input_tokens=5000, arrival_s=8.0)
+    view = replace(waiting(newcomer), running=[hopeless], now_s=8.0)
+    ours = policy(hopeless, newcomer)
+    ours.on_pass(view)
+    assert ours.budget(view) is None
+
+
+def test_the_starved_have_their_share_by_arrival() -> None:
+    starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
+    fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
+    ours = policy(*starved, *fresh, starved_share=0.2)
+    view = replace(waiting(*starved, *fresh), now_s=50.0)
+    assert order(ours, view)[0] != 0
+    # The server has worked; a fifth of that is theirs.
+    worked = replace(view, served_tokens=1000)
+    assert order(ours, worked)[0] == 0
+    # It has had its turn, and used up more than that: the next one waits until there is more.
+    starved[0].served_tokens = 100
+    left = replace(waiting(*starved[1:], *fresh), now_s=50.0, served_tokens=1100)
+    assert order(ours, left)[0] != 0
+    assert order(ours, replace(left, served_tokens=3000))[0] == 0
+    none = policy(*starved, *fresh, starved_share=0.0)
+    assert order(none, worked)[0] != 0
+
+
+def test_a_starved_one_that_leaves_unserved_keeps_nobody_from_its_share() -> None:
+    starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
+    fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
+    ours = policy(*starved, *fresh, starved_share=0.2)
+    view = replace(waiting(*starved, *fresh), now_s=50.0, served_tokens=1000)
+    assert order(ours, view)[0] == 0
+    left = replace(waiting(*starved[1:], *fresh), now_s=50.0, served_tokens=1000)
+    assert order(ours, left)[0] == 0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("density", ["next", "expected"])
+def test_half_a_promise_counts_as_half(density: str) -> None:
+    no_pace = job(0, Hints(ttft_slo_ms=1000.0), input_tokens=5000)
+    no_start = job(1, Hints(tpot_slo_ms=50.0), input_tokens=5000)
+    both = job(2, input_tokens=5000)
+    ours = policy(no_pace, no_start, both, density=density)
+    for now_s in (0.0, 0.9, 30.0):
+        assert sorted(order(ours, replace(waiting(no_pace, no_start, both), now_s=now_s))) == [
+            0,
+            1,
+            2,
+        ]
+
+
+def test_the_second_token_counts_from_the_first_if_clients_have_no_buffer() -> None:
+    eager = replace(SOON, first_token_buffer=False)
+    running, newcomer = job(0, eager, age=1), job(1, input_tokens=5000, arrival_s=0.2)
+    view = replace(waiting(newcomer), running=[running], now_s=0.2)
+    ours = policy(running, newcomer)
+    ours.on_pass(view)  # sees its first token at 0.2: the second is due at 0.3
+    budget = ours.budget(view)
+    assert budget is not None
+    assert budget.prefill_tokens == pytest.approx(60, abs=2)
+
+
+def test_a_server_learns_and_arrivals_at_odd_times_do_no_harm() -> None:
+    one, other = job(0), job(1, arrival_s=1e6)
+    ours = policy(one, other)
+    ours.on_server(replace(MIXED, step_time=replace(STEP_TIME, prefill_token_s=1.0)))
+    for now_s in (0.0, 1e9, -1e9):
+        places = order(ours, replace(waiting(one, other), now_s=now_s))
+        assert sorted(places) == [0, 1]
+    assert math.isfinite(ours.key(one, IDLE))

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from dataclasses import astuple
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+
+from sage_sched.config import StepTimeConfig
+from sage_sched.steps.fit import COLUMNS, _nonnegative_minimum, fit
+from sage_sched.steps.time import StepTime
+from tests.sage_sched.step_traffic import Step, steps
+
+SHIPPED = StepTimeConfig().step_time()
+# Every coefficient counts.
+RICH = StepTime(0.004, 0.002, 1.5e-4, 2e-8, 0.013, 3e-4, 1e-6)
+
+
+def table(taken: list[Step]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([work for work, _ in taken]), np.array([seconds for _, seconds in taken])
+
+
+def foreseen(taken: list[Step], step_time: StepTime) -> np.ndarray:
+    return np.asarray(table(taken)[0] @ np.array(astuple(step_time)))
+
+
+@pytest.mark.parametrize("prior", [SHIPPED, RICH])
+def test_exact_times_give_steps_back(prior: StepTime) -> None:
+    taken = list(islice(steps(RICH, 0, rate=8.0, noise=0.0), 1500))
+    found = fit(*table(taken), prior)
+    assert foreseen(taken, found) == pytest.approx(foreseen(taken, RICH), rel=0.01)
+
+
+def test_stalls_hardly_count() -> None:
+    taken = list(islice(steps(RICH, 0, rate=8.0), 1500))
+    stalled = [(work, s * (50 if i % 10 == 0 else 1)) for i, (work, s) in enumerate(taken)]
+    found = fit(*table(stalled), SHIPPED)
+    assert foreseen(taken, found) == pytest.approx(foreseen(taken, RICH), rel=0.1)
+
+
+def test_what_was_measured_as_nothing_hardly_counts() -> None:
+    # Two steps' ends are seen at once if the host was held up: one looks long, the next like none.
+    taken = list(islice(steps(RICH, 0, rate=8.0), 1500))
+    measured = [
+        (work, 1e-7 if i % 20 == 0 else 2 * s if i % 20 == 19 else s)
+        for i, (work, s) in enumerate(taken)
+    ]
+    found = fit(*table(measured), SHIPPED)
+    assert foreseen(taken, found) == pytest.approx(foreseen(taken, RICH), rel=0.1)
+
+
+def test_what_no_step_had_to_do_is_as_in_the_prior_times_the_one_factor() -> None:
+    work = [0.0, 0, 0, 0, 1, 8, 4000]
+    decodes = [(work, 3 * SHIPPED.decode_s(8, 4000))] * 100
+    found = np.array(astuple(fit(*table(decodes), SHIPPED)))
+    assert found == pytest.approx(3 * np.array(astuple(SHIPPED)))
+
+
+def test_a_server_far_smaller_than_the_shipped_one_is_told_exactly() -> None:
+    truth = StepTime(0.005, 0.002, 1e-4, 1e-7, 0.004, 1e-3, 4e-6)
+    taken = [
+        ([0.0, 0, 0, 0, 1, n, kv], truth.decode_s(n, kv))
+        for n in (1, 2, 4)
+        for kv in range(10 * n, 150 * n)
+    ]
+    found = fit(*table(taken), SHIPPED)
+    assert found.decode_s(1, 100) == pytest.approx(truth.decode_s(1, 100), rel=0.01)
+    assert found.decode_s(8, 1000) == pytest.approx(truth.decode_s(8, 1000), rel=0.01)
+
+
+def test_what_short_prompts_take_is_not_made_up_for_long_ones() -> None:
+    rng = np.random.default_rng(0)
+    taken: list[Step] = []
+    for i in range(400):
+        if i % 20:
+            n, kv = int(rng.integers(1, 5)), int(rng.integers(10, 400))
+            work, seconds = [0.0, 0, 0, 0, 1, n, kv], SHIPPED.decode_s(n, kv)
+        else:
+            tokens = int(rng.integers(2, 9))
+            work = [1.0, 1, tokens, tokens**2 / 2, 0, 0, 0]
+            seconds = SHIPPED.prefill_s(1, tokens, tokens**2 / 2)
+        taken.append((work, seconds * rng.lognormal(0, 0.3)))
+    found = fit(*table(taken), SHIPPED)
+    long_prompt = (1, 4000, 4000**2 / 2)
+    assert found.prefill_s(*long_prompt) == pytest.approx(SHIPPED.prefill_s(*long_prompt), rel=0.5)
+    assert found.decode_s(64, 60_000) == pytest.approx(SHIPPED.decode_s(64, 60_000), rel=0.5)
+
+
+def test_one_step_is_enough_to_scale_all() -> None:
+    found = fit(*table([([1.0, 1, 1000, 5e5, 0, 0, 0], 2.0)]), SHIPPED)
+    assert found.prefill_s(1, 1000, 5e5) == pytest.approx(2.0)
+    assert found.decode_base_s / SHIPPED.decode_base_s == pytest.approx(
+        2.0 / SHIPPED.prefill_s(1, 1000, 5e5)
+    )
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_minimum_is_the_one_that_lawson_and_hanson_find(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(20, len(COLUMNS)))
+    wanted = rng.normal(size=20)
+    found = _nonnegative_minimum(rows.T @ rows, rows.T @ wanted)
+    assert found == pytest.approx(nnls(rows, wanted)[0], abs=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_noise_hides_no_slope(seed: int) -> None:
+    # Steps that are bound by reading the weights: each takes as long, whatever is in it.
+    random, prior = np.random.default_rng(seed), SHIPPED
+    for _ in range(4):
+        taken = []
+        for seconds in random.lognormal(0, 0.1, 256):
+            requests = int(random.integers(1, 33))
+            tokens = float(requests * random.integers(100, 900))
+            step = [0.0, 0, 0, 0, 1, requests, tokens]
+            if random.random() < 0.1:
+                step = [1.0, requests, tokens, tokens * tokens / 2, 0, 0, 0]
+            taken.append((step, 0.02 * seconds))
+        prior = fit(*table(taken), prior)
+        mean = table(taken)[0].mean(axis=0) * 10
+        assert mean[2] * prior.prefill_token_s > 1e-5
+        assert mean[6] * prior.decode_kv_token_s > 1e-5
+        assert foreseen(taken, prior) == pytest.approx(np.full(256, 0.02), rel=0.3)

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from bench.engines.simulator.presets import A100_QWEN15_7B, H800_QWEN3_32B, Engine
+from sage_sched.config import StepTimeConfig
+from sage_sched.cost import cost_named
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.policy import policy_named
+from sage_sched.steps.learner import INTERVAL_STEPS, MEMORY_STEPS, StepLearner, is_worth_telling
+from sage_sched.steps.time import StepTime
+from tests.sage_sched.step_traffic import Step, steps
+
+SHIPPED = StepTimeConfig().step_time()
+TRAFFIC_S = 120.0
+
+
+def times(step_time: StepTime, factor: float) -> StepTime:
+    return StepTime(*(factor * seconds for seconds in astuple(step_time)))
+
+
+def exchanged(step_time: StepTime) -> StepTime:
+    """What a prefill takes said of a decode step, and the other way round."""
+    prefill_base_s, request_s, token_s, pair_s, decode_base_s, decode_request_s, kv_token_s = (
+        astuple(step_time)
+    )
+    return StepTime(
+        decode_base_s, decode_request_s, kv_token_s, pair_s, prefill_base_s, request_s, token_s
+    )
+
+
+def learned(learner: StepLearner, taken: Iterable[Step]) -> StepTime:
+    for work, seconds in taken:
+        learner.add(work, seconds)
+        if learner.is_due:
+            learner.learn()
+    return learner.step_time
+
+
+def within(taken: Iterable[Step], limit_s: float) -> Iterable[Step]:
+    for work, seconds in taken:
+        limit_s -= seconds
+        if limit_s < 0:
+            return
+        yield work, seconds
+
+
+def keys(engine: Engine, step_time: StepTime) -> list[float]:
+    """Of a thousand waiting jobs, under sage on an engine that is thought to take such times."""
+    rng = np.random.default_rng(0)
+    policy = policy_named("sage", {}, replace(engine.server_facts(), step_time=step_time))
+    found = []
+    for arrival in range(1000):
+        median = rng.lognormal(4.5, 1.0)
+        lengths = np.clip(median * rng.lognormal(0, 0.7, 32), 1, 4000).astype(int)
+        known = LengthDistribution.from_samples(lengths, "history")
+        job = Job(arrival, int(np.clip(rng.lognormal(5.5, 1.2), 4, 8000)), 4096, known, 0)
+        policy.on_arrival(job)
+        found.append(job.memo.table.index(0))  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize("engine", [H800_QWEN3_32B, A100_QWEN15_7B])
+@pytest.mark.parametrize("wrong", [lambda truth: times(truth, 5), exchanged, lambda truth: SHIPPED])
+def test_from_a_wrong_start_the_order_is_right_after_two_minutes(engine: Engine, wrong) -> None:  # type: ignore[no-untyped-def]
+    truth = engine.step_time
+    learner = StepLearner(wrong(truth))
+    found = learned(learner, within(steps(truth, 0, rate=3.0), TRAFFIC_S))
+    true_keys, found_keys = keys(engine, truth), keys(engine, found)
+    assert spearmanr(true_keys, found_keys).statistic >= 0.99
+    # And in seconds, as the price of a move is.
+    assert np.median(np.divide(found_keys, true_keys)) == pytest.approx(1, rel=0.05)
+
+
+def test_a_server_that_changes_its_speed_is_followed() -> None:
+    truth = H800_QWEN3_32B.step_time
+    learner = StepLearner(SHIPPED)
+    learned(learner, islice(steps(truth, 0, rate=3.0), 2 * MEMORY_STEPS))
+    slow = times(truth, 2)
+    found = learned(learner, islice(steps(slow, 1, rate=1.5), MEMORY_STEPS))
+    cost, slow_cost = (
+        cost_named("measured", replace(H800_QWEN3_32B.server_facts(), step_time=step_time))
+        for step_time in (found, slow)
+    )
+    for input_tokens, output_tokens in ((100, 100), (4000, 20), (100, 2000)):
+        foreseen_s = cost(input_tokens, output_tokens)
+        assert foreseen_s == pytest.approx(slow_cost(input_tokens, output_tokens), rel=0.1)
+
+
+def test_what_was_learned_outlives_what_is_no_longer_seen() -> None:
+    truth = A100_QWEN15_7B.step_time
+    learner = StepLearner(SHIPPED)
+    learned(learner, islice(steps(truth, 0, rate=3.0), 2 * MEMORY_STEPS))
+    decodes = (step for step in steps(truth, 1, rate=3.0) if step[0][4])
+    found = learned(learner, islice(decodes, 3 * MEMORY_STEPS))
+    prefill_s = truth.prefill_s(1, 1000, 1000**2 / 2)
+    assert found.prefill_s(1, 1000, 1000**2 / 2) == pytest.approx(prefill_s, rel=0.15)
+    assert SHIPPED.prefill_s(1, 1000, 1000**2 / 2) != pytest.approx(prefill_s, rel=0.5)
+
+
+def test_the_error_is_that_of_steps_not_yet_learned_from() -> None:
+    noise = 0.1
+    learner = StepLearner(SHIPPED)
+    assert learner.error is None
+    learned(learner, islice(steps(SHIPPED, 0, rate=3.0, noise=noise), 1000))
+    assert learner.error == pytest.approx(0.674 * noise, rel=0.4)  # half of a normal's are less
+    before = learner.num_steps
+    for work, seconds in islice(steps(times(SHIPPED, 2), 1, rate=3.0), INTERVAL_STEPS):
+        learner.add(work, seconds)
+    learner.learn()
+    assert learner.error == pytest.approx(1.0, rel=0.3)
+    assert learner.num_steps == before + INTERVAL_STEPS
+
+
+def test_nothing_is_learned_of_a_step_that_took_no_time() -> None:
+    learner = StepLearner(SHIPPED)
+    for _ in range(2 * INTERVAL_STEPS):
+        learner.add([0, 0, 0, 0, 1, 1, 10], 0.0)
+    assert learner.num_steps == 0
+    assert not learner.is_due
+    assert learner.factor(SHIPPED) == 1
+
+
+def test_told_is_what_changes_costs_by_a_tenth() -> None:
+    server = H800_QWEN3_32B.server_facts()
+    told = [
+        is_worth_telling(new, SHIPPED, server)
+        for new in (
+            SHIPPED,
+            times(SHIPPED, 1.05),
+            times(SHIPPED, 1.2),
+            times(SHIPPED, 0.8),
+            replace(SHIPPED, prefill_token_s=2 * SHIPPED.prefill_token_s),
+        )
+    ]
+    assert told == [False, False, True, True, True]

@@ -1,0 +1,224 @@
+"""Levels of urgency: who goes first, and how far the others are overtaken."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sage_sched.decide import decide
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Hints, Job
+from sage_sched.plan import Yield
+from sage_sched.urgency.policy import Urgency, UrgencyParameters
+from sage_sched.view import Holding, SchedulerView
+from tests.sage_sched.fairness.test_promises import NUM_RUNS, Engine, stepped
+from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.test_decide import full
+
+POOL = SERVER.kv_pool_tokens
+PIECE_POOLS = 0.02
+KNOWN = LengthDistribution.from_samples([100, 200], "history")
+LONG = LengthDistribution.from_samples([900, 1000], "history")
+
+
+def policy_of(**parameters: float) -> Urgency:
+    return Urgency(UrgencyParameters(**parameters), SERVER)  # type: ignore[arg-type]
+
+
+def job(
+    arrival: int, level: int, came_at: int = 0, known: LengthDistribution = KNOWN, **about: int
+) -> Job:
+    return Job(arrival, 100, 1000, known, came_at, hints=Hints(urgency=level), **about)
+
+
+def anew(job: Job) -> Job:
+    """The same for another policy."""
+    return replace(job, memo=None, place=None)
+
+
+def order(policy: Urgency, *jobs: Job, served_tokens: int = 0) -> list[Job]:
+    for each in jobs:
+        if each.memo is None:
+            assert policy.on_arrival(each)
+    view = waiting(*jobs, served_tokens=served_tokens)
+    found = decide(view, policy).order
+    assert found is not None
+    return [jobs[position] for position in found]
+
+
+def test_of_those_that_come_together_the_more_urgent_go_first_and_of_a_level_the_shorter() -> None:
+    jobs = [
+        job(number, level, known=known)
+        for number, (level, known) in enumerate(
+            [(5, KNOWN), (3, LONG), (3, KNOWN), (2, LONG), (1, LONG), (4, KNOWN)]
+        )
+    ]
+    ordered = order(policy_of(), *jobs)
+    assert [each.arrival for each in ordered] == [4, 3, 2, 1, 5, 0]
+    by_arrival = order(policy_of(by_length=False), *map(anew, jobs))
+    assert [each.arrival for each in by_arrival] == [4, 3, 1, 2, 5, 0]
+
+
+def test_a_piece_of_work_is_worth_a_level() -> None:
+    old, urgent = job(0, 4, 0, known=LONG), job(1, 2, 2 * POOL - 1)
+    assert order(policy_of(), old, urgent) == [urgent, old]
+    later = job(1, 2, 3 * POOL)
+    assert order(policy_of(), old, later) == [old, later]
+
+
+def test_level_1_without_credit_counts_as_level_2() -> None:
+    policy = policy_of(share=0.0)
+    first = [job(number, 1, known=LONG) for number in range(20)]
+    other = job(20, 2)
+    ordered = order(policy, *first, other, served_tokens=0)
+    # The pool has credit for some of them; the shorter one of level 2 goes before all others.
+    num_granted = ordered.index(other)
+    assert num_granted == POOL // (100 + 950)
+    assert ordered[:num_granted] == first[:num_granted]
+
+
+def test_credit_comes_back_with_the_work_that_is_done() -> None:
+    policy = policy_of(share=0.5)
+    flood = [job(number, 1, known=LONG) for number in range(20)]
+    other = job(20, 2)
+    before = order(policy, *flood, other).index(other)
+    policy_view = waiting(*flood[before:], other, served_tokens=2 * 1050)
+    decide(policy_view, policy)
+    # The first ones are gone, and half of the work since then pays for one more.
+    again = order(policy, *flood[before:], other, served_tokens=2 * 1050)
+    assert again.index(other) == 1
+
+
+def roomy(view: SchedulerView, *running: Job) -> SchedulerView:
+    """A full batch, of which any one that leaves makes room for whoever comes."""
+    return replace(
+        full(view, *running),
+        holding=lambda job: Holding(job.input_tokens, 0, job.input_tokens + 1000, True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("victim", "newcomer", "yields"), [(3, 2, True), (3, 3, False), (2, 1, True), (2, 4, False)]
+)
+def test_one_yields_to_a_more_urgent_one_alone(victim: int, newcomer: int, yields: bool) -> None:
+    policy = policy_of()
+    running, comes = job(0, victim, known=LONG, generated_tokens=1), job(1, newcomer)
+    for each in (running, comes):
+        policy.on_arrival(each)
+    plan = decide(roomy(waiting(comes), running), policy)
+    assert any(isinstance(action, Yield) for action in plan.actions) == yields
+
+
+def test_the_least_urgent_yield_first_and_no_more_than_it_takes() -> None:
+    policy = policy_of()
+    running = [
+        job(number, level, known=LONG, generated_tokens=1) for number, level in enumerate((3, 5, 4))
+    ]
+    comes = job(3, 2)
+    for each in (*running, comes):
+        policy.on_arrival(each)
+    plan = decide(full(waiting(comes), *running), policy)
+    yielding = [act.job for act in plan.actions if isinstance(act, Yield)]
+    assert yielding == [running[1], running[2]]
+
+
+def test_nobody_yields_who_is_about_to_end_or_to_one_that_has_only_waited_for_longer() -> None:
+    policy = policy_of()
+    running = job(0, 3, known=LONG, generated_tokens=1)
+    old = job(1, 3, 0)
+    ending = replace(running, distribution=LengthDistribution.from_samples([2], "history"))
+    slow = replace(SERVER, swap_token_s=1.0)
+    urgent = job(2, 2)
+    for each in (running, old, ending, urgent):
+        policy.on_arrival(each)
+    running.served_at_arrival_tokens = 5 * POOL  # it is far behind the old one
+    assert not decide(roomy(waiting(old), running), policy).actions
+    view = replace(roomy(waiting(urgent), ending), server=slow)
+    assert not decide(view, policy).actions
+
+
+def test_prefills_of_the_less_urgent_leave_decode_steps_their_share() -> None:
+    policy = policy_of(decode_share=0.75)
+    urgent, later = job(0, 2, generated_tokens=5), job(1, 4)
+    for each in (urgent, later):
+        policy.on_arrival(each)
+    step_time = SERVER.step_time
+    decode_s = step_time.decode_s(1, 105)
+    view = replace(waiting(later), running=[urgent])
+    served = 0
+    passes = []
+    for _ in range(40):
+        plan = decide(replace(view, served_tokens=served), policy)
+        passes.append(plan.decode_only)
+        served += 1 if plan.decode_only else 400
+    prefill_s = step_time.prefill_s(1, 400, 0)
+    between = passes.index(False, 1)
+    assert not passes[0]
+    assert 0.75 <= (between - 1) * decode_s / ((between - 1) * decode_s + prefill_s) < 0.85
+
+
+def test_prefills_are_not_held_back_for_anybody_as_urgent_or_if_nobody_is() -> None:
+    for running_level, waiting_level in [(2, 2), (3, 5), (2, 1)]:
+        policy = policy_of(decode_share=1.0)
+        runs, comes = job(0, running_level, generated_tokens=5), job(1, waiting_level)
+        for each in (runs, comes):
+            policy.on_arrival(each)
+        plan = decide(replace(waiting(comes), running=[runs]), policy)
+        assert not plan.decode_only
+
+
+@dataclass
+class UrgentEngine(Engine):
+    """As Engine; whoever is let in overtakes nobody by more than the bound."""
+
+    flood: bool = False
+    num_compared: int = 0
+
+    def arrive(self) -> None:
+        super().arrive()
+        new = self.jobs[-1]
+        level = self.script.choice((1, 2, 3, 4, 5))
+        if self.flood and self.script.random() < 0.8:
+            level = 1
+        urgent = replace(new, hints=Hints(urgency=level), memo=None)
+        # Ranked anew, as a request of that level.
+        self.jobs[-1], self.queue[-1] = urgent, urgent
+        urgent.is_ranked = self.policy.on_arrival(urgent)
+
+    def is_passed(self, job: Job) -> bool:
+        return False
+
+    def let_in(self, job: Job) -> None:
+        super().let_in(job)
+        policy = self.policy
+        assert isinstance(policy, Urgency)
+        if policy.level(job) == 1:
+            return
+        for other in self.queue:
+            if other.is_ranked and job.is_ranked:
+                level = max(2, other.hints.urgency)
+                later = job.served_at_arrival_tokens - other.served_at_arrival_tokens
+                assert later <= (level - 1) * PIECE_POOLS * POOL
+                self.num_compared += 1
+
+
+def engine_of(seed: int, flood: bool) -> UrgentEngine:
+    policy = policy_of(level_pools=PIECE_POOLS, share=0.1)
+    return stepped(UrgentEngine(policy, random.Random(seed), flood=flood))
+
+
+@settings(max_examples=NUM_RUNS, deadline=None)
+@given(seed=st.integers(0, 10**9), flood=st.booleans())
+def test_nobody_is_overtaken_by_more_than_the_bound(seed: int, flood: bool) -> None:
+    engine_of(seed, flood)
+
+
+def test_the_engine_that_is_tried_lets_many_overtake_and_has_some_yield() -> None:
+    engines = [engine_of(seed, flood) for seed in range(10) for flood in (False, True)]
+    assert sum(engine.num_compared for engine in engines) > 100
+    assert sum(engine.num_overtaken for engine in engines) > 100
+    assert sum(engine.num_yields for engine in engines) > 10
