@@ -38,7 +38,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(
     ]
     core = {str(path) for path in files if path.parts[0] == "sage_sched"}
     parts = {f"sage_sched/parts/{path}" for path in files if path.parts[0] != "sage_sched"}
-    assert "sage_sched/parts/predictor_store/general_length.json" in parts
+    assert "sage_sched/parts/predictor_store/predict/general_length.json" in parts
     with zipfile.ZipFile(built[1]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         assert names == core | parts
@@ -51,7 +51,7 @@ def test_the_source_distribution_has_no_build_in_it(built: tuple[Path, Path]) ->
     with tarfile.open(built[0]) as sdist:
         names = [name.partition("/")[2] for name in sdist.getnames()]
     assert "setup.py" in names
-    assert "predictor_store/general_length.json" in names
+    assert "predictor_store/predict/general_length.json" in names
     assert not [name for name in names if name.startswith((".venv", "build", "dist", "results"))]
 
 
