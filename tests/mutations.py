@@ -1,6 +1,6 @@
 """Deliberate breaks of ours, each of which a test has to notice: `python -m tests.mutations`.
 
-Each breaks one promise of docs/structure.md in a copy of the checkout and runs the test that is to
+Each breaks one promise of docs/failures.md in a copy of the checkout and runs the test that is to
 fail there. It takes many minutes, as some tests start servers, so it is not part of the suite; that
 the broken lines are still there is (tests/test_mutations.py).
 """

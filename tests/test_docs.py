@@ -66,3 +66,17 @@ def test_every_policy_is_in_the_table() -> None:
 def test_the_readme_is_read_in_two_minutes() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len([word for word in text.split() if re.search(r"\w", word)]) <= 600
+
+
+def test_every_file_and_folder_that_a_page_names_is_there() -> None:
+    # Pages of results tell of commits; what they name may be gone.
+    pages = [page for page in DOCS.glob("*.md") if not page.name.startswith("results")]
+    pages += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    named = re.compile(r"`((?:sage_sched|predictor_store|patches|bench|tests)/[\w/.]*)`")
+    missing = [
+        f"{page.name}: {path}"
+        for page in pages
+        for path in named.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
