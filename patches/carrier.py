@@ -20,6 +20,8 @@ _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
 _CAME = _PREFIX + "came_s"
 _ASKED = _PREFIX + "asked"
 _EXPLAIN = _PREFIX + "explain"
+# Of SGLang's customized_info and of an answer's meta_info: what is said of a request.
+EXPLANATION = "sage"
 # A stamp is older than the tick that comes with it, but by no more than a request is awaited.
 _MOST_AGE_S = 3600.0
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
 
-if TYPE_CHECKING:
-    from patches.scheduler.engine_types import Batch
+from patches.engine_types import Batch
 
 # Every hook fits all of these. The first one that does not will carry the releases that it is for.
 SUPPORTED_RELEASES = ("0.5.22", "0.5.23")
@@ -54,17 +53,26 @@ CALLS = (
     ),
 )  # fmt: skip
 
+# SGLang loads no plugin in the HTTP processes of --tokenizer-worker-num, but serves the app that
+# this variable names. Ours has the hooks.
+APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
+APP = "sage_sched.entry_points:app"
+
 
 class UnsupportedServerError(RuntimeError):
     """This SGLang, or the way it was started, cannot be served. The message says what to do."""
 
 
 def serves_named_app() -> bool:
-    """Whether several HTTP processes serve the app that SGLANG_HTTP_SERVER_APP_PATH names; since
-    0.5.23. Ours loads the hooks there."""
+    """Whether several HTTP processes serve the app that APP_VARIABLE names; since 0.5.23."""
     from sglang.srt.environ import envs
 
-    return hasattr(envs, "SGLANG_HTTP_SERVER_APP_PATH")
+    return hasattr(envs, APP_VARIABLE)
+
+
+def has_other_app() -> bool:
+    """Whether that variable names somebody else's app, which would not have our hooks."""
+    return os.environ.get(APP_VARIABLE, APP) != APP
 
 
 def thinking_of(chat: object) -> object:

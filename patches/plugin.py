@@ -119,10 +119,14 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
 
 
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
-    from patches.http.dispatch import refuse_dispatch
     from patches.http.urgency import refuse_urgency
     from patches.probe.setup import refuse_probe
-    from patches.refusals import refuse_slices, refuse_trace, refuse_unsupported
+    from patches.refusals import (
+        refuse_dispatch,
+        refuse_slices,
+        refuse_trace,
+        refuse_unsupported,
+    )
 
     check_release()
     refuse_unsupported(server_args)
@@ -217,7 +221,7 @@ def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> 
     # It passes on what it does not know, once it can read it.
     if not _is_ours(server_args):
         return
-    importlib.import_module("patches.scheduler.switch")
+    importlib.import_module("patches.messages")
     if server_args._sage_config.router.dispatch:
         from patches.hook import apply_all
         from patches.http.replica_watch import controller_hooks

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patches.compat import UnsupportedServerError, serves_named_app
-from patches.http.processes import has_other_app
+from patches.compat import UnsupportedServerError, has_other_app, serves_named_app
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_type
 
@@ -139,6 +138,28 @@ def refuse_shadow(server_args: Any) -> None:
             f"--sage-shadow does not work with {found[0]}: it sees no prompts there, or no "
             "answers. Leave one of them out."
         )
+
+
+def refuse_dispatch(server_args: Any, config: SageConfig) -> None:
+    """Raises UnsupportedServerError if the router would not see all requests that it places."""
+    if not config.router.dispatch:
+        return
+    for flag, is_there, reason in (
+        (
+            "--enable-dp-attention",
+            server_args.enable_dp_attention,
+            "its replicas take every step together",
+        ),
+        (
+            "--tokenizer-worker-num above 1",
+            server_args.tokenizer_worker_num > 1,
+            "each HTTP process knows of its own requests alone",
+        ),
+    ):
+        if is_there:
+            raise UnsupportedServerError(
+                f"router.dispatch = {config.router.dispatch!r} does not work with {flag}: {reason}."
+            )
 
 
 def refuse_model(model_config: Any) -> None:

@@ -1,8 +1,8 @@
 """What a trace of decisions says: of one request when what happened to it and why, and of all who
 waited for whom.
 
-A trace is a list of events, mappings as patches/ops/trace.py writes them: `t` is seconds since its
-server began it, `is` what happened, `rid` to whom.
+A trace is a list of events, mappings as patches/scheduler/trace.py writes them: `t` is seconds
+since its server began it, `is` what happened, `rid` to whom.
 """
 
 from __future__ import annotations

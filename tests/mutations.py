@@ -57,7 +57,10 @@ _ROUTER, _DISPATCH = (
 )
 _DEPARTURE = "tests/sage_sched/test_departure.py"
 _SWITCH, _SWITCHED = "tests/patches/scheduler/test_switch.py", "tests/engine/test_switch.py"
-_TRACE, _EARLY = "tests/patches/ops/test_trace.py", "tests/patches/scheduler/test_early_aborts.py"
+_TRACE, _EARLY = (
+    "tests/patches/scheduler/test_trace.py",
+    "tests/patches/scheduler/test_early_aborts.py",
+)
 _QLLM, _CORE_SLICES = (
     "tests/sage_sched/best_effort/test_policy.py",
     "tests/sage_sched/best_effort/test_slices.py",
@@ -795,7 +798,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an abort that comes to another HTTP process and overtakes its request is lost",
-        "patches/scheduler/early_aborts.py",
+        "patches/http/predict.py",
         'rid != "" and manager.server_args.tokenizer_worker_num > 1',
         "False",
         f"{_EARLY}::test_schedulers_hear_of_what_may_be_too_early",
@@ -900,29 +903,29 @@ MUTATIONS = (
     ),
     Mutation(
         "the rank that speaks on /metrics goes on with other ages than the others",
-        "patches/ops/scheduler_metrics.py",
-        "    job = copy(req.sage.job)",
-        "    job = req.sage.job",
-        "tests/patches/ops/test_scheduler_metrics.py"
+        "patches/scheduler/metrics.py",
+        "    job: Job = copy(req.sage.job)",
+        "    job: Job = req.sage.job",
+        "tests/patches/scheduler/test_metrics.py"
         "::test_the_rank_that_speaks_goes_on_as_the_others_do",
     ),
     Mutation(
         "anybody may read a trace",
-        "patches/ops/trace.py",
+        "patches/scheduler/trace.py",
         "os.fchmod(file.fileno(), 0o600)",
         "os.fchmod(file.fileno(), 0o644)",
         f"{_TRACE}::test_only_its_owner_may_read_it_and_no_link_is_followed",
     ),
     Mutation(
         "a trace grows until the disk is full",
-        "patches/ops/trace.py",
+        "patches/scheduler/trace.py",
         "if file.tell() + len(content) > self._max_bytes:",
         "if file.tell() < 0:",
         f"{_TRACE}::test_it_grows_to_its_limit_and_keeps_what_is_latest",
     ),
     Mutation(
         "a disk that hangs fills the scheduler's memory",
-        "patches/ops/trace.py",
+        "patches/scheduler/trace.py",
         "len(self._lines) >= _MOST_WAITING:",
         "len(self._lines) < 0:",
         f"{_TRACE}::test_a_disk_that_hangs_costs_lines_and_no_memory",

@@ -29,6 +29,61 @@ def imports_of(file: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def modules_of(package: str) -> dict[str, Path]:
+    """The files of a package by module name; a folder's own name is its `__init__`."""
+    found = {}
+    for file in sorted((ROOT / package).rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = file
+    return found
+
+
+def arrows_of(package: str) -> dict[str, set[str]]:
+    """Which modules of a package each of them imports, for types and within functions too."""
+    modules, arrows = modules_of(package), dict[str, set[str]]()
+    for name, file in modules.items():
+        arrows[name] = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                wanted = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                wanted = [one if one in modules else str(node.module) for one in inner]
+            else:
+                continue
+            arrows[name] |= {one for one in wanted if one in modules and one != name}
+    return arrows
+
+
+def circles_of(arrows: dict[str, set[str]]) -> list[str]:
+    """The modules that import themselves through others."""
+
+    def reached(start: str) -> set[str]:
+        found, ahead = set[str](), [start]
+        while ahead:
+            new = arrows[ahead.pop()] - found
+            found |= new
+            ahead += new
+        return found
+
+    return [name for name in arrows if name in reached(name)]
+
+
+@pytest.mark.parametrize("package", ["patches"])
+def test_no_module_imports_itself_through_others(package: str) -> None:
+    assert not circles_of(arrows_of(package))
+
+
+def test_a_circle_would_be_found() -> None:
+    assert circles_of({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
+def test_what_is_read_of_sglang_rests_on_nothing_of_ours() -> None:
+    arrows = arrows_of("patches")
+    types = {"patches.engine_types", "patches.http_types"}
+    assert not set().union(*(arrows[name] for name in types)) - types
+
+
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_imports_point_one_way(package: str) -> None:
     found = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from patches.ops.series import SERIES
+from patches.series import SERIES
 
 ROOT = Path(__file__).parents[1] / "docs"
 PAGE = (ROOT / "monitoring.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from patches.compat import thinking_of
-from patches.http.http_types import Request
+from patches.http_types import Request
 from predictor_store.predict.asked import NOTHING_ASKED, Asked, digest
 
 _LESS, _MORE = ("minimal", "low"), ("high", "xhigh", "ultra", "max")

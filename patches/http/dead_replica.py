@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from sglang.srt.managers.communicator import FanOutCommunicator
 from sglang.srt.managers.io_struct import AbortReq
 
-from patches.http.http_types import TokenizerManager
+from patches.http_types import TokenizerManager
 
 
 class ActiveRanks(Protocol):

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from patches.compat import UnsupportedServerError
-from patches.http.http_types import TokenizedRequest
-from patches.scheduler.calibration import StepTimes
+from patches.http_types import TokenizedRequest
+from patches.messages import StepTimes
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
@@ -42,33 +41,6 @@ class LoadReader(Protocol):
     """TokenizerManager.load_snapshot_reader"""
 
     def read_all(self) -> Sequence[Load]: ...
-
-
-def refuse_dispatch(server_args: Any, config: SageConfig) -> None:
-    """Raises UnsupportedServerError where the router would not see what it decides about."""
-    if not config.router.dispatch:
-        return
-    for flag, asked_for, reason in (
-        (
-            "--enable-dp-attention",
-            server_args.enable_dp_attention,
-            "its replicas take every step together",
-        ),
-        (
-            "--tokenizer-worker-num above 1",
-            server_args.tokenizer_worker_num > 1,
-            "each HTTP process knows of its own requests alone",
-        ),
-    ):
-        if asked_for:
-            raise UnsupportedServerError(
-                f"router.dispatch = {config.router.dispatch!r} does not work with {flag}: {reason}."
-            )
-
-
-def dispatches(server_args: Any, config: SageConfig) -> bool:
-    """Whether the HTTP process has a router."""
-    return bool(config.router.dispatch) and server_args.dp_size > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from patches.http.http_types import Request, TokenizedRequest, TokenizerManager
+from patches.http_types import Request, TokenizedRequest, TokenizerManager
 
 
 def custom_params_of(obj: Request) -> Mapping[str, Any] | None:

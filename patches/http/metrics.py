@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
-from patches.http.http_types import TokenizerManager
-from patches.ops.series import Series
+from patches.http_types import TokenizerManager
+from patches.series import Series
 from predictor_store.predict.rolling_quality import LEAST_TO_TELL
 from predictor_store.service.client import Prediction
 from sage_sched.distribution import SOURCES

@@ -12,6 +12,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.utils import TypeBasedDispatcher
 
 from patches.carrier import (
+    EXPLANATION,
     clients_hints,
     encode,
     encode_asked,
@@ -23,17 +24,8 @@ from patches.carrier import (
 from patches.hook import AFTER, AROUND, BEFORE, Hook
 from patches.http.asked import asked_of
 from patches.http.dead_replica import ActiveRanks, bury, end
-from patches.http.dispatch import Dispatch, Foreseen, dispatches
+from patches.http.dispatch import Dispatch, Foreseen
 from patches.http.door import check_token_ids, check_tokenized, custom_params_of
-from patches.http.http_types import (
-    Awaited,
-    BatchOutput,
-    ReqState,
-    Request,
-    ServerArgs,
-    TokenizedRequest,
-    TokenizerManager,
-)
 from patches.http.metrics import HttpMetrics
 from patches.http.request_prediction import (
     is_internal,
@@ -44,9 +36,16 @@ from patches.http.request_prediction import (
 )
 from patches.http.settings_route import add_settings_route
 from patches.http.urgency import UrgencyGuess
-from patches.ops.explanation import NAME, explained
-from patches.scheduler import early_aborts
-from patches.scheduler.calibration import StepTimes
+from patches.http_types import (
+    Awaited,
+    BatchOutput,
+    ReqState,
+    Request,
+    ServerArgs,
+    TokenizedRequest,
+    TokenizerManager,
+)
+from patches.messages import EarlyAbort, StepTimes, dispatches
 from predictor_store.service.client import PredictorClient
 from sage_sched.job import NO_HINTS
 from sage_sched.slo.classes import SloClaims
@@ -204,7 +203,23 @@ async def _attach(obj: Request, tokenized: TokenizedRequest) -> None:
 
 def _before_abort(self: TokenizerManager, rid: str = "", abort_all: bool = False) -> None:
     if _client(self) is not None:
-        early_aborts.tell(self, rid, abort_all)
+        tell_early_abort(self, rid, abort_all)
+
+
+def tell_early_abort(manager: TokenizerManager, rid: str, abort_all: bool) -> None:
+    """Tell the schedulers of an abort if it may reach them before its request does
+    (patches/scheduler/early_aborts.py)."""
+    if abort_all or _is_early(manager, rid):
+        begins = "" if abort_all else rid
+        manager._dispatch_to_scheduler(EarlyAbort(begins=begins, sent_s=time.monotonic()))
+
+
+def _is_early(manager: TokenizerManager, rid: str) -> bool:
+    """A request that this process does not know may be waiting in another one."""
+    state = manager.rid_to_state.get(rid)
+    if state is None:
+        return rid != "" and manager.server_args.tokenizer_worker_num > 1
+    return not state.dispatched
 
 
 async def _around_send_one(
@@ -279,9 +294,12 @@ def _around_meta_info(
     *args: Any,
     **kw: Any,
 ) -> None:
-    others = {name: told for name, told in customized_info.items() if name != NAME}
+    others = {name: told for name, told in customized_info.items() if name != EXPLANATION}
     original(self, meta_info, state, others, index, *args, **kw)
-    explained(meta_info, customized_info, index)
+    # The scheduler's facts about this request, as last told, if it told any.
+    facts = [each for each in customized_info.get(EXPLANATION, ())[index : index + 1] if each]
+    if facts and facts[0][-1] is not None:
+        meta_info[EXPLANATION] = facts[0][-1]
 
 
 async def _around_internal_state(original: Awaited, self: TokenizerManager) -> list[dict[str, Any]]:

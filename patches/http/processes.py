@@ -5,23 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from patches.compat import APP, APP_VARIABLE
 from patches.hook import AFTER, Hook
-from patches.http.http_types import ServerArgs
+from patches.http_types import ServerArgs
 from predictor_store.service.shared_worker import SharedWorker
-
-_APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
-# SGLang loads no plugin in these processes, but serves whatever app is named there.
-_APP = "sage_sched.entry_points:app"
-
-
-def has_other_app() -> bool:
-    """Whether somebody else names an app, which would not have our hooks."""
-    return os.environ.get(_APP_VARIABLE, _APP) != _APP
 
 
 def main_process_hooks() -> list[Hook]:
     """For the process that starts them; sets the environment that they inherit."""
-    os.environ[_APP_VARIABLE] = _APP
+    os.environ[APP_VARIABLE] = APP
     return router_hooks()
 
 

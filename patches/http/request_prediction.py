@@ -12,7 +12,7 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus
 from patches.hook import AFTER, Hook
 from patches.http.asked import asked_of_chat, text_of
 from patches.http.dispatch import Foreseen
-from patches.http.http_types import Request, TokenizerManager
+from patches.http_types import Request, TokenizerManager
 from predictor_store.predict.asked import Asked
 from predictor_store.service.client import Prediction
 
@@ -61,7 +61,8 @@ def state_of(obj: Request) -> RequestPrediction:
     """Made if it is not there."""
     if not hasattr(obj, "sage"):
         obj.sage = RequestPrediction()
-    return obj.sage
+    state: RequestPrediction = obj.sage
+    return state
 
 
 def request_hooks() -> list[Hook]:

@@ -15,8 +15,8 @@ from sglang.srt.runtime_context import get_parallel, get_serving
 from sglang.srt.utils.auth import AuthLevel, auth_level, decide_request_auth
 from sglang.utils import TypeBasedDispatcher
 
-from patches.http.http_types import TokenizerManager
-from patches.scheduler.switch import SetSettings, SettingsNow
+from patches.http_types import TokenizerManager
+from patches.messages import SetSettings, SettingsNow
 from sage_sched.fields import ConfigError
 from sage_sched.switch import Settings
 

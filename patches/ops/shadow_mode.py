@@ -15,9 +15,9 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
+from patches.engine_types import Batch, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Hook
 from patches.http.asked import asked_of
-from patches.http.http_types import Awaited, BatchOutput, Request, ServerArgs, TokenizerManager
 from patches.http.request_prediction import (
     is_internal,
     prompt_text,
@@ -26,10 +26,10 @@ from patches.http.request_prediction import (
     state_of,
 )
 from patches.http.settings_route import add_refusing_route
+from patches.http_types import Awaited, BatchOutput, Request, ServerArgs, TokenizerManager
 from patches.ops.shadow_record import ShadowRecord
 from patches.scheduler import step_meter
 from patches.scheduler.calibration import Calibration
-from patches.scheduler.engine_types import Batch, Scheduler
 from patches.scheduler.step_time_file import StepTimeFile, kind_of
 from predictor_store.service.client import PredictorClient
 from sage_sched.config import SageConfig
@@ -157,11 +157,14 @@ async def _around_internal_state(original: Awaited, self: TokenizerManager) -> l
 
 def scheduler_hooks(config: SageConfig) -> list[Hook]:
     """For a scheduler, whose steps are measured."""
+    # Made once the process's one scheduler knows its model.
+    steps: Calibration | None = None
 
     @_harmless
     def after_init_policy(result: None, self: Scheduler) -> None:
+        nonlocal steps
         file = StepTimeFile(kind_of(self)) if config.store.on_disk else None
-        self.sage_steps = Calibration(config.step_time, file)
+        steps = Calibration(config.step_time, file)
 
     def around_run_batch(
         original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any
@@ -183,11 +186,12 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
     @_harmless
     def launched(scheduler: Scheduler, batch: Batch, work: list[list[float] | None]) -> None:
-        work.append(scheduler.sage_steps.steps.launched(batch, scheduler._sched_idled))
+        assert steps is not None
+        work.append(steps.steps.launched(batch, scheduler._sched_idled))
 
     @_harmless
     def ended(scheduler: Scheduler, work: list[list[float] | None]) -> None:
-        steps = scheduler.sage_steps
+        assert steps is not None
         steps.steps.ended(work[0] if work else None)
         facts = ServerFacts(
             scheduler.max_total_num_tokens, scheduler.max_running_requests, steps.step_time, 0.0
@@ -197,7 +201,8 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
     @_harmless
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
-        result.internal_state["sage"] = {"step_time": self.sage_steps.stats()}
+        assert steps is not None
+        result.internal_state["sage"] = {"step_time": steps.stats()}
 
     def of_scheduler(name: str, kind: Any, hook: Any, *parameters: str) -> Hook:
         return Hook(f"{_SCHEDULER}.{name}", kind, hook, parameters)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from patches.scheduler.engine_types import Batch, Req
+from patches.engine_types import Batch, Req
 from predictor_store.probe.recording import ANSWERS, ROWS, about_recording, row_type
 from sage_sched.probe.posterior import DUE_INTERVAL_TOKENS, is_due
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sglang.srt.managers.io_struct import BaseReq
 
+from patches.engine_types import Batch, Req
+from patches.messages import Scores
 from patches.probe.recorder import Recorder
-from patches.scheduler.engine_types import Batch, Req
 from predictor_store.probe.probe_file import ProbeFile
 from sage_sched.job import Job
 from sage_sched.policy import Policy
@@ -25,20 +25,6 @@ _MAX_PENDING = 65_536
 # more requests running than this, scores are told every so many passes, some tokens late.
 MANY_RUNNING = 128
 PASSES_A_MESSAGE = 4
-
-
-class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's scores, which ride the broadcast of requests to all ranks.
-
-    number: of the last of them, since the start. arrivals, ages: of each row. steps: int8, rows of
-    bins (sage_sched.probe.refining.in_steps). is_believed: whether scores count.
-    """
-
-    number: int
-    arrivals: list[int]
-    ages: list[int]
-    steps: bytes
-    is_believed: bool
 
 
 def refining_of(policy: Policy, probe: ProbeFile | None) -> Refining | None:

@@ -11,10 +11,10 @@ from typing import Any
 from sglang.srt.runtime_context import get_parallel
 
 from patches.compat import UnsupportedServerError
+from patches.engine_types import Scheduler
 from patches.probe.recorder import Recorder
 from patches.probe.scores import Probing
 from patches.probe.tap import Observer, Tap
-from patches.scheduler.engine_types import Scheduler
 from predictor_store.probe.model_fingerprint import fingerprint
 from predictor_store.probe.probe_file import ProbeFile
 from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import linear
 
-from patches.scheduler.engine_types import Batch
+from patches.engine_types import Batch
 from predictor_store.probe.probe_file import ProbeFile
 
 # More rows than any step samples; of a step that has more, nothing is read.

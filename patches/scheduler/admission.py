@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from patches.scheduler.engine_types import Req
+from patches.engine_types import Req
 from patches.scheduler.state import SchedulerState
 
 

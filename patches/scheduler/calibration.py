@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
-
+from patches.messages import StepTimes
 from patches.scheduler.step_meter import StepMeter
 from patches.scheduler.step_time_file import StepTimeFile
 from sage_sched.config import StepTimeConfig, in_ms
@@ -17,21 +16,6 @@ from sage_sched.steps.pace import Pace
 from sage_sched.steps.time import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
-
-
-class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's step times, which ride the broadcast of requests to all ranks, and from there to an
-    HTTP process that dispatches (patches.http.dispatch).
-
-    seconds: the coefficients of a StepTime, in their order. source: see Calibration.
-    """
-
-    seconds: list[float]
-    source: str
-
-
-# What SGLang's processes may send one another is a closed list.
-hook_custom_types(StepTimes)
 
 
 class Calibration:

@@ -7,46 +7,15 @@ SGLang sends one abort a request. So they keep those that may have come too earl
 
 from __future__ import annotations
 
-import time
-
-from sglang.srt.managers.io_struct import AbortReq, BaseReq, hook_custom_types
+from sglang.srt.managers.io_struct import AbortReq
 
 from patches.carrier import decode_asked
-from patches.http.http_types import TokenizedRequest, TokenizerManager
-from patches.scheduler.engine_types import Scheduler
+from patches.engine_types import Scheduler
+from patches.http_types import TokenizedRequest
+from patches.messages import EarlyAbort
 
 # The latest are kept: so many, and for so long after they were sent.
 _MOST, _KEPT_S = 4096, 600.0
-
-
-class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """From an HTTP process, to all ranks.
-
-    begins: of the ids of the requests that are given up; "" for all. sent_s: when, on the clock of
-    their stamps.
-    """
-
-    begins: str
-    sent_s: float
-
-
-# What SGLang's processes may send one another is a closed list.
-hook_custom_types(EarlyAbort)
-
-
-def tell(manager: TokenizerManager, rid: str, abort_all: bool) -> None:
-    """An HTTP process is about to abort: if that may be too early, the schedulers are to know."""
-    if abort_all or _is_early(manager, rid):
-        begins = "" if abort_all else rid
-        manager._dispatch_to_scheduler(EarlyAbort(begins=begins, sent_s=time.monotonic()))
-
-
-def _is_early(manager: TokenizerManager, rid: str) -> bool:
-    """Whether it may be: what is not known here may be awaited in another process."""
-    state = manager.rid_to_state.get(rid)
-    if state is None:
-        return rid != "" and manager.server_args.tokenizer_worker_num > 1
-    return not state.dispatched
 
 
 class EarlyAborts:

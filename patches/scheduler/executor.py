@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.managers.scheduler import NextBatchPlan
 
 from patches.compat import drop_ended, keeps_ended
-from patches.scheduler.engine_types import Batch, Req, Scheduler
+from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.kv_copy import is_swapped
 from patches.scheduler.preemption import Outcome
 from sage_sched.plan import Budget, Plan

@@ -9,23 +9,20 @@ import time
 from functools import partial
 from typing import Any
 
-from sglang.srt.managers.io_struct import BaseReq
 from sglang.srt.managers.schedule_policy import AddReqResult, CacheAgnosticPolicy
 from sglang.utils import TypeBasedDispatcher
 
+from patches.engine_types import Batch, Req, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Hook
-from patches.http.dispatch import dispatches
-from patches.probe.scores import Scores
+from patches.messages import EarlyAbort, Scores, SetSettings, StepTimes, Tick, dispatches
 from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler import step_meter
 from patches.scheduler.admission import add_one, correct
-from patches.scheduler.calibration import StepTimes
-from patches.scheduler.early_aborts import EarlyAbort, EarlyAborts
-from patches.scheduler.engine_types import Batch, Req, Scheduler
+from patches.scheduler.early_aborts import EarlyAborts
 from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.state import SchedulerState
-from patches.scheduler.switch import SetSettings, switch
+from patches.scheduler.switch import switch
 from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names
 from sage_sched.routing.predicted_load import answer_tokens
@@ -39,16 +36,6 @@ _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _LOADS = "sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInquirer"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
-
-
-class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's clock, which rides the broadcast of requests to all ranks.
-
-    pace: by how much its steps take longer now than their model says (sage_sched.steps.pace).
-    """
-
-    now_s: float
-    pace: float
 
 
 def scheduler_hooks(config: SageConfig) -> list[Hook]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from patches.scheduler.engine_types import Scheduler
+from patches.engine_types import Scheduler
 from patches.scheduler.ranks import least
 
 # Of what is free at the start. The rest is for models that are loaded anew, page cache, and others.

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patches.carrier import decode, decode_explain, decode_hints, decode_stamp
-from patches.ops import explanation
-from patches.ops.explanation import Explanation
-from patches.scheduler.engine_types import Batch, Req
+from patches.carrier import EXPLANATION, decode, decode_explain, decode_hints, decode_stamp
+from patches.engine_types import Batch, Req
+from patches.scheduler.explanation import Explanation
 from patches.scheduler.failures import Failures
 from patches.scheduler.slo_meter import Seen
 from patches.scheduler.waits import Waits
@@ -72,7 +71,7 @@ class Jobs:
         self._rank(job)
         req.sage = RequestState(job, Waits.of(req))
         if decode_explain(req.sampling_params.custom_params):
-            req.customized_info = {explanation.NAME: Explanation(req)}
+            req.customized_info = {EXPLANATION: Explanation(req)}
         if job.is_ranked:
             self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1
         else:

@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.common import (
     restore_kv_cache,
 )
 
-from patches.scheduler.engine_types import Batch, Req, Scheduler
+from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.ranks import least
 
 logger = logging.getLogger(__name__)

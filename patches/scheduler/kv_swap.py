@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.calibration import Calibration
-from patches.scheduler.engine_types import Batch, Req, Scheduler
 from patches.scheduler.host_memory import pool_bytes
 from patches.scheduler.kv_copy import (
     Return,

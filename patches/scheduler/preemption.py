@@ -10,8 +10,8 @@ from typing import Any
 
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
+from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.calibration import Calibration
-from patches.scheduler.engine_types import Batch, Req, Scheduler
 from patches.scheduler.kv_copy import (
     can_leave_now,
     counts_tokens,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sglang.srt.mem_cache.common import match_kv_cache
 
-from patches.scheduler.engine_types import Req, Scheduler
+from patches.engine_types import Req, Scheduler
 from sage_sched.job import Job
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from patches.scheduler.engine_types import Scheduler
+from patches.engine_types import Scheduler
 
 
 def least(scheduler: Scheduler, number: int) -> int:

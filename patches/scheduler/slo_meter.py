@@ -9,9 +9,9 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from patches.carrier import decode_stamp
-from patches.ops.scheduler_metrics import SchedulerMetrics
-from patches.ops.series import Series
-from patches.scheduler.engine_types import Batch, Req
+from patches.engine_types import Batch, Req
+from patches.scheduler.metrics import SchedulerMetrics
+from patches.series import Series
 from sage_sched.job import Job
 from sage_sched.slo.attainment import Attainment
 from sage_sched.slo.tdg import Promise

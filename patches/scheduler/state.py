@@ -10,21 +10,21 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from patches.ops.scheduler_metrics import SchedulerMetrics
-from patches.ops.trace import trace_of
-from patches.probe.scores import Scores
+from patches.engine_types import Batch, Req, Scheduler
+from patches.messages import Scores, StepTimes
 from patches.probe.setup import probing_of
-from patches.scheduler.calibration import Calibration, StepTimes
-from patches.scheduler.engine_types import Batch, Req, Scheduler
+from patches.scheduler.calibration import Calibration
 from patches.scheduler.failures import Failures
 from patches.scheduler.jobs import Jobs
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.kv_swap import KvSwap
+from patches.scheduler.metrics import SchedulerMetrics
 from patches.scheduler.preemption import preemption_of
 from patches.scheduler.prompts import Prompts
 from patches.scheduler.slices import slices_of
 from patches.scheduler.slo_meter import SloMeter
 from patches.scheduler.step_time_file import StepTimeFile, kind_of
+from patches.scheduler.trace import trace_of
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from patches.scheduler.engine_types import Batch
+from patches.engine_types import Batch
 
 
 def ends_with_launch(device: str) -> bool:

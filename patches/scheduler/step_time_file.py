@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from patches.scheduler.engine_types import Scheduler
+from patches.engine_types import Scheduler
 from predictor_store.cached_file import cache_folder, read_own, replace_own
 from sage_sched.config import StepTimeConfig, in_ms
 from sage_sched.fields import parse_section

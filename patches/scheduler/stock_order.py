@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_context
 
-from patches.scheduler.engine_types import Scheduler
+from patches.engine_types import Scheduler
 
 
 def stock_order_of(scheduler: Scheduler, name: str) -> Any:

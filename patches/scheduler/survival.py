@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from patches.scheduler.engine_types import Req, Scheduler
+from patches.engine_types import Req, Scheduler
 
 
 def _names(*structs: type[msgspec.Struct]) -> set[str]:

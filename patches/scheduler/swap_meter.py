@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from patches.engine_types import Scheduler
 from patches.scheduler.calibration import Calibration
-from patches.scheduler.engine_types import Scheduler
 
 # At start-up so many tokens are moved there and back, and the fastest of some rounds counts.
 _TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3

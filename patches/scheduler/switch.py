@@ -5,40 +5,16 @@ from __future__ import annotations
 import json
 import logging
 
-from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
+from patches.engine_types import Req, Scheduler
+from patches.messages import SetSettings, SettingsNow
 from patches.probe.scores import why_no_probe
-from patches.scheduler.engine_types import Req, Scheduler
 from patches.scheduler.slices import why_not_cut
 from patches.scheduler.stock_order import go_by_stock_order, stock_order_of
 from sage_sched.fields import ConfigError, require
 
 logger = logging.getLogger(__name__)
-
-
-class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """From an HTTP process. Rank 0 broadcasts it as it does requests, so that all ranks come to it
-    between the same two passes.
-
-    changes: JSON of what sage_sched.switch.Settings.changed takes; null to change nothing.
-    now_s: when it was sent, on the clock of the ticks.
-    """
-
-    changes: str
-    now_s: float
-
-
-class SettingsNow(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """A scheduler's answer. settings: JSON of what it goes by now. refusal: why it goes on as
-    before; "" if it does not."""
-
-    settings: str
-    refusal: str
-
-
-# What SGLang's processes may send one another is a closed list.
-hook_custom_types(SetSettings, SettingsNow)
 
 
 def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:

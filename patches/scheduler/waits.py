@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from patches.carrier import decode_stamp
-from patches.scheduler.engine_types import Req
+from patches.engine_types import Req
 
 
 @dataclass(slots=True)

@@ -62,8 +62,7 @@ def register() -> None:
     """The entry point."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from patches.ops import scheduler_metrics
-    from patches.scheduler import kv_swap
+    from patches.scheduler import kv_swap, metrics
 
     orders = Path(os.environ[_ORDERS])
 
@@ -73,7 +72,7 @@ def register() -> None:
     def perf_counter() -> float:
         return time.perf_counter() + (600.0 if ordered() == LONG_WAITS else 0.0)
 
-    scheduler_metrics.time = SimpleNamespace(  # type: ignore[assignment, attr-defined]
+    metrics.time = SimpleNamespace(  # type: ignore[assignment, attr-defined]
         monotonic=time.monotonic, perf_counter=perf_counter
     )
     swap_out, stall = kv_swap.swap_out, Stall()

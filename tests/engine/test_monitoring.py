@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from bench.checks.exactness import crowd
-from patches.ops.series import SERIES
+from patches.series import SERIES
 from tests.engine import hardship, stage
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import CHECKED, YIELDING_FLAGS

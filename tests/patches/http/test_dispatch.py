@@ -12,9 +12,10 @@ from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
 from patches.compat import UnsupportedServerError
 from patches.http import dispatch as dispatching
-from patches.http.dispatch import Dispatch, Foreseen, refuse_dispatch
+from patches.http.dispatch import Dispatch, Foreseen
+from patches.messages import StepTimes
+from patches.refusals import refuse_dispatch
 from patches.scheduler import hooks as scheduler_hooks
-from patches.scheduler.calibration import StepTimes
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from patches.http.metrics import _say
-from patches.ops.series import Series
+from patches.series import Series
 from predictor_store.predict.rolling_quality import LEAST_TO_TELL
 from sage_sched.distribution import SOURCES
 

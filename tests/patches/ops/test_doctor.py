@@ -315,7 +315,7 @@ def test_other_packages_warnings_are_not_among_what_it_says(patient: Patient) ->
     code = CODE.format(cwd=str(patient.cwd), breaks="", argv=["--json"])
     code = f"import warnings\n{code}".replace(
         "from sage_sched.cli import main",
-        "from sage_sched.cli import main\nfrom patches import doctor\n"
+        "from sage_sched.cli import main\nfrom patches.ops import doctor\n"
         "doctor.findings = lambda argv: warnings.warn('AWQ') or iter(())",
     )
     done = patient.nursery.run(code)

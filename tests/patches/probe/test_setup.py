@@ -12,8 +12,9 @@ import pytest
 
 from bench.engines.server.model import write_model
 from patches.compat import UnsupportedServerError
+from patches.messages import Scores
 from patches.probe.recorder import Recorder
-from patches.probe.scores import MANY_RUNNING, PASSES_A_MESSAGE, Probing, Scores
+from patches.probe.scores import MANY_RUNNING, PASSES_A_MESSAGE, Probing
 from patches.probe.setup import recorded_layers, refuse_probe
 from predictor_store.probe.model_fingerprint import fingerprint
 from sage_sched.config import ProbeConfig, SageConfig

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from patches.scheduler.calibration import Calibration, StepTimes
+from patches.messages import StepTimes
+from patches.scheduler.calibration import Calibration
 from patches.scheduler.step_time_file import StepTimeFile
 from sage_sched.config import StepTimeConfig, in_ms
 from sage_sched.steps.learner import INTERVAL_STEPS, MEMORY_STEPS

@@ -9,8 +9,10 @@ import pytest
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
 from patches.carrier import decode_asked, encode_asked, strip
+from patches.http.predict import tell_early_abort as tell
+from patches.messages import EarlyAbort
 from patches.scheduler import early_aborts
-from patches.scheduler.early_aborts import EarlyAbort, EarlyAborts, tell
+from patches.scheduler.early_aborts import EarlyAborts
 
 
 def come(aborts: EarlyAborts, custom_params: Any, rid: str = "its own") -> list[str]:

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from bench.overhead.full_server import stand_in_batch, stand_in_scheduler
 from patches.carrier import encode, encode_hints
-from patches.scheduler.calibration import StepTimes
+from patches.messages import StepTimes
 from patches.scheduler.state import SchedulerState
 from sage_sched.config import PreemptionConfig, SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution

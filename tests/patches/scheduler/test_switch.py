@@ -14,9 +14,10 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 from bench.overhead.full_server import stand_in_scheduler
 from patches.carrier import encode_hints, encode_stamp
 from patches.http import settings_route
+from patches.messages import SetSettings, SettingsNow
 from patches.scheduler import stock_order
 from patches.scheduler.state import SchedulerState
-from patches.scheduler.switch import SetSettings, SettingsNow, switch
+from patches.scheduler.switch import switch
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError
 from sage_sched.job import Hints

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from patches.http.urgency import UrgencyGuess
-from patches.scheduler.engine_types import SamplingParams
-from predictor_store.service.client import PredictorClient
-from sage_sched.config import SageConfig
-from sage_sched.slo.classes import SloClaims
-
-if TYPE_CHECKING:
-    from patches.http.dispatch import Dispatch, LoadReader
-    from patches.http.metrics import HttpMetrics
-    from patches.http.request_prediction import RequestPrediction
-    from patches.ops.shadow_record import ShadowRecord
+from patches.engine_types import SamplingParams
 
 
 class ServerArgs(Protocol):
     """srt/server_args.py"""
 
-    _sage_config: SageConfig
+    _sage_config: Any  # SageConfig
     _sage_shadow: str
     schedule_policy: str
     served_model_name: str | None
@@ -39,7 +29,7 @@ class Tokenizer(Protocol):
 class Request(Protocol):
     """GenerateReqInput, managers/io_struct.py. What a client has not been checked for is object."""
 
-    sage: RequestPrediction
+    sage: Any  # patches.http.request_prediction.RequestPrediction
     rid: object
     text: object
     input_ids: Any
@@ -97,16 +87,16 @@ class BatchOutput(Protocol):
 class TokenizerManager(Protocol):
     """managers/tokenizer_manager.py"""
 
-    sage_client: PredictorClient
-    sage_record: ShadowRecord
-    sage_claims: SloClaims
-    sage_urgency: UrgencyGuess
-    sage_metrics: HttpMetrics
+    sage_client: Any
+    sage_record: Any
+    sage_claims: Any
+    sage_urgency: Any
+    sage_metrics: Any
     enable_metrics: bool
     metrics_collector: Any
-    sage_dispatch: Dispatch | None
+    sage_dispatch: Any
     sage_settings_communicator: Any
-    load_snapshot_reader: LoadReader
+    load_snapshot_reader: Any
     server_args: ServerArgs
     server_status: object
     rid_to_state: MutableMapping[str, ReqState]

@@ -1,14 +1,12 @@
-"""What we read of SGLang's objects in a scheduler process (SGLang 0.5.23)."""
+"""What we read of SGLang's objects in a scheduler process (SGLang 0.5.23).
+
+`sage` is what we keep on one of them. Nothing of ours is imported here, so it has no type.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from patches.scheduler.calibration import Calibration
-    from patches.scheduler.jobs import RequestState
-    from patches.scheduler.state import SchedulerState
+from typing import Any, Protocol
 
 
 class SamplingParams(Protocol):
@@ -36,7 +34,7 @@ class RequestKv(Protocol):
 class Req(Protocol):
     """managers/schedule_batch.py"""
 
-    sage: RequestState
+    sage: Any  # patches.scheduler.jobs.RequestState
     rid: str
     origin_input_ids: list[int]
     input_embeds: object | None
@@ -133,8 +131,7 @@ class Tree(Protocol):
 class Scheduler(Protocol):
     """managers/scheduler.py"""
 
-    sage: SchedulerState
-    sage_steps: Calibration
+    sage: Any  # patches.scheduler.state.SchedulerState
     waiting_queue: list[Req]
     running_batch: Batch
     chunked_req: Req | None

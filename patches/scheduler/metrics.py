@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict
 
-from patches.ops.series import Series
-from patches.scheduler.engine_types import Req, Scheduler
+from patches.engine_types import Req, Scheduler
 from patches.scheduler.kv_copy import swapped
+from patches.series import Series
 from sage_sched.job import Job
 from sage_sched.plan import Way
 from sage_sched.routing.backlog import backlog_s
@@ -99,7 +99,7 @@ class SchedulerMetrics:
 def _as_it_is(req: Req) -> Job:
     """The Job of a running request, at its present age: a copy, as the ranks that say nothing here
     do not look at theirs."""
-    job = copy(req.sage.job)
+    job: Job = copy(req.sage.job)
     job.grow(len(req.output_ids))
     job.held_tokens = max(0, req.kv.kv_allocated_len - req.cached_tokens)
     return job

@@ -6,13 +6,10 @@ last ones it was told into the answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patches.scheduler.engine_types import Req
+from patches.engine_types import Req
 from sage_sched.job import Job
-
-NAME = "sage"
 
 
 def predicted(job: Job) -> dict[str, Any]:
@@ -43,10 +40,3 @@ class Explanation:
             "num_yields": state.job.num_yields,
         }
         return [facts]
-
-
-def explained(meta_info: dict[str, Any], told: Mapping[str, Sequence[Any]], index: int) -> None:
-    """Put what came for this request into its answer, if anything did."""
-    facts = [each for each in told.get(NAME, ())[index : index + 1] if each]
-    if facts and facts[0][-1] is not None:
-        meta_info[NAME] = facts[0][-1]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from patches.ops.explain_command import events_of
-from patches.ops.trace import Trace
+from patches.scheduler.trace import Trace
 from sage_sched import cli
 from tests.engine.serving import wait_until
 
@@ -74,7 +74,7 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(
 def test_a_disk_that_hangs_costs_lines_and_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patches.ops.trace._MOST_WAITING", 50)
+    monkeypatch.setattr("patches.scheduler.trace._MOST_WAITING", 50)
     path = tmp_path / "trace.jsonl"
     os.mkfifo(path)  # nobody reads: to open it takes for ever
     trace = Trace(path)

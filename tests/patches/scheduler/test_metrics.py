@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bench.overhead.full_server import stand_in_scheduler
-from patches.ops import scheduler_metrics
-from patches.ops.scheduler_metrics import SchedulerMetrics
-from patches.ops.series import SERIES
+from patches.scheduler import metrics
+from patches.scheduler.metrics import SchedulerMetrics
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.state import SchedulerState
+from patches.series import SERIES
 from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.plan import Way
 from tests.patches.scheduler.test_state import request
@@ -37,7 +37,7 @@ class Said:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     clock = SimpleNamespace(monotonic=lambda: NOW_S, perf_counter=lambda: NOW_S)
-    monkeypatch.setattr(scheduler_metrics, "time", clock)
+    monkeypatch.setattr(metrics, "time", clock)
     one = stand_in_scheduler(lambda: 10_000)
     context = SimpleNamespace(current_scheduler_metrics_enabled=True, collector=None)
     one.metrics_collector_context = context

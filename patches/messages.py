@@ -1,0 +1,87 @@
+"""The messages of ours that SGLang's processes send one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
+
+from sage_sched.config import SageConfig
+
+
+class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
+    """Rank 0's clock. It rides the broadcast of requests to all ranks.
+
+    pace: how much longer steps take now than their model says (sage_sched.steps.pace).
+    """
+
+    now_s: float
+    pace: float
+
+
+class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
+    """Rank 0's step times. They ride the broadcast of requests to all ranks, and go on from there
+    to an HTTP process that dispatches (patches.http.dispatch).
+
+    seconds: the coefficients of a StepTime, in their order. source: see Calibration.
+    """
+
+    seconds: list[float]
+    source: str
+
+
+class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
+    """Rank 0's probe scores. They ride the broadcast of requests to all ranks.
+
+    number: of the last score, counted since the start. arrivals, ages: one of each per row.
+    steps: int8, rows of bins (sage_sched.probe.refining.in_steps). is_believed: whether scores
+    count.
+    """
+
+    number: int
+    arrivals: list[int]
+    ages: list[int]
+    steps: bytes
+    is_believed: bool
+
+
+class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
+    """From an HTTP process to the schedulers. Rank 0 broadcasts it with the requests, so all ranks
+    read it between the same two passes.
+
+    changes: JSON of what sage_sched.switch.Settings.changed takes; null to change nothing.
+    now_s: when it was sent, on the clock of the ticks.
+    """
+
+    changes: str
+    now_s: float
+
+
+class SettingsNow(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
+    """A scheduler's answer to SetSettings.
+
+    settings: JSON of the settings now in force. refusal: why nothing was changed; "" if it was.
+    """
+
+    settings: str
+    refusal: str
+
+
+class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
+    """From an HTTP process to all ranks: an abort that may arrive before its request.
+
+    begins: what the ids of the aborted requests begin with; "" for all. sent_s: when it was sent,
+    on the clock of the requests' stamps.
+    """
+
+    begins: str
+    sent_s: float
+
+
+# SGLang's processes accept a closed list of message types.
+hook_custom_types(StepTimes, SetSettings, SettingsNow, EarlyAbort)
+
+
+def dispatches(server_args: Any, config: SageConfig) -> bool:
+    """Whether the HTTP process picks the replica of each request, and so needs step times."""
+    return bool(config.router.dispatch) and server_args.dp_size > 1
