@@ -19,6 +19,10 @@ OF_SERVERS = {
         "patches.ops.serve_command",
         "start SGLang with --schedule-policy sage; takes every flag of `sglang serve`",
     ),
+    "run": (
+        "patches.ops.run_command",
+        "run another launcher of SGLang (`dynamo.sglang`, say) that is to know our policies",
+    ),
     "doctor": ("patches.ops.doctor", "say what keeps a server from starting here, and what to do"),
 }
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
