@@ -23,7 +23,6 @@ from sage_sched.steps.time import StepTime
 
 # No step takes less: what rests on its time may divide by it.
 _LEAST_STEP_S = 1e-9
-RULES = ("neighbours", "threshold")
 ENCODERS = ("static", "minilm")
 
 
@@ -48,17 +47,12 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
-    """How similar prompts become a length distribution.
+    """How similar past prompts become a length distribution.
 
-    rule: neighbours, weighted by likeness in meaning and in length, or threshold, the rule of
-        SageSched section 3.1; see predictor_store.predict.predictor.
-    encoder: what makes vectors of prompts: static, a mean of token vectors, or minilm, the
-        transformer that they are distilled from, whose cosines the threshold rule is about.
-    num_nearest: past prompts that a prediction looks at, the most similar ones.
-    threshold: of the threshold rule; cosine similarity of a match (SageSched: 0.8).
-    min_matches: of the threshold rule; with fewer, warm data is searched too.
-    isolate: predict a LoRA adapter's answers from its own and from warm data alone.
-    max_atoms: distinct lengths that travel with a request.
+    encoder: what turns prompts into vectors: static, a mean of token vectors, or minilm, the
+        transformer that they are distilled from. It costs 40 times as much, and predicts better
+        for long documents and for prompts that strangers repeat (docs/predictor.md).
+    isolate: predict a LoRA adapter's answers only from its own records and from warm data.
     deadline_ms: past it a request goes on with the prior. A worker that has time takes some 10 ms,
         so this is for one that is overloaded or hung. Long, as a late prediction mostly costs time
         that the request would spend in the queue, and none costs its place there.
@@ -68,26 +62,15 @@ class PredictorConfig:
         variable SAGE_PREDICTOR_TOKEN.
     """
 
-    rule: str = "neighbours"
     encoder: str = "static"
-    num_nearest: int = 256
-    threshold: float = 0.8
-    min_matches: int = 8
     isolate: bool = False
-    max_atoms: int = 64
     deadline_ms: float = 1000.0
     service: str = ""
     service_token_file: str = ""
 
     def __post_init__(self) -> None:
-        require(self.rule in RULES, "predictor.rule", self.rule, ", ".join(RULES))
-        encoders = ENCODERS if self.rule == "neighbours" else ("minilm",)
-        allowed = f"{', '.join(encoders)} (with predictor.rule {self.rule})"
-        require(self.encoder in encoders, "predictor.encoder", self.encoder, allowed)
-        require(-1 <= self.threshold <= 1, "predictor.threshold", self.threshold, "-1 to 1")
-        for name in ("min_matches", "num_nearest"):
-            require_within(f"predictor.{name}", getattr(self, name), 1, MOST)
-        require(2 <= self.max_atoms <= 1024, "predictor.max_atoms", self.max_atoms, "2 to 1024")
+        allowed = ", ".join(ENCODERS)
+        require(self.encoder in ENCODERS, "predictor.encoder", self.encoder, allowed)
         require_within("predictor.deadline_ms", self.deadline_ms, 1e-3, MOST)
         require(_is_address(self.service), "predictor.service", self.service, address.ALLOWED)
 

@@ -21,8 +21,9 @@ from patches.carrier import encode, encode_hints
 from patches.scheduler.executor import run_pass
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.state import SchedulerState
+from predictor_store.predict.predictor import MAX_ATOMS
 from sage_sched.admission import Headroom
-from sage_sched.config import PredictorConfig, PreemptionConfig, SageConfig
+from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.order import serving_order
@@ -43,7 +44,7 @@ class StandInRequest:
     cached_tokens = 0
 
     def __init__(self, generator: np.random.Generator, hints: Hints = NO_HINTS) -> None:
-        lengths = generator.lognormal(5.5, 1.0, PredictorConfig().max_atoms).astype(np.int64) + 1
+        lengths = generator.lognormal(5.5, 1.0, MAX_ATOMS).astype(np.int64) + 1
         num_tokens = int(generator.integers(10, 2000))
         self.origin_input_ids = array("q", generator.integers(0, 1 << 17, num_tokens).tolist())
         self.output_ids = array("q")

@@ -59,7 +59,7 @@ def measure() -> dict[str, list[float]]:
         vector = np.append(noisy / np.linalg.norm(noisy), features)
         history.add(vector, int(rng.lognormal(5, 1)) + 1, False, "history")
     history.fit()
-    predicted = [predictor.predict(history, vector, config) for vector in vectors]
+    predicted = [predictor.predict(history, vector) for vector in vectors]
     lengths = [found for found in predicted if found is not None]
     admissions_ms, passes_ms = queue_pass.measure(NUM_WAITING)
     return {
@@ -71,7 +71,7 @@ def measure() -> dict[str, list[float]]:
             )
         ],
         "search and distribution": each_ms(
-            lambda i: predictor.predict(history, vectors[i], config), len(prompts)
+            lambda i: predictor.predict(history, vectors[i]), len(prompts)
         ),
         "worker's messages": each_ms(
             lambda i: (

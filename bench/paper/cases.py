@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from sage_sched.config import PredictorConfig, SageConfig
+from sage_sched.config import SageConfig
 from sage_sched.policies.sage import SageParameters
 
 RIVALS = ("fcfs", "fastserve", "ssjf", "ltr", "trail-prompt")
@@ -135,7 +135,7 @@ def figures() -> list[Figure]:
             "0.8 is best",
             ("mixed",),
             tuple(
-                (f"{t:g}", (Case(policy="sage", config=_threshold(t)),))
+                (f"{t:g}", (Case(policy="sage", predictor=f"threshold {t:g}"),))
                 for t in (0.8, 0.5, 0.6, 0.7, 0.9)
             ),
         ),
@@ -314,11 +314,6 @@ def _over_rates(name: str, title: str, engine: str, rates: tuple[float, ...]) ->
 
 def _sage(**fields: float) -> SageConfig:
     return SageConfig(policy={"sage": SageParameters(**fields)})  # type: ignore[arg-type]
-
-
-def _threshold(cosine: float) -> SageConfig:
-    predictor = PredictorConfig(rule="threshold", encoder="minilm", threshold=cosine)
-    return SageConfig(predictor=predictor)
 
 
 # What binds: the KV pool, as it is; the slots; prefill (long prompts, short answers); nothing.

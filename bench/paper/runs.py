@@ -40,14 +40,20 @@ PREDICTION_DELAY_S = 0.002
 # "long prompts": those of summarization, as long as if whole papers were to be summarized.
 LONG_PROMPT_FACTOR = 16
 
-PREDICTORS: dict[str, Callable[[Foresight, PredictorConfig], Predict]] = {
+Prepare = Callable[[Foresight, PredictorConfig], Predict]
+
+
+def _threshold(cosine: float) -> Prepare:
+    return lambda foresight, config: foresight.of_threshold(cosine)
+
+
+PREDICTORS: dict[str, Prepare] = {
     "semantic": lambda foresight, config: foresight.semantic(config),
-    "threshold alone": lambda foresight, config: foresight.semantic(
-        replace(config, rule="threshold", encoder="minilm")
-    ),
+    "threshold alone": _threshold(0.8),
     "input length": lambda foresight, config: foresight.of_input_length(),
     "none": lambda foresight, config: foresight.blind(),
     "truth": lambda foresight, config: truth,
+    **{f"threshold {cosine:g}": _threshold(cosine) for cosine in (0.5, 0.6, 0.7, 0.8, 0.9)},
 }
 
 
@@ -121,7 +127,7 @@ class Evaluation:
         """Embed what these runs draw, by each encoder that one of them uses."""
         drawn = self._drawn(cases, num_seeds)
         encoders = {case.config.predictor.encoder for case in cases}
-        if any(case.predictor == "threshold alone" for case in cases):
+        if any(case.predictor.startswith("threshold") for case in cases):
             encoders.add("minilm")
         for encoder in sorted(encoders):
             self.foresight.read(drawn, encoder)

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store.predict import predictor
 from predictor_store.predict.history import History
-from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
 Candidate = Callable[[History, NDArray[np.float32]], LengthDistribution | None]
 
-_CONFIG = PredictorConfig()
 BLIND = "no prediction"
 THRESHOLD = "cosine >= 0.8 (the paper)"
 DEFAULT = "neighbours (default)"
 
 
 def _blind(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
-    return predictor.of_all_records(history, _CONFIG)
+    return predictor.of_all_records(history)
 
 
-def _threshold(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
-    # One match is enough, as in the paper; the server's min_matches would find even fewer.
-    return predictor.predict(
-        history, vector, replace(_CONFIG, rule="threshold", encoder="minilm", min_matches=1)
-    )
+def of_threshold(
+    history: History, vector: NDArray[np.float32], cosine: float = 0.8, min_matches: int = 1
+) -> LengthDistribution | None:
+    """SageSched's rule (section 3.1): records at this cosine or more count alike; all records if
+    there are fewer than min_matches. The cosine is one of MiniLM's vectors."""
+    cosines, slots = history.nearest(vector, predictor.NUM_NEAREST)
+    matches = slots[cosines >= cosine]
+    return _of(history, matches) if matches.size >= min_matches else _blind(history, vector)
 
 
 def _nearest(number: int) -> Candidate:
@@ -42,7 +42,7 @@ def _nearest(number: int) -> Candidate:
 
 def _kernel(slope: float) -> Candidate:
     def predict(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
-        cosines, slots = history.nearest(vector, _CONFIG.num_nearest)
+        cosines, slots = history.nearest(vector, predictor.NUM_NEAREST)
         return _of(history, slots, np.exp(slope * cosines.astype(float)))
 
     return predict
@@ -65,7 +65,7 @@ def _head(history: History, vector: NDArray[np.float32]) -> LengthDistribution |
     score = history.score.of(history.described(vector[np.newaxis]))
     factors = np.exp(score - history.scores[:size])
     lengths = np.clip(np.rint(history.lengths[:size] * factors), 1, 2**30).astype(np.int64)
-    return LengthDistribution.from_samples(lengths, "warm").compressed(_CONFIG.max_atoms)
+    return LengthDistribution.from_samples(lengths, "warm").compressed(predictor.MAX_ATOMS)
 
 
 def _input_length(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
@@ -81,18 +81,18 @@ def _of(
     history: History, slots: NDArray[np.int64], weights: NDArray[np.float64] | None = None
 ) -> LengthDistribution | None:
     weights = np.ones(slots.size) if weights is None else weights
-    return predictor.distribution(history, slots, weights, "warm", _CONFIG)
+    return predictor.distribution(history, slots, weights, "warm")
 
 
 CANDIDATES: dict[str, Candidate] = {
     BLIND: _blind,
     "input length": _input_length,
-    THRESHOLD: _threshold,
+    THRESHOLD: of_threshold,
     "20 nearest": _nearest(20),
     "50 nearest": _nearest(50),
     "kernel, exp(10 cos)": _kernel(10.0),
     "kernel, exp(20 cos)": _kernel(20.0),
     "like score": _score,
     "regression and its errors": _head,
-    DEFAULT: lambda history, vector: predictor.predict(history, vector, _CONFIG),
+    DEFAULT: predictor.predict,
 }

@@ -68,7 +68,7 @@ def mean_ttlt_s(
             input_tokens=foresight.input_tokens(asked),
             output_tokens=min(asked.output_tokens, MAX_NEW_TOKENS),
             max_new_tokens=MAX_NEW_TOKENS,
-            distribution=predictor.predict(history, vector, case.config.predictor),
+            distribution=predictor.predict(history, vector),
             class_name=asked.class_name,
         )
         node.submit(request, index)

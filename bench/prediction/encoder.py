@@ -22,11 +22,10 @@ from bench.prediction.bins import Bins
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import tokenizable
 from predictor_store.predict.minilm import MAX_TOKENS, NUM_DIMENSIONS
+from predictor_store.predict.predictor import MAX_ATOMS
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
-_MAX_ATOMS = PredictorConfig().max_atoms
 # Answers alike in length of prompt are batched together, out of so many batches drawn at random:
 # out of all, a batch would often be of one kind of prompt.
 _BATCHES_SORTED = 4
@@ -86,7 +85,7 @@ class Encoder:
             with torch.inference_mode():
                 logs = self.log_probabilities([tokens[i] for i in chosen])
             probabilities[chosen] = logs.double().exp().numpy()
-        return [self.bins.distribution(row).compressed(_MAX_ATOMS) for row in probabilities]
+        return [self.bins.distribution(row).compressed(MAX_ATOMS) for row in probabilities]
 
 
 def fine_tune(

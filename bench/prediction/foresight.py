@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from bench.prediction.candidates import of_threshold
 from bench.workloads.prompts import Workload, WorkloadRequest
 from bench.workloads.synthetic import HEAVY_FACTOR, HEAVY_SHARE
 from predictor_store.predict import predictor
@@ -84,7 +85,14 @@ class Foresight:
         config = config or self.config
         history = self.history(config.encoder)
         return lambda request: predictor.predict(
-            history, self._vectors[config.encoder, request.prompt], config
+            history, self._vectors[config.encoder, request.prompt], isolate=config.isolate
+        )
+
+    def of_threshold(self, cosine: float) -> Predict:
+        """SageSched's predictor, by eight matches at least."""
+        history = self.history("minilm")
+        return lambda request: of_threshold(
+            history, self._vectors["minilm", request.prompt], cosine, min_matches=8
         )
 
     def of_input_length(self) -> Predict:
@@ -105,7 +113,7 @@ class Foresight:
     def blind(self) -> Predict:
         """The distribution of all lengths."""
         history = self.history(self.config.encoder)
-        everything = predictor.of_all_records(history, self.config)
+        everything = predictor.of_all_records(history)
         return lambda request: everything
 
 

@@ -40,15 +40,14 @@ Floats = NDArray[np.float64]
 
 def forecasts_of_prompts(prompts: Sequence[str]) -> list[LengthDistribution]:
     """By the history's neighbours, as a server makes them."""
-    config = PredictorConfig()
-    foresight = Foresight(Workload(tuple(plan_history()), (), ""), config, len)
+    foresight = Foresight(Workload(tuple(plan_history()), (), ""), PredictorConfig(), len)
     asked = [WorkloadRequest(prompt, 1, "") for prompt in prompts]
     foresight.read(asked)
     found, predict = [], foresight.semantic()
     for request in asked:
         known = predict(request)
         assert known is not None
-        found.append(known.compressed(config.max_atoms))
+        found.append(known)
     return found
 
 

@@ -26,7 +26,6 @@ from predictor_store.predict.asked import NEW_SESSION, NUM_FEATURES, Asked
 from predictor_store.predict.asked import Session as Answered
 from predictor_store.predict.embedder import NUM_BESIDE
 from predictor_store.predict.history import History
-from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
 CAPACITY = 10_000
@@ -35,7 +34,6 @@ _SECONDS = 86_400.0
 _NUM_BINS = 3
 # Vectors of no meaning, each alike far from all others.
 _DIMENSION = 64
-_CONFIG = PredictorConfig()
 
 
 class Asking(NamedTuple):
@@ -89,12 +87,12 @@ class Known:
         of_bin = np.array(recent)[alike]
         yield "three bins of input tokens", LengthDistribution.from_samples(of_bin, "history")
         had = self._answered.get(asking.session, NEW_SESSION)
-        yield "all, and its session's last", predictor.within_session(blind, had.lengths, _CONFIG)
+        yield "all, and its session's last", predictor.within_session(blind, had.lengths)
         for with_session, history in self._histories.items():
             vector = self._vector(asking, bool(with_session))
-            found = predictor.predict(history, vector, _CONFIG) or blind
+            found = predictor.predict(history, vector) or blind
             if with_session:
-                yield "ours", predictor.within_session(found, had.lengths, _CONFIG)
+                yield "ours", predictor.within_session(found, had.lengths)
             else:
                 yield "ours, by token counts alone", found
 

@@ -55,7 +55,7 @@ class Foresight:
                         record.scope,
                     )  # fmt: skip
         self._history.fit()
-        self._prior = predictor.prior(self._history, self._config)
+        self._prior = predictor.prior(self._history)
         self._num_new = 0
         self._quality = RollingQuality()
 
@@ -78,7 +78,7 @@ class Foresight:
             if vector is None:
                 said.append(None)
                 continue
-            found = predictor.predict(self._history, vector, self._config)
+            found = predictor.predict(self._history, vector, isolate=self._config.isolate)
             forecast = Forecast(found, self._prior)
             said.append(forecast.blind if self._quality.widened else forecast.said)
             heapq.heappush(running, (ends_s[number], number, vector, forecast))
@@ -102,5 +102,5 @@ class Foresight:
         self._history.fit()
         self._num_new += 1
         if self._num_new * 100 > len(self._history):
-            self._prior = predictor.prior(self._history, self._config)
+            self._prior = predictor.prior(self._history)
             self._num_new = 0

@@ -70,7 +70,7 @@ class ModelHistory:
             num_recorded=0, num_going_on=0, num_unrecorded=0, num_dropped=0, num_malformed=0
         )
         self._reported: dict[str, Any] = {}
-        self.prior = predictor.prior(self._history, config.predictor)
+        self.prior = predictor.prior(self._history)
         self._num_new = 0
         self._quality = RollingQuality()
         # The last to have had an answer last.
@@ -89,11 +89,11 @@ class ModelHistory:
 
     def forecast(self, vector: NDArray[np.float32], scope: str, session: str = "") -> Forecast:
         """vector: of described()."""
-        config = self._config.predictor
-        said = predictor.predict(self._history, vector, config, scope)
+        isolate = self._config.predictor.isolate
+        said = predictor.predict(self._history, vector, scope, isolate=isolate)
         if said is not None:
             lengths = self._sessions.get(session, NEW_SESSION).lengths
-            said = predictor.within_session(said, lengths, config)
+            said = predictor.within_session(said, lengths)
         return Forecast(said, self.prior)
 
     def served(self, forecast: Forecast) -> LengthDistribution | None:
@@ -152,7 +152,7 @@ class ModelHistory:
         self._reported = stats
         has_new_prior = self._num_new * 100 > len(self._history)
         if has_new_prior:
-            self.prior = predictor.prior(self._history, self._config.predictor)
+            self.prior = predictor.prior(self._history)
             self._num_new = 0
         return stats, has_new_prior
 

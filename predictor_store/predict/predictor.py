@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from predictor_store.predict.history import SAME_COSINE, History
 from predictor_store.predict.length_score import PRIOR_WORTH, LengthScore
-from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution, Source
 
+# A prediction looks at this many past prompts, the most similar ones.
+NUM_NEAREST = 256
+# Distinct lengths that travel with a request.
+MAX_ATOMS = 64
 # How fast weight falls with distance in meaning, for the near and for the wide neighbourhood, and
 # how many near records weigh as much as the wide ones.
 _NEAR_SLOPE, _WIDE_SLOPE = 15.0, 5.0
@@ -41,48 +44,41 @@ class Beside(NamedTuple):
 
 
 def predict(
-    history: History, vector: NDArray[np.float32], config: PredictorConfig, scope: str = ""
+    history: History, vector: NDArray[np.float32], scope: str = "", *, isolate: bool = False
 ) -> LengthDistribution | None:
-    """By config.rule; None where there are no records and nothing is known beside them. scope: see
-    History.scope.
+    """From the NUM_NEAREST nearest records, by _weights, and from lengths in general.
 
-    neighbours: the config.num_nearest nearest, by _weights, and lengths in general.
-    threshold: those of at least config.threshold cosine, alike in weight: of the history's own
-    (SageSched section 3.1), with fewer than config.min_matches of them the warm ones besides
-    (there: augmentation), with fewer still all records.
+    None if there are no records and nothing is known in general. scope: see History.scope.
+    isolate: use only records of this scope, and warm ones.
     """
     own = history.scope(scope)
     among = None
-    if config.isolate:
+    if isolate:
         size = len(history)
         among = history.warm[:size] | (history.scopes[:size] == own)
-    cosines, slots = history.nearest(vector, config.num_nearest, among)
-    if config.rule == "threshold" and slots.size:
-        return _of_matches(history, slots[cosines >= config.threshold], config)
+    cosines, slots = history.nearest(vector, NUM_NEAREST, among)
     foreign = history.warm[slots] | (history.scopes[slots] != own)
     other = history.kinds[slots] != history.kind(vector)
     weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign, other)
     source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
     if share < _LEAST_GENERAL or history.general is None:
-        return distribution(history, slots, weights, source, config)
+        return distribution(history, slots, weights, source)
     added = float(history.general.of(vector[np.newaxis])[0])
     beside = Beside(history.general.lengths(added, history.excess[: len(history)]), share)
     source = source if share <= 0.5 else "general"
-    return distribution(history, slots, weights, source, config, beside)
+    return distribution(history, slots, weights, source, beside)
 
 
-def within_session(
-    said: LengthDistribution, lengths: Sequence[int], config: PredictorConfig
-) -> LengthDistribution:
+def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDistribution:
     """With the answers that the same session had lately, of these lengths in tokens."""
     if not lengths:
         return said
     own = LengthDistribution.from_samples(lengths, "history")
     rest = _SESSION_WORTH / (_SESSION_WORTH + len(lengths))
-    return said.mixed(own, 1 - rest).compressed(config.max_atoms)
+    return said.mixed(own, 1 - rest).compressed(MAX_ATOMS)
 
 
-def prior(history: History, config: PredictorConfig) -> LengthDistribution | None:
+def prior(history: History) -> LengthDistribution | None:
     """Of any prompt: of all records alike, and of lengths in general. None where nothing is
     known."""
     slots = np.arange(len(history))
@@ -90,24 +86,13 @@ def prior(history: History, config: PredictorConfig) -> LengthDistribution | Non
     if history.general is not None:
         share = _GENERAL_WORTH / (_GENERAL_WORTH + slots.size)
         beside = Beside(history.general.of_any_prompt(), share)
-    return distribution(history, slots, np.ones(slots.size), "prior", config, beside)
+    return distribution(history, slots, np.ones(slots.size), "prior", beside)
 
 
-def of_all_records(history: History, config: PredictorConfig) -> LengthDistribution | None:
+def of_all_records(history: History) -> LengthDistribution | None:
     """Alike in weight; None where there are none."""
     slots = np.arange(len(history))
-    return distribution(history, slots, np.ones(slots.size), "prior", config)
-
-
-def _of_matches(
-    history: History, matches: NDArray[np.int64], config: PredictorConfig
-) -> LengthDistribution | None:
-    of_history = matches[~history.warm[matches]]
-    if of_history.size >= config.min_matches:
-        return distribution(history, of_history, np.ones(of_history.size), "history", config)
-    if matches.size >= config.min_matches:
-        return distribution(history, matches, np.ones(matches.size), "warm", config)
-    return of_all_records(history, config)
+    return distribution(history, slots, np.ones(slots.size), "prior")
 
 
 def _weights(
@@ -188,7 +173,6 @@ def distribution(
     slots: NDArray[np.int64],
     weights: NDArray[np.float64],
     source: Source,
-    config: PredictorConfig,
     beside: Beside | None = None,
 ) -> LengthDistribution | None:
     """Of the records in these slots; weights: shape (len(slots),). None where there are none, and
@@ -203,4 +187,4 @@ def distribution(
     if lengths.size == 0:
         return None
     found = LengthDistribution.from_samples(lengths, source, weights, censored)
-    return found.compressed(config.max_atoms)
+    return found.compressed(MAX_ATOMS)

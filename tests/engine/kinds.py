@@ -140,7 +140,7 @@ def foreseeing(model: Path, folder: Path) -> SageServer:
         warmed_store(folder / "store"),
         flags=["--max-total-tokens", "800"],
         env=CHECKED,
-        settings=f"{PATIENT}min_matches = 3\n{COSTLY_PREFILLS}",
+        settings=f"{PATIENT}{COSTLY_PREFILLS}",
         policy=None,
         command=(str(BIN / "sage-sched"), "serve"),
     )

@@ -92,7 +92,7 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"policy": 3}, ["policy", "3"]),
         ({"store": {"capacity": 0}}, ["store.capacity", "0"]),
         ({"store": {"path": 7}}, ["store.path", "7", "str"]),
-        ({"predictor": {"threshold": 2.0}}, ["predictor.threshold", "2.0"]),
+        ({"predictor": {"encoder": "bert"}}, ["predictor.encoder", "bert"]),
         ({"predictor": {"deadline_ms": -1}}, ["predictor.deadline_ms", "-1"]),
     ],
 )

@@ -12,15 +12,13 @@ from sage_sched.distribution import LengthDistribution
 
 pytestmark = pytest.mark.slow
 
-THRESHOLD = PredictorConfig(rule="threshold", encoder="minilm")
-
 
 @pytest.fixture(scope="module")
 def foresight() -> Foresight:
     workload = synthetic.generate(150, seed=0)
     found = Foresight(workload, PredictorConfig(), len)
     found.read(workload.evaluation)
-    found.read(workload.evaluation, THRESHOLD.encoder)
+    found.read(workload.evaluation, "minilm")
     return found
 
 
@@ -31,7 +29,7 @@ def test_the_predictor_is_the_servers(foresight: Foresight) -> None:
     again = Foresight(foresight.workload, PredictorConfig(), len)
     again.read([request])
     vector = again._vectors["static", request.prompt]
-    served = predictor.predict(again.history("static"), vector, PredictorConfig())
+    served = predictor.predict(again.history("static"), vector)
     assert served is not None
     # An embedding's last digits depend on the batch that it was in.
     assert predicted.lengths.tolist() == served.lengths.tolist()
@@ -43,7 +41,7 @@ def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight)
     other = WorkloadRequest(request.prompt, request.output_tokens + 77, request.class_name)
     for predict in (
         foresight.semantic(),
-        foresight.semantic(THRESHOLD),
+        foresight.of_threshold(0.8),
         foresight.of_input_length(),
         foresight.blind(),
     ):
@@ -56,7 +54,7 @@ def test_the_threshold_alone_says_nothing_of_a_stranger(foresight: Foresight) ->
     stranger = WorkloadRequest("zxqv blorp", 5, "chat")
     foresight.read([stranger], "minilm")
     foresight.read([stranger])
-    assert foresight.semantic(THRESHOLD)(stranger) == foresight.blind()(stranger)
+    assert foresight.of_threshold(0.8)(stranger) == foresight.blind()(stranger)
     assert foresight.semantic()(stranger) != foresight.blind()(stranger)
 
 

@@ -30,7 +30,6 @@ max_yields = 1000
 swap_only = true
 [predictor]
 deadline_ms = 1000.0
-min_matches = 3
 [step_time]
 prefill_base_ms = 7.44
 prefill_request_ms = 3.88

@@ -160,7 +160,7 @@ def no_place_for_a_store(patient: Patient) -> None:
 
 
 def a_wrong_setting(patient: Patient) -> None:
-    patient.settings += "[predictor]\nnum_nearest = 0\n"
+    patient.settings += "[predictor]\ndeadline_ms = 0.0\n"
 
 
 def no_service(patient: Patient) -> None:
@@ -232,7 +232,7 @@ OF_OTHERS: list[Broken] = [
     (a_store_in_use, "is in use by process"),
     (anothers_store, "another embedder"),
     (no_place_for_a_store, "may write to"),
-    (a_wrong_setting, "predictor.num_nearest is 0"),
+    (a_wrong_setting, "predictor.deadline_ms is 0"),
     (no_service, "no predictor service at"),
     (a_port_in_use, "Address already in use"),
     (no_host_of_this_machine, "correct --host"),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,17 +8,11 @@ from numpy.typing import NDArray
 
 from predictor_store.predict.general_length import GeneralLength
 from predictor_store.predict.history import History
-from predictor_store.predict.predictor import predict, prior
+from predictor_store.predict.predictor import MAX_ATOMS, predict, prior
 from predictor_store.store.store_file import Origin
-from sage_sched.config import PredictorConfig
 from tests.predictor_store.samples import grown, unit_vectors
 
-CONFIG = PredictorConfig(max_atoms=16)
-THRESHOLD = PredictorConfig(
-    rule="threshold", encoder="minilm", threshold=0.8, min_matches=3, max_atoms=16
-)
 # With too few prompts for a score, all else equal, these are the neighbourhoods by cosine alone.
-RULES = [CONFIG, THRESHOLD]
 
 
 def at(cosine: float) -> NDArray[np.float32]:
@@ -35,42 +27,11 @@ def history_of(*records: tuple[float, int, Origin], capacity: int = 100) -> Hist
     return history
 
 
-class TestThreshold:
-    def test_enough_history_leaves_warm_data_out(self) -> None:
-        history = history_of(
-            *[(0.9, length, "history") for length in (10, 20, 30)],
-            (1.0, 99, "warm"),
-            (0.5, 5, "warm"),
-        )
-        found = predict(history, at(1), THRESHOLD)
-        assert found is not None
-        assert found.source == "history"
-        assert found.lengths.tolist() == [10, 20, 30]
-        assert found.weights == pytest.approx([1 / 3] * 3)
-        assert found.effective_samples == 3
-
-    def test_too_little_history_is_augmented_by_warm_data(self) -> None:
-        history = history_of(
-            (0.9, 10, "history"), (0.9, 20, "warm"), (0.9, 30, "warm"), (0.7, 99, "history")
-        )
-        found = predict(history, at(1), THRESHOLD)
-        assert found is not None
-        assert found.source == "warm"
-        assert found.lengths.tolist() == [10, 20, 30]
-
-    def test_too_few_matches_say_nothing(self) -> None:
-        history = history_of((0.9, 10, "history"), (0.9, 20, "warm"), (0.7, 99, "history"))
-        found = predict(history, at(1), THRESHOLD)
-        assert found == prior(history, THRESHOLD)
-        assert found is not None
-        assert found.source == "prior"
-
-
 class TestNeighbours:
     def test_nearer_ones_weigh_more(self) -> None:
         cosines = (0.9, 0.6, 0.3, 0.1, -0.5)
         history = history_of(*[(c, i + 1, "history") for i, c in enumerate(cosines)])
-        found = predict(history, at(1), CONFIG)
+        found = predict(history, at(1))
         assert found is not None
         assert found.lengths.tolist() == [1, 2, 3, 4, 5]
         assert all(np.diff(found.weights) < 0)
@@ -83,7 +44,7 @@ class TestNeighbours:
         shares = []
         for num_asked in (1, 4, 16):
             same: list[tuple[float, int, Origin]] = [(1.0, 7, "history")] * num_asked
-            found = predict(history_of(*others, *same), at(1), CONFIG)
+            found = predict(history_of(*others, *same), at(1))
             assert found is not None
             shares.append(found.weights[0])
             assert found.lengths[0] == 7
@@ -97,7 +58,7 @@ class TestNeighbours:
             number = 0 if i < 100 else i  # a feature, to tell the prompts apart
             vector = np.append(at(0.8), np.float32(number / 100))
             history.add(vector, 10 if i < 100 else 1000 + i, False, "history")
-        found = predict(history, np.append(at(1), np.float32(0)), CONFIG)
+        found = predict(history, np.append(at(1), np.float32(0)))
         assert found is not None
         assert found.weights[0] < 0.5
 
@@ -108,7 +69,7 @@ class TestNeighbours:
             real: list[tuple[float, int, Origin]] = [
                 (0.6 + i / 1e3, 30, "history") for i in range(num)
             ]
-            found = predict(history_of(*warm, *real, capacity=500), at(1), CONFIG)
+            found = predict(history_of(*warm, *real, capacity=500), at(1))
             assert found is not None
             shares.append(float(found.weights[found.lengths == 900].sum()))
             assert found.source == ("warm" if shares[-1] > 0.5 else "history")
@@ -118,9 +79,9 @@ class TestNeighbours:
 
     def test_prompts_that_score_alike_weigh_more(self) -> None:
         history, _ = grown(400)
-        blurred = [predict(history, vector, CONFIG) for vector in unit_vectors(50, 9, 8)]
+        blurred = [predict(history, vector) for vector in unit_vectors(50, 9, 8)]
         history.fit()
-        sharp = [predict(history, vector, CONFIG) for vector in unit_vectors(50, 9, 8)]
+        sharp = [predict(history, vector) for vector in unit_vectors(50, 9, 8)]
         for vector, before, after in zip(unit_vectors(50, 9, 8), blurred, sharp, strict=True):
             assert before is not None
             assert after is not None
@@ -136,9 +97,9 @@ class TestNeighbours:
             history.add(at(0.9), 10 + i, False, "history", "poisoner")
         history.add(at(0.1), 500, False, "history", "mine")
         history.add(at(0.2), 600, False, "warm")
-        together = predict(history, at(1), CONFIG, "mine")
-        apart = predict(history, at(1), replace(CONFIG, isolate=True), "mine")
-        nothing = predict(history, at(1), replace(CONFIG, isolate=True), "nobody's")
+        together = predict(history, at(1), "mine")
+        apart = predict(history, at(1), "mine", isolate=True)
+        nothing = predict(history, at(1), "nobody's", isolate=True)
         assert together is not None
         assert apart is not None
         assert nothing is not None
@@ -147,19 +108,17 @@ class TestNeighbours:
         assert nothing.lengths.tolist() == [600]
 
 
-@pytest.mark.parametrize("config", RULES)
-def test_only_unlike_prompts_still_give_a_distribution(config: PredictorConfig) -> None:
-    found = predict(history_of((-1.0, 7, "history")), at(1), config)
+def test_only_unlike_prompts_still_give_a_distribution() -> None:
+    found = predict(history_of((-1.0, 7, "history")), at(1))
     assert found is not None
     assert found.lengths.tolist() == [7]
 
 
-@pytest.mark.parametrize("config", RULES)
-def test_censored_answers_count_as_longer(config: PredictorConfig) -> None:
+def test_censored_answers_count_as_longer() -> None:
     history = History(2, 0, 10)
     for length, censored in ((10, False), (20, True), (30, False)):
         history.add(at(1), length, censored, "history")
-    found = predict(history, at(1), config)
+    found = predict(history, at(1))
     assert found is not None
     assert found.lengths.tolist() == [10, 30]
     assert found.weights == pytest.approx([1 / 3, 2 / 3])
@@ -178,21 +137,20 @@ class TestLengthsInGeneral:
             history.add(at(cosine), length, False, "history")
         return history
 
-    @pytest.mark.parametrize("config", RULES)
-    def test_the_first_requests_are_told_apart(self, config: PredictorConfig) -> None:
-        long, short = (predict(self.history(), at(c), config) for c in (0.9, -0.9))
+    def test_the_first_requests_are_told_apart(self) -> None:
+        long, short = (predict(self.history(), at(c)) for c in (0.9, -0.9))
         assert long is not None
         assert short is not None
         assert long.source == short.source == "general"
         assert long.mean() == pytest.approx(short.mean() * np.exp(2 * 1.8), rel=0.1)
-        anything = prior(self.history(), config)
+        anything = prior(self.history())
         assert anything is not None
         assert anything.quantile(0.1) < short.mean() < long.mean() < anything.quantile(0.95)
 
     def test_the_level_follows_what_has_ended(self) -> None:
         means = []
         for length in (20, 2000):
-            found = predict(self.history((0.2, length), (0.4, length)), at(-0.9), CONFIG)
+            found = predict(self.history((0.2, length), (0.4, length)), at(-0.9))
             assert found is not None
             means.append(found.mean())
         assert means[1] > 5 * means[0]
@@ -208,7 +166,7 @@ class TestLengthsInGeneral:
         shares = []
         for num in (0, 3, 30, 300):
             seen = [(float(c), 100_000) for c in rng.uniform(-1, 1, num)]
-            found = predict(self.history(*seen), at(0.3), CONFIG)
+            found = predict(self.history(*seen), at(0.3))
             assert found is not None
             shares.append(float(found.weights[found.lengths < 90_000].sum()))
         assert shares[0] == 1
@@ -216,19 +174,18 @@ class TestLengthsInGeneral:
         assert shares[-1] < 0.15
 
     def test_a_prompts_own_answers_go_before_it(self) -> None:
-        found = predict(self.history(*[(1.0, 7)] * 20), at(1), CONFIG)
+        found = predict(self.history(*[(1.0, 7)] * 20), at(1))
         assert found is not None
         assert found.weights[found.lengths == 7].sum() > 0.8
 
 
-@pytest.mark.parametrize("config", RULES)
-def test_an_empty_history_knows_nothing(config: PredictorConfig) -> None:
-    assert predict(history_of(), at(1), config) is None
-    assert prior(history_of(), config) is None
+def test_an_empty_history_knows_nothing() -> None:
+    assert predict(history_of(), at(1)) is None
+    assert prior(history_of()) is None
 
 
 def test_the_prior_is_of_all_records_alike() -> None:
-    found = prior(history_of((1.0, 10, "history"), (-1.0, 30, "warm"), (0.0, 10, "warm")), CONFIG)
+    found = prior(history_of((1.0, 10, "history"), (-1.0, 30, "warm"), (0.0, 10, "warm")))
     assert found is not None
     assert found.source == "prior"
     assert found.lengths.tolist() == [10, 30]
@@ -237,20 +194,19 @@ def test_the_prior_is_of_all_records_alike() -> None:
 
 @given(
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 5000)), min_size=1),
-    st.sampled_from(RULES),
     st.data(),
 )
 def test_a_prediction_lies_within_what_was_seen(
-    records: list[tuple[bool, bool, int]], config: PredictorConfig, data: st.DataObject
+    records: list[tuple[bool, bool, int]], data: st.DataObject
 ) -> None:
     vectors = unit_vectors(len(records) + 1, data.draw(st.integers(0, 9)), 3)
     history = History(3, 0, 50)
     for vector, (warm, censored, length) in zip(vectors[1:], records, strict=True):
         history.add(vector, length, censored, "warm" if warm else "history")
     history.fit()
-    found = predict(history, vectors[0], config)
+    found = predict(history, vectors[0])
     assert found is not None
-    assert found.lengths.size <= config.max_atoms
+    assert found.lengths.size <= MAX_ATOMS
     lengths = [length for _, _, length in records]
     assert min(lengths) <= found.lengths[0] <= found.lengths[-1] <= max(lengths)
     assert found.effective_samples <= len(records) + 1e-6

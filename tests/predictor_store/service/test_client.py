@@ -30,7 +30,7 @@ from sage_sched.distribution import LengthDistribution
 from tests.predictor_store.samples import JUNK
 
 # Long enough for any machine: only where the worker cannot answer is it waited out.
-PATIENT = PredictorConfig(deadline_ms=60_000, min_matches=2)
+PATIENT = PredictorConfig(deadline_ms=60_000)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def lengths_on_disk(client: PredictorClient) -> list[int]:
 
 
 def impatient(client: PredictorClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SageConfig(client._config.store, PredictorConfig(deadline_ms=50, min_matches=2))
+    config = SageConfig(client._config.store, PredictorConfig(deadline_ms=50))
     monkeypatch.setattr(client, "_config", config)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from predictor_store.predict import predictor
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.rolling_quality import WINDOW
 from predictor_store.service import protocol
@@ -26,7 +27,7 @@ from sage_sched.distribution import LengthDistribution
 
 @pytest.fixture
 def config(tmp_path: Path) -> SageConfig:
-    return SageConfig(StoreConfig(str(tmp_path)), PredictorConfig(min_matches=2))
+    return SageConfig(StoreConfig(str(tmp_path)), PredictorConfig())
 
 
 @pytest.fixture
@@ -266,10 +267,11 @@ def test_under_overload_the_newest_come_first_and_none_is_forgotten(worker: Work
     assert set(first) | set(answers(worker)) == set(handles)
 
 
-def test_a_poisoned_history_is_seen_through(worker: Worker, config: SageConfig) -> None:
+def test_a_poisoned_history_is_seen_through(
+    worker: Worker, config: SageConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert worker._only is not None
-    few = dataclasses.replace(config.predictor, num_nearest=32)
-    worker._only._config = dataclasses.replace(config, predictor=few)
+    monkeypatch.setattr(predictor, "NUM_NEAREST", 32)
     prompts = {"Who wrote Faust?": 10, "Describe every street of Weimar.": 1000}
 
     def answered(num: int, told: Callable[[int], int]) -> None:
