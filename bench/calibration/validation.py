@@ -19,8 +19,8 @@ from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
-from bench.prediction.foresight import Foresight, Predict
 from bench.rival import Rival
+from bench.workloads.foresight import Foresight, Predict
 from bench.workloads.prompts import Workload, WorkloadRequest, sample
 from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig

@@ -24,9 +24,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.calibration import fit
 from bench.checks import exactness
 from bench.comparison import gpu as comparison
+from bench.engines.server import fit
 from bench.engines.server.facts import host_facts
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers

@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.prediction.search_scale import centers_of, vectors
+from predictor_store.predict.embedder import embedding_dimension
 from predictor_store.predict.vector_index import VectorIndex, one_thread
 
+_PER_CLUSTER = 200
+_CHUNK = 50_000
+_DIMENSION = embedding_dimension()
 _NUM_QUERIES = 50
 _NUM_NEAREST = 256
 
@@ -79,3 +82,24 @@ def _timed(
         "p99_ms": float(np.quantile(spent_ms, 0.99)),
         "recall": float(np.mean(shares)),
     }
+
+
+def vectors(number: int, seed: int, centers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Made-up prompts, in clusters as tight as those of one topic: unit vectors, float32, shape
+    (number, _DIMENSION)."""
+    rng = np.random.default_rng(seed)
+    found = np.empty((number, _DIMENSION), np.float32)
+    for start in range(0, number, _CHUNK):
+        part = found[start : start + _CHUNK]
+        part[:] = rng.normal(size=part.shape) / _DIMENSION**0.5
+        part += centers[rng.integers(len(centers), size=len(part))]
+        part /= np.linalg.norm(part, axis=1, keepdims=True)
+    return found
+
+
+def centers_of(number: int) -> NDArray[np.float32]:
+    """Of the clusters of so many vectors."""
+    shape = (max(1, number // _PER_CLUSTER), _DIMENSION)
+    centers: NDArray[np.float64] = np.random.default_rng(0).normal(size=shape)
+    found: NDArray[np.float32] = (centers / _DIMENSION**0.5).astype(np.float32)
+    return found

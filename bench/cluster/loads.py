@@ -9,22 +9,22 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.comparison.baseline import Saturation
+from bench.engines.baseline import Saturation
 from bench.engines.simulator.presets import H800_QWEN3_32B, Engine
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.run import simulate
-from bench.prediction.foresight import (
+from bench.slo.lengths import RECORDINGS, read_lengths
+from bench.slo.runs import Setting
+from bench.workloads.agents import TRACE, factor_for, held_out, known_lengths, read_sessions
+from bench.workloads.agents import requests_of as steps_of
+from bench.workloads.arrivals import poisson_arrivals
+from bench.workloads.foresight import (
     Foresight,
     Predict,
     heavy_tailed,
     token_counter,
     with_heavy_tail,
 )
-from bench.slo.lengths import RECORDINGS, read_lengths
-from bench.slo.runs import Setting
-from bench.workloads.agents import TRACE, factor_for, held_out, known_lengths, read_sessions
-from bench.workloads.agents import requests_of as steps_of
-from bench.workloads.arrivals import poisson_arrivals
 from bench.workloads.prompts import WorkloadRequest, sample, stable_hash
 from bench.workloads.source import load_workload
 from sage_sched.config import PredictorConfig, SageConfig

@@ -21,9 +21,9 @@ from tqdm import tqdm
 from bench.engines.simulator.presets import H800_QWEN3_32B
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.run import simulate
-from bench.prediction.foresight import Foresight, heavy_tailed, token_counter, with_heavy_tail
 from bench.workloads import datasets, reasoning
 from bench.workloads.arrivals import poisson_arrivals
+from bench.workloads.foresight import Foresight, heavy_tailed, token_counter, with_heavy_tail
 from bench.workloads.prompts import WorkloadError, WorkloadRequest, sample, stable_hash
 from predictor_store.arguments import at_least_one
 from sage_sched.config import PredictorConfig, SageConfig

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -168,23 +167,14 @@ def main(argv: list[str] | None = None) -> int:
         help="weights are read behind a prefill's arithmetic, so that chunks cost nothing",
     )  # fmt: skip
     parser.add_argument("--frontier", action="store_true", help="that, and no arms")
-    parser.add_argument("--figure", type=Path, help="an SVG of what is found")
     args = parser.parse_args(argv)
     if args.frontier:
-        points = frontier(args)
-        if args.figure:
-            from bench.comparison.qllm_plots import frontier_figure
-
-            args.figure.write_text(frontier_figure(points), encoding="utf-8")
+        frontier(args)
         return 0
     found = compare(args)
     shares = {load: taken_apart(found, load) for load in args.loads}
     for load, steps in shares.items():
         print(f"\n{load:g}: " + ", ".join(f"{name} {gain:.3g}x" for name, gain in steps))
-    if args.figure:
-        from bench.comparison.qllm_plots import shares_figure
-
-        args.figure.write_text(shares_figure(shares), encoding="utf-8")
     return 0
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.comparison.baseline import ModelledTime, Saturation, Unloaded, UnloadedTime
-from bench.comparison.countdown import Countdown
+from bench.engines.baseline import ModelledTime, Saturation, Unloaded, UnloadedTime
 from bench.engines.clock.device import MAX_LATE_SHARE, DeviceUse
 from bench.engines.server.client import Answer, ServedRun, drive
+from bench.engines.server.countdown import Countdown
 from bench.engines.server.facts import host_facts
 from bench.engines.server.kept_server import KeptServer
 from bench.engines.server.policy_server import (

@@ -33,7 +33,7 @@ class Case:
     dataset: a class of the workload, or "mixed". predictor: a name of bench.paper.runs.PREDICTORS.
     engine: a preset. change: fields of the engine that differ from it. rate: requests/s, or how
     many times what fcfs sustains (of_capacity). load: one of bench.workloads.arrivals.LOADS.
-    heavy_tailed: see bench.prediction.foresight.heavy_tailed. wrong_by: a factor on all predicted
+    heavy_tailed: see bench.workloads.foresight.heavy_tailed. wrong_by: a factor on all predicted
     lengths.
     """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.paper.cases import figures
 from bench.paper.report import markdown, numbers
 from bench.paper.runs import Evaluation, run_all
-from bench.prediction.foresight import Foresight, token_counter
+from bench.workloads.foresight import Foresight, token_counter
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import load_workload
 from predictor_store.terminal import add_json, print_json, speaker

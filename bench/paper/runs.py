@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.comparison.baseline import Saturation
+from bench.engines.baseline import Saturation
 from bench.engines.simulator.presets import PRESETS
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
@@ -19,7 +19,9 @@ from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
 from bench.paper.cases import DATASETS, Case
-from bench.prediction.foresight import (
+from bench.rival import Rival
+from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
+from bench.workloads.foresight import (
     Foresight,
     Predict,
     heavy_tailed,
@@ -28,8 +30,6 @@ from bench.prediction.foresight import (
     with_heavy_tail,
     with_noise,
 )
-from bench.rival import Rival
-from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
 from bench.workloads.prompts import WorkloadRequest, sample
 from sage_sched.config import PredictorConfig
 from sage_sched.policy import policy_type

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.comparison.baseline import Saturation
+from bench.engines.baseline import Saturation
 from bench.engines.simulator.presets import H800_QWEN3_32B, Engine
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result, Served

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.comparison.baseline import Saturation
 from bench.comparison.session_bodies import as_seen, served, session_servers
 from bench.comparison.stats import with_interval
+from bench.engines.baseline import Saturation
 from bench.engines.clock.device import Device
 from bench.engines.server.kept_server import KeptServer
 from bench.engines.server.server import ServerError
@@ -24,7 +24,6 @@ from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Served
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
-from bench.triage.ideal import simulate_ideal
 from bench.triage.requests import LOADS, Triage, arrivals_s, read_triage, said_by
 from bench.workloads.prompts import WorkloadError
 from predictor_store.arguments import at_least_one
@@ -33,7 +32,6 @@ from predictor_store.terminal import add_json, print_json, speaker
 from sage_sched.config import SageConfig
 from sage_sched.job import DEFAULT_URGENCY
 from sage_sched.slo.classes import SloConfig
-from sage_sched.urgency.policy import UrgencyParameters
 
 # By a policy.
 _Serve = Callable[[str, Sequence[SimRequest]], Served]
@@ -52,12 +50,7 @@ _ARMS = (
     ("urgency", "chance"),
     ("urgency-order", "expert"),
     ("urgency-arrival", "expert"),
-    ("ideal", "expert"),
-    ("ideal-held-back", "expert"),
 )
-# Bounds for level 1, in the simulator alone: the share of the time for decode steps while somebody
-# urgent decodes.
-_IDEALS = {"ideal": UrgencyParameters().decode_share, "ideal-held-back": 1.0}
 ARMS = {policy if who == "nobody" else f"{policy}:{who}": (policy, who) for policy, who in _ARMS}
 # Of the policies to whose numbers those of all others are shown as a ratio.
 _REFERENCES = ("fcfs", "sage")
@@ -104,19 +97,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(args: argparse.Namespace) -> list[str]:
-    """Arms. Raises ValueError where no server can run one."""
-    if not args.on_servers:
-        return args.arms or [*ARMS]
-    real = [arm for arm in ARMS if ARMS[arm][0] not in _IDEALS]
-    if unreal := set(args.arms or ()) - set(real):
-        raise ValueError(f"{', '.join(sorted(unreal))} cannot run on servers, allowed: {real}")
-    return args.arms or real
-
-
 def _compare(args: argparse.Namespace, triage: Triage, engine: Engine) -> list[dict[str, Any]]:
     """Says, and gives, the numbers of every arm, one row a seed."""
-    arms, say, rows = _chosen(args), speaker(args), list[dict[str, Any]]()
+    arms, say, rows = args.arms or [*ARMS], speaker(args), list[dict[str, Any]]()
     rate = args.rate * _capacity(triage, engine)
     say(
         f"{args.preset}, {rate:.2f} requests/s, {args.num_requests} requests a run, means over "
@@ -169,8 +152,6 @@ def ratios(found: Mapping[str, NDArray[np.float64]], reference: str) -> str:
 
 
 def _simulated(engine: Engine, policy: str, requests: Sequence[SimRequest]) -> Served:
-    if policy in _IDEALS:
-        return simulate_ideal(engine, requests, _IDEALS[policy])
     return simulate(engine, policy, SageConfig(), requests, Options(preempt=True))
 
 

@@ -30,7 +30,7 @@ def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
 
 
 def num_requests_of(load: str, rate_per_s: float, service_s: float) -> int:
-    """How many requests one of LOADS has. service_s: see bench.comparison.baseline.Saturation."""
+    """How many requests one of LOADS has. service_s: see bench.engines.baseline.Saturation."""
     if load == "sustained":
         return max(1, math.ceil(rate_per_s * service_s * SUSTAINED_SERVICE_TIMES))
     return PULSE_REQUESTS

@@ -18,7 +18,7 @@ _NUM_SYSTEM = 8
 NUM_FEATURES = 16 + _NUM_SYSTEM
 # Those of them that separate records; see kind_of.
 _NUM_KIND = 5
-# More of a session's answers tell less (bench.prediction.sessions).
+# More of a session's answers tell less (docs/predictor.md).
 NUM_RECENT = 15
 _MAX_CHARS = 200
 _MAX_INT = 2**31

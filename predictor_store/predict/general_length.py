@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-# Fitted by bench/prediction/fit_general.py; by encoder.
+# Fitted by bench/predictor/general.py; by encoder.
 SHIPPED_FILE = Path(__file__).with_name("general_length.json")
 # No answer is foreseen to be longer.
 _MOST_TOKENS = 2.0**20

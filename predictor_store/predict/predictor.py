@@ -26,7 +26,7 @@ _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
 # So many alike records of this server's own weigh as much as all that are not its own.
 _FOREIGN_WORTH = 32.0
-# So many answers of the same session weigh as much as all else (bench.prediction.sessions).
+# So many answers of the same session weigh as much as all else (docs/predictor.md).
 _SESSION_WORTH = 16.0
 # So many of the same kind (asked.kind_of) as all of other kinds.
 _OTHER_WORTH = 4.0

@@ -48,7 +48,7 @@ class Device:
         )  # fmt: skip
 
     def environment(self, folder: Path, vectors: Path | None) -> dict[str, str]:
-        """With the clock, which is installed in folder. vectors: see bench.prediction.recall."""
+        """With the clock, which is installed in folder. vectors: see bench.engines.clock.recall."""
         facts = self.engine.server_facts()
         model = DeviceModel(facts.step_time, facts.swap_token_s)
         return install(folder, model.times(1 / self.speed), vectors)

@@ -25,8 +25,8 @@ from predictor_store.service import link
 from sage_sched.steps.time import StepTime
 
 _MODEL_FILE = "BENCH_DEVICE_CLOCK"
-# See bench.prediction.recall, which takes long to import.
-_VECTORS_FILE, _WORKER_MODULE = "BENCH_VECTORS", "bench.prediction.recall"
+# See bench.engines.clock.recall, which takes long to import.
+_VECTORS_FILE, _WORKER_MODULE = "BENCH_VECTORS", "bench.engines.clock.recall"
 STATE = "device_clock"
 _MANAGERS = "sglang.srt.managers"
 _ALLOCATORS = (
@@ -153,7 +153,7 @@ class DeviceClock:
 def install(folder: Path, model: DeviceModel, vectors: Path | None) -> dict[str, str]:
     """Make the clock known to servers with this environment.
 
-    vectors: see bench.prediction.recall; None where predictions are to take their time.
+    vectors: see bench.engines.clock.recall; None where predictions are to take their time.
     """
     found = plugins.install(folder, __name__)
     model_file = (folder / "model.json").absolute()

@@ -8,7 +8,7 @@ Llama of one layer there are embeddings, attention and head. The KV pool is writ
 ever.
 
 A mixture of experts is computed whole but for that attention. Any other model of more layers is one
-whose states matter (bench.engines.server.plan_model): its attention goes to all tokens too, in a
+whose states matter: its attention goes to all tokens too, in a
 decode step to those of all requests at once.
 """
 

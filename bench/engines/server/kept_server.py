@@ -109,7 +109,7 @@ def hurry_predictions(server: Server) -> None:
 
 def _prediction_workers(server: Server) -> list[psutil.Process]:
     processes = psutil.Process(server.pid).children(recursive=True)
-    modules = {"predictor_store.service.worker_process", "bench.prediction.recall"}
+    modules = {"predictor_store.service.worker_process", "bench.engines.clock.recall"}
     return [process for process in processes if modules & set(process.cmdline())]
 
 

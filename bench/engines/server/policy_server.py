@@ -14,8 +14,8 @@ import yaml
 
 from bench.engines.clock.device import Device
 from bench.engines.clock.device_clock import STATE
+from bench.engines.clock.recall import remember
 from bench.engines.server.server import STOCK_COMMAND, Server, ServerError
-from bench.prediction.recall import remember
 from bench.rival import Rival
 from bench.workloads.prompts import WorkloadRequest, stable_hash
 from predictor_store.data.warm import Observation, warm_store
@@ -94,7 +94,7 @@ class PolicyServers:
 
     def foresee(self, requests: Iterable[WorkloadRequest]) -> None:
         """On a device clock, make ready what predictions for these requests need, as they are to
-        take none of the device's time; see bench.prediction.recall."""
+        take none of the device's time; see bench.engines.clock.recall."""
         if self.device is not None:
             prompts = [request.prompt for request in requests]
             remember(self._vectors, prompts, self.sage.predictor.encoder)

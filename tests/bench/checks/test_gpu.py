@@ -89,7 +89,7 @@ def test_a_copy_that_changes_a_bit_fails(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_checks_with_servers_run_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.calibration.fit.PHASES", ((1, 8), (8, 12)))
+    monkeypatch.setattr("bench.engines.server.fit.PHASES", ((1, 8), (8, 12)))
     argv = ["--device", "cpu", "--only", "serve", "--output", str(tmp_path)]
     assert gpu.main(argv) == 0
     found = report(tmp_path)["serve"]["found"]

@@ -78,7 +78,9 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
 def test_step_times_are_fitted_to_a_real_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.calibration.fit.PHASES", ((1, 160), (4, 128), (16, 128), (32, 96)))
+    monkeypatch.setattr(
+        "bench.engines.server.fit.PHASES", ((1, 160), (4, 128), (16, 128), (32, 96))
+    )
     assert main(["bench", "fit", "--output", str(tmp_path)]) == 0
     config = read_config(str(tmp_path / "step_time.yaml"))
     assert config.step_time is not None

@@ -12,9 +12,9 @@ import pytest
 from bench.paper.cases import SUSTAINED, Case, Figure, figures
 from bench.paper.page import front
 from bench.paper.runs import Evaluation
-from bench.prediction.foresight import Foresight, heavy_tailed, with_heavy_tail
 from bench.workloads import synthetic
 from bench.workloads.arrivals import SUSTAINED_SERVICE_TIMES
+from bench.workloads.foresight import Foresight, heavy_tailed, with_heavy_tail
 from sage_sched.cli import main
 from sage_sched.config import PredictorConfig
 

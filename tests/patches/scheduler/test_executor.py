@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.overhead.full_server import FullServer
+from bench.checks.full_server import FullServer
 from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.kv_swap import KvSwap
 from sage_sched.plan import Budget, Way

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.overhead.full_server import stand_in_scheduler
+from bench.checks.full_server import stand_in_scheduler
 from patches.scheduler import metrics
 from patches.scheduler.metrics import SchedulerMetrics
 from patches.scheduler.preemption import Preemption

@@ -10,7 +10,7 @@ import pytest
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from bench.overhead.full_server import stand_in_batch, stand_in_scheduler
+from bench.checks.full_server import stand_in_batch, stand_in_scheduler
 from patches.carrier import encode, encode_hints
 from patches.messages import StepTimes
 from patches.scheduler.state import SchedulerState

@@ -11,7 +11,7 @@ import pytest
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
-from bench.overhead.full_server import stand_in_scheduler
+from bench.checks.full_server import stand_in_scheduler
 from patches.carrier import encode_hints, encode_stamp
 from patches.http import settings_route
 from patches.messages import SetSettings, SettingsNow

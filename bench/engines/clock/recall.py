@@ -3,7 +3,7 @@
 Embedding a prompt takes a CPU core 10 to 40 ms. A server with a GPU has cores to spare for that; a
 host that stands for one, and runs faster than life, has not, and late predictions would be the
 host's doing. So the bench embeds its prompts beforehand, and the prediction worker is one that
-recalls their vectors: `python -m bench.prediction.recall` in the place of
+recalls their vectors: `python -m bench.engines.clock.recall` in the place of
 `python -m predictor_store.service.worker_process`. All else of a prediction is made as ever.
 """
 

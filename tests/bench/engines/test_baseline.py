@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.comparison.baseline import ModelledTime, Saturation, UnloadedTime
+from bench.engines.baseline import ModelledTime, Saturation, UnloadedTime
 from bench.engines.clock.device import Device
 from bench.engines.server.client import Answer
 from bench.engines.simulator.request import SimRequest

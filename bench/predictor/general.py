@@ -1,6 +1,6 @@
-"""Fits what is shipped of lengths in general: `python -m bench.prediction.general --data DIR`.
+"""Fits what is shipped of lengths in general: `python -m bench.predictor.general --data DIR`.
 
-From the sets of bench.prediction.answers, less the prompts that the benches serve; only
+From the sets of bench.predictor.answers, less the prompts that the benches serve; only
 coefficients are written. Each set is centred, as its level is its model's, and judged by
 coefficients that were fitted without its prompts.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from tqdm import tqdm
 
-from bench.prediction.answers import SETS, by_prompt, read, shuffled
+from bench.predictor.answers import SETS, by_prompt, read, shuffled
 from bench.workloads import datasets
 from bench.workloads.prompts import WorkloadError
 from predictor_store.data.dataset_files import DatasetError

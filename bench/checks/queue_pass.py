@@ -1,7 +1,7 @@
 """How long a scheduler takes to note a request, and for a whole pass: the view of its facts, the
 order, what running requests will still need, and who yields.
 
-`python -m bench.overhead.queue_pass` times patches/scheduler/state.py, the code that the scheduler
+`python -m bench.checks.queue_pass` times patches/scheduler/state.py, the code that the scheduler
 runs, on requests with predicted lengths, and prints a table. No server is needed. `--policy
 proserve-expected` gives all of them deadlines.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.overhead.full_server import NUM_RUNNING, FullServer, StandInRequest
+from bench.checks.full_server import NUM_RUNNING, FullServer, StandInRequest
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.policy import policy_type
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.engines.clock import device_clock
-from bench.prediction import recall
-from bench.prediction.recall import VECTORS_FILE, RecallingEmbedder, remember
+from bench.engines.clock import device_clock, recall
+from bench.engines.clock.recall import VECTORS_FILE, RecallingEmbedder, remember
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.features import excerpt
 

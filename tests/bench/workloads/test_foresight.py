@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.prediction.foresight import Foresight, truth, with_noise
 from bench.workloads import synthetic
+from bench.workloads.foresight import Foresight, truth, with_noise
 from bench.workloads.prompts import Workload, WorkloadRequest
 from predictor_store.predict import predictor
 from sage_sched.config import PredictorConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.prediction.general import PromptSet, fit, held_out, write
+from bench.predictor.general import PromptSet, fit, held_out, write
 from predictor_store.predict import general_length
 from predictor_store.predict.general_length import GeneralLength
 from tests.predictor_store.samples import unit_vectors

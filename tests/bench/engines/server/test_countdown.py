@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bench.comparison.countdown import Countdown
+from bench.engines.server.countdown import Countdown
 
 
 def test_what_is_left_is_corrected_by_what_was_taken() -> None:

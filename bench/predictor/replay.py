@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from bench.prediction.answers import by_prompt
-from bench.prediction.candidates import Candidate
-from bench.prediction.quality import Outcome, outcome
+from bench.predictor.answers import by_prompt
+from bench.predictor.candidates import Candidate
+from bench.predictor.quality import Outcome, outcome
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.general_length import GeneralLength

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.prediction.answers import shuffled
-from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT, THRESHOLD
-from bench.prediction.quality import Outcome, outcome, quality
-from bench.prediction.replay import NUM_FIRST, replay
+from bench.predictor.answers import shuffled
+from bench.predictor.candidates import BLIND, CANDIDATES, DEFAULT, THRESHOLD
+from bench.predictor.quality import Outcome, outcome, quality
+from bench.predictor.replay import NUM_FIRST, replay
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import Embedder
 from sage_sched.cli import main

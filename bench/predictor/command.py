@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.prediction.answers import (
+from bench.predictor.answers import (
     ALL,
     MIXED,
     SETS,
@@ -19,10 +19,10 @@ from bench.prediction.answers import (
     shuffled,
     stream,
 )
-from bench.prediction.candidates import BLIND, CANDIDATES, DEFAULT, THRESHOLD
-from bench.prediction.general import held_out, read_sets
-from bench.prediction.quality import Outcome, Quality, quality
-from bench.prediction.replay import CAPACITY, NUM_FIRST, replay
+from bench.predictor.candidates import BLIND, CANDIDATES, DEFAULT, THRESHOLD
+from bench.predictor.general import held_out, read_sets
+from bench.predictor.quality import Outcome, Quality, quality
+from bench.predictor.replay import CAPACITY, NUM_FIRST, replay
 from bench.workloads.prompts import WorkloadError
 from predictor_store.arguments import at_least_one, field_and_value
 from predictor_store.data.dataset_files import DatasetError
@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, metavar="DIR",
-        help="folder of the sets named in bench/prediction/answers.py",
+        help="folder of the sets named in bench/predictor/answers.py",
     )  # fmt: skip
     names = (*SETS, MIXED, ALL)
     parser.add_argument(

@@ -1,1 +1,0 @@
-"""What scheduling and prediction cost a server."""

@@ -1,1 +1,0 @@
-"""Predictions for many prompts at once, and how good they are."""
