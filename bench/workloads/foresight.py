@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from bench.prediction.candidates import of_threshold
+from bench.predictor.candidates import of_threshold
 from bench.workloads.prompts import Workload, WorkloadRequest
 from bench.workloads.synthetic import HEAVY_FACTOR, HEAVY_SHARE
 from predictor_store.predict import predictor
