@@ -403,14 +403,14 @@ MUTATIONS = (
     ),
     Mutation(
         "others may connect to a service's socket",
-        "predictor_store/service/service_socket.py",
+        "predictor_store/service/sockets.py",
         "mask = os.umask(0o177)",
         "mask = os.umask(0)",
         f"{_SERVER}::test_a_unix_socket_is_its_owners_alone",
     ),
     Mutation(
         "any token will do",
-        "predictor_store/service/message_lines.py",
+        "predictor_store/service/lines.py",
         'if self._token and not is_same(rest.get("token"), self._token):',
         'if self._token and not rest.get("token"):',
         f"{_SERVER}::test_over_tcp_alone_a_token_is_asked_for",
@@ -432,7 +432,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a body is read without the token",
-        "predictor_store/service/json_requests.py",
+        "predictor_store/service/http.py",
         'raise RequestError(HTTPStatus.UNAUTHORIZED, "the token is not the service\'s")',
         "self._connection.allow(None)",
         f"{_SERVER}::test_the_token_comes_before_the_body",
@@ -447,8 +447,8 @@ MUTATIONS = (
     Mutation(
         "who greets again and again is told all at once",
         "predictor_store/service/worker.py",
-        "if by.waits_for is None:",
-        "if True:",
+        'self._refuse(client, "it says more than a hello before it is answered", "version")',
+        "pass",
         f"{_WORKER}::test_who_says_more_than_hello_before_it_is_answered_is_refused_once",
     ),
     Mutation(

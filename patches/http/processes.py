@@ -8,7 +8,7 @@ from typing import Any
 from patches.compat import APP, APP_VARIABLE
 from patches.hook import AFTER, Hook
 from patches.http_types import ServerArgs
-from predictor_store.service.shared_worker import SharedWorker
+from predictor_store.service.supervisor import SharedWorker
 
 
 def main_process_hooks() -> list[Hook]:

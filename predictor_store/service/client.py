@@ -1,4 +1,4 @@
-"""The HTTP process's end of the prediction worker: never blocks its event loop."""
+"""The HTTP process's client of the prediction worker: never blocks its event loop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ import numpy as np
 from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.features import excerpt
 from predictor_store.service import protocol
-from predictor_store.service.link import Link, PredictorError, connect_worker, start_worker
-from predictor_store.store.store_file import StoreError
+from predictor_store.service.link import Link, open_link
+from predictor_store.service.supervisor import Supervisor
 from sage_sched.config import SageConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
 
 logger = logging.getLogger(__name__)
 
-_MAX_BACKOFF_SECONDS = 60.0
 _LATENCY_WINDOW = 1_000
 _MAX_LATE = 20_000
-# What a worker's death does not undo.
+# Counted over all workers, one after another.
 _TOTALS = (
     "num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed", "num_lost",
 )  # fmt: skip
@@ -37,8 +36,8 @@ _TOTALS = (
 class Prediction:
     """What is known of an answer's length when its prompt arrives.
 
-    handle: to say how long the answer became; None: do not report.
-    distribution: None where nothing is known.
+    handle: for reporting how long the answer became; None: do not report.
+    distribution: None if nothing is known.
     """
 
     handle: int | None
@@ -46,14 +45,16 @@ class Prediction:
 
 
 class PredictorClient:
-    """Used from one event loop's thread. A slow, hung or dead worker costs the prediction alone:
+    """Used from one event loop's thread. A slow, hung or dead worker costs only the prediction:
     the request gets the prior."""
 
     def __init__(self, config: SageConfig, model: str = "") -> None:
-        """model: which one's history it is, with a service (predictor.service)."""
+        """model: whose history it is at a service (predictor.service)."""
         self._config = config
-        self._model = model
+        self._supervisor = Supervisor(lambda: open_link(config, model))
         self._link: Link | None = None
+        self._reopened: Link | None = None
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
         self._is_silent = False
@@ -66,23 +67,14 @@ class PredictorClient:
         self._past = Counter[str]()
         self._counts = Counter[str]()
         self._latencies_ms = deque[float](maxlen=_LATENCY_WINDOW)
-        self._closed = threading.Event()
-        self._restarted: Link | None = None
-        self._started_at = 0.0
-        self._num_early_deaths = 0
 
     def start(self) -> None:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""
-        self._attach(self._open())
-
-    def _open(self) -> Link:
-        if self._config.predictor.service:
-            return connect_worker(self._config, self._model)
-        return start_worker(self._config)
+        self._attach(self._supervisor.open())
 
     async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
-        """Never raises. Past predictor.deadline_ms the prior; the handle is good even then. Nobody
-        waits for a worker that has been silent since it missed a deadline.
+        """Never raises. Past predictor.deadline_ms it is the prior, with a handle that is good. A
+        worker that has been silent since it missed a deadline is not waited for.
 
         scope: see History.scope.
         """
@@ -119,7 +111,7 @@ class PredictorClient:
         return prediction
 
     def finished(self, handle: int, input_tokens: int, output_tokens: int, censored: bool) -> None:
-        """The answer's length. Of n answers to one prompt, each. Never blocks, never raises."""
+        """An answer has ended; of n answers to one prompt, each. Never blocks, never raises."""
         message = {
             "finished": handle,
             "input_tokens": int(input_tokens),
@@ -131,14 +123,14 @@ class PredictorClient:
             self._counts["num_unrecorded"] += 1
 
     def goes_on(self, handle: int, input_tokens: int, output_tokens: int) -> None:
-        """Its answer has so many tokens already. Never blocks, never raises; it may be lost."""
+        """The answer has so many tokens already. Never blocks, never raises; it may be lost."""
         said = {"input_tokens": int(input_tokens), "output_tokens": int(output_tokens)}
         self._send({"goes_on": handle, **said})
 
     def stats(self) -> dict[str, Any]:
-        """Counters since start; num_awaited (predictions under way), num_records, num_unwritten,
-        the latencies and quality (see RollingQuality.summary) are as of now. What a service counts
-        is of all the clients of the model."""
+        """Counters since start. The latencies, quality (RollingQuality.summary), num_awaited
+        (predictions under way), num_records and num_unwritten are as of now. A service counts for
+        all clients of the model."""
         latencies = self._latencies_ms or [0.0]
         worker = self._past + _totals(self._worker_stats)
         for name in ("num_records", "num_unwritten"):
@@ -161,7 +153,8 @@ class PredictorClient:
 
     def close(self) -> None:
         """Blocks until the worker has written what it has."""
-        self._closed.set()
+        self._closed = True
+        self._supervisor.close()
         link = self._detach()
         if link is not None:
             link.close()
@@ -174,7 +167,7 @@ class PredictorClient:
         if self._link is not None:
             self._watch(self._link)
         else:
-            self._attach_restarted()
+            self._attach_reopened()
 
     def _attach(self, link: Link) -> None:
         self._link = link
@@ -184,14 +177,13 @@ class PredictorClient:
         if stats["process"] != self._worker_stats.get("process"):
             self._past += _totals(self._worker_stats)
         self._worker_stats = stats
-        self._started_at = time.monotonic()
         if self._loop is not None:
             self._watch(link)
 
     def _watch(self, link: Link) -> None:
         assert self._loop is not None
         self._loop.add_reader(link.socket.fileno(), self._on_readable)
-        if link.unsent:
+        if link.has_unsent:
             self._loop.add_writer(link.socket.fileno(), self._on_writable)
 
     def _detach(self) -> Link | None:
@@ -210,11 +202,11 @@ class PredictorClient:
         if link is None:
             return False
         try:
-            sent = link.send(message)
+            sent = link.say(message)
         except OSError:
             self._lose_worker()
             return False
-        if link.unsent and self._loop is not None:
+        if link.has_unsent and self._loop is not None:
             self._loop.add_writer(link.socket.fileno(), self._on_writable)
         return sent
 
@@ -222,7 +214,8 @@ class PredictorClient:
         assert self._link is not None
         assert self._loop is not None
         try:
-            if self._link.flush():
+            self._link.flush()
+            if not self._link.has_unsent:
                 self._loop.remove_writer(self._link.socket.fileno())
         except OSError:
             self._lose_worker()
@@ -230,7 +223,7 @@ class PredictorClient:
     def _on_readable(self) -> None:
         assert self._link is not None
         try:
-            for message in self._link.receive():
+            for message in self._link.messages():
                 self._take(message)
         except (OSError, ValueError):
             self._lose_worker()
@@ -261,40 +254,23 @@ class PredictorClient:
 
     def _lose_worker(self) -> None:
         link = self._detach()
-        if link is None or self._closed.is_set():
-            return
-        lived = time.monotonic() - self._started_at
-        self._num_early_deaths = 0 if lived > _MAX_BACKOFF_SECONDS else self._num_early_deaths + 1
-        logger.error("the prediction worker has died: requests get the prior until it is back")
-        threading.Thread(target=self._restart, args=(link,), daemon=True).start()
+        if link is not None and not self._closed:
+            logger.error("the prediction worker has died: requests get the prior until it is back")
+            threading.Thread(target=self._reopen, args=(link,), daemon=True).start()
 
-    def _restart(self, dead: Link) -> None:
-        # In a thread of its own: starting a worker blocks.
-        dead.kill()
-        num_failures = self._num_early_deaths
-        while not self._closed.wait(min(2.0 ** (num_failures - 1), _MAX_BACKOFF_SECONDS)):
-            try:
-                link = self._open()
-            except (OSError, StoreError, PredictorError) as error:
-                logger.error("the prediction worker does not come back: %s", error)
-                num_failures += 1
-                continue
-            if self._closed.is_set():
-                link.close()
-                return
-            self._restarted = link
-            # Without a running loop, the next prediction finds it.
-            with contextlib.suppress(RuntimeError):
-                if self._loop is not None:
-                    self._loop.call_soon_threadsafe(self._attach_restarted)
-            return
+    def _reopen(self, lost: Link) -> None:
+        # In a thread of its own: opening a worker blocks.
+        self._reopened = self._supervisor.reopen(lost)
+        # Without a running loop, the next prediction finds it.
+        with contextlib.suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._attach_reopened)
 
-    def _attach_restarted(self) -> None:
-        link, self._restarted = self._restarted, None
+    def _attach_reopened(self) -> None:
+        link, self._reopened = self._reopened, None
         if link is not None:
             self._counts["num_worker_restarts"] += 1
             self._attach(link)
-            logger.warning("the prediction worker is back")
 
 
 def _totals(stats: dict[str, Any]) -> Counter[str]:

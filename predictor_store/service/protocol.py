@@ -1,22 +1,19 @@
 """Messages between HTTP processes and a prediction worker: one JSON object a line.
 
 A client begins with one line, says no more until it is answered, and is answered with one:
-    {"hello": VERSION, "model": name}, with "token" where the service asks for one, and
-        "only_asks": true of one that must not begin a history
-        (predictor_store.service.json_requests)
+    {"hello": VERSION, "model": name}, with "token" if the service asks for one
     {"ready": stats, "prior": distribution, "version": VERSION}, or {"refused": message, "because":
         "version", "token", "model", "store" or "busy"} and the end of the connection
 From then on, to the worker:
-    {"predict": handle, "text": str, "scope": str}, and "asked": what predictor_store.predict.asked
-    has
+    {"predict": handle, "text": str, "scope": str}, and "asked": predictor_store.predict.asked
     {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool, "late": bool}
         late: the request had gone on without its prediction
     {"goes_on": handle, "input_tokens": int, "output_tokens": int}: its answer has so many already
 From the worker:
     {"predicted": handle, "distribution": distribution}
-    {"stats": stats}, now and then, and "prior": distribution where that has changed
-A distribution is the object of encode_distribution, or null where nothing is known. Handles are
-each client's own.
+    {"stats": stats}, now and then, and "prior": distribution if that has changed
+A distribution is the object of encode_distribution, or null if nothing is known. Each client has
+handles of its own.
 """
 
 from __future__ import annotations
@@ -28,14 +25,14 @@ from typing import Any
 from sage_sched.distribution import LengthDistribution
 
 VERSION = 2
-# A prompt's excerpt is 48 KB at most, all of it escaped.
+# A prompt's excerpt has at most 48 KB, all of it escaped.
 MAX_LINE_BYTES = 1 << 18
 MAX_SCOPE_CHARS = 1_000
 
 
-def hello(model: str, token: str = "", only_asks: bool = False) -> dict[str, Any]:
+def hello(model: str, token: str = "") -> dict[str, Any]:
     """A client's first message."""
-    return {"hello": VERSION, "model": model, "token": token, "only_asks": only_asks}
+    return {"hello": VERSION, "model": model, "token": token}
 
 
 def refusal(why: str, because: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from predictor_store.config_file import read_config
-from predictor_store.service import service_socket
+from predictor_store.service import sockets
 from predictor_store.service.server import Server
-from predictor_store.service.service_socket import (
+from predictor_store.service.sockets import (
     TOKEN_VARIABLE,
     ServiceError,
     default_address,
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
                 f"a service on TCP needs a token: name a file with one "
                 f"(predictor.service_token_file), or set {TOKEN_VARIABLE}"
             )
-        listener = service_socket.listen(at)
+        listener = sockets.listen(at)
     except (ConfigError, ServiceError) as error:
         print(f"sage-sched predictor serve: {error}", file=sys.stderr)
         return 2
@@ -78,5 +78,5 @@ def run(args: argparse.Namespace) -> int:
             server.close()
             worker.close()
     finally:
-        service_socket.remove(at, listener)
+        sockets.remove(at, listener)
     return 0

@@ -1,4 +1,4 @@
-"""Serves a worker's clients over sockets: those of one server, or of many."""
+"""The loop that serves a worker's clients over sockets: those of one server, or of many."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from predictor_store.service.connection import Connection
-from predictor_store.service.json_requests import JsonRequests
-from predictor_store.service.message_lines import MessageLines
-from predictor_store.service.service_socket import set_up
+from predictor_store.service.http import JsonRequests
+from predictor_store.service.lines import MessageLines
+from predictor_store.service.sockets import set_up
 from predictor_store.service.worker import Outgoing, Worker
 
 logger = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 1.0
-# While a history is read in a thread.
+# While a thread loads a history.
 _LOADING_SECONDS = 0.02
-# From when it is accepted to a whole hello, or to the end of a first HTTP request.
+# From being accepted to a whole hello, or to the end of a first HTTP request.
 _FIRST_SECONDS = 10.0
 _MAX_CONNECTIONS = 256
-# At a time, then those that have come say something.
+# At a time; then connected clients have their turn.
 _MAX_ACCEPTED = 64
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Server:
-    """One thread. What a client does to its own connection, no other notices."""
+    """One thread. What a client does to its own connection, no other client notices."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Server:
         token: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """token: what clients over TCP have to say. clock: of their deadlines."""
+        """token: that clients over TCP have to say. clock: for their deadlines."""
         self._worker = worker
         self._token = token
         self._clock = clock
@@ -58,7 +58,7 @@ class Server:
             self._listen(listener)
 
     def add(self, connected: socket.socket) -> None:
-        """A client that was there before; when it hangs up, the server ends."""
+        """A client that is already connected; the server ends when it hangs up."""
         self._lifeline = self._add(connected)
         connection = self._connections[self._lifeline]
         connection.is_known = True
@@ -69,6 +69,7 @@ class Server:
         self._stopped = True
 
     def run(self) -> None:
+        """Until stop(), or until the client of add() hangs up."""
         next_report = time.monotonic() + _REPORT_SECONDS
         while not self._stopped:
             wait_s = max(next_report - time.monotonic(), 0.0)
@@ -121,8 +122,8 @@ class Server:
                 self._add(connected)
 
     def _make_room(self) -> None:
-        """Strangers alone cannot keep others out, however many they are, and however quick: the
-        one that has been one for longest goes."""
+        """Hangs up on the oldest client that has not said the token, so that strangers, however
+        many they are, keep nobody out."""
         unknown = (number for number, each in self._connections.items() if not each.is_known)
         if (number := next(unknown, None)) is not None:
             self._hang_up(number)
@@ -142,15 +143,11 @@ class Server:
                 connection.flush()
             if events & _READ and (piece := connection.receive()):
                 if number not in self._talks:
-                    self._talks[number] = self._talk(number, connection, piece)
+                    is_tcp = connection.socket.family != socket.AF_UNIX
+                    kind = MessageLines if piece.startswith(b"{") else JsonRequests
+                    token = self._token if is_tcp else ""
+                    self._talks[number] = kind(number, connection, self._worker, token)
                 self._talks[number].hear(piece)
-
-    def _talk(
-        self, number: int, connection: Connection, piece: bytes
-    ) -> MessageLines | JsonRequests:
-        token = "" if connection.socket.family == socket.AF_UNIX else self._token
-        kind = MessageLines if piece.startswith(b"{") else JsonRequests
-        return kind(number, connection, self._worker, token)
 
     def _send(self, messages: Iterable[Outgoing]) -> None:
         for number, message in messages:
@@ -168,8 +165,8 @@ class Server:
 
     @contextmanager
     def _at_risk_of(self, number: int) -> Iterator[None]:
-        """Whatever comes of it, this connection alone ends. Afterwards it is waited for what it
-        sends, and until it takes in what is unsent."""
+        """Whatever goes wrong ends this connection alone. Afterwards the loop waits for what the
+        client sends, and for it to take in what is unsent."""
         try:
             yield
         except (OSError, ValueError):

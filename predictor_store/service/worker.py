@@ -1,4 +1,4 @@
-"""What a prediction worker does: takes its clients' messages in, gives messages out.
+"""What a prediction worker does: messages of its clients come in, messages to them go out.
 
 It knows no socket; see predictor_store.service.server. One worker serves one server or many.
 """
@@ -26,22 +26,22 @@ from sage_sched.config import SageConfig
 
 # About 128 tokens, the most that MiniLM reads of a prompt.
 _MAX_READ_CHARS = 600
-# There a batch costs what its characters cost, padded to its longest prompt, and everyone in it
-# waits for all of it: 20 short prompts in the time of 4 long ones.
+# A batch of MiniLM costs its prompts times the longest of them, and each waits for all of it: 20
+# short prompts take as long as 4 long ones.
 _MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
-# Of all clients together; who has most gives way.
+# Over all clients; beyond it the client that has most loses its oldest.
 _MAX_QUEUED = 1_000
-# 3.1 KB each: when that many have come after it, an answer that finishes is not recorded.
+# 3.1 KB each; an answer that ends after so many later prompts is not recorded.
 _MAX_HANDLES = 20_000
 # To one prompt, before it is embedded.
 _MAX_ANSWERS = 1_000
-# 20 MB each, full.
+# 20 MB each when full.
 _MAX_MODELS = 64
 _MAX_INT = 2**31
 
 
 class Answer(NamedTuple):
-    """How long an answer became, and whether its request had gone on without the forecast."""
+    """How long an answer is. was_late: its request went on without the forecast."""
 
     input_tokens: int
     output_tokens: int
@@ -58,7 +58,7 @@ class Outgoing(NamedTuple):
 
 @dataclass(slots=True)
 class PendingPrompt:
-    """A prompt that waits for its vector, and the answers to it that ended before it came."""
+    """A prompt that waits for its vector, and the answers to it that have ended meanwhile."""
 
     handle: int
     text: str
@@ -69,7 +69,7 @@ class PendingPrompt:
 
 @dataclass(slots=True)
 class Embedded:
-    """What a finish needs of its prompt. place: where its answer is known, while it goes on."""
+    """What recording an answer needs of its prompt. place: its record while it is generated."""
 
     vector: NDArray[np.float32]
     scope: str
@@ -79,34 +79,26 @@ class Embedded:
     place: Place | None = None
 
     def record(self, answer: Answer) -> Record:
-        """With an answer to it."""
-        return Record(
-            self.vector,
-            answer.output_tokens,
-            answer.input_tokens,
-            answer.censored,
-            "history",
-            self.prompt,
-            self.scope,
-        )
+        """The prompt with this answer."""
+        num_in, num_out, censored, _ = answer
+        return Record(self.vector, num_out, num_in, censored, "history", self.prompt, self.scope)
 
 
 @dataclass(slots=True)
 class Client:
-    """waits_for: the model whose history is loaded for it, if that is so; then history is None, as
-    before its hello. queue, embedded: in order of arrival, by its handles."""
+    """history: None until its model's is loaded. queue, embedded: by handle, oldest first."""
 
-    waits_for: str | None = None
+    model: str
     history: ModelHistory | None = None
     queue: dict[int, PendingPrompt] = field(default_factory=dict)
     embedded: OrderedDict[int, Embedded] = field(default_factory=OrderedDict)
 
 
 class Worker:
-    """by_model: each model that clients name has a history of its own; otherwise there is one."""
+    """by_model: each model that clients name has its own history; otherwise all share one."""
 
     def __init__(self, config: SageConfig, *, by_model: bool = False) -> None:
-        """Raises StoreError. The store comes first: a refusal need not wait for the encoder."""
+        """Raises StoreError, before the seconds that loading the encoder takes."""
         self._config = config
         self._only = None if by_model else ModelHistory(config)
         self._histories: dict[str, ModelHistory] = {}
@@ -125,24 +117,38 @@ class Worker:
 
     @property
     def loading(self) -> bool:
-        """Whether a history is read in a thread; a step then looks whether it is there."""
+        """Whether a thread is loading a history; a step checks whether it has ended."""
         return bool(self._loading)
 
-    def connect(self, client: int) -> None:
-        """client: a number that no other client has; what came of it before is forgotten."""
-        self._clients[client] = Client()
+    def connect(self, client: int, model: str = "", *, only_asks: bool = False) -> None:
+        """The client is told "ready" when its model's history is loaded, or "refused".
+
+        client: a number that no other client has. only_asks: it must not begin a new history.
+        """
+        by = self._clients[client] = Client(model)
+        known = self._only or self._histories.get(model)
+        if known is not None:
+            self._welcome(client, by, known)
+        elif model not in self._loading:
+            if only_asks and not file_of(folder_of_model(self._config.store, model)).exists():
+                self._refuse(client, f"no server has told of a model {model!r:.200}", "model")
+            elif len(self._histories) + len(self._loading) >= _MAX_MODELS:
+                self._refuse(client, f"the service has {_MAX_MODELS} models, no more", "busy")
+            else:
+                future = self._loader.submit(ModelHistory.of_model, self._config, model)
+                self._loading[model] = future
 
     def disconnect(self, client: int) -> None:
-        """What it asked and was not told yet is forgotten."""
+        """Forgets what it has asked and not been told yet."""
         self._clients.pop(client, None)
 
     def receive(self, client: int, message: dict[str, Any] | None) -> None:
-        """message: None for a line that is none."""
+        """A message of a client that is connected; None for a line that is none."""
         by = self._clients.get(client)
         if by is None:
             return
         if by.history is None:
-            self._greet(client, by, message)
+            self._refuse(client, "it says more than a hello before it is answered", "version")
             return
         match message:
             case {"predict": int(handle), "text": str(text), "scope": str(scope), **more} if (
@@ -157,18 +163,13 @@ class Worker:
                 by.queue[handle] = PendingPrompt(handle, excerpt(text), scope, asked)
                 self._bound_queues()
             case {
-                "finished": int(handle),
-                "input_tokens": int(num_in),
-                "output_tokens": int(num_out),
-                "censored": bool(cut),
-                "late": bool(late),
-            } if 0 <= min(num_in, num_out) <= max(num_in, num_out) < _MAX_INT:
+                "finished": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
+                "censored": bool(cut), "late": bool(late),
+            } if _are_counts(num_in, num_out):  # fmt: skip
                 self._finish(by, handle, Answer(num_in, num_out, cut, late))
             case {
-                "goes_on": int(handle),
-                "input_tokens": int(num_in),
-                "output_tokens": int(num_out),
-            } if 0 <= min(num_in, num_out) <= max(num_in, num_out) < _MAX_INT:
+                "goes_on": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
+            } if _are_counts(num_in, num_out):  # fmt: skip
                 if (of := by.embedded.get(handle)) is not None:
                     record = of.record(Answer(num_in, num_out, True, False))
                     of.place = by.history.goes_on(record, of.place)
@@ -176,30 +177,17 @@ class Worker:
                 by.history.counts["num_malformed"] += 1
 
     def step(self) -> list[Outgoing]:
-        """Embeds one batch and predicts for it."""
+        """Embeds one batch of prompts and predicts for it."""
         self._take_loaded()
         batch = self._next_batch()
-        vectors = self._embedder.embed([request.text for _, request in batch])
-        for (client, request), vector in zip(batch, vectors, strict=True):
-            by = self._clients[client]
-            assert by.history is not None
-            vector = by.history.described(vector, request.asked)
-            forecast = by.history.forecast(vector, request.scope, request.asked.session)
-            served = protocol.encode_distribution(by.history.served(forecast))
-            answer = {"predicted": request.handle, "distribution": served}
-            self._outbox.append(Outgoing(client, answer))
-            prompt = request.text if self._config.store.keep_prompts else None
-            by.embedded[request.handle] = Embedded(
-                vector, request.scope, prompt, forecast, request.asked.session
-            )
-            self._bound_handles()
-            for ended in request.finished:
-                self._finish(by, request.handle, ended)
+        vectors = self._embedder.embed([prompt.text for _, prompt in batch])
+        for (client, prompt), vector in zip(batch, vectors, strict=True):
+            self._predict(client, prompt, vector)
         sent, self._outbox = self._outbox, []
         return sent
 
     def report(self) -> list[Outgoing]:
-        """Commits what has finished; the messages about it, to each client those of its model."""
+        """Commits what has finished, and tells each client the news of its model."""
         messages: dict[int, dict[str, Any]] = {}
         for history in self._all_histories():
             if (news := history.report()) is not None:
@@ -225,51 +213,30 @@ class Worker:
     def _all_histories(self) -> list[ModelHistory]:
         return [*self._histories.values(), *filter(None, [self._only])]
 
-    def _greet(self, client: int, by: Client, message: dict[str, Any] | None) -> None:
-        match message:
-            case {"hello": protocol.VERSION, "model": str(model), **rest} if by.waits_for is None:
-                self._open(client, by, model, rest.get("only_asks") is True)
-            case _:
-                self._refuse(client, "it says more than a hello before it is answered", "version")
-
-    def _open(self, client: int, by: Client, model: str, only_asks: bool) -> None:
-        known = self._only or self._histories.get(model)
-        if known is not None:
-            self._welcome(client, by, known)
-            return
-        if model not in self._loading:
-            if only_asks and not file_of(folder_of_model(self._config.store, model)).exists():
-                self._refuse(client, f"no server has told of a model {model!r:.200}", "model")
-                return
-            if len(self._histories) + len(self._loading) >= _MAX_MODELS:
-                self._refuse(client, f"the service has {_MAX_MODELS} models, no more", "busy")
-                return
-            self._loading[model] = self._loader.submit(ModelHistory.of_model, self._config, model)
-        by.waits_for = model
-
     def _take_loaded(self) -> None:
         for model in [model for model, future in self._loading.items() if future.done()]:
             future = self._loading.pop(model)
-            clients = [
-                (client, by) for client, by in self._clients.items() if by.waits_for == model
+            waiting = [
+                (client, by)
+                for client, by in self._clients.items()
+                if by.history is None and by.model == model
             ]
             try:
                 self._histories[model] = future.result()
-            except Exception as error:  # StoreError, or whatever one store does not get through
-                for client, _ in clients:
+            except Exception as error:  # StoreError, or whatever else one store may raise
+                for client, _ in waiting:
                     self._refuse(client, str(error), "store")
                 continue
-            for client, by in clients:
+            for client, by in waiting:
                 self._welcome(client, by, self._histories[model])
 
     def _welcome(self, client: int, by: Client, history: ModelHistory) -> None:
-        by.waits_for, by.history = None, history
+        by.history = history
         prior = protocol.encode_distribution(history.prior)
         message = {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
         self._outbox.append(Outgoing(client, message))
 
     def _refuse(self, client: int, why: str, because: str) -> None:
-        """It is no client any more."""
         self.disconnect(client)
         self._outbox.append(Outgoing(client, protocol.refusal(why, because)))
 
@@ -281,14 +248,9 @@ class Worker:
             most.history.counts["num_dropped"] += 1
             most.history.counts["num_unrecorded"] += len(oldest.finished)
 
-    def _bound_handles(self) -> None:
-        if sum(len(client.embedded) for client in self._clients.values()) > _MAX_HANDLES:
-            most = max(self._clients.values(), key=lambda client: len(client.embedded))
-            most.embedded.popitem(last=False)
-
     def _next_batch(self) -> list[tuple[int, PendingPrompt]]:
-        # In turn. Of a client newest first: when more comes than can be embedded, the oldest are
-        # past their deadline anyway. Theirs are still embedded when there is time, for the history.
+        # Clients take turns. Each client's newest prompt goes first: under overload the oldest have
+        # missed their deadline anyway, and are embedded later, for the history.
         batch: list[tuple[int, PendingPrompt]] = []
         longest = 0
         while waiting := [client for client, by in self._clients.items() if by.queue]:
@@ -302,6 +264,22 @@ class Worker:
                 self._clients.move_to_end(client)
         return batch
 
+    def _predict(self, client: int, prompt: PendingPrompt, vector: NDArray[np.float32]) -> None:
+        by = self._clients[client]
+        assert by.history is not None
+        session = prompt.asked.session
+        vector = by.history.described(vector, prompt.asked)
+        forecast = by.history.forecast(vector, prompt.scope, session)
+        served = protocol.encode_distribution(by.history.served(forecast))
+        self._outbox.append(Outgoing(client, {"predicted": prompt.handle, "distribution": served}))
+        text = prompt.text if self._config.store.keep_prompts else None
+        by.embedded[prompt.handle] = Embedded(vector, prompt.scope, text, forecast, session)
+        if sum(len(client.embedded) for client in self._clients.values()) > _MAX_HANDLES:
+            most = max(self._clients.values(), key=lambda client: len(client.embedded))
+            most.embedded.popitem(last=False)
+        for answer in prompt.finished:
+            self._finish(by, prompt.handle, answer)
+
     def _finish(self, by: Client, handle: int, answer: Answer) -> None:
         assert by.history is not None
         if handle in by.queue and len(by.queue[handle].finished) < _MAX_ANSWERS:
@@ -313,3 +291,7 @@ class Worker:
             by.history.record(record, of.forecast, answer.was_late, of.session, place)
         else:
             by.history.counts["num_unrecorded"] += 1
+
+
+def _are_counts(*values: int) -> bool:
+    return all(0 <= value < _MAX_INT for value in values)

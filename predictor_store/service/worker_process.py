@@ -1,10 +1,8 @@
-"""The process of a prediction worker.
+"""The process of a server's own prediction worker.
 
-A server's own is run by predictor_store.service.link as `python -m
-predictor_store.service.worker_process FD
-CONFIG`: a connected stream socket, and the sections store and predictor as a JSON object. One that
-has a predictor.service listens there as well, for the HTTP processes of its server. A service that
-servers share is run by `sage-sched predictor serve`.
+`python -m predictor_store.service.worker_process FD CONFIG`, run by predictor_store.service.link:
+FD is a connected stream socket, CONFIG the sections store and predictor as a JSON object. If that
+has a predictor.service, it listens there too, for the HTTP processes of its server.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
-from predictor_store.service import protocol, service_socket
+from predictor_store.service import protocol, sockets
 from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
 from predictor_store.store.store_file import StoreError
@@ -35,36 +33,27 @@ def main() -> None:
     try:
         worker = Worker(config)
     except StoreError as error:
-        refused = {"refused": str(error), "because": "store"}
-        connected.sendall(protocol.encode(refused))
+        connected.sendall(protocol.encode(protocol.refusal(str(error), "store")))
         return
     if config.predictor.encoder == "minilm":
-        # From here on the engine goes first: on a host whose cores are all busy, the transformer
-        # beside it at equal rank costs it a third of its throughput (`sage-sched bench`, 2 cores),
-        # and gains nothing. Not before: the server waits for this process to be ready. Means of
-        # token vectors take a millisecond a request with all the rest.
+        # From here on the engine goes first. With all cores busy, the transformer at equal priority
+        # costs the engine a third of its throughput (`sage-sched bench`, 2 cores) and gains
+        # nothing. Means of token vectors take a millisecond a request, and stay at equal priority.
         os.nice(_NICENESS)
-    if not config.predictor.service:
-        _run(Server(worker), worker, connected)
-        return
-    address = Address.parse(config.predictor.service)
-    listener = service_socket.listen(address)
-    try:
-        _run(Server(worker, listener), worker, connected)
-    finally:
-        service_socket.remove(address, listener)
-        # It was made for this socket alone, by predictor_store.service.shared_worker.
-        with contextlib.suppress(OSError):
-            Path(address.path).parent.rmdir()
-
-
-def _run(server: Server, worker: Worker, connected: socket.socket) -> None:
+    address = Address.parse(config.predictor.service) if config.predictor.service else None
+    listener = sockets.listen(address) if address else None
+    server = Server(worker, listener)
     server.add(connected)
     try:
         server.run()
     finally:
         server.close()
         worker.close()
+        if address and listener:
+            sockets.remove(address, listener)
+            # The folder was made for this socket alone, by a SharedWorker.
+            with contextlib.suppress(OSError):
+                Path(address.path).parent.rmdir()
 
 
 if __name__ == "__main__":

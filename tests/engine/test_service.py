@@ -21,7 +21,7 @@ import requests
 from bench.engines.server.server import Server
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.predict.model_history import folder_of_model
-from predictor_store.service import service_socket
+from predictor_store.service import sockets
 from sage_sched.address import Address
 from sage_sched.config import StoreConfig
 from tests.engine.kinds import BIN, CHECKED, PATIENT, settings
@@ -195,7 +195,7 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
         for each in (short, long):
             assert asked(each, [SHORT_PROMPT] * 8) == [3] * 8
             wait_until(lambda each=each: predictor_of(each)["num_recorded"] == 8)
-        with service_socket.connect(Address.parse(address)) as junk:
+        with sockets.connect(Address.parse(address)) as junk:
             junk.sendall(b"\xff\x00 junk\n" * 1000)
             assert asked(short, [SHORT_PROMPT] * 8) == [3] * 8
         assert not (tmp_path / "short" / "unused").exists()
@@ -221,7 +221,7 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
 
 def requests_over(address: str, body: dict[str, Any]) -> dict[str, Any]:
     connection = http.client.HTTPConnection("localhost")
-    connection.sock = service_socket.connect(Address.parse(address))
+    connection.sock = sockets.connect(Address.parse(address))
     connection.request("POST", "/predict", json.dumps(body))
     with connection.getresponse() as response:
         assert response.status == 200

@@ -22,11 +22,11 @@ import pytest
 
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.model_history import ModelHistory, folder_of_model
-from predictor_store.service import json_requests, protocol, service_socket
-from predictor_store.service.json_requests import JsonRequests
+from predictor_store.service import protocol, sockets
+from predictor_store.service.http import PATH, JsonRequests
 from predictor_store.service.link import Link, PredictorError, connect_worker
 from predictor_store.service.server import Server
-from predictor_store.service.service_socket import ServiceError
+from predictor_store.service.sockets import ServiceError
 from predictor_store.service.worker import Outgoing, Worker
 from predictor_store.store.store import Store
 from predictor_store.store.store_file import StoreError
@@ -62,7 +62,7 @@ class Service:
         return link
 
     def raw(self) -> socket.socket:
-        connected = service_socket.connect(Address.parse(self.config.predictor.service))
+        connected = sockets.connect(Address.parse(self.config.predictor.service))
         connected.settimeout(60)
         return connected
 
@@ -79,11 +79,11 @@ def service(
     )
     if request.param == "unix":
         address = Address(path=str(tmp_path / "service"))
-        listener, token = service_socket.listen(address), ""
+        listener, token = sockets.listen(address), ""
     else:
         listener, token = socket.create_server(("127.0.0.1", 0)), TOKEN
         address = Address(host="127.0.0.1", port=listener.getsockname()[1])
-        monkeypatch.setenv(service_socket.TOKEN_VARIABLE, TOKEN)
+        monkeypatch.setenv(sockets.TOKEN_VARIABLE, TOKEN)
     config = SageConfig(StoreConfig(str(tmp_path / "store")), PredictorConfig(service=str(address)))
     worker = Worker(config, by_model=True)
     clock = Clock()
@@ -95,7 +95,7 @@ def service(
     thread.join()
     server.close()
     worker.close()
-    service_socket.remove(address, listener)
+    sockets.remove(address, listener)
 
 
 def ask(
@@ -115,7 +115,7 @@ def end(link: Link, handle: int, output_tokens: int) -> None:
 
 def until(link: Link, kind: str, holds: Callable[[Any], bool] = lambda value: True) -> Any:
     while True:
-        for message in link.receive():
+        for message in link.messages():
             if kind in message and holds(message[kind]):
                 return message
 
@@ -309,7 +309,7 @@ def test_what_is_unsent_to_one_that_is_refused_is_sent_as_it_sends_on(service: S
     other = service.connect(model)
     quantiles = [number / 100 for number in range(100)]
     body = json.dumps({"model": model, "prompt": "x", "quantiles": quantiles})
-    good = f"POST {json_requests.PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    good = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
     good += f"Authorization: Bearer {TOKEN}\r\n\r\n{body}"
     # More than the buffers of a Unix socket hold.
     num_good = 400_000 // len(json.dumps(post(service, body.encode())[1]))
@@ -377,7 +377,7 @@ def test_another_version_is_told_both(service: Service, monkeypatch: pytest.Monk
 
 @contextmanager
 def service_that_says(tmp_path: Path, *pieces: bytes) -> Iterator[SageConfig]:
-    with closing(service_socket.listen(Address(path=str(tmp_path / "other")))) as listener:
+    with closing(sockets.listen(Address(path=str(tmp_path / "other")))) as listener:
 
         def answer() -> None:
             connected, _ = listener.accept()
@@ -430,7 +430,7 @@ def test_over_tcp_alone_a_token_is_asked_for(
     if not service.over_tcp:
         service.connect().close()
         return
-    monkeypatch.setenv(service_socket.TOKEN_VARIABLE, "another, as long as that")
+    monkeypatch.setenv(sockets.TOKEN_VARIABLE, "another, as long as that")
     with pytest.raises(PredictorError, match="token"):
         service.connect()
     file = tmp_path / "token"
@@ -455,7 +455,7 @@ def post(service: Service, body: Any, **headers: str) -> tuple[int, dict[str, An
     if service.over_tcp:
         headers = {"Authorization": f"Bearer {TOKEN}", **headers}
     body = body if isinstance(body, bytes) else json.dumps(body)
-    connection.request("POST", json_requests.PATH, body, headers)
+    connection.request("POST", PATH, body, headers)
     with closing(connection), connection.getresponse() as response:
         return response.status, json.loads(response.read())
 
@@ -504,9 +504,7 @@ def test_one_connection_asks_again_and_of_other_models(service: Service) -> None
             service.clock.now_s += 50  # since the last answer
             body = json.dumps({"model": model, "prompt": "How high is the Zugspitze?"})
             # In pieces, as one that does not know how long it is.
-            connection.request(
-                "POST", json_requests.PATH, iter([body[:9].encode(), body[9:].encode()]), headers
-            )
+            connection.request("POST", PATH, iter([body[:9].encode(), body[9:].encode()]), headers)
             found = json.loads(connection.getresponse().read())
             assert (found["model"], found["quantiles"]["0.5"]) == (model, length)
         service.clock.now_s += 61
@@ -592,36 +590,36 @@ def test_what_is_wrong_with_a_request_is_said(service: Service) -> None:
 def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "service"
     address = Address(path=str(path))
-    listener = service_socket.listen(address)
+    listener = sockets.listen(address)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.stat().st_uid == os.geteuid()
     with pytest.raises(ServiceError, match="another service listens"):
-        service_socket.listen(address)
+        sockets.listen(address)
     listener.close()  # as if it had been killed: the file is left
-    again = service_socket.listen(address)
-    service_socket.remove(address, again)
+    again = sockets.listen(address)
+    sockets.remove(address, again)
     assert not path.exists()
     path.write_text("somebody's file")
     with pytest.raises(ServiceError, match="no socket"):
-        service_socket.listen(address)
+        sockets.listen(address)
     with pytest.raises(ServiceError, match="cannot listen"):
-        service_socket.listen(Address(path=str(tmp_path / ("x" * 200))))
+        sockets.listen(Address(path=str(tmp_path / ("x" * 200))))
 
 
 def test_a_token_is_long_and_its_file_its_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(service_socket.TOKEN_VARIABLE, "short")
-    with pytest.raises(ServiceError, match=service_socket.TOKEN_VARIABLE):
-        service_socket.token_of(PredictorConfig())
+    monkeypatch.setenv(sockets.TOKEN_VARIABLE, "short")
+    with pytest.raises(ServiceError, match=sockets.TOKEN_VARIABLE):
+        sockets.token_of(PredictorConfig())
     with pytest.raises(ServiceError, match="service_token_file"):
-        service_socket.token_of(PredictorConfig(service_token_file=str(tmp_path / "none")))
-    monkeypatch.delenv(service_socket.TOKEN_VARIABLE)
-    assert service_socket.token_of(PredictorConfig()) == ""
+        sockets.token_of(PredictorConfig(service_token_file=str(tmp_path / "none")))
+    monkeypatch.delenv(sockets.TOKEN_VARIABLE)
+    assert sockets.token_of(PredictorConfig()) == ""
 
 
 def test_a_host_that_is_gone_is_noticed() -> None:
     with socket.socket() as connected:
-        service_socket.set_up(connected)
+        sockets.set_up(connected)
         assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000

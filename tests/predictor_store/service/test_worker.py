@@ -45,8 +45,7 @@ def worker(
 
 def greeted(worker: Worker, client: int, model: str = "") -> dict[str, Any]:
     """What a new client is told first."""
-    worker.connect(client)
-    worker.receive(client, protocol.hello(model))
+    worker.connect(client, model)
     while True:
         for number, message in worker.step():
             if number == client:
@@ -319,9 +318,8 @@ def service(
 
 def test_who_says_more_than_hello_before_it_is_answered_is_refused_once(service: Worker) -> None:
     for message in (protocol.hello("one"), predict(1), None):
-        service.connect(2)
+        service.connect(2, "one")
         for _ in range(100):
-            service.receive(2, protocol.hello("one"))
             service.receive(2, message)
         ((client, told),) = service.step()
         assert (client, told["because"]) == (2, "version")
@@ -331,8 +329,7 @@ def test_who_says_more_than_hello_before_it_is_answered_is_refused_once(service:
 
 
 def test_who_has_hung_up_is_not_told_that_its_model_is_loaded(service: Worker) -> None:
-    service.connect(2)
-    service.receive(2, protocol.hello("one"))
+    service.connect(2, "one")
     service.disconnect(2)
     assert "ready" in greeted(service, 3, "one")
     assert service.step() == []

@@ -1,4 +1,4 @@
-"""Sockets of a predictor service: listening on them, and connecting to them."""
+"""Sockets of a predictor service: how to listen on them, and how to connect to them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _MIN_TOKEN_CHARS = 16
 _MAX_TOKEN_BYTES = 4096
 _CONNECT_SECONDS = 10.0
 _BACKLOG = 128
-# That the other host says nothing.
+# After a silence of so long, the other host counts as gone.
 _GONE_SECONDS = 60
 
 
 class ServiceError(Exception):
-    """A service cannot be had, or not be offered; the message says why and what to do."""
+    """A service cannot be reached, or not be offered; the message says why and what to do."""
 
 
 def default_address() -> Address:
-    """Of a service that is told no other."""
+    """The address of a service that is told no other."""
     return Address(path=str(cache_folder() / "predictor.socket"))
 
 
 def token_of(config: PredictorConfig) -> str:
-    """What a service on TCP asks for, from file or environment; "" if there is none. Raises
-    ServiceError."""
+    """The token that a service on TCP asks for, from file or environment; "" if there is none.
+    Raises ServiceError."""
     if config.service_token_file:
         file = Path(config.service_token_file).expanduser()
         try:
@@ -53,7 +53,7 @@ def token_of(config: PredictorConfig) -> str:
 
 
 def listen(address: Address) -> socket.socket:
-    """On a Unix socket that its owner alone may connect to, or on TCP. Raises ServiceError."""
+    """On TCP, or on a Unix socket that only its owner may connect to. Raises ServiceError."""
     try:
         return _listen_on_tcp(address) if address.is_tcp else _listen_on_unix(address)
     except OSError as error:
@@ -83,7 +83,7 @@ def _listen_on_unix(address: Address) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """What a killed service left. Raises ServiceError if it is anything else."""
+    """Removes the file that a killed service left. Raises ServiceError if it is anything else."""
     try:
         about = path.lstat()
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def _remove_dead(path: Path) -> None:
 
 
 def remove(address: Address, listener: socket.socket) -> None:
-    """The file of a Unix socket that is no longer listened on."""
+    """Stops listening, and removes the file of a Unix socket."""
     listener.close()
     if not address.is_tcp:
         with contextlib.suppress(OSError):
@@ -108,8 +108,8 @@ def remove(address: Address, listener: socket.socket) -> None:
 
 
 def connect(address: Address) -> socket.socket:
-    """Blocks. Raises OSError, PermissionError among them if a Unix socket is another user's: it
-    would be told prompts."""
+    """Blocks. Raises OSError; PermissionError if a Unix socket is another user's, who would be told
+    prompts."""
     if address.is_tcp:
         connected = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
         set_up(connected)
@@ -129,15 +129,15 @@ def connect(address: Address) -> socket.socket:
 
 
 def set_up(connected: socket.socket) -> None:
-    """Either end of a connection: over TCP nothing waits for more, and the end of a host that is
-    gone is noticed. Raises OSError."""
+    """Either end of a connection. Over TCP nothing waits to be sent with more, and it is noticed if
+    the other host is gone. Raises OSError."""
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _GONE_SECONDS // 2)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _GONE_SECONDS // 6)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        # Of what is sent and not acknowledged; the system's own is a quarter of an hour.
+        # Of what is sent and not acknowledged; the default is a quarter of an hour.
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""What a server says to a service, and is told: messages of predictor_store.service.protocol."""
+"""One client of a service that speaks predictor_store.service.protocol: a server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from predictor_store.service.worker import Worker
 
 
 class MessageLines:
-    """Of one connection, which is a client of the worker by that number."""
+    """The client has the same number for the worker. token: that it has to say first; "": none."""
 
     def __init__(self, number: int, connection: Connection, worker: Worker, token: str) -> None:
-        """token: that it has to say at first; "": none."""
         self._number = number
         self._connection = connection
         self._worker = worker
@@ -23,16 +22,16 @@ class MessageLines:
         self._has_greeted = False
 
     def hear(self, piece: bytes) -> None:
-        """Raises OSError where the other side is gone, ValueError where it sends what has no
-        end."""
+        """What it says. Raises OSError if it is gone, ValueError if it says what has no end."""
         for message in self._lines.feed(piece):
             if not self._has_greeted:
+                self._has_greeted = True
                 self._greet(message)
             elif not self._connection.is_ending:
                 self._worker.receive(self._number, message)
 
     def told(self, message: dict[str, Any]) -> None:
-        """By the worker. Raises OSError where the other side is gone, or hung."""
+        """What the worker tells it. Raises OSError if it is gone, or hung."""
         if self._connection.is_ending:
             return
         self._connection.send(protocol.encode(message))
@@ -43,24 +42,20 @@ class MessageLines:
         """Its hello has not come: there is nothing to say."""
 
     def _greet(self, message: dict[str, Any] | None) -> None:
-        self._has_greeted = True
         match message:
-            case {"hello": protocol.VERSION, "model": str(), **rest}:
+            case {"hello": protocol.VERSION, "model": str(model), **rest}:
                 if self._token and not is_same(rest.get("token"), self._token):
                     self.told(protocol.refusal("the token is not the service's", "token"))
                     return
                 self._connection.is_known = True
                 self._connection.allow(None)
-                self._worker.connect(self._number)
-                self._worker.receive(self._number, message)
+                self._worker.connect(self._number, model)
             case {"hello": version} if version != protocol.VERSION:
-                self.told(
-                    protocol.refusal(
-                        f"it speaks version {version!r:.40} of the protocol, this worker "
-                        f"{protocol.VERSION}: both need the same release of sage-sched",
-                        "version",
-                    )
+                why = (
+                    f"it speaks version {version!r:.40} of the protocol, this worker "
+                    f"{protocol.VERSION}: both need the same release of sage-sched"
                 )
+                self.told(protocol.refusal(why, "version"))
             case _:
                 self.told(protocol.refusal("its first message is no hello", "version"))
 

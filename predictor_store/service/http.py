@@ -1,19 +1,18 @@
-"""POST /predict: a prompt's length distribution for whoever speaks HTTP, a router or gateway."""
+"""One client of a service that speaks HTTP: POST /predict, for a router or a gateway."""
 
 from __future__ import annotations
 
 import json
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import h11
 
+from predictor_store.predict.asked import Asked
 from predictor_store.predict.features import excerpt
-from predictor_store.service import protocol
 from predictor_store.service.connection import Connection
-from predictor_store.service.json_question import RequestError, json_question
-from predictor_store.service.message_lines import is_same
+from predictor_store.service.lines import is_same
 from predictor_store.service.worker import Worker
 from sage_sched.distribution import LengthDistribution
 
@@ -21,22 +20,31 @@ PATH = "/predict"
 _MAX_BODY_BYTES = 1 << 20
 # Of requests that come before the last one is answered.
 _MAX_AHEAD_BYTES = 1 << 16
-# To a request that is complete.
+# From a complete request to its answer.
 _ANSWER_SECONDS = 10.0
 # From an answer to the end of the next request.
 _NEXT_SECONDS = 60.0
-_REFUSALS = {
-    "token": HTTPStatus.UNAUTHORIZED,
-    "model": HTTPStatus.NOT_FOUND,
-}
+_REFUSALS = {"token": HTTPStatus.UNAUTHORIZED, "model": HTTPStatus.NOT_FOUND}
+
+_MAX_NAME_CHARS = 1_000
+_MAX_QUANTILES = 100
+_MAX_TOKENS = 2**31
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+
+
+class RequestError(Exception):
+    """What is wrong, for the client."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class JsonRequests:
-    """Of one connection, one at a time. Each is a client of the worker, by the same number, as each
-    names its own model."""
+    """Its requests, one at a time. Each is a new client of the worker, by the same number, as it
+    names its own model. token: that each request has to say; "": none."""
 
     def __init__(self, number: int, connection: Connection, worker: Worker, token: str) -> None:
-        """token: that each has to say; "": none."""
         self._number = number
         self._connection = connection
         self._worker = worker
@@ -48,8 +56,7 @@ class JsonRequests:
         self._asked: dict[str, Any] | None = None
 
     def hear(self, piece: bytes) -> None:
-        """Raises OSError where the other side is gone, ValueError where it sends what has no
-        end."""
+        """What it says. Raises OSError if it is gone, ValueError if it says what has no end."""
         self._http.receive_data(piece)
         if self._asked is None:
             self._go_on()
@@ -57,7 +64,7 @@ class JsonRequests:
             raise ValueError("it sends on and on before it is answered")
 
     def told(self, message: dict[str, Any]) -> None:
-        """By the worker. Raises OSError where the other side is gone, or hung."""
+        """What the worker tells it. Raises OSError if it is gone, or hung."""
         asked = self._asked
         if asked is None:
             return
@@ -66,20 +73,15 @@ class JsonRequests:
                 status = _REFUSALS.get(because, HTTPStatus.SERVICE_UNAVAILABLE)
                 self._refuse(RequestError(status, why))
             case {"ready": _}:
-                question = {
-                    "predict": 0,
-                    "text": excerpt(asked["prompt"]),
-                    "scope": asked["lora"],
-                    "asked": asked["asked"],
-                }
-                self._worker.receive(self._number, question)
+                question = {"predict": 0, "text": excerpt(asked["prompt"]), "scope": asked["lora"]}
+                self._worker.receive(self._number, {**question, "asked": asked["asked"]})
             case {"predicted": 0, "distribution": None}:
                 self._refuse(RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "nothing is known yet"))
             case {"predicted": 0, "distribution": encoded}:
                 self._answer(asked, LengthDistribution.from_fields(encoded))
 
     def time_is_up(self) -> None:
-        """Raises OSError where the other side is gone."""
+        """Raises OSError if it is gone."""
         if self._asked is not None:
             said = f"no prediction within {_ANSWER_SECONDS:g} s"
             self._refuse(RequestError(HTTPStatus.SERVICE_UNAVAILABLE, said))
@@ -94,7 +96,7 @@ class JsonRequests:
                         self._begin(request)
                     case h11.Data(data=data):
                         self._body += data
-                        self._check_size(len(self._body))
+                        _check_size(len(self._body))
                     case h11.EndOfMessage():
                         self._ask(json_question(self._body))
                     case _:
@@ -108,7 +110,7 @@ class JsonRequests:
             self._refuse(error)
 
     def _begin(self, request: h11.Request) -> None:
-        """All that can be refused before the body is read."""
+        """Refuses all that can be refused before the body is read."""
         self._method = request.method
         self._body.clear()
         headers = dict(request.headers)
@@ -119,18 +121,12 @@ class JsonRequests:
         self._connection.is_known = True
         if (request.method, request.target) != (b"POST", PATH.encode("ascii")):
             raise RequestError(HTTPStatus.NOT_FOUND, f"there is POST {PATH} alone")
-        self._check_size(int(headers.get(b"content-length", b"0")))
-
-    def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > _MAX_BODY_BYTES:
-            most = f"the body may have {_MAX_BODY_BYTES} bytes"
-            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, most)
+        _check_size(int(headers.get(b"content-length", b"0")))
 
     def _ask(self, asked: dict[str, Any]) -> None:
         self._asked = asked
         self._connection.allow(_ANSWER_SECONDS)
-        self._worker.connect(self._number)
-        self._worker.receive(self._number, protocol.hello(asked["model"], only_asks=True))
+        self._worker.connect(self._number, asked["model"], only_asks=True)
 
     def _answer(self, asked: dict[str, Any], found: LengthDistribution) -> None:
         if asked["max_tokens"] is not None:
@@ -147,7 +143,7 @@ class JsonRequests:
         self._asked = None
         self._worker.disconnect(self._number)
         self._connection.allow(_NEXT_SECONDS)
-        self._reply(HTTPStatus.OK, body, [])
+        self._reply(HTTPStatus.OK, body)
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
             self._go_on()
@@ -157,19 +153,70 @@ class JsonRequests:
     def _refuse(self, error: RequestError) -> None:
         self._asked = None
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._reply(error.status, {"error": str(error)}, [("Connection", "close")])
+            self._reply(error.status, {"error": str(error)}, ("Connection", "close"))
         self._connection.end()
 
-    def _reply(self, status: int, body: dict[str, Any], headers: list[tuple[str, str]]) -> None:
+    def _reply(self, status: int, body: dict[str, Any], *more: tuple[str, str]) -> None:
         content = json.dumps(body).encode("ascii") + b"\n"
         headers = [
             ("Date", formatdate(usegmt=True)),
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(content))),
-            *headers,
+            *more,
         ]
         parts = [h11.Response(status_code=status, headers=headers), h11.Data(data=content)]
         if self._method == b"HEAD":
             del parts[1]
         sent = [self._http.send(part) for part in (*parts, h11.EndOfMessage())]
         self._connection.send(b"".join(filter(None, sent)))
+
+
+def json_question(content: bytes | bytearray) -> dict[str, Any]:
+    """All fields of a request's body, those left out too. Raises RequestError."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        _bad("the body is no JSON object")
+    left_out: dict[str, Any] = {"lora": "", "asked": {}, "max_tokens": None}
+    left_out["quantiles"] = list(_QUANTILES)
+    asked = {**left_out, **body}
+    allowed = ("model", "prompt", *left_out)
+    for name in asked:
+        if name not in allowed:
+            _bad(f"unknown field {name[:100]!r}, allowed: {', '.join(allowed)}")
+    for name in ("model", "prompt", "lora"):
+        if not isinstance(asked.get(name), str):
+            _bad(f"{name} must be a string")
+        if name != "prompt" and len(asked[name]) > _MAX_NAME_CHARS:
+            _bad(f"{name} may have {_MAX_NAME_CHARS} characters")
+    if not isinstance(asked["asked"], dict):
+        _bad("asked must be an object")
+    try:
+        Asked.from_fields(asked["asked"])
+    except ValueError as error:
+        _bad(f"asked is {error}")
+    cap = asked["max_tokens"]
+    if cap is not None and not (type(cap) is int and 1 <= cap < _MAX_TOKENS):
+        _bad("max_tokens must be a whole number of at least 1")
+    quantiles = asked["quantiles"]
+    if not isinstance(quantiles, list) or not all(map(_is_share, quantiles)):
+        _bad("quantiles must be a list of numbers from 0 to 1")
+    if len(quantiles) > _MAX_QUANTILES:
+        _bad(f"quantiles may be {_MAX_QUANTILES}")
+    return asked
+
+
+def _check_size(num_bytes: int) -> None:
+    if num_bytes > _MAX_BODY_BYTES:
+        most = f"the body may have {_MAX_BODY_BYTES} bytes"
+        raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, most)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _bad(message: str) -> NoReturn:
+    raise RequestError(HTTPStatus.BAD_REQUEST, message)
