@@ -81,8 +81,8 @@ _ASKED_WHAT_IF = "tests/bench/whatif/test_answer.py"
 MUTATIONS = (
     Mutation(
         "somebody leaves before the engine has to retract",
-        "patches/scheduler/state.py",
-        "if running_batch.is_empty() or self._scheduler._reqs_finishing_inflight(running_batch):",
+        "patches/scheduler/view.py",
+        "if running_batch.is_empty() or scheduler._reqs_finishing_inflight(running_batch):",
         "if any(req.next_output_finishes_by_length() for req in running_batch.reqs):",
         f"{_STATE}::test_memory_runs_out_beside_a_last_token_unless_that_is_on_its_way",
     ),
@@ -498,8 +498,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch is planned as if steps took no longer than foreseen",
-        "patches/scheduler/state.py",
-        "pace=self.jobs.pace,",
+        "patches/scheduler/view.py",
+        "pace=jobs.pace,",
         "pace=1.0,",
         f"{_STATE}::test_a_tick_dates_those_that_came_with_it",
     ),
@@ -598,7 +598,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a document that many ask about at once is computed for each",
-        "patches/scheduler/prompts.py",
+        "patches/scheduler/view.py",
         "return common_length(ids, other_ids)",
         "return 0",
         "tests/engine/test_twins.py",
@@ -724,7 +724,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a copy of KV counts as a step's time",
-        "patches/scheduler/step_meter.py",
+        "patches/scheduler/calibration.py",
         "    def interrupted(self) -> None:\n"
         '        """Something that is no part of a step takes time."""\n'
         "        self._since_s = None\n",
@@ -845,7 +845,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the KV of a copy that failed on one rank is given up on the other",
-        "patches/scheduler/ranks.py",
+        "patches/scheduler/kv_copy.py",
         "    return int(numbers.item())",
         "    return number",
         f"{_FAILURES}::test_where_the_copy_fails_on_one_rank_both_go_on",

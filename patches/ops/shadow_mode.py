@@ -28,9 +28,7 @@ from patches.http.request_prediction import (
 from patches.http.settings_route import add_refusing_route
 from patches.http_types import Awaited, BatchOutput, Request, ServerArgs, TokenizerManager
 from patches.ops.shadow_record import ShadowRecord
-from patches.scheduler import step_meter
-from patches.scheduler.calibration import Calibration
-from patches.scheduler.step_time_file import StepTimeFile, kind_of
+from patches.scheduler.calibration import Calibration, ends_with_launch
 from predictor_store.service.client import PredictorClient
 from sage_sched.config import SageConfig
 from sage_sched.steps.time import ServerFacts
@@ -163,8 +161,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     @_harmless
     def after_init_policy(result: None, self: Scheduler) -> None:
         nonlocal steps
-        file = StepTimeFile(kind_of(self)) if config.store.on_disk else None
-        steps = Calibration(config.step_time, file)
+        steps = Calibration.of(self, config)
 
     def around_run_batch(
         original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any
@@ -172,7 +169,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
         work: list[list[float] | None] = []
         launched(self, batch, work)
         result = original(self, batch, *args, **kw)
-        if step_meter.ends_with_launch(self.device):
+        if ends_with_launch(self.device):
             ended(self, work)
         elif work:
             result.sage_work = work
@@ -181,7 +178,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     def after_batch_result(
         done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
     ) -> None:
-        if not step_meter.ends_with_launch(self.device):
+        if not ends_with_launch(self.device):
             ended(self, getattr(result, "sage_work", []))
 
     @_harmless

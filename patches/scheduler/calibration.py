@@ -2,52 +2,190 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
+import torch
+
+from patches.engine_types import Batch, Scheduler
 from patches.messages import StepTimes
-from patches.scheduler.step_meter import StepMeter
-from patches.scheduler.step_time_file import StepTimeFile
-from sage_sched.config import StepTimeConfig, in_ms
+from predictor_store.cached_file import cache_folder, read_own, replace_own
+from sage_sched.config import SageConfig, StepTimeConfig, in_ms
+from sage_sched.fields import parse_section
 from sage_sched.steps.learner import MEMORY_STEPS, StepLearner, is_worth_telling
 from sage_sched.steps.pace import Pace
 from sage_sched.steps.time import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
 
+_MAX_FILE_BYTES = 65_536
+
+
+def ends_with_launch(device: str) -> bool:
+    """Whether a step is over when its launch returns. On an accelerator it is over once its result
+    has been processed."""
+    return device == "cpu"
+
+
+class StepMeter:
+    """Measures steps.
+
+    A step takes from the end of the previous step to its own end. So whatever a busy server does
+    between two steps counts, and under overlap nothing counts twice. After idle time a step counts
+    from its launch. A step that something else came into is not told.
+    """
+
+    def __init__(self, tell: Callable[[Sequence[float], float], None]) -> None:
+        """tell: called with the work of each step (sage_sched.steps.fit.COLUMNS) and the seconds
+        that it took."""
+        self._tell = tell
+        self._since_s: float | None = None
+
+    def launched(self, batch: Batch, after_idle: bool) -> list[float] | None:
+        """A batch is about to run: its work, to be given to ended(); None if it is no step."""
+        if after_idle:
+            self._since_s = time.perf_counter()
+        return _work(batch)
+
+    def cut(self) -> float | None:
+        """A step pauses for others: its seconds since it was last cut; None if unknown."""
+        now_s = time.perf_counter()
+        since_s, self._since_s = self._since_s, now_s
+        return None if since_s is None else now_s - since_s
+
+    def ended(self, work: list[float] | None, cut_s: Sequence[float | None] = ()) -> None:
+        """A step is over. cut_s: what cut() returned for it."""
+        now_s = time.perf_counter()
+        before_s = [seconds for seconds in cut_s if seconds is not None]
+        is_known = len(before_s) == len(cut_s)
+        if work is not None and is_known and self._since_s is not None:
+            self._tell(work, now_s - self._since_s + sum(before_s))
+        self._since_s = now_s
+
+    def interrupted(self) -> None:
+        """Something that is no part of a step takes time."""
+        self._since_s = None
+
+
+def _work(batch: Batch) -> list[float] | None:
+    """sage_sched.steps.fit.COLUMNS of a ScheduleBatch (sglang/srt/managers/schedule_batch.py). A
+    mixed batch reads the weights once, so it counts as no decode step."""
+    mode = batch.forward_mode
+    if mode.is_idle() or mode.is_prebuilt():
+        return None
+    if not mode.is_extend_without_speculative():
+        kv_tokens = sum(req.kv.kv_committed_len for req in batch.reqs)
+        return [0, 0, 0, 0, 1, len(batch.reqs), kv_tokens]
+    num_decoding = len(batch.decoding_reqs) if mode.is_mixed() else 0
+    num_prefills = len(batch.reqs) - num_decoding
+    cached, new = batch.prefix_lens[:num_prefills], batch.extend_lens[:num_prefills]
+    pairs = sum(n * (c + n / 2) for c, n in zip(cached, new, strict=True))
+    decoding_kv_tokens = sum(batch.prefix_lens[num_prefills:])
+    return [1, num_prefills, sum(new), pairs, 0, num_decoding, decoding_kv_tokens]
+
+
+class StepTimeFile:
+    """Keeps learned step times for the next server of the same kind.
+
+    There is one file per kind of server, in the cache folder. Only its owner can read it, it is
+    replaced as a whole, and no link is followed. A file that is no use costs one log line.
+    """
+
+    def __init__(self, server: Mapping[str, str]) -> None:
+        """server: what step times depend on, see kind_of."""
+        self._server = dict(server)
+        self._can_be_written = True
+        name = hashlib.sha256(json.dumps(self._server, sort_keys=True).encode()).hexdigest()[:16]
+        self.path = cache_folder() / f"step-times-{name}.json"
+
+    def read(self) -> StepTime | None:
+        """What an earlier server learned; None if there is nothing of use."""
+        try:
+            written = json.loads(read_own(self.path, _MAX_FILE_BYTES))
+            if written["server"] != self._server:
+                raise ValueError("it is of another server")
+            parsed: StepTimeConfig = parse_section(
+                StepTimeConfig, "step_time", written["step_time"]
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            logger.warning("step times are learned anew, as %s is no use: %r", self.path, error)
+            return None
+        return parsed.step_time()
+
+    def write(self, step_time: StepTime) -> None:
+        """Keep them. Never raises."""
+        if not self._can_be_written:
+            return
+        written = {"server": self._server, "step_time": in_ms(step_time)}
+        try:
+            replace_own(self.path, (json.dumps(written, indent=2) + "\n").encode())
+        except OSError as error:
+            self._can_be_written = False
+            logger.warning("step times are not kept, as %s cannot be written: %s", self.path, error)
+
+
+def kind_of(scheduler: Scheduler) -> dict[str, str]:
+    """What a server's step times depend on: its model and the hardware."""
+    args: Any = scheduler.server_args
+    device = torch.get_device_module(scheduler.device)
+    hardware = (
+        device.get_device_name()
+        if hasattr(device, "get_device_name")
+        else f"{os.cpu_count()} {os.uname().machine} cores"
+    )
+    return {
+        "model": str(args.model_path),
+        "dtype": str(scheduler.model_config.dtype),
+        "quantization": str(args.quantization),
+        "kv_cache_dtype": str(args.kv_cache_dtype),
+        "tp_size": str(args.tp_size),
+        "hardware": hardware,
+    }
+
 
 class Calibration:
-    """One scheduler's. Rank 0's alone learns; all go by what it told them.
+    """The step times of one scheduler. Only rank 0 learns; all ranks go by what it tells them.
 
-    step_time: what the ranks go by. source: where it is from: configured, or else shipped, kept by
-    an earlier server of this kind, or learned. steps: to be told
-    of each. beta: by how much the latest take longer than step_time says.
+    step_time: what the ranks go by. source: where it comes from: configured, shipped, kept by an
+    earlier server of this kind, or learned. steps: measures the steps. beta: how much longer the
+    latest steps take than step_time says.
     """
 
     def __init__(self, configured: StepTimeConfig | None, file: StepTimeFile | None) -> None:
-        """file: where what is learned is kept, if it is."""
+        """file: keeps what is learned; None to keep nothing."""
         self.step_time = (configured or StepTimeConfig()).step_time()
         self.source = "shipped" if configured is None else "configured"
         self._learner = StepLearner(self.step_time)
         self.beta = Pace()
-        self.steps = StepMeter(self)
+        self.steps = StepMeter(self._add)
         self._file = file
         self._learns = configured is None
         self._was_read = False
         self._news: StepTimes | None = None
         self._num_steps_told = 0
 
-    def add(self, work: Sequence[float], seconds: float) -> None:
-        """A step, for StepMeter: what it had to do (step_fit.COLUMNS), and how long it took."""
+    @classmethod
+    def of(cls, scheduler: Scheduler, config: SageConfig) -> Calibration:
+        """What is learned is kept if the store is on disk."""
+        file = StepTimeFile(kind_of(scheduler)) if config.store.on_disk else None
+        return cls(config.step_time, file)
+
+    def _add(self, work: Sequence[float], seconds: float) -> None:
         self._learner.add(work, seconds)
         coefficients = astuple(self.step_time)
         self.beta.add(seconds, sum(n * s for n, s in zip(work, coefficients, strict=True)))
 
     def news(self, server: ServerFacts) -> StepTimes | None:
-        """On rank 0, in every pass: what to tell all ranks. It is said until it has come back, as
-        SGLang may skip a broadcast."""
+        """On rank 0, in every pass: what to tell all ranks. It is repeated until it comes back,
+        because SGLang may skip a broadcast."""
         if self._learns and self._news is None:
             try:
                 self._learn(server)
@@ -61,24 +199,24 @@ class Calibration:
             self._was_read = True
             if (kept := self._file.read()) is not None:
                 self._learner.step_time = kept
-                self._tell(kept, "kept")
+                self._say(kept, "kept")
         elif self._learner.is_due:
             self._learner.learn()
             learned = self._learner.step_time
-            # What was told stands for as many steps as it rests on: to rank a thousand requests
-            # anew takes as long as a step or two.
+            # Step times stay in force for as many steps as they were learned from: ranking a
+            # thousand requests again takes as long as a step or two.
             rested_on = min(self._num_steps_told, MEMORY_STEPS)
             is_due = self._learner.num_steps - self._num_steps_told >= rested_on
             if is_due and is_worth_telling(learned, self.step_time, server):
-                self._tell(learned, "learned")
+                self._say(learned, "learned")
                 if self._file is not None:
                     self._file.write(learned)
 
-    def _tell(self, step_time: StepTime, source: str) -> None:
+    def _say(self, step_time: StepTime, source: str) -> None:
         self._news = StepTimes(seconds=[*astuple(step_time)], source=source)
 
     def told(self, news: StepTimes) -> None:
-        """On all ranks, between the same two passes: go by these."""
+        """On all ranks, between the same two passes: go by these from now on."""
         self.step_time = StepTime(*news.seconds)
         self.source = news.source
         self.beta.reset()
@@ -87,11 +225,11 @@ class Calibration:
         logger.info("step times are %s now: %s", self.source, self.step_time)
 
     def pace(self) -> float:
-        """How many of the step times' seconds go by in one. What is learned is in real ones."""
+        """Seconds of the step times per real second: 1 if they are learned."""
         return 1.0 if self._learns else 1 / self._learner.factor(self.step_time)
 
     def stats(self) -> dict[str, Any]:
-        """For /server_info. latest: what rank 0 has learned, which may not be worth telling.
+        """For /server_info. latest: what rank 0 has learned, which may not be worth telling yet.
         error: see StepLearner."""
         return {
             "source": self.source,

@@ -17,8 +17,8 @@ from patches.hook import AFTER, AROUND, BEFORE, Hook
 from patches.messages import EarlyAbort, Scores, SetSettings, StepTimes, Tick, dispatches
 from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
-from patches.scheduler import step_meter
 from patches.scheduler.admission import add_one, correct
+from patches.scheduler.calibration import ends_with_launch
 from patches.scheduler.early_aborts import EarlyAborts
 from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.state import SchedulerState
@@ -151,7 +151,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
             result = slices.run(batch, layers, launch, lambda: cut_s.append(steps.cut()))
         else:
             result = original(self, batch, *args, **kw)
-        if step_meter.ends_with_launch(self.device):
+        if ends_with_launch(self.device):
             steps.ended(work, cut_s)
         else:
             result.sage_work = (work, cut_s)
@@ -160,7 +160,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
     def after_batch_result(
         done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
     ) -> None:
-        if not step_meter.ends_with_launch(self.device):
+        if not ends_with_launch(self.device):
             self.sage.calibration.steps.ended(*getattr(result, "sage_work", (None,)))
         self.sage.ended(batch)
 

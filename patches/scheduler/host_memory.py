@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from patches.engine_types import Scheduler
-from patches.scheduler.ranks import least
-
-# Of what is free at the start. The rest is for models that are loaded anew, page cache, and others.
+# Share of what is free at the start. The rest is for reloaded models, page cache and others.
 SHARE = 0.25
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(cgroup: Path = _CGROUP) -> int:
-    """Of this host, or of the container's share of it (control groups, version 2). Files that are
-    cached count as free, as the kernel gives them up: a model's weights have just been read."""
+    """What is free on this host, or in the container's share of it (control groups, version 2).
+
+    Cached files count as free, as the kernel gives them up: a model's weights have just been read.
+    """
     free: int = psutil.virtual_memory().available
     try:
         limit = (cgroup / "memory.max").read_text().strip()
@@ -24,20 +24,20 @@ def free_bytes(cgroup: Path = _CGROUP) -> int:
             current = int((cgroup / "memory.current").read_text())
             free = min(free, int(limit) - current + _cached_bytes(cgroup))
     except (OSError, ValueError, KeyError):
-        pass  # there is no such bound
+        pass  # there is no such limit
     return max(0, free)
 
 
 def _cached_bytes(cgroup: Path) -> int:
-    """Of files, with no writer or reader that would keep them in memory."""
+    """Cached files that no reader or writer keeps in memory."""
     stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     return int(stat["inactive_file"]) + int(stat["active_file"])
 
 
-def pool_bytes(scheduler: Scheduler) -> int:
-    """Of one scheduler, where nothing is configured: an equal part for each rank on its host, the
-    same on all tensor-parallel ranks, which have to decide alike."""
-    args = scheduler.server_args
+def pool_bytes(server_args: Any) -> int:
+    """What one scheduler may take if nothing is configured: an equal part for each rank on its
+    host. Tensor-parallel ranks have to agree on the least of theirs."""
+    args = server_args
     num_ranks = args.tp_size * args.pp_size * (1 if args.enable_dp_attention else args.dp_size)
-    own: int = int(SHARE * free_bytes()) // max(1, num_ranks // args.nnodes)
-    return least(scheduler, own)
+    num_here: int = max(1, num_ranks // args.nnodes)
+    return int(SHARE * free_bytes()) // num_here

@@ -1,41 +1,43 @@
-"""A Job on every request of one scheduler, and what has come and been served."""
+"""A Job for every request of one scheduler, and counts of what arrived and was served."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from patches.carrier import EXPLANATION, decode, decode_explain, decode_hints, decode_stamp
 from patches.engine_types import Batch, Req
-from patches.scheduler.explanation import Explanation
-from patches.scheduler.failures import Failures
-from patches.scheduler.slo_meter import Seen
-from patches.scheduler.waits import Waits
+from patches.scheduler.request import Explanation, RequestState, Waits
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.policy import Policy
 
+logger = logging.getLogger(__name__)
 
-@dataclass(slots=True)
-class RequestState:
-    """`Req.sage`: its Job; how long it has waited; what is kept of a promise to it; whether its
-    answer has ended; whether it was asked to yield, and what keeps it from that."""
 
-    job: Job
-    waits: Waits
-    seen: Seen | None = None
-    has_ended: bool = False
-    was_asked_to_yield: bool = False
-    why_it_stays: str | None = None
+class Failures:
+    """Errors of a policy, which cost a pass its order and nothing else. The first is logged."""
+
+    def __init__(self) -> None:
+        self.num_failures = 0
+
+    def count(self, task: str) -> None:
+        """Call it where the error is caught. task: what the policy could not do."""
+        self.num_failures += 1
+        if self.num_failures == 1:
+            logger.exception(
+                "the policy could not %s; first come, first served instead. "
+                "Further failures are only counted (num_policy_errors).",
+                task,
+            )
 
 
 class Jobs:
-    """Every tensor-parallel rank has one; all see the same requests in the same order and count the
-    same tokens.
+    """The jobs of one scheduler. Every tensor-parallel rank has its own; all see the same requests
+    in the same order and count the same tokens.
 
-    now_s, pace: rank 0's clock, and by how much steps take longer than their model says, as last
-    told, for policies that use a clock.
+    now_s, pace: rank 0's clock and its pace as last told, for policies that use a clock.
     """
 
     def __init__(self, policy: Policy, failures: Failures) -> None:
@@ -85,8 +87,8 @@ class Jobs:
             self._failures.count("rank a request")
 
     def follow(self, policy: Policy, reqs: Sequence[Req], now_s: float) -> None:
-        """From now on go by another policy; it meets the unfinished requests in the order in which
-        they came. now_s: on the clock of the ticks."""
+        """From now on go by another policy. It meets the unfinished requests in order of arrival.
+        now_s: on the clock of the ticks."""
         self._policy = policy
         self._undated.clear()
         self.now_s, self.pace = max(self.now_s, now_s), 1.0
@@ -104,14 +106,14 @@ class Jobs:
             return otherwise
 
     def ticked(self, now_s: float, pace: float) -> None:
-        """Rank 0's clock has been broadcast. It follows the requests that came with it."""
+        """Rank 0's clock was broadcast. It comes after the requests of the same broadcast."""
         self.now_s, self.pace = now_s, pace
         for job, req in self._undated:
             job.arrival_s = decode_stamp(req.sampling_params.custom_params, now_s)
         self._undated.clear()
 
     def about_to_run(self, batch: Batch) -> None:
-        """Count the tokens that a batch works off, prefill or decode."""
+        """Count the tokens that a batch computes, prefill or decode."""
         # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
         if batch.forward_mode.is_extend_without_speculative():
             self.served_tokens += batch.extend_num_tokens
@@ -121,7 +123,7 @@ class Jobs:
                 zip(batch.reqs, batch.extend_lens, strict=True)
             ):
                 req.sage.job.served_tokens += num_tokens
-                # Prefilled with an answer begun: it has been retracted, or left its KV behind.
+                # A prefill of a begun answer: it was retracted, or left its KV behind.
                 if req.output_ids and place < num_prefills:
                     self.recomputed_tokens += num_tokens
                     req.sage.waits.was_retracted(req.time_stats.wait_queue_entry_time)
@@ -132,20 +134,20 @@ class Jobs:
                 req.sage.job.served_tokens += 1
 
     def running(self, reqs: Sequence[Req]) -> list[Job]:
-        """Of running requests, at their present age."""
+        """The jobs of running requests, at their present age."""
         jobs = []
         for req in reqs:
             job = req.sage.job
             job.grow(len(req.output_ids))
-            # What will be given back at its end, as far as can be told at a glance: what it found
-            # in the radix tree at its start, others may hold too.
+            # An estimate of what its end gives back: others may share what it found in the radix
+            # tree at its start.
             job.cached_tokens = req.cached_tokens
             job.held_tokens = max(0, req.kv.kv_allocated_len - req.cached_tokens)
             jobs.append(job)
         return jobs
 
     def ended(self, batch: Batch) -> Iterator[Req]:
-        """Those that a batch has brought to their end, at their last age. Each once, though under
+        """The requests that a batch has finished, at their last age. Each comes once, though under
         overlap it is in two batches."""
         for req in batch.reqs:
             if req.finished() and not req.sage.has_ended:

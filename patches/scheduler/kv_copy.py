@@ -1,8 +1,8 @@
-"""KV of a running request that yields: to host memory, and back without a prefill.
+"""The KV of a running request that yields: copied to host memory, and back without a prefill.
 
-SGLang has both halves for prefill/decode disaggregation; what is here puts them together on one
-server (mem_cache/common.py, disaggregation/decode.py, decode_schedule_batch_mixin.py). The tokens
-that come after are the very ones that would have come (nothing is computed again).
+SGLang has both halves for prefill/decode disaggregation (mem_cache/common.py,
+disaggregation/decode.py, decode_schedule_batch_mixin.py); this puts them together on one server.
+Nothing is computed again, so the answer is the one that it would have been.
 """
 
 from __future__ import annotations
@@ -24,11 +24,21 @@ from sglang.srt.mem_cache.common import (
 )
 
 from patches.engine_types import Batch, Req, Scheduler
-from patches.scheduler.ranks import least
 
 logger = logging.getLogger(__name__)
 
 _BACKEND = "cpu_tensor"
+
+
+def least(scheduler: Scheduler, number: int) -> int:
+    """The least of all tensor-parallel ranks' numbers, as they have to decide alike. Every rank has
+    to call this."""
+    group = scheduler.tp_group
+    if group.world_size == 1:
+        return number
+    numbers = torch.tensor([number], dtype=torch.int64)
+    torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return int(numbers.item())
 
 
 def is_swapped(req: Req) -> bool:
@@ -37,7 +47,7 @@ def is_swapped(req: Req) -> bool:
 
 
 def swapped(waiting: Iterable[Req]) -> list[Req]:
-    """Those whose KV is in host memory, in their order."""
+    """The requests whose KV is in host memory, in their order."""
     return [req for req in waiting if is_swapped(req)]
 
 
@@ -52,11 +62,11 @@ def can_leave_now(req: Req) -> bool:
 
 
 def freed_tokens(scheduler: Scheduler, req: Req) -> int:
-    """KV tokens that a running request's leaving would give back to admission.
+    """KV tokens that admission would get back if a running request left.
 
-    They are those that it holds alone, and those of the radix tree that nobody else locks: a
-    prompt's beginning that another running request shares stays where it is. The tree is asked,
-    by giving the lock up and taking it again.
+    These are the tokens that it holds alone, and those of the radix tree that nobody else locks: a
+    prefix that another running request shares stays. The tree tells, when the lock is given up and
+    taken again.
     """
     alone: int = req.kv.kv_allocated_len - req.kv.cache_protected_len
     if req.lock is None:
@@ -70,18 +80,18 @@ def freed_tokens(scheduler: Scheduler, req: Req) -> int:
 
 
 def token_bytes(scheduler: Scheduler) -> int:
-    """Host memory that the KV of one token takes, on this rank."""
+    """Host memory for the KV of one token, on this rank."""
     pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
     size = pool.get_kv_size_bytes()
     return int(-(-(sum(size) if isinstance(size, tuple) else size) // pool.size))
 
 
 def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
-    """Copy a running request's KV to host memory and take it off the device; False, and nothing is
-    changed, where the copy fails, on whichever rank.
+    """Copy a running request's KV to host memory and take it off the device. False, and nothing
+    changes, if the copy fails on any rank.
 
-    A token whose forward pass is in flight is dropped with its KV (SGLang skips results of
-    retracted requests), and computed again after swap_in.
+    A token whose forward pass is in flight is dropped with its KV, as SGLang skips the results of
+    retracted requests. It is computed again after swap_in.
     """
     try:
         backup_kv_cache(
@@ -95,7 +105,7 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
     except (RuntimeError, MemoryError):
         logger.exception("a request's KV could not be copied to host memory; it goes on running")
         copied = False
-    if not least(scheduler, copied):  # on whichever rank
+    if not least(scheduler, copied):  # it failed on some rank
         drop(scheduler, req)
         return False
     running_batch.release_req(running_batch.reqs.index(req), len(running_batch.reqs) - 1)
@@ -104,8 +114,9 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
 
 
 def leave_in_tree(scheduler: Scheduler, running_batch: Batch, req: Req) -> None:
-    """Take a running request off the device, its KV left in the radix tree as long as nobody needs
-    the memory. Back in the queue it is prefilled like any other, from what the tree still has."""
+    """Take a running request off the device and leave its KV in the radix tree, until somebody
+    needs the memory. From the queue it is prefilled like any other, using what the tree still
+    has."""
     release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
     req.reset_for_retract()
     _leave(running_batch, req)
@@ -118,7 +129,7 @@ def _leave(running_batch: Batch, req: Req) -> None:
 
 
 def drop(scheduler: Scheduler, req: Req) -> None:
-    """Forget the copy. A waiting request is then computed again, as after any retraction."""
+    """Forget the copy. The request will be computed again, as after any retraction."""
     discard_kv_cache_backup(req, scheduler.tree_cache, _BACKEND)
 
 
@@ -126,21 +137,21 @@ class Return(Enum):
     """What became of a request that was to come back."""
 
     BACK = auto()
-    # The copy could not be written, on some rank; it is gone, and the request is computed again.
+    # The copy could not be written back on some rank. It is gone; the request is computed again.
     LOST = auto()
     # There is no room on the device. The copy is kept.
     NO_ROOM = auto()
 
 
 def swap_in(scheduler: Scheduler, reqs: Sequence[Req]) -> tuple[Batch | None, list[Return]]:
-    """Bring requests back: the batch to merge into the running one (None if there is nobody in
-    it), and what became of each. Behind one that has no room nobody is brought back either.
+    """Bring requests back: the batch to merge into the running one (None if it would be empty), and
+    what became of each. After the first that finds no room, nobody else is brought back.
 
     None of them may have been swapped out since the last step was launched: a result that is still
     in flight would count as theirs.
     """
     if scheduler.enable_overlap and scheduler.device != "cpu":
-        # A pass in flight may still write to slots that were given away.
+        # A pass in flight may still write to slots that have been freed.
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
     outcomes: list[Return] = []
     for req in reqs:
@@ -162,8 +173,8 @@ def swap_in(scheduler: Scheduler, reqs: Sequence[Req]) -> tuple[Batch | None, li
 
 
 def counts_tokens(req: Req) -> bool:
-    """Whether its penalties or min_new_tokens depend on what was said before. Prefilled again, it
-    would start anew."""
+    """Whether its penalties or min_new_tokens depend on the tokens so far. A second prefill would
+    start their count anew."""
     sampling = req.sampling_params
     return bool(
         sampling.frequency_penalty
@@ -175,12 +186,12 @@ def counts_tokens(req: Req) -> bool:
 
 def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
     """A batch without a forward pass, as SGLang's decode side makes of KV that came over the
-    network. One that counts tokens has to be alone.
+    network. A request that counts tokens has to be alone in it.
 
-    Penalties and min_new_tokens count in the batch, anew in each: so what was said is counted
-    again, all but the newest token, which the next step counts. Without overlap that is the count
-    that would have been. With overlap SGLang's own is a token behind and skips or repeats one where
-    a prefill comes between, so that penalized answers depend on who else is served even so.
+    Penalties and min_new_tokens are counted in the batch, anew in each. So the tokens so far are
+    counted again, all but the newest, which the next step counts. Without overlap this restores the
+    count exactly. With overlap SGLang's own count is a token behind, and skips or repeats one when
+    a prefill comes between: penalized answers depend on who else is served in any case.
     """
     batch = ScheduleBatch.init_new(
         reqs,
@@ -192,8 +203,8 @@ def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
         scheduler.spec_algorithm,
     )
     batch.prepare_for_prebuilt()
-    # A request's grammar has accepted what was said. process_prebuilt would have it accept the
-    # newest token once more, unless the backend's grammar remembers it, as only some do.
+    # A request's grammar has accepted all tokens so far. process_prebuilt would make it accept the
+    # newest once more, unless the backend's grammar remembers it, as only some do.
     grammars = [req.grammar for req in reqs]
     for req in reqs:
         req.grammar = None
@@ -212,7 +223,7 @@ def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
 
 def _restored(scheduler: Scheduler, req: Req) -> Return:
     num_tokens = req.seqlen - 1  # the newest token has no KV yet
-    # On all ranks or on none: their pools are alike.
+    # All ranks have room or none has: their pools are alike.
     if not _given_room(scheduler, req, num_tokens):
         return Return.NO_ROOM
     pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
@@ -225,7 +236,7 @@ def _restored(scheduler: Scheduler, req: Req) -> Return:
     except (RuntimeError, MemoryError):
         logger.exception("a request's KV could not be copied back; it is computed again")
         restored = False
-    if not least(scheduler, restored):  # on whichever rank
+    if not least(scheduler, restored):  # it failed on some rank
         release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
         req.reset_for_retract()
         drop(scheduler, req)
@@ -235,8 +246,8 @@ def _restored(scheduler: Scheduler, req: Req) -> Return:
 
 
 def _given_room(scheduler: Scheduler, req: Req, num_tokens: int) -> bool:
-    """Give a swapped request a row and slots for its KV; False, and it has none, if there is no
-    room for them. Room is looked for first, as a failed allocation would leave traces."""
+    """Give a swapped request a row, and slots for its KV. False, and it gets neither, if there is
+    no room. This is checked first, as a failed allocation would leave traces."""
     pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
     num_paged = -(-num_tokens // scheduler.page_size) * scheduler.page_size
     evict_from_tree_cache(scheduler.tree_cache, num_paged)

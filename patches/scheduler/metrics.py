@@ -1,4 +1,4 @@
-"""What a scheduler says of itself on /metrics, every now and then."""
+"""What a scheduler reports on /metrics, every two seconds, and how far SLOs are met."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict
+from typing import Any
 
-from patches.engine_types import Req, Scheduler
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+from patches.carrier import decode_stamp
+from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.kv_copy import swapped
+from patches.scheduler.request import Seen
 from patches.series import Series
 from sage_sched.job import Job
 from sage_sched.plan import Way
 from sage_sched.routing.backlog import backlog_s
+from sage_sched.slo.attainment import Attainment
+from sage_sched.slo.tdg import Promise
 
 logger = logging.getLogger(__name__)
 
-# Often enough for whoever scrapes every five seconds; a queue of a thousand takes 10 ms.
+# Often enough for a scrape every five seconds. A queue of a thousand takes 10 ms.
 _INTERVAL_S = 2.0
 
 
 class SchedulerMetrics:
-    """Of one scheduler; only SGLang's own rank for that says anything. The clock is read for these
-    numbers alone."""
+    """The series of one scheduler. Only the rank that SGLang reports by says anything. The clock is
+    read for these numbers alone."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -32,14 +39,14 @@ class SchedulerMetrics:
         self._series: Series | None = None
 
     def series(self) -> Series | None:
-        """None if the server has no /metrics, or another rank speaks for this one."""
+        """None if the server has no /metrics, or another rank reports for this one."""
         context = self._scheduler.metrics_collector_context
         if self._series is None and context.current_scheduler_metrics_enabled:
             self._series = Series(context.collector.labels)
         return self._series
 
     def look(self) -> None:
-        """In every turn of the scheduler's loop, idle ones too. Never raises."""
+        """Called in every turn of the scheduler's loop, idle ones too. Never raises."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return
@@ -97,8 +104,8 @@ class SchedulerMetrics:
 
 
 def _as_it_is(req: Req) -> Job:
-    """The Job of a running request, at its present age: a copy, as the ranks that say nothing here
-    do not look at theirs."""
+    """The Job of a running request at its present age. It is a copy, because the ranks that report
+    nothing do not update theirs here."""
     job: Job = copy(req.sage.job)
     job.grow(len(req.output_ids))
     job.held_tokens = max(0, req.kv.kv_allocated_len - req.cached_tokens)
@@ -106,7 +113,71 @@ def _as_it_is(req: Req) -> Job:
 
 
 def waited_s(waiting: Sequence[Req]) -> list[float]:
-    """How long each has waited by now, since it came or last yielded, by SGLang's own stamp."""
+    """How long each has waited since it arrived or last yielded, by SGLang's own stamp."""
     now_s = time.perf_counter()
     stamps = [req.time_stats.wait_queue_entry_time for req in waiting]
     return [max(0.0, now_s - stamp_s) for stamp_s in stamps if stamp_s > 0]
+
+
+class SloMeter:
+    """How far one scheduler's requests meet their SLOs. A token counts when it comes out of its
+    step, before it goes to the client. The clock is read for these numbers alone."""
+
+    def __init__(self, metrics: SchedulerMetrics) -> None:
+        self._metrics = metrics
+        self._attainment = Attainment()
+        self._started_s: float | None = None
+
+    def arrived(self, req: Req, job: Job) -> Seen | None:
+        """What to keep of a new request; None if it has no SLO."""
+        if not job.hints.has_slo:
+            return None
+        now_s = time.monotonic()
+        if self._started_s is None:
+            self._started_s = now_s
+        came_s = decode_stamp(req.sampling_params.custom_params, now_s)
+        return Seen(Promise.of(job.hints), came_s)
+
+    def stepped(self, batch: Batch) -> None:
+        """A batch's results are in."""
+        if self._started_s is None:
+            return
+        now_s = time.monotonic()
+        for req in batch.reqs:
+            if (seen := req.sage.seen) is not None:
+                self._look(req, seen, now_s - seen.came_s)
+
+    def _look(self, req: Req, seen: Seen, age_s: float) -> None:
+        num_tokens = len(req.output_ids)
+        for token in range(seen.num_tokens + 1, num_tokens + 1):
+            if token == 1:
+                seen.ttft_s = age_s
+            else:
+                seen.num_next_on_time += age_s <= seen.promise.due_s(token, seen.ttft_s)
+            seen.last_s = age_s
+        seen.num_tokens = num_tokens
+        if req.finished():
+            req.sage.seen = None  # under overlap it is in one more batch
+            if num_tokens and not isinstance(req.finished_reason, FINISH_ABORT):
+                self._add(req.sage.job, seen)
+
+    def _add(self, job: Job, seen: Seen) -> None:
+        self._attainment.add(
+            job.hints, seen.ttft_s, seen.last_s, seen.num_tokens, seen.num_next_on_time
+        )
+        if (series := self._metrics.series()) is not None:
+            self._say(series, job.hints.slo_class)
+
+    def _say(self, series: Series, slo_class: str) -> None:
+        tally = self._attainment.tallies[slo_class]
+        series.set("slo_requests", tally.num_requests, slo_class=slo_class)
+        series.set("slo_good_requests", tally.num_good, slo_class=slo_class)
+        for metric, num_met in {"all": tally.num_good, **tally.num_met}.items():
+            share = num_met / tally.num_requests
+            series.set("slo_attainment", share, slo_class=slo_class, metric=metric)
+        series.set("tdg_ratio", tally.tdg_ratio, slo_class=slo_class)
+
+    def stats(self) -> dict[str, Any]:
+        """For /server_info, since the first request with an SLO."""
+        started_s = self._started_s
+        return self._attainment.metrics(0.0 if started_s is None else time.monotonic() - started_s)

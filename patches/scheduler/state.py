@@ -1,4 +1,4 @@
-"""What we keep for one scheduler."""
+"""What we keep for one scheduler: its policy and settings, and who carries its plans out."""
 
 from __future__ import annotations
 
@@ -14,46 +14,41 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.messages import Scores, StepTimes
 from patches.probe.setup import probing_of
 from patches.scheduler.calibration import Calibration
-from patches.scheduler.failures import Failures
-from patches.scheduler.jobs import Jobs
+from patches.scheduler.jobs import Failures, Jobs
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.kv_swap import KvSwap
-from patches.scheduler.metrics import SchedulerMetrics
+from patches.scheduler.metrics import SchedulerMetrics, SloMeter
 from patches.scheduler.preemption import preemption_of
-from patches.scheduler.prompts import Prompts
 from patches.scheduler.slices import slices_of
-from patches.scheduler.slo_meter import SloMeter
-from patches.scheduler.step_time_file import StepTimeFile, kind_of
 from patches.scheduler.trace import trace_of
+from patches.scheduler.view import is_full, is_short, view_of
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
-from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
 from sage_sched.policies.fcfs_fill import FcfsFill
 from sage_sched.policy import NoParameters, Policy, policy_named
 from sage_sched.steps.time import ServerFacts
 from sage_sched.switch import Settings
-from sage_sched.view import Holding, SchedulerView
+from sage_sched.view import SchedulerView
 
 logger = logging.getLogger(__name__)
 
 
 class SchedulerState:
-    """`Scheduler.sage`: the policy, its jobs, and who carries its plans out.
+    """`Scheduler.sage`.
 
     Every tensor-parallel rank has one, and all plan alike. The clock is read for counters only.
     """
 
     def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:
-        file = StepTimeFile(kind_of(scheduler)) if config.store.on_disk else None
-        self.calibration = Calibration(config.step_time, file)
+        self.calibration = Calibration.of(scheduler, config)
         server = ServerFacts(
             scheduler.max_total_num_tokens,
             scheduler.max_running_requests,
             self.calibration.step_time,
-            swap_token_s=0.0,  # as long as nothing is swapped
+            swap_token_s=0.0,  # until something is swapped
             mixes_steps=scheduler.is_mixed_chunk,
         )
         self._scheduler = scheduler
@@ -67,12 +62,12 @@ class SchedulerState:
         self.metrics = SchedulerMetrics(scheduler)
         self.slo = SloMeter(self.metrics)
         self.probing = probing_of(scheduler, self.policy, config.probe)
-        # Of requests that may yield, or have yielded; once there was one, it is kept.
+        # None while no request may leave. The second is kept once there was one: its copies remain.
         self.preemption = self._preemption = preemption_of(
             scheduler, self.settings, self.calibration
         )
         self.slices = slices_of(scheduler, self.policy)
-        # Of the pass that is going on.
+        # During a pass.
         self.chunk_limit_tokens: int | None = None
         self.num_visible: int | None = None
         self.unplanned: list[Req] = []
@@ -87,11 +82,11 @@ class SchedulerState:
         self._longest_pass_s = 0.0
 
     def news(self) -> StepTimes | None:
-        """On rank 0: step times to be told to all."""
+        """On rank 0: step times to tell to all ranks."""
         return self.calibration.news(self._server)
 
     def told(self, news: StepTimes) -> None:
-        """On all ranks: what rank 0 has learned of the server."""
+        """On all ranks: go by the step times that rank 0 has learned."""
         self.calibration.told(news)
         self._server = replace(self._server, step_time=self.calibration.step_time)
         try:
@@ -101,18 +96,18 @@ class SchedulerState:
 
     @property
     def server(self) -> ServerFacts:
-        """As it is known by now."""
+        """What is known of it by now."""
         preemption = self.preemption
         return self._server if preemption is None else preemption.swap.priced(self._server)
 
     @property
     def swap(self) -> KvSwap | None:
-        """Who has taken requests off the device, even if nobody may leave any more."""
+        """It stays when preemption is switched off: it may still hold copies."""
         return None if self._preemption is None else self._preemption.swap
 
     def policy_of(self, settings: Settings) -> Policy:
-        """The policy to go by: where SGLang goes by its own order, first come, first served. Raises
-        what a policy raises that cannot be set up."""
+        """The policy of these settings; first come, first served if they name one of SGLang's own.
+        Raises what the policy raises if it cannot be set up."""
         if settings.is_stock:
             return FcfsFill(NoParameters(), self._server)
         return policy_named(settings.schedule_policy, settings.config.policy, self._server)
@@ -120,8 +115,8 @@ class SchedulerState:
     def go_by(
         self, settings: Settings, policy: Policy, unfinished: Sequence[Req], now_s: float
     ) -> None:
-        """On all ranks, between the same two passes: from now on go by other settings, and by a
-        policy that is theirs. now_s: on the clock of the ticks."""
+        """On all ranks, between the same two passes: from now on go by these settings and their
+        policy. now_s: on the clock of the ticks."""
         self.settings, self.policy = settings, policy
         self._num_switches += 1
         self._unplaced.clear()
@@ -137,8 +132,8 @@ class SchedulerState:
         self.preemption = self._preemption
 
     def plans(self) -> bool:
-        """Whether the coming pass goes by a plan of ours: not where SGLang goes by its own order,
-        once nobody's KV is in host memory any more."""
+        """Whether the coming pass goes by a plan of ours. Under SGLang's own order it does so only
+        while some request's KV is in host memory."""
         is_off = self.preemption is not None and not self.preemption.config.enabled
         if is_off and not swapped(self._scheduler.waiting_queue):
             self.preemption = None
@@ -158,7 +153,7 @@ class SchedulerState:
             refining.arrived(req.sage.job)
 
     def scored(self, scores: Scores) -> None:
-        """On all ranks: what rank 0 has read of hidden states."""
+        """On all ranks: the scores that rank 0 has read off hidden states."""
         assert self.probing is not None
         try:
             self.probing.told(scores)
@@ -171,7 +166,7 @@ class SchedulerState:
             self.probing.weights_updated()
 
     def plan(self, running_batch: Batch) -> Plan:
-        """What the coming pass is to do; first come, first served if the policy fails."""
+        """The plan of the coming pass; first come, first served if the policy fails."""
         started_s = time.perf_counter()
         view = self.view(running_batch)
         try:
@@ -191,7 +186,7 @@ class SchedulerState:
         return plan
 
     def _place(self, view: SchedulerView, order: Sequence[int]) -> None:
-        """Say how many go before each of those that were put in order for the first time."""
+        """Note, for requests ordered for the first time, how many are ahead of them."""
         places = {view.waiting[position]: place for place, position in enumerate(order)}
         for req in self._unplaced:
             if req.sage.waits.num_before is None:
@@ -205,102 +200,38 @@ class SchedulerState:
         self.jobs.about_to_run(batch)
 
     def ended(self, batch: Batch) -> None:
-        """A batch's results are in. All ranks see the same ones between the same two passes."""
+        """A batch's results are in. All ranks get the same ones between the same two passes."""
         self.slo.stepped(batch)
         for req in self.jobs.ended(batch):
             was_aborted = isinstance(req.finished_reason, FINISH_ABORT)
             if self.trace is not None:
                 self.trace.ended(req, was_aborted)
             if was_aborted:
-                continue  # its length says nothing
+                continue  # its length tells nothing
             if self.probing is not None:
                 self.probing.ended(req)
 
     def view(self, running_batch: Batch) -> SchedulerView:
         """The facts of a pass."""
-        scheduler, preemption = self._scheduler, self.preemption
-        waiting, chunked = scheduler.waiting_queue, scheduler.chunked_req
-        running = self.jobs.running(running_batch.reqs)
-        free_tokens = scheduler.token_to_kv_pool_allocator.available_size()
-        evictable_tokens = scheduler.tree_cache.evictable_size()
-        if chunked is not None:
-            chunked.sage.job.prefilled_tokens = chunked.prefix_len
-        # Most of a long queue have no tokens yet, and need no second look.
-        begun = [req for req in waiting if req.output_ids]
-        for req in begun:
-            req.sage.job.grow(len(req.output_ids))
-        in_host_memory = swapped(begun)
-        served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
-        prompts = Prompts(scheduler, served)
-        return SchedulerView(
-            now_s=self.jobs.now_s,
-            pace=self.jobs.pace,
-            served_tokens=self.jobs.served_tokens,
-            num_arrivals=self.jobs.num_arrivals,
-            num_arrivals_planned=-1 if preemption is None else preemption.num_arrivals_planned,
-            waiting=[req.sage.job for req in waiting],
-            # In one order on all ranks, whose sets would differ.
-            swapped=dict.fromkeys(req.sage.job for req in in_host_memory),
-            running=running,
-            chunked=None if chunked is None else chunked.sage.job,
-            batch_is_full=self.is_full(running_batch),
-            free_slots=scheduler.get_num_allocatable_reqs(
-                len(running_batch.reqs), running_batch=running_batch
-            ),
-            free_tokens=free_tokens,
-            evictable_tokens=evictable_tokens,
-            locked_tokens=scheduler.max_total_num_tokens - free_tokens - evictable_tokens,
-            host_free_tokens=0
-            if preemption is None
-            else preemption.swap.host_free_tokens(in_host_memory),
-            page_size=scheduler.page_size,
-            step_tokens=self._step_tokens(running_batch),
-            pass_tokens=self._pass_tokens(running_batch),
-            server=self.server,
-            preemption=None if preemption is None else preemption.config,
-            cached_tokens=prompts.cached_tokens,
-            common_tokens=prompts.common_tokens,
-            holding=_stays if preemption is None else preemption.holdings(running_batch.reqs),
-        )
-
-    def _pass_tokens(self, running_batch: Batch) -> int:
-        """The most that PrefillAdder's budgets (managers/schedule_policy.py) leave for prompts."""
-        scheduler = self._scheduler
-        chunk_tokens = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
-        num_mixed = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
-        return min(chunk_tokens, scheduler.max_prefill_tokens) - num_mixed
+        return view_of(self._scheduler, self.jobs, running_batch, self.server, self.preemption)
 
     def is_short(self, running_batch: Batch) -> bool:
-        """Whether memory runs out at the next decode step."""
-        scheduler = self._scheduler
-        room_tokens = scheduler.token_to_kv_pool_allocator.available_size()
-        room_tokens += scheduler.tree_cache.evictable_size()
-        return self._step_tokens(running_batch) > room_tokens
-
-    def _step_tokens(self, running_batch: Batch) -> int:
-        """KV that the next decode step takes, in whole pages; 0 if SGLang would rather skip a step
-        than retract, as the result in flight ends answers and gives their memory back
-        (Scheduler.update_running_batch)."""
-        if running_batch.is_empty() or self._scheduler._reqs_finishing_inflight(running_batch):
-            return 0
-        return running_batch.new_tokens_required_next_decode()
+        """See patches.scheduler.view."""
+        return is_short(self._scheduler, running_batch)
 
     def is_full(self, running_batch: Batch) -> bool:
-        """Whether SGLang's mark of a full batch will hold: it lifts it before every pass if the
-        batch is empty, or attention is hybrid."""
-        scheduler = self._scheduler
-        kept = not running_batch.is_empty() and not scheduler.is_hybrid_swa
-        return running_batch.batch_is_full and kept
+        """See patches.scheduler.view."""
+        return is_full(self._scheduler, running_batch)
 
     def hide_unplanned(self, visible: list[Req]) -> None:
-        """Before SGLang goes through its queue: take out what has joined it since the plan."""
+        """Before SGLang goes through its queue: take out what joined it after the plan."""
         if self.num_visible is not None:
             self.unplanned += visible[self.num_visible :]
             del visible[self.num_visible :]
 
     def retention_order(self, reqs: Sequence[Req], default: Sequence[int]) -> list[int]:
-        """The positions of running requests, from the first to keep to the first to retract;
-        SGLang's own order if the policy fails, or SGLang goes by its own."""
+        """The positions of running requests, from the first to keep to the first to retract. It is
+        SGLang's own order if the policy fails or is SGLang's."""
         if self.settings.is_stock:
             return list(default)
         view = replace(
@@ -313,8 +244,8 @@ class SchedulerState:
             return list(default)
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info. num_too_long: over all passes, prompts that go before one that
-        is being chunked, and are themselves too long to be prefilled beside a chunk of it."""
+        """Counters for /server_info. num_too_long: summed over all passes, the prompts that are
+        ahead of the one being chunked and too long to be prefilled beside its chunk."""
         return {
             "schedule_policy": self.settings.schedule_policy,
             "num_switches": self._num_switches,
@@ -332,7 +263,3 @@ class SchedulerState:
             "trace": None if self.trace is None else self.trace.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
         }
-
-
-def _stays(job: Job) -> Holding | None:
-    return None

@@ -1,25 +1,26 @@
-"""Other settings while a server runs: how they travel to all ranks, and what becomes of them."""
+"""Other settings while a server runs: what each rank makes of the message that brings them."""
 
 from __future__ import annotations
 
 import json
 import logging
 
+from sglang.srt.runtime_context import get_context
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from patches.engine_types import Req, Scheduler
 from patches.messages import SetSettings, SettingsNow
 from patches.probe.scores import why_no_probe
 from patches.scheduler.slices import why_not_cut
-from patches.scheduler.stock_order import go_by_stock_order, stock_order_of
+from patches.scheduler.state import SchedulerState
 from sage_sched.fields import ConfigError, require
 
 logger = logging.getLogger(__name__)
 
 
 def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
-    """On all ranks. What one refuses all do: it rests on what they share. Never raises: whatever
-    is asked of it, a scheduler goes on."""
+    """Runs on all ranks. If one refuses all do, as a refusal rests on what they share. Never
+    raises: the scheduler goes on whatever is asked of it."""
     refusal = ""
     try:
         changes = json.loads(message.changes)
@@ -30,41 +31,48 @@ def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
     except Exception as error:
         logger.exception("settings could not be changed")
         refusal = f"the change failed: {error!r}"
-    # What somebody else's policy says may hold what no message can.
+    # Another package's policy may say what no message can hold.
     refusal = refusal.encode(errors="backslashreplace").decode()
     return SettingsNow(settings=json.dumps(scheduler.sage.settings.shown()), refusal=refusal)
 
 
 def _switch(scheduler: Scheduler, changes: object, now_s: float) -> None:
-    """Raises ConfigError; then all is as it was."""
-    state = scheduler.sage
+    """Raises ConfigError, and then nothing has changed."""
+    state: SchedulerState = scheduler.sage
     settings = state.settings.changed(changes)
     name = settings.schedule_policy
     try:
         policy = state.policy_of(settings)
-        stock_order = stock_order_of(scheduler, name)
-    except Exception as error:  # somebody else's policy, or one by which SGLang cannot go here
+        # What SGLang is to order by (managers/schedule_policy.py, SchedulePolicy.policy). Under a
+        # policy of ours it is first come, first served, which leaves the order as it is.
+        stock_order = scheduler.policy._validate_and_adjust_policy(name, scheduler.tree_cache)
+    except Exception as error:  # of another package's policy, or a stock one that cannot run here
         raise ConfigError(f"schedule_policy {name} cannot be set up: {error}") from error
     reason = why_no_probe(policy, state.probing)
     require(not reason, "schedule_policy", name, f"none that needs a probe, as {reason}")
     uncut = why_not_cut(policy, state.slices)
     require(not uncut, "policy.qllm.slice_ms", "above 0", f"0, as {uncut}")
     state.go_by(settings, policy, _unfinished(scheduler), now_s)
-    go_by_stock_order(scheduler, name, stock_order)
-    # Whoever has room by the new order gets in at the next pass.
+    # SGLang expects its queue in order of arrival, and in places reads the policy's name off its
+    # configuration.
+    scheduler.policy.policy = stock_order
+    scheduler.schedule_policy = name
+    scheduler.waiting_queue.sort(key=lambda req: req.sage.job.arrival)
+    get_context().override(source="sage-sched", schedule_policy=name)
+    # Whoever has room under the new order enters at the next pass.
     scheduler.running_batch.batch_is_full = False
     _switched(name, json.dumps(settings.shown()))
 
 
 @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
 def _switched(schedule_policy: str, settings: str) -> None:
-    """For SGLang's own check that ranks go on alike (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER)."""
+    """For SGLang's check that ranks agree (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER)."""
     logger.info("scheduled by %s now: %s", schedule_policy, settings)
 
 
 def _unfinished(scheduler: Scheduler) -> list[Req]:
-    """All requests that have come and are not done, in no particular order: those that wait, wait
-    for their grammar, are being prefilled or run. The same on all ranks."""
+    """All unfinished requests in no particular order, the same on all ranks: those that wait, wait
+    for their grammar, are being prefilled or run."""
     batches = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
     found = [
         *scheduler.waiting_queue,

@@ -19,7 +19,7 @@ from typing import IO, Any
 from sglang.srt.runtime_context import get_parallel
 
 from patches.engine_types import Batch, Req, Scheduler
-from patches.scheduler.explanation import predicted
+from patches.scheduler.request import predicted
 from sage_sched.job import Job
 from sage_sched.plan import Action, Yield
 

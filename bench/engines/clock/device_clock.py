@@ -174,7 +174,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from bench.engines.clock import light_model
-    from patches.scheduler import slices, step_meter, swap_meter
+    from patches.scheduler import calibration, kv_swap, slices
 
     light_model.register()
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
@@ -214,9 +214,9 @@ def register() -> None:
 
     # Steps end when their results are seen, and take what the device was at them, however late the
     # host was; and what a copy takes here is not what it takes there.
-    step_meter.ends_with_launch = lambda device: False
-    step_meter.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
-    swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
+    calibration.ends_with_launch = lambda device: False
+    calibration.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
+    kv_swap.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
     slices.settle = settle
     scheduler = f"{_MANAGERS}.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", around_run_batch, HookType.AROUND)

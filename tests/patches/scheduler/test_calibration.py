@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from patches.messages import StepTimes
-from patches.scheduler.calibration import Calibration
-from patches.scheduler.step_time_file import StepTimeFile
+from patches.scheduler.calibration import Calibration, StepTimeFile
 from sage_sched.config import StepTimeConfig, in_ms
 from sage_sched.steps.learner import INTERVAL_STEPS, MEMORY_STEPS
 from sage_sched.steps.time import ServerFacts, StepTime

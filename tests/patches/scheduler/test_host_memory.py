@@ -46,9 +46,7 @@ def test_without_control_groups_it_is_what_the_host_has(tmp_path: Path) -> None:
 def test_the_ranks_of_a_host_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patches.scheduler.host_memory.free_bytes", lambda: 64 * GIB)
     sizes = {"tp_size": 8, "pp_size": 1, "dp_size": 2, "nnodes": 2, "enable_dp_attention": False}
-    scheduler: Any = SimpleNamespace(
-        server_args=SimpleNamespace(**sizes), tp_group=SimpleNamespace(world_size=1)
-    )
-    assert pool_bytes(scheduler) == SHARE * 64 * GIB / 8
-    scheduler.server_args.enable_dp_attention = True
-    assert pool_bytes(scheduler) == SHARE * 64 * GIB / 4
+    server_args: Any = SimpleNamespace(**sizes)
+    assert pool_bytes(server_args) == SHARE * 64 * GIB / 8
+    server_args.enable_dp_attention = True
+    assert pool_bytes(server_args) == SHARE * 64 * GIB / 4

@@ -8,7 +8,7 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patches.scheduler.prompts import common_length
+from patches.scheduler.view import common_length
 
 prompts = st.lists(st.integers(0, 2), max_size=40)
 

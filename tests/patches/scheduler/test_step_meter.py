@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from patches.scheduler.step_meter import StepMeter
+from patches.scheduler.calibration import StepMeter
 from sage_sched.steps.fit import COLUMNS
 
 
@@ -36,10 +36,9 @@ class Told:
         self.now_s = 100.0
         self.steps: list[tuple[list[float], float]] = []
         monkeypatch.setattr(
-            "patches.scheduler.step_meter.time", SimpleNamespace(perf_counter=lambda: self.now_s)
+            "patches.scheduler.calibration.time", SimpleNamespace(perf_counter=lambda: self.now_s)
         )
-        learner: Any = SimpleNamespace(add=lambda work, seconds: self.steps.append((work, seconds)))
-        self.meter = StepMeter(learner)
+        self.meter = StepMeter(lambda work, seconds: self.steps.append(([*work], seconds)))
 
     @property
     def seconds(self) -> list[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patches.scheduler.step_time_file import StepTimeFile
+from patches.scheduler.calibration import StepTimeFile
 from sage_sched.steps.time import StepTime
 
 SERVER = {"model": "a model", "hardware": "a GPU"}

@@ -15,7 +15,7 @@ from bench.checks.full_server import stand_in_scheduler
 from patches.carrier import encode_hints, encode_stamp
 from patches.http import settings_route
 from patches.messages import SetSettings, SettingsNow
-from patches.scheduler import stock_order
+from patches.scheduler import switch as switching
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
 from sage_sched.config import SageConfig
@@ -35,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch, **sections: Any) -> Any:
     """Under sage, with nobody to yield: the stand-in cannot swap."""
     one = stand_in_scheduler(lambda: 10_000)
     monkeypatch.setattr(
-        stock_order, "get_context", lambda: SimpleNamespace(override=lambda **about: None)
+        switching, "get_context", lambda: SimpleNamespace(override=lambda **about: None)
     )
 
     def validated(name: str, tree: object) -> CacheAgnosticPolicy:

@@ -33,7 +33,7 @@ def test_what_is_no_step_does_not_count(real_s: float, predicted_s: float) -> No
 
 def steps(rng: np.random.Generator, kind: str, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows of step_fit.COLUMNS, and seconds with 5 % of noise. A mixed step counts as a prefill
-    with rows that decode (patches/scheduler/step_meter.py)."""
+    with rows that decode (patches/scheduler/calibration.py)."""
     prefills, tokens = rng.integers(1, 5, num_steps), rng.integers(16, 2048, num_steps)
     decodes, kv_tokens = rng.integers(1, 100, num_steps), rng.integers(1000, 70_000, num_steps)
     pairs = tokens * tokens / 2.0

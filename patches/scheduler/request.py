@@ -1,0 +1,116 @@
+"""What we keep for one request, and what its answer says of it (meta_info.sage)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from patches.carrier import decode_stamp
+from patches.engine_types import Req
+from sage_sched.job import Job
+from sage_sched.slo.tdg import Promise
+
+
+@dataclass(slots=True)
+class Waits:
+    """How long a request has waited, in seconds of this rank's clock. For explanations, never for
+    a decision.
+
+    since_s: when its present wait began; None while it runs. waited_s: all earlier waits.
+    num_before: how many requests were ahead when it was first put in order; None until then.
+    """
+
+    since_s: float | None
+    waited_s: float = 0.0
+    num_before: int | None = None
+
+    @classmethod
+    def of(cls, req: Req) -> Waits:
+        """For a new request, which has waited for its prediction already."""
+        return cls(decode_stamp(req.sampling_params.custom_params, time.monotonic()))
+
+    def begins(self) -> None:
+        """It has yielded."""
+        self.since_s = time.monotonic()
+
+    def ends(self) -> None:
+        """It runs."""
+        if self.since_s is not None:
+            self.waited_s += time.monotonic() - self.since_s
+            self.since_s = None
+
+    def was_retracted(self, since_s: float) -> None:
+        """SGLang took it off the device, and it runs again. since_s: when it was back in the queue,
+        by SGLang's stamp (time.perf_counter)."""
+        if self.since_s is None and since_s > 0:
+            self.waited_s += max(0.0, time.perf_counter() - since_s)
+
+    def so_far_s(self) -> float:
+        """All waits until now."""
+        if self.since_s is None:
+            return self.waited_s
+        return self.waited_s + time.monotonic() - self.since_s
+
+
+@dataclass(slots=True)
+class Seen:
+    """When the tokens of a request with an SLO came.
+
+    came_s: its arrival. ttft_s, last_s: from then to its first and its latest token. num_tokens: so
+    far. num_next_on_time: how many after the first were on time.
+    """
+
+    promise: Promise
+    came_s: float
+    ttft_s: float = 0.0
+    last_s: float = 0.0
+    num_tokens: int = 0
+    num_next_on_time: int = 0
+
+
+@dataclass(slots=True)
+class RequestState:
+    """`Req.sage`.
+
+    seen: None without an SLO. has_ended: whether its end was noticed. was_asked_to_yield,
+    why_it_stays: whether it was ever chosen to yield, and what keeps it from that.
+    """
+
+    job: Job
+    waits: Waits
+    seen: Seen | None = None
+    has_ended: bool = False
+    was_asked_to_yield: bool = False
+    why_it_stays: str | None = None
+
+
+def predicted(job: Job) -> dict[str, Any]:
+    """The predicted length of its answer in tokens: median, 80 % quantile, and their source."""
+    if (lengths := job.distribution) is None:
+        return {"p50_tokens": None, "p80_tokens": None, "source": "none"}
+    return {
+        "p50_tokens": lengths.quantile(0.5),
+        "p80_tokens": lengths.quantile(0.8),
+        "source": lengths.source,
+    }
+
+
+class Explanation:
+    """An entry of SGLang's customized_info, which travels with the tokens. SGLang expects a list
+    with an item per token; whatever slice it takes
+    (managers/scheduler_components/output_streamer.py), it gets the present facts."""
+
+    def __init__(self, req: Req) -> None:
+        self._req = req
+        self._predicted = predicted(req.sage.job)
+
+    def __getitem__(self, tokens: object) -> list[dict[str, Any]]:
+        state: RequestState = self._req.sage
+        facts = {
+            **self._predicted,
+            "place_at_arrival": state.waits.num_before,
+            "wait_ms": round(1e3 * state.waits.so_far_s(), 3),
+            "num_yields": state.job.num_yields,
+        }
+        return [facts]

@@ -1,0 +1,156 @@
+"""The facts of a scheduling pass: SGLang's scheduler as the core sees it (SchedulerView)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang.srt.mem_cache.common import match_kv_cache
+
+from patches.engine_types import Batch, Req, Scheduler
+from patches.scheduler.jobs import Jobs
+from patches.scheduler.kv_copy import swapped
+from patches.scheduler.preemption import Preemption
+from sage_sched.job import Job
+from sage_sched.steps.time import ServerFacts
+from sage_sched.view import Holding, SchedulerView
+
+
+def view_of(
+    scheduler: Scheduler,
+    jobs: Jobs,
+    running_batch: Batch,
+    server: ServerFacts,
+    preemption: Preemption | None,
+) -> SchedulerView:
+    """What a pass may know. preemption: None if nobody leaves the device."""
+    waiting, chunked = scheduler.waiting_queue, scheduler.chunked_req
+    running = jobs.running(running_batch.reqs)
+    free_tokens = scheduler.token_to_kv_pool_allocator.available_size()
+    evictable_tokens = scheduler.tree_cache.evictable_size()
+    if chunked is not None:
+        chunked.sage.job.prefilled_tokens = chunked.prefix_len
+    # Most of a long queue have no tokens yet and need no second look.
+    begun = [req for req in waiting if req.output_ids]
+    for req in begun:
+        req.sage.job.grow(len(req.output_ids))
+    in_host_memory = swapped(begun)
+    served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
+    prompts = Prompts(scheduler, served)
+    return SchedulerView(
+        now_s=jobs.now_s,
+        pace=jobs.pace,
+        served_tokens=jobs.served_tokens,
+        num_arrivals=jobs.num_arrivals,
+        num_arrivals_planned=-1 if preemption is None else preemption.num_arrivals_planned,
+        waiting=[req.sage.job for req in waiting],
+        # In one order on all ranks, whose sets would differ.
+        swapped=dict.fromkeys(req.sage.job for req in in_host_memory),
+        running=running,
+        chunked=None if chunked is None else chunked.sage.job,
+        batch_is_full=is_full(scheduler, running_batch),
+        free_slots=scheduler.get_num_allocatable_reqs(
+            len(running_batch.reqs), running_batch=running_batch
+        ),
+        free_tokens=free_tokens,
+        evictable_tokens=evictable_tokens,
+        locked_tokens=scheduler.max_total_num_tokens - free_tokens - evictable_tokens,
+        host_free_tokens=0
+        if preemption is None
+        else preemption.swap.host_free_tokens(in_host_memory),
+        page_size=scheduler.page_size,
+        step_tokens=_step_tokens(scheduler, running_batch),
+        pass_tokens=_pass_tokens(scheduler, running_batch),
+        server=server,
+        preemption=None if preemption is None else preemption.config,
+        cached_tokens=prompts.cached_tokens,
+        common_tokens=prompts.common_tokens,
+        holding=_stays if preemption is None else preemption.holdings(running_batch.reqs),
+    )
+
+
+def _stays(job: Job) -> Holding | None:
+    return None
+
+
+def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
+    """Whether SGLang will keep its mark of a full batch. It lifts the mark before every pass if the
+    batch is empty or attention is hybrid."""
+    kept = not running_batch.is_empty() and not scheduler.is_hybrid_swa
+    return running_batch.batch_is_full and kept
+
+
+def is_short(scheduler: Scheduler, running_batch: Batch) -> bool:
+    """Whether memory runs out at the next decode step."""
+    room_tokens = scheduler.token_to_kv_pool_allocator.available_size()
+    room_tokens += scheduler.tree_cache.evictable_size()
+    return _step_tokens(scheduler, running_batch) > room_tokens
+
+
+def _step_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
+    """KV that the next decode step takes, in whole pages. 0 if SGLang would skip a step rather than
+    retract, because the result in flight ends answers and returns their memory
+    (Scheduler.update_running_batch)."""
+    if running_batch.is_empty() or scheduler._reqs_finishing_inflight(running_batch):
+        return 0
+    return running_batch.new_tokens_required_next_decode()
+
+
+def _pass_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
+    """Most prompt tokens that PrefillAdder's budgets (managers/schedule_policy.py) allow."""
+    chunk_tokens = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
+    num_mixed = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
+    return min(chunk_tokens, scheduler.max_prefill_tokens) - num_mixed
+
+
+class Prompts:
+    """What the prompts of one pass have in common, by position in the queue. Computed when asked,
+    as most pairs never are."""
+
+    def __init__(self, scheduler: Scheduler, served: Sequence[Req]) -> None:
+        """served: requests that run, or are being chunked."""
+        self._tree_cache = scheduler.tree_cache
+        self._waiting = scheduler.waiting_queue
+        self._served = served
+
+    def cached_tokens(self, position: int) -> int:
+        """Found as SGLang's cache-aware policies find it."""
+        req = self._waiting[position]
+        match_kv_cache(req, self._tree_cache)
+        return req.num_matched_prefix_tokens
+
+    def common_tokens(self, position: int, other: int | Job) -> int:
+        """The length of the shared prefix (see SchedulerView.common_tokens). As in the radix tree,
+        prompts share nothing if they differ in LoRA adapter or salt, or have input embeddings."""
+        if self._tree_cache.disable:
+            return 0
+        one = self._waiting[position]
+        two = self._waiting[other] if isinstance(other, int) else self._of(other)
+        ids, other_ids = one.origin_input_ids, two.origin_input_ids
+        cached_tokens = one.sage.job.cached_tokens
+        # This is asked often, and most pairs differ at this one token.
+        if cached_tokens >= min(len(ids), len(other_ids)):
+            return 0
+        if ids[cached_tokens] != other_ids[cached_tokens]:
+            return 0
+        if (one.extra_key, one.cache_salt) != (two.extra_key, two.cache_salt):
+            return 0
+        if one.input_embeds is not None or two.input_embeds is not None:
+            return 0
+        return common_length(ids, other_ids)
+
+    def _of(self, job: Job) -> Req:
+        return next(req for req in self._served if req.sage.job is job)
+
+
+def common_length(one: Sequence[int], two: Sequence[int]) -> int:
+    """How many items two sequences have in common at their beginning."""
+    # The first `alike` items are equal; the first `differs` are not.
+    alike, differs = 0, min(len(one), len(two)) + 1
+    size = 1
+    while differs - alike > 1:
+        size = min(size, differs - alike - 1)
+        if one[alike : alike + size] == two[alike : alike + size]:
+            alike, size = alike + size, 2 * size
+        else:
+            differs, size = alike + size, max(1, size // 2)
+    return alike
