@@ -60,7 +60,7 @@ site: $(VENV)/ready
 
 # On a host with a GPU (docs/gpu.md); elsewhere each check says why it is left out.
 gpu-check: $(VENV)/ready
-	$(BIN)/python -m bench.checks.gpu
+	$(BIN)/python -m tests.checks.gpu
 
 # Each step leaves a mark, so a broken-off set-up goes on where it stopped; pip keeps what it has
 # downloaded. torch comes first, as the build that this host's index has for its version, with what it

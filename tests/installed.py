@@ -71,16 +71,19 @@ class Installed:
             check=False,
         )
 
-    def add_closure(self, extra: str, *without_requirements: str) -> None:
-        """What the wheel and its extra ("" for none) require, and what that requires, as it is
-        installed here; nothing else is found there then. without_requirements: names of packages
-        that are installed as by `pip install --no-deps`. What is not installed here is left out,
-        so that a host without a GPU can look at the extra of those that have one."""
+    def closure(self, extra: str, *without_requirements: str) -> dict[str, Distribution]:
+        """By name what the wheel and its extra ("" for none) require, and what that requires, as it
+        is installed here. without_requirements: names of packages that are installed as by
+        `pip install --no-deps`. What is not installed here is left out, so that a host without a
+        GPU can look at the extra of those that have one."""
         (info,) = self.packages.glob("sage_sched-*.dist-info")
         wheel = Distribution.at(info)
         found = {each.name: each for each in _required(_asked(wheel, {extra, ""}))}
-        found |= {name: distribution(name) for name in without_requirements}
-        for each in found.values():
+        return found | {name: distribution(name) for name in without_requirements}
+
+    def add(self, found: Iterable[Distribution]) -> None:
+        """Of what is installed here, nothing else is found there then."""
+        for each in found:
             self._link(each)
 
     def _link(self, installed: Distribution) -> None:

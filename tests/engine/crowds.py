@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from bench.checks.exactness import Spoken, ask
 from bench.engines.server.server import Server
+from tests.checks.exactness import Spoken, ask
 from tests.engine import stage
 
 Asked = tuple[str, int]  # a prompt, and how many tokens it is to get

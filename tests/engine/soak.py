@@ -24,7 +24,6 @@ import aiohttp
 import psutil
 import requests
 
-from bench.checks.exactness import STRICT
 from bench.engines.clock.device import Device
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import (
@@ -39,6 +38,7 @@ from bench.workloads import synthetic
 from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
 from bench.workloads.prompts import WorkloadRequest
 from sage_sched.config import SageConfig, StoreConfig
+from tests.checks.exactness import STRICT
 
 _OUTPUT = Path("results/soak")
 _CAP_TOKENS = 2048

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from bench.checks.exactness import crowd
 from sage_sched import cli
+from tests.checks.exactness import crowd
 from tests.engine import stage
 from tests.engine.crowds import ask_together
 from tests.engine.serving import (

@@ -14,8 +14,8 @@ import psutil
 import pytest
 import requests
 
-from bench.checks.exactness import crowd
 from patches.series import SERIES
+from tests.checks.exactness import crowd
 from tests.engine import hardship, stage
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import CHECKED, YIELDING_FLAGS

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import requests
 
-from bench.checks.exactness import ask, differences
 from bench.engines.server.policy_server import load_tokenizer
+from tests.checks.exactness import ask, differences
 from tests.engine import stage
 from tests.engine.crowds import ask_together
 from tests.engine.serving import (

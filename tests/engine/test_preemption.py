@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import requests
 
-from bench.checks.exactness import ask, differences
 from bench.engines.server.server import Server
+from tests.checks.exactness import ask, differences
 from tests.engine import stage
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together

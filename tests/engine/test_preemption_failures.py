@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import requests
 
-from bench.checks.exactness import differences
 from bench.engines.server.server import ServerError
+from tests.checks.exactness import differences
 from tests.engine import saboteur, stage
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_one, ask_together

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import requests
 
-from bench.checks.exactness import ask, differences
 from predictor_store.probe.model_fingerprint import fingerprint
 from predictor_store.probe.recording import Recording
+from tests.checks.exactness import ask, differences
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.crowds import ask_together
 from tests.engine.kinds import CHECKED, YIELDING_FLAGS, settings

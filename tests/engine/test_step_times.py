@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bench.checks.exactness import TWO_RANKS, ask, differences
 from bench.engines.server.model import write_model
+from tests.checks.exactness import TWO_RANKS, ask, differences
 from tests.engine.crowds import ask_in_waves
 from tests.engine.kinds import CHECKED
 from tests.engine.serving import (

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import requests
 
-from bench.checks.exactness import Spoken, crowd, differences
 from bench.engines.server.server import Server
+from tests.checks.exactness import Spoken, crowd, differences
 from tests.engine import stage
 from tests.engine.crowds import ask_one
 from tests.engine.kinds import BIN, settings

@@ -1,4 +1,7 @@
-"""Sends requests to a server through SGLang's own benchmark (sglang.benchmark.serving)."""
+"""Sends requests to a server through SGLang's own benchmark (sglang.benchmark.serving).
+
+SGLang takes ten seconds of a core to import, so it is imported when the first request is sent.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,14 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sglang.benchmark import serving
-from sglang.benchmark.datasets import DatasetRow
 from tqdm import tqdm
 
-from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
-from bench.workloads.forced_tokens import TOKENS_KEY, ForcedTokens
 from bench.workloads.prompts import WorkloadRequest
+
+if TYPE_CHECKING:
+    from sglang.benchmark.datasets import DatasetRow
 
 # What SGLang's request function reads of its command line.
 _SGLANG_ARGS = argparse.Namespace(
@@ -95,6 +97,8 @@ def drive(
     last arrival is counted as failed. label: for the progress bar. speed: how many times faster
     than life the server is; all times given and returned are life-size.
     """
+    from sglang.benchmark import serving
+
     serving.set_ulimit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     serving.set_global_args(_SGLANG_ARGS)
     rows = [_row(request, tokenizer, max_new_tokens) for request in requests]
@@ -127,6 +131,11 @@ def drive(
 
 
 def _row(request: WorkloadRequest, tokenizer: Any, max_new_tokens: int) -> DatasetRow:
+    from sglang.benchmark.datasets import DatasetRow
+
+    from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
+    from bench.workloads.forced_tokens import TOKENS_KEY, ForcedTokens
+
     num_tokens = _forced_tokens(request, max_new_tokens)
     forced: dict[str, Any] = {LENGTH_KEY: num_tokens}
     processor = ForcedLength.to_str()
@@ -157,6 +166,8 @@ async def _send_all(
     url: str, rows: list[DatasetRow], arrivals_s: Sequence[float], timeout_s: float, label: str
 ) -> tuple[float, list[Any], list[float]]:
     """The start on time.perf_counter's clock, SGLang's RequestFuncOutputs and the lateness."""
+    from sglang.benchmark import serving
+
     began = time.perf_counter()
     late_s = [0.0] * len(rows)
     with tqdm(total=len(rows), desc=label, unit="req", leave=False, mininterval=1) as progress:

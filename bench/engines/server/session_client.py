@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from bench.engines.server.server import ServerError
 from bench.engines.simulator.request import SimRequest
-from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
 
 # Token ids below are kept for special tokens.
 _FIRST_TOKEN_ID = 1000
@@ -88,6 +87,9 @@ async def serve_sessions(
 
 
 def _body(request: SimRequest, index: int, vocabulary: int) -> dict[str, object]:
+    # Imports SGLang.
+    from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
+
     spans = request.spans or ((-1 - index, 0, request.input_tokens),)
     prompt = [_tokens(stream, end, vocabulary)[first:] for stream, first, end in spans]
     return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bench.checks.exactness import STRICT, TWO_RANKS
 from bench.engines.server.policy_server import CPU_ENV
+from tests.checks.exactness import STRICT, TWO_RANKS
 from tests.engine.fuzz import claims
 from tests.engine.fuzz.scenario import Mix, Trouble
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.checks.exactness import Spoken, Undisturbed, crowd, differences, parting, report
+from tests.checks.exactness import Spoken, Undisturbed, crowd, differences, parting, report
 
 
 def spoken(ids: list[int], logprobs: list[float]) -> Spoken:

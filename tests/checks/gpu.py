@@ -24,7 +24,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.checks import exactness
 from bench.comparison import gpu as comparison
 from bench.engines.server import fit
 from bench.engines.server.facts import host_facts
@@ -35,6 +34,7 @@ from bench.workloads.source import load_workload
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
 from sage_sched.steps.time import StepTime, attended_pairs
+from tests.checks import exactness
 
 _PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")
 # Steps that presets are held against: prefilled tokens; requests and KV tokens of a decode step.
@@ -195,7 +195,7 @@ def outcome(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.checks.gpu",
+        prog="python -m tests.checks.gpu",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.checks import gpu
 from bench.engines.simulator.presets import PRESETS
 from sage_sched.steps.time import StepTime
+from tests.checks import gpu
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
 
@@ -72,15 +72,17 @@ def test_steps_are_held_against_a_preset() -> None:
 
 
 def test_a_copy_that_changes_a_bit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+
     from bench.checks import kv_move
 
-    original = kv_move.TokenToKVPoolAllocator.load_cpu_copy
+    original = TokenToKVPoolAllocator.load_cpu_copy
 
     def spoilt(self: object, copy: object, indices: object) -> None:
         original(self, copy, indices)
         self.get_kvcache().k_buffer[0][indices[0]] += 1  # type: ignore[attr-defined,index]
 
-    monkeypatch.setattr(kv_move.TokenToKVPoolAllocator, "load_cpu_copy", spoilt)
+    monkeypatch.setattr(TokenToKVPoolAllocator, "load_cpu_copy", spoilt)
     found = kv_move.measure("cpu", num_layers=1, num_heads=2, head_dim=8, num_tokens=16)
     assert not found["bit_exact"]
 

@@ -1,4 +1,4 @@
-"""Whether answers stay the same when prefills are cut: `python -m bench.checks.cuts`.
+"""Whether answers stay the same when prefills are cut: `python -m tests.checks.cuts`.
 
 The same requests go to a stock server, and to one under qllm that cuts the prefills of best effort
 between all layers, while latency-sensitive requests pass and decode in between. The model is a
@@ -14,7 +14,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.checks.exactness import STRICT, Undisturbed, ask, crowd
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import (
     CPU_ENGINE_FLAGS,
@@ -25,6 +24,7 @@ from bench.engines.server.policy_server import (
 from bench.engines.server.server import ServerError
 from sage_sched.best_effort.policy import QllmParameters
 from sage_sched.config import HintsConfig, SageConfig
+from tests.checks.exactness import STRICT, Undisturbed, ask, crowd
 
 _OUTPUT = Path("results/cuts")
 _LAYERS, _EXPERTS = 8, 8

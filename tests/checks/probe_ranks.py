@@ -1,4 +1,4 @@
-"""Whether two ranks go by the same scores of a probe: `python -m bench.checks.probe_ranks`.
+"""Whether two ranks go by the same scores of a probe: `python -m tests.checks.probe_ranks`.
 
 A server of ours with tensor parallelism of 2 runs with SGLang's own checker on, which compares what
 the ranks do in every pass and ends the server if they differ. Its policy is trail, which takes
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.checks.exactness import STRICT, TWO_RANKS, ask, crowd
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import (
     CPU_ENGINE_FLAGS,
@@ -30,6 +29,7 @@ from predictor_store.probe.model_fingerprint import fingerprint
 from predictor_store.probe.probe_file import ProbeFile
 from sage_sched.config import PreemptionConfig, ProbeConfig, SageConfig, StepTimeConfig
 from sage_sched.probe.posterior import Reading
+from tests.checks.exactness import STRICT, TWO_RANKS, ask, crowd
 
 _OUTPUT = Path("results/probe-ranks")
 _HIDDEN_SIZE, _INNER = 128, 16

@@ -1,4 +1,4 @@
-"""Whether answers stay the same when requests yield: `python -m bench.checks.exactness`.
+"""Whether answers stay the same when requests yield: `python -m tests.checks.exactness`.
 
 The same requests go to a stock server with room for all, and to one of ours whose pool is so small
 that they yield all the time. Compared are token ids and log probabilities. What

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.checks import probe_ranks
-from bench.checks.exactness import Spoken
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import PolicyServers
 from bench.engines.server.server import ServerError
 from predictor_store.probe.probe_file import ProbeFile
+from tests.checks import probe_ranks
+from tests.checks.exactness import Spoken
 
 
 def test_noise_is_sure_of_one_bin_now_and_of_another_then(tmp_path: Path) -> None:
