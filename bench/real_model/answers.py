@@ -1,0 +1,199 @@
+"""Answers of the real model to many prompts: `python -m bench.real_model.answers`.
+
+They are made without a server (bench/real_model/decoder.py says why that is the same model) and
+kept with their text, and hidden states if asked for, in the user's cache; a run that was broken off
+goes on where it stopped. --lengths writes their lengths alone, which the repository may hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.real_model.decoder import Answer, Chat, Decoder
+from bench.real_model.fetch import MODEL_NAME, fetch
+from bench.workloads.chats import prompts
+from bench.workloads.prompts import stable_hash
+from predictor_store.cached_file import cache_folder
+from predictor_store.probe.recording import ROWS, row_type
+from predictor_store.torchvision_schemas import define_missing
+from sage_sched.probe.posterior import DUE_INTERVAL_TOKENS, is_due
+
+TEMPERATURE, CAP = 0.7, 1024
+SESSION = "offline"
+_DATASETS = ("sharegpt_prompts", "prompts_document_write", "alpaca_davinci003")
+_MAX_PROMPT_CHARS = 2500
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One answer. kind: of the prompt, or its dataset. sample: which of the answers to this prompt.
+    output_tokens: the end token counted; is_cut: it has none, as the cap came first."""
+
+    prompt: str
+    kind: str
+    sample: int
+    input_tokens: int
+    output_tokens: int
+    is_cut: bool
+    text: str
+
+    @property
+    def arrival(self) -> int:
+        """Names the answer in a recording of hidden states."""
+        return stable_hash(f"{self.sample} {self.prompt}") >> 1
+
+
+def answers_folder() -> Path:
+    """Where answers and states lie."""
+    return cache_folder() / "smollm2-135m-answers"
+
+
+def read_answers() -> list[Answered]:
+    """All that were made, in the order in which they ended."""
+    path = answers_folder() / "answers.jsonl"
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Answered(**json.loads(line)) for line in lines]
+
+
+def dataset_prompts(data: Path, number: int) -> Iterator[tuple[str, str]]:
+    """So many prompts of each dataset of a folder, with its name; the same ones every time."""
+    for name in _DATASETS:
+        with gzip.open(data / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+            texts = [json.loads(line)["prompt"] for line in file]
+        fitting = sorted({text for text in texts if 0 < len(text) <= _MAX_PROMPT_CHARS})
+        for text in random.Random(name).sample(fitting, number):
+            yield text, name
+
+
+def chat_ids(tokenizer: Any, prompt: str) -> tuple[int, ...]:
+    """One user turn in the model's chat template, as the server's /v1/chat/completions has it."""
+    turn = [{"role": "user", "content": prompt}]
+    found = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
+    return tuple(found["input_ids"])
+
+
+def make(wanted: list[tuple[str, str]], samples: list[int], num_slots: int, states: bool) -> None:
+    """Answer what is not answered yet, and say how it goes."""
+    define_missing()
+    from transformers import AutoTokenizer
+
+    model = fetch()
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    known = {(each.prompt, each.sample) for each in read_answers()}
+    asked = [
+        (prompt, kind, sample)
+        for sample in samples
+        for prompt, kind in wanted
+        if (prompt, sample) not in known
+    ]
+    chats = [
+        Chat(chat_ids(tokenizer, prompt), stable_hash(f"{sample} {prompt}"), TEMPERATURE, CAP)
+        for prompt, _, sample in asked
+    ]
+    folder = answers_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    num_tokens = 0
+    decoder = Decoder(model, num_slots=num_slots)
+    found = decoder.answer(chats, _is_recorded if states else None)
+    with open(folder / "answers.jsonl", "a", encoding="utf-8", opener=_own) as file:
+        for i, answer in enumerate(found, 1):
+            prompt, kind, sample = asked[answer.number]
+            is_cut = answer.output_ids[-1] != decoder.end_id
+            text = tokenizer.decode(answer.output_ids, skip_special_tokens=True)
+            made = Answered(
+                prompt,
+                kind,
+                sample,
+                len(answer.chat.input_ids),
+                len(answer.output_ids),
+                is_cut,
+                text,
+            )
+            if states:
+                _write_states(folder, made, answer)
+            file.write(json.dumps(asdict(made)) + "\n")
+            file.flush()
+            num_tokens += made.output_tokens
+            if i % 20 == 0 or i == len(chats):
+                print(f"{i} of {len(chats)} answers, {num_tokens} tokens", flush=True)
+
+
+def write_lengths(path: Path, number: int) -> None:
+    """The lengths of the answers to the first prompts of bench/workloads/chats.py, by number."""
+    lengths: dict[str, list[int]] = {}
+    found = {(each.prompt, each.sample): each.output_tokens for each in read_answers()}
+    asked = prompts(number)
+    for i, (prompt, _) in enumerate(asked):
+        of = [found[prompt, sample] for sample in range(9) if (prompt, sample) in found]
+        lengths |= {str(i): of} if of else {}
+    about = {
+        "about": "Answer lengths in tokens, the end token counted, by number of the prompt in "
+        "bench.workloads.chats.prompts; one of 1024 was cut there.",
+        "model": f"{MODEL_NAME}, float32, its own chat template",
+        "sampling": {"temperature": TEMPERATURE, "max_new_tokens": CAP},
+        "command": f"python -m bench.real_model.answers --prompts {number} --lengths {path.name}",
+        "prompts_hash": f"{stable_hash(json.dumps(asked)):016x}",
+        "lengths": lengths,
+    }
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(of)}" for key, of in about.items())
+    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+def _is_recorded(age_tokens: int, number: int) -> bool:
+    """At the ages at which a server records (patches/probe/recorder.py)."""
+    return (
+        is_due(age_tokens)
+        or age_tokens % DUE_INTERVAL_TOKENS == number * 7919 % DUE_INTERVAL_TOKENS
+    )
+
+
+def _write_states(folder: Path, made: Answered, answer: Answer) -> None:
+    layers, size = answer.hidden[0][1].shape
+    rows = [(made.arrival, age, states) for age, states in answer.hidden]
+    with open(folder / f"{SESSION}-000000{ROWS}", "ab", opener=_own) as file:
+        import numpy as np
+
+        file.write(np.array(rows, row_type(layers, size)).tobytes())
+
+
+def _own(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Answers of a real language model.")
+    parser.add_argument("--prompts", type=int, default=336, help="generated ones (%(default)s)")
+    parser.add_argument("--samples", type=int, default=1, help="answers to each of them")
+    parser.add_argument("--data", type=Path, help="folder with datasets, whose prompts come too")
+    parser.add_argument("--data-prompts", type=int, default=70, help="of each (%(default)s)")
+    parser.add_argument("--states", action="store_true", help="keep hidden states of all layers")
+    parser.add_argument("--slots", type=int, default=48, help="answered at a time (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="for torch (%(default)s)")
+    parser.add_argument("--lengths", type=Path, help="write the lengths here, and answer nothing")
+    args = parser.parse_args()
+    if args.lengths:
+        write_lengths(args.lengths, args.prompts)
+        return 0
+    torch.set_num_threads(args.threads)
+    if args.data:
+        found = list(dataset_prompts(args.data, args.data_prompts))
+        make(found, [0], args.slots, args.states)
+    make(prompts(args.prompts), [*range(args.samples)], args.slots, args.states)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

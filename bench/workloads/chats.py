@@ -1,0 +1,166 @@
+"""Chat prompts made from templates: fourteen kinds, most with a hint at how much is asked for.
+
+Prompt number i is of kind i % 14 and always the same, so numbers alone tell what was answered
+(bench/workloads/answer_lengths.json holds how long a real model's answers to them were).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+_TOPICS = (
+    "sourdough bread", "tax returns", "black holes", "index funds", "garden irrigation",
+    "databases", "marathon training", "roof insulation", "chess openings", "jazz", "heat pumps",
+    "inheritance", "bird migration", "sleep", "recursion", "tea ceremonies", "bicycle gears",
+    "vaccines", "coral reefs", "bonds", "home networks", "watercolour", "steam engines",
+    "allergies", "rivers", "volcanoes", "the French Revolution", "electric cars", "honey bees",
+    "the Moon",
+)  # fmt: skip
+_PEOPLE = (
+    "a ten-year-old", "my grandmother", "a new colleague", "a nervous customer",
+    "first-year students", "an impatient manager", "a retired engineer", "a class of beginners",
+    "a visitor from abroad",
+)  # fmt: skip
+_COUNTRIES = (
+    "France", "Japan", "Kenya", "Brazil", "Norway", "Egypt", "Canada", "Poland", "Peru", "Thailand",
+    "Spain", "Cuba", "Greece", "Nepal", "Chile", "Finland",
+)  # fmt: skip
+_PLACES = ("the museum", "the station", "our office", "the market", "the harbour", "the school")
+_DETAIL = (
+    "In one sentence, {}", "{} Keep it short.", "{}", "{} Explain step by step and give examples.",
+    "{} I want a thorough answer with all the background.",
+)  # fmt: skip
+_QUESTIONS = (
+    "what is the most common mistake people make with {}?", "how does one get started with {}?",
+    "what is the most important thing to know about {}?", "why do people care about {}?",
+    "what has changed about {} in the last twenty years?",
+)  # fmt: skip
+_CODE = (
+    "reverses a string", "checks whether a number is prime", "counts the words of a text file",
+    "merges two sorted lists", "finds the largest item of a list", "removes duplicates from a list",
+    "computes the Fibonacci numbers", "sorts a dictionary by value", "parses a date",
+    "multiplies two matrices", "reads a CSV file", "validates an email address",
+)  # fmt: skip
+
+
+def prompt(number: int) -> tuple[str, str]:
+    """The prompt of this number and its kind."""
+    kind, make = list(_KINDS.items())[number % len(_KINDS)]
+    text = make(random.Random(f"chat {number}"))
+    return text[0].upper() + text[1:], kind
+
+
+def prompts(number: int) -> list[tuple[str, str]]:
+    """The first so many, each text once: what is made twice is left out the second time."""
+    found: dict[str, str] = {}
+    i = 0
+    while len(found) < number:
+        found.setdefault(*prompt(i))
+        i += 1
+    return list(found.items())
+
+
+def _fact(rng: random.Random) -> str:
+    what = rng.choice(("the capital", "the currency", "the official language", "the largest city"))
+    how = rng.choice(("", " Answer in one sentence.", " Tell me something about it, too."))
+    return f"What is {what} of {rng.choice(_COUNTRIES)}?{how}"
+
+
+def _yes_or_no(rng: random.Random) -> str:
+    first, second = rng.sample(_COUNTRIES, 2)
+    how = rng.choice(("Answer yes or no.", "Answer yes or no, then say why.", ""))
+    return f"Is {first} larger than {second}? {how}".strip()
+
+
+def _question(rng: random.Random) -> str:
+    return rng.choice(_DETAIL).format(rng.choice(_QUESTIONS).format(rng.choice(_TOPICS)))
+
+
+def _list(rng: random.Random) -> str:
+    what = rng.choice(("facts about", "tips for someone new to", "book titles on", "words about"))
+    how = rng.choice(("", " One line each.", " Explain each in a few sentences."))
+    return f"List {rng.choice((3, 5, 10, 20))} {what} {rng.choice(_TOPICS)}.{how}"
+
+
+def _sentences(rng: random.Random) -> str:
+    number = rng.choice(("one sentence", "two sentences", "four sentences", "eight sentences"))
+    return f"Write {number} about the history of {rng.choice(_TOPICS)}."
+
+
+def _writing(rng: random.Random) -> str:
+    kind = rng.choice(("blog post", "eulogy", "short story", "speech", "press release", "letter"))
+    words = rng.choice((50, 100, 200, 400, 800))
+    for_whom = f"{rng.choice(_TOPICS)} for {rng.choice(_PEOPLE)}"
+    return f"Write a {kind} about {for_whom}, of about {words} words."
+
+
+def _summary(rng: random.Random) -> str:
+    form = rng.choice(("one sentence", "three bullet points", "a short paragraph", "five words"))
+    topic = rng.choice(_TOPICS)
+    report = " ".join(_finding(rng, topic) for _ in range(rng.choice((4, 8, 14))))
+    return f"Summarize the following report on {topic} in {form}.\n\n{report}"
+
+
+def _code(rng: random.Random) -> str:
+    language = rng.choice(("Python", "Python", "JavaScript", "C"))
+    how = rng.choice((" Give only the code.", "", " Explain every line.", " Add tests for it."))
+    return f"Write a {language} function that {rng.choice(_CODE)}.{how}"
+
+
+def _translation(rng: random.Random) -> str:
+    language = rng.choice(("French", "Spanish", "German", "Italian"))
+    text = " ".join(
+        f"I will meet {rng.choice(_PEOPLE)} at {rng.choice(_PLACES)} at {rng.randint(2, 11)}."
+        for _ in range(rng.choice((1, 2, 4)))
+    )
+    return f"Translate into {language}: {text}"
+
+
+def _rewriting(rng: random.Random) -> str:
+    how = rng.choice(("more polite", "shorter", "more formal", "clearer", "much longer"))
+    text = " ".join(_finding(rng, rng.choice(_TOPICS)) for _ in range(rng.choice((1, 3))))
+    return f"Make this text {how}: {text}"
+
+
+def _extraction(rng: random.Random) -> str:
+    text = " ".join(_finding(rng, rng.choice(_TOPICS)) for _ in range(rng.choice((1, 3, 6))))
+    what = rng.choice(("every year", "every number", "the subjects"))
+    return f"Name {what} in this text, as a JSON list: {text}"
+
+
+def _sum(rng: random.Random) -> str:
+    many, more, price = rng.randint(3, 30), rng.randint(3, 30), rng.randint(2, 9)
+    how = rng.choice(("Answer with the number alone.", "Show every step.", ""))
+    return (
+        f"Anna has {many} apples and buys {more} more; each costs {price} dollars. "
+        f"What are all her apples worth? {how}"
+    ).strip()
+
+
+def _comparison(rng: random.Random) -> str:
+    first, second = rng.sample(_TOPICS, 2)
+    how = rng.choice((" Answer in one paragraph.", " Make a table.", ""))
+    return f"What have {first} and {second} in common, and what not?{how}"
+
+
+def _essay(rng: random.Random) -> str:
+    parts = rng.choice((2, 4, 6))
+    return (
+        f"Write a detailed essay on {rng.choice(_TOPICS)} with an introduction, {parts} sections "
+        "with headings, and a conclusion."
+    )
+
+
+def _finding(rng: random.Random, topic: str) -> str:
+    who = rng.choice(("The survey", "The committee", "A second team", "The registry"))
+    found = rng.choice(("a steady rise in costs", "fewer complaints", "large regional differences"))
+    return f"{who} reported {found} around {topic} in {rng.randint(1990, 2024)}."
+
+
+_KINDS: dict[str, Callable[[random.Random], str]] = {
+    "fact": _fact, "yes or no": _yes_or_no, "question": _question, "list": _list,
+    "sentences": _sentences, "writing": _writing, "summary": _summary, "code": _code,
+    "translation": _translation, "rewriting": _rewriting, "extraction": _extraction, "sum": _sum,
+    "comparison": _comparison, "essay": _essay,
+}  # fmt: skip

