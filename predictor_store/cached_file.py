@@ -1,4 +1,4 @@
-"""Files of ours in the user's cache: what takes long to make, or is learned, and can be lost."""
+"""Our files in the user's cache: what takes long to make, or is learned, and can be lost."""
 
 from __future__ import annotations
 
@@ -6,16 +6,32 @@ import contextlib
 import hashlib
 import os
 import stat
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 _DIGEST_BYTES = 32
 
 
 def cache_folder() -> Path:
-    """Where a server keeps what is told no other place."""
+    """Where a server keeps what it is told no other place for."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser().absolute() / "sage-sched"
+
+
+def made_once(name: str, doing: str, make: Callable[[], bytes]) -> bytes:
+    """What make returns, from the cache if it is there. doing: told on stderr if it is not."""
+    path = cache_folder() / name
+    content = read_cached(path)
+    if content is None:
+        print(f"{doing}, once; it takes a moment", file=sys.stderr)
+        content = make()
+        try:
+            write_cached(path, content)
+        except OSError as error:
+            print(f"{doing} will be done at each start: {error}", file=sys.stderr)
+    return content
 
 
 def read_cached(path: Path) -> bytes | None:
@@ -34,15 +50,14 @@ def write_cached(path: Path, content: bytes) -> None:
 
 
 def read_own(path: Path, max_bytes: int | None = None) -> bytes:
-    """What the file holds, or its first max_bytes. Raises OSError unless it is a file of this
-    user's own, and no link to one: whoever else could write it could have us believe anything."""
+    """The file's content, or its first max_bytes. Raises OSError unless it is a file of this user's
+    own, and no link: whoever else can write it could have us believe anything."""
     with open(path, "rb", opener=_open_own) as file:
         return file.read(max_bytes)
 
 
 def replace_own(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, readable for its user alone; a link is replaced too. Raises
-    OSError."""
+    """Replace a file, or a link, as a whole; only its user can read it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")  # mode 0600
     try:
@@ -56,9 +71,8 @@ def replace_own(path: Path, content: bytes) -> None:
 
 
 def _open_own(path: str, flags: int) -> int:
-    fd = os.open(
-        path, flags | os.O_NOFOLLOW | os.O_NONBLOCK
-    )  # to wait for a pipe would be for ever
+    # O_NONBLOCK: opening a pipe would wait for ever.
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
         os.close(fd)

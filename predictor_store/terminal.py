@@ -1,4 +1,4 @@
-"""Where a command's output goes: to people, to a program, to a log, or to nobody any more."""
+"""What commands share: options' values, and where output goes: people, a program, or nobody."""
 
 from __future__ import annotations
 
@@ -9,6 +9,35 @@ import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
+
+
+def field_and_value(text: str) -> tuple[str, str]:
+    """Of an option FIELD=VALUE."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
+    return name, value
+
+
+def at_least_one(text: str) -> int:
+    """Of an option that counts something."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def server_url(text: str) -> str:
+    """Of an option that names a server; http:// may be left out."""
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address of a server, as localhost:30000")
+    return url.rstrip("/")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +49,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def speaker(args: argparse.Namespace) -> Callable[..., None]:
     """What prints text for people; with --json it prints nothing."""
-    return _nothing if args.json else print
-
-
-def _nothing(*_: object, **__: object) -> None:
-    pass
+    return (lambda *_, **__: None) if args.json else print
 
 
 def print_json(found: Any) -> None:
@@ -33,8 +58,8 @@ def print_json(found: Any) -> None:
 
 
 def keep_quiet() -> None:
-    """Of packages that are imported after this: no warnings about themselves, nothing looked for in
-    a network, and without a terminal no progress bars."""
+    """Call it before packages are imported: they then do not warn about themselves, look for
+    nothing in a network, and without a terminal show no progress bars."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -43,5 +68,5 @@ def keep_quiet() -> None:
 
 
 def stop_printing() -> None:
-    """Nobody reads any more (`head` has seen enough): nothing more is to fail at that."""
+    """Nobody reads any more (`head` has seen enough): printing on must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -395,7 +395,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an answer that went on is a record twice",
-        "predictor_store/predict/model_history.py",
+        "predictor_store/predict/model.py",
         "if place is None or not self._history.amend(place, *of):",
         "if True:",
         "tests/predictor_store/service/test_worker.py::"
@@ -461,7 +461,7 @@ MUTATIONS = (
     ),
     Mutation(
         "predictions worse than none are used",
-        "predictor_store/predict/model_history.py",
+        "predictor_store/predict/model.py",
         "return forecast.blind if self._quality.widened else forecast.said",
         "return forecast.said",
         f"{_WORKER}::test_a_poisoned_history_is_seen_through",

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from predictor_store.predict.embedder import embedding_dimension
-from predictor_store.predict.vector_index import VectorIndex, one_thread
+from predictor_store.predict.index import VectorIndex, one_thread
 
 _PER_CLUSTER = 200
 _CHUNK = 50_000

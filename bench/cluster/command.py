@@ -15,8 +15,7 @@ from bench.engines.simulator.cluster import REPORT_S, simulate_cluster
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.state import Options
 from bench.workloads.prompts import WorkloadError
-from predictor_store.arguments import at_least_one
-from predictor_store.terminal import add_json, print_json, speaker
+from predictor_store.terminal import add_json, at_least_one, print_json, speaker
 from sage_sched.config import SageConfig
 from sage_sched.routing.routers import ROUTERS, STOCK, router_named
 

@@ -17,8 +17,7 @@ from bench.rival import policy_argument
 from bench.workloads.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import load_workload
-from predictor_store.arguments import at_least_one
-from predictor_store.terminal import add_json, print_json
+from predictor_store.terminal import add_json, at_least_one, print_json
 from sage_sched.fields import ConfigError
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")

@@ -25,7 +25,7 @@ from bench.workloads import datasets, reasoning
 from bench.workloads.arrivals import poisson_arrivals
 from bench.workloads.foresight import Foresight, heavy_tailed, token_counter, with_heavy_tail
 from bench.workloads.prompts import WorkloadError, WorkloadRequest, sample, stable_hash
-from predictor_store.arguments import at_least_one
+from predictor_store.terminal import at_least_one
 from sage_sched.config import PredictorConfig, SageConfig
 
 GRID = tuple(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.workloads.foresight import of_all_records, of_threshold
 from predictor_store.predict import predictor
 from predictor_store.predict.history import History
 from sage_sched.distribution import LengthDistribution
@@ -16,20 +17,6 @@ Candidate = Callable[[History, NDArray[np.float32]], LengthDistribution | None]
 BLIND = "no prediction"
 THRESHOLD = "cosine >= 0.8 (the paper)"
 DEFAULT = "neighbours (default)"
-
-
-def _blind(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
-    return predictor.of_all_records(history)
-
-
-def of_threshold(
-    history: History, vector: NDArray[np.float32], cosine: float = 0.8, min_matches: int = 1
-) -> LengthDistribution | None:
-    """SageSched's rule (section 3.1): records at this cosine or more count alike; all records if
-    there are fewer than min_matches. The cosine is one of MiniLM's vectors."""
-    cosines, slots = history.nearest(vector, predictor.NUM_NEAREST)
-    matches = slots[cosines >= cosine]
-    return _of(history, matches) if matches.size >= min_matches else _blind(history, vector)
 
 
 def _nearest(number: int) -> Candidate:
@@ -50,7 +37,7 @@ def _kernel(slope: float) -> Candidate:
 
 def _score(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
     if history.score is None:
-        return _blind(history, vector)
+        return of_all_records(history)
     slots = np.arange(len(history))
     distance = history.scores[slots] - history.score.of(history.described(vector[np.newaxis]))
     nearness = np.exp(-0.5 * np.square(distance / 0.3 / history.score.spread))
@@ -60,7 +47,7 @@ def _score(history: History, vector: NDArray[np.float32]) -> LengthDistribution 
 def _head(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
     """The regression's prediction times the factors by which it was wrong."""
     if history.score is None:
-        return _blind(history, vector)
+        return of_all_records(history)
     size = len(history)
     score = history.score.of(history.described(vector[np.newaxis]))
     factors = np.exp(score - history.scores[:size])
@@ -85,7 +72,7 @@ def _of(
 
 
 CANDIDATES: dict[str, Candidate] = {
-    BLIND: _blind,
+    BLIND: lambda history, vector: of_all_records(history),
     "input length": _input_length,
     THRESHOLD: of_threshold,
     "20 nearest": _nearest(20),

@@ -24,12 +24,11 @@ from bench.predictor.general import held_out, read_sets
 from bench.predictor.quality import Outcome, Quality, quality
 from bench.predictor.replay import CAPACITY, NUM_FIRST, replay
 from bench.workloads.prompts import WorkloadError
-from predictor_store.arguments import at_least_one, field_and_value
 from predictor_store.data.dataset_files import DatasetError
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
-from predictor_store.predict.general_length import GeneralLength
-from predictor_store.terminal import add_json, print_json
+from predictor_store.predict.regression import GeneralLength
+from predictor_store.terminal import add_json, at_least_one, field_and_value, print_json
 from sage_sched.config import ENCODERS
 
 _HEADER = (

@@ -25,7 +25,7 @@ from bench.workloads import datasets
 from bench.workloads.prompts import WorkloadError
 from predictor_store.data.dataset_files import DatasetError
 from predictor_store.predict.embedder import Embedder, fingerprint
-from predictor_store.predict.general_length import SHIPPED_FILE, GeneralLength
+from predictor_store.predict.regression import SHIPPED_FILE, GeneralLength
 from sage_sched.config import ENCODERS
 
 Array = NDArray[np.float64]

@@ -12,8 +12,8 @@ from bench.predictor.candidates import Candidate
 from bench.predictor.quality import Outcome, outcome
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import Embedder
-from predictor_store.predict.general_length import GeneralLength
 from predictor_store.predict.history import History
+from predictor_store.predict.regression import GeneralLength
 from sage_sched.distribution import LengthDistribution
 
 CAPACITY = 10_000

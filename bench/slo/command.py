@@ -20,8 +20,7 @@ from bench.slo.runs import ABLATIONS, OURS, STOCK, Serve, Setting, numbers_of
 from bench.slo.servers import PRIORITY_FLAG, Servers
 from bench.workloads.arrivals import LOADS
 from bench.workloads.prompts import WorkloadError
-from predictor_store.arguments import at_least_one
-from predictor_store.terminal import add_json, print_json, speaker
+from predictor_store.terminal import add_json, at_least_one, print_json, speaker
 
 EVERYONE = (*STOCK, *RIVALS, "sage", *OURS, *ABLATIONS)
 # Seeds below are for tuning.

@@ -13,7 +13,7 @@ from bench.whatif.log import Logged, TrafficLog, faster
 from bench.whatif.simulation import most_tokens, outcomes, predicts, requests_of
 from bench.whatif.told import Told, told_of
 from bench.workloads.prompts import WorkloadError
-from predictor_store.predict.rolling_quality import LEAST_TO_TELL
+from predictor_store.predict.quality import LEAST_TO_TELL
 from sage_sched.config import SageConfig
 
 # A log of fewer mean TTLTs than that is mostly the beginning of a queue, or its end.

@@ -18,12 +18,11 @@ from bench.whatif.comparison import sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running, with_step_time
 from bench.whatif.read import read_log
 from bench.workloads.prompts import WorkloadError
-from predictor_store.arguments import at_least_one, server_url
 from predictor_store.config_file import read_config
 from predictor_store.data.dataset_files import DatasetError
 from predictor_store.data.warm_command import load_tokenizer
 from predictor_store.store.store_file import StoreError
-from predictor_store.terminal import add_json, print_json, speaker
+from predictor_store.terminal import add_json, at_least_one, print_json, server_url, speaker
 from sage_sched.fields import ConfigError
 
 # Beside one's own: SGLang's as they are tuned best under most loads (docs/results.md), and ours.

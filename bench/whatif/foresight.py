@@ -18,9 +18,9 @@ from bench.whatif.log import Logged
 from predictor_store.predict import predictor
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.features import excerpt
-from predictor_store.predict.general_length import GeneralLength
 from predictor_store.predict.history import History
-from predictor_store.predict.rolling_quality import Forecast, RollingQuality
+from predictor_store.predict.quality import Forecast, RollingQuality
+from predictor_store.predict.regression import GeneralLength
 from predictor_store.store.store import Store, file_of, folder_of
 from predictor_store.store.store_file import StoreError
 from sage_sched.config import SageConfig

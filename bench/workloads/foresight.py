@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from bench.predictor.candidates import of_threshold
 from bench.workloads.prompts import Workload, WorkloadRequest
 from bench.workloads.synthetic import HEAVY_FACTOR, HEAVY_SHARE
 from predictor_store.predict import predictor
 from predictor_store.predict.embedder import Embedder
-from predictor_store.predict.exported_model import MODEL
-from predictor_store.predict.general_length import GeneralLength
 from predictor_store.predict.history import History
+from predictor_store.predict.minilm import MODEL
+from predictor_store.predict.regression import GeneralLength
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
@@ -113,8 +112,26 @@ class Foresight:
     def blind(self) -> Predict:
         """The distribution of all lengths."""
         history = self.history(self.config.encoder)
-        everything = predictor.of_all_records(history)
+        everything = of_all_records(history)
         return lambda request: everything
+
+
+def of_all_records(history: History) -> LengthDistribution | None:
+    """All records, equally weighted."""
+    slots = np.arange(len(history))
+    return predictor.distribution(history, slots, np.ones(slots.size), "prior")
+
+
+def of_threshold(
+    history: History, vector: NDArray[np.float32], cosine: float = 0.8, min_matches: int = 1
+) -> LengthDistribution | None:
+    """SageSched's rule (section 3.1): records at this cosine or more count alike; all records if
+    there are fewer than min_matches. The cosine is one of MiniLM's vectors."""
+    cosines, slots = history.nearest(vector, predictor.NUM_NEAREST)
+    matches = slots[cosines >= cosine]
+    if matches.size < min_matches:
+        return of_all_records(history)
+    return predictor.distribution(history, matches, np.ones(matches.size), "warm")
 
 
 def token_counter() -> Callable[[str], int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from patches.http_types import TokenizerManager
 from patches.series import Series
-from predictor_store.predict.rolling_quality import LEAST_TO_TELL
+from predictor_store.predict.quality import LEAST_TO_TELL
 from predictor_store.service.client import Prediction
 from sage_sched.distribution import SOURCES
 

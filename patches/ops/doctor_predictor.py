@@ -13,7 +13,7 @@ from predictor_store.cached_file import cache_folder
 from predictor_store.data.dataset_files import DatasetError
 from predictor_store.data.warm_command import load_tokenizer
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
-from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict.regression import GeneralLength
 from predictor_store.service.link import PredictorError, connect_worker
 from predictor_store.store import lock
 from predictor_store.store.store import Store, file_of, folder_of

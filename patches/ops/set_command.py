@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from predictor_store.arguments import server_url
+from predictor_store.terminal import server_url
 
 _KEY_VARIABLE = "SAGE_ADMIN_KEY"
 _TIMEOUT_S = 60.0

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from predictor_store.arguments import at_least_one, field_and_value
 from predictor_store.data.dataset_files import DatasetError
 from predictor_store.data.datasets import (
     LENGTH_FIELDS,
@@ -27,7 +26,7 @@ from predictor_store.data.warm import Observation, warm_store
 from predictor_store.predict.embedder import DEFAULT_ENCODER
 from predictor_store.store.store import default_path, recorded_capacity
 from predictor_store.store.store_file import StoreError
-from predictor_store.terminal import add_json, print_json
+from predictor_store.terminal import add_json, at_least_one, field_and_value, print_json
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import ENCODERS, StoreConfig
 from sage_sched.fields import ConfigError

@@ -1,4 +1,4 @@
-"""What a request says of its answer's length beside its words."""
+"""What a request says about its answer's length beside its words."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-# Changes with what the numbers mean, so that no store mixes old and new ones.
+# To be changed with the meaning of the numbers, so that no store mixes old and new ones.
 VERSION = 1
 _NUM_SYSTEM = 8
 NUM_FEATURES = 16 + _NUM_SYSTEM
-# Those of them that separate records; see kind_of.
+# The first ones separate records; see kind_of.
 _NUM_KIND = 5
-# More of a session's answers tell less (docs/predictor.md).
+# More of a session's answers tell less (bench.prediction.sessions).
 NUM_RECENT = 15
 _MAX_CHARS = 200
 _MAX_INT = 2**31
@@ -26,10 +26,10 @@ _MAX_INT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The answers that a session had before.
+    """The answers that a session has had.
 
-    num_answers: all. lengths: of the last NUM_RECENT, in tokens, the newest last. total_tokens: of
-    the last prompt and its answer.
+    lengths: of the last NUM_RECENT, in tokens, the newest last. total_tokens: of the last prompt
+    and its answer.
     """
 
     num_answers: int = 0
@@ -37,7 +37,7 @@ class Session:
     total_tokens: int = 0
 
     def after(self, input_tokens: int, output_tokens: int) -> Self:
-        """With one answer more."""
+        """With one more answer."""
         lengths = (*self.lengths, max(output_tokens, 1))[-NUM_RECENT:]
         return type(self)(self.num_answers + 1, lengths, input_tokens + output_tokens)
 
@@ -47,13 +47,13 @@ NEW_SESSION = Session()
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is not said is 0, false or "".
+    """A request's fields; 0, false or "" for what it does not say.
 
-    thinks: 1 if thinking was asked for, -1 if it was asked not to. effort: 1 for more than usual,
-    -1 for less. tool_choice: 1 if a tool must be used, -1 if none may be. is_constrained: to a
-    JSON schema, a grammar and so on. num_turns: messages of a chat. input_tokens: of the whole
-    prompt, about. max_tokens: its cap. num_stops: stop strings. system: names the system prompt.
-    session: names the conversation.
+    thinks: 1 if thinking is asked for, -1 if it is forbidden. effort: 1 for more than usual, -1 for
+    less. tool_choice: 1 if a tool must be used, -1 if none may be. is_constrained: to a JSON
+    schema, a grammar and so on. num_turns: messages of a chat. input_tokens: of the whole prompt,
+    about. max_tokens: the cap. num_stops: stop strings. system: names the system prompt. session:
+    names the conversation.
     """
 
     thinks: int = 0
@@ -69,14 +69,14 @@ class Asked:
     session: str = ""
 
     def as_fields(self) -> dict[str, Any]:
-        """What is said, as JSON knows it."""
+        """What is said, for JSON."""
         fields = dataclasses.fields(self)
         said = {field.name: getattr(self, field.name) for field in fields}
         return {field.name: said[field.name] for field in fields if said[field.name]}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """From what as_fields gave. Raises ValueError if the fields are malformed."""
+        """The inverse of as_fields. Raises ValueError if the fields are malformed."""
         known: dict[str, type] = {
             field.name: type(field.default) for field in dataclasses.fields(cls)
         }
@@ -91,7 +91,7 @@ class Asked:
         return cls(**fields)
 
     def features(self, session: Session = NEW_SESSION) -> NDArray[np.float32]:
-        """float32, shape (NUM_FEATURES,), each of the order of 1; all 0 if nothing is said."""
+        """float32, shape (NUM_FEATURES,), each of the order of 1. All 0 if nothing is said."""
         kind = (
             _sign(self.thinks),
             _sign(self.effort),
@@ -123,8 +123,8 @@ NOTHING_ASKED = Asked()
 
 
 def kind_of(features: NDArray[np.float32]) -> int:
-    """A number for whether it thinks, how hard, with which tools and in what format: two of
-    different kinds may be answered at quite different length for the same words."""
+    """A number for thinking, effort, tools, tool choice and format. Requests of different kinds may
+    be answered at quite different length for the same words."""
     return hash(features[:_NUM_KIND].astype(np.int8).tobytes())
 
 
@@ -139,7 +139,7 @@ def _sign(value: int) -> int:
 
 
 def _signs(system: str) -> NDArray[np.float32]:
-    """Of a system prompt numbers of its own, alike random: a regression tells a few apart."""
+    """Random signs of a system prompt's own, by which a regression tells a few apart."""
     if not system:
         return np.zeros(_NUM_SYSTEM, np.float32)
     bits = hashlib.blake2b(system.encode("utf-8", "replace"), digest_size=1).digest()[0]

@@ -3,15 +3,15 @@ request says beside (predictor_store.predict.asked)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.predict import asked, minilm, static_encoder
+from predictor_store.predict import asked
 from predictor_store.predict.features import NUM_FEATURES, VERSION, features_of
+from predictor_store.predict.minilm import MiniLM
+from predictor_store.predict.static_encoder import StaticEncoder
 from sage_sched.config import PredictorConfig
 
 # Of the numbers that come after the encoder's part of a vector.
@@ -19,53 +19,31 @@ NUM_BESIDE = NUM_FEATURES + asked.NUM_FEATURES
 DEFAULT_ENCODER = PredictorConfig().encoder
 # More than either encoder reads of almost any text; bounds what a tokenizer does with one of 1 MB.
 MAX_CHARS = 2_000
-
-
-class Encoder(Protocol):
-    """Sentence vectors."""
-
-    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Of unit length, a row each. texts: not empty, in UTF-8."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    dimension: int
-    fingerprint: Callable[[], str]
-    load: Callable[[int | None], Encoder]
-    searched: NDArray[np.int64] | None = None
-
-
 # By the names of predictor.encoder.
-_KINDS = {
-    "static": _Kind(
-        static_encoder.NUM_DIMENSIONS,
-        static_encoder.fingerprint,
-        lambda num_threads: static_encoder.StaticEncoder(),
-        static_encoder.SEARCHED,
-    ),
-    "minilm": _Kind(minilm.NUM_DIMENSIONS, minilm.fingerprint, minilm.MiniLM),
+_ENCODERS: dict[str, type[StaticEncoder] | type[MiniLM]] = {
+    "static": StaticEncoder,
+    "minilm": MiniLM,
 }
 
 
 def embedding_dimension(encoder: str = DEFAULT_ENCODER) -> int:
     """Of the encoder's part of a vector, which comes first."""
-    return _KINDS[encoder].dimension
+    return _ENCODERS[encoder].num_dimensions
 
 
 def searched_columns(encoder: str = DEFAULT_ENCODER) -> NDArray[np.int64] | None:
-    """Those of the encoder's numbers that tell who is near; None for all of them."""
-    return _KINDS[encoder].searched
+    """Those of the encoder's numbers that a search reads; None for all of them."""
+    return _ENCODERS[encoder].searched
 
 
 def dimension(encoder: str = DEFAULT_ENCODER) -> int:
-    """Of a vector."""
+    """Of a whole vector."""
     return embedding_dimension(encoder) + NUM_BESIDE
 
 
 def fingerprint(encoder: str = DEFAULT_ENCODER) -> str:
     """Names whatever decides the vectors; two stores with equal ones can share them."""
-    return f"{_KINDS[encoder].fingerprint()}/features {VERSION}.{asked.VERSION}"
+    return f"{_ENCODERS[encoder].fingerprint()}/features {VERSION}.{asked.VERSION}"
 
 
 class Embedder:
@@ -73,11 +51,11 @@ class Embedder:
 
     def __init__(self, encoder: str = DEFAULT_ENCODER, num_threads: int | None = None) -> None:
         self.encoder = encoder
-        self._encoder = _KINDS[encoder].load(num_threads)
+        self._encoder = _ENCODERS[encoder](num_threads)
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Float32, shape (len(texts), dimension(self.encoder)), of any text whatever: a vector of
-        unit length by the encoder, predictor_store.predict.features, and nothing asked beside."""
+        """Float32, shape (len(texts), dimension(self.encoder)), of any text whatever: the encoder's
+        vector of unit length, predictor_store.predict.features, and zeros for Asked.features."""
         if not texts:
             return np.empty((0, dimension(self.encoder)), np.float32)
         encoded = self._encoder.encode([tokenizable(text) for text in texts])
@@ -86,6 +64,6 @@ class Embedder:
 
 
 def tokenizable(text: str) -> str:
-    """What of a prompt the tokenizer is given."""
-    # The tokenizer takes UTF-8, which lone surrogates have not.
+    """The part of a prompt that the tokenizer is given, without the lone surrogates that UTF-8
+    cannot express."""
     return text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8")

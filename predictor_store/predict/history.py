@@ -1,4 +1,4 @@
-"""The history in memory: vectors in an index, lengths beside them, first in first out."""
+"""Past answers in memory: vectors in an index, lengths beside them, first in first out."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ from numpy.typing import NDArray
 
 from predictor_store.predict import asked
 from predictor_store.predict.embedder import NUM_BESIDE, embedding_dimension, searched_columns
-from predictor_store.predict.general_length import GeneralLength
-from predictor_store.predict.length_score import PRIOR_WORTH, LengthScore
-from predictor_store.predict.vector_index import Codes, VectorIndex
+from predictor_store.predict.index import Codes, VectorIndex
+from predictor_store.predict.regression import PRIOR_WORTH, GeneralLength, LengthScore
 from predictor_store.store.store_file import Origin
 
-# A score is fitted to so many at most, the newest: past them it only takes longer.
+# A score is fitted to the newest records, this many at most: more only take longer.
 _MAX_FITTED = 20_000
 # It is fitted anew when this share of the history is new.
 _REFIT_SHARE = 0.05
 # The vectors of one prompt, give or take a number or a name in it.
 SAME_COSINE = 0.99
-# What a prompt adds to lengths in general counts for so much beside the numbers of its vector.
+# Scales what a prompt adds to lengths in general, beside the numbers of its vector.
 _GENERAL_SCALE = 3.5
 _NO_SCOPE = -1
 
 
 class Place(NamedTuple):
-    """Where a record is, and which it is: it may make room for another."""
+    """Where a record is, and which one it is, as it may have made room for another."""
 
     slot: int
     stamp: int
 
 
 class Fitting(NamedTuple):
-    """What a fit needs, copied, so that it can run beside the history's use.
+    """A copy of what a fit needs, so that it can run while the history is used.
 
-    slots and stamps, int64: where the records were, and which (they may have made room since).
-    codes: see VectorIndex.codes; decoding them is the fit's to do.
+    slots, stamps: int64, of the records, see Place. codes: see VectorIndex.codes; decoded by the
+    fit.
     """
 
     slots: NDArray[np.int64]
@@ -49,21 +48,20 @@ class Fitting(NamedTuple):
     general: GeneralLength | None
 
     def fit(self) -> tuple[LengthScore, NDArray[np.float64]] | None:
-        """LengthScore.fit; touches no history, so that any thread may run it."""
+        """LengthScore.fit. Touches no history, so that any thread may run it."""
         vectors = np.hstack([self.codes.embeddings(), self.features])
         return LengthScore.fit(_described(vectors, self.general), self.lengths, self.prompts)
 
 
 class History:
-    """Up to capacity records, their embeddings in whole numbers of 8 bits. Warm data goes first, so
-    that it fades as real history comes.
+    """Up to capacity records. Warm ones make room first, so that they fade as real ones come.
 
-    By slot, each of shape (capacity,), in use from 0 to len(self) - 1: lengths, int64; censored
-    and warm, bool; scopes, int64 (numbers of scope()); kinds, int64 (asked.kind_of); scores,
-    float64, see LengthScore; features, float32, of shape (capacity, num_features);
-    num_of_same_prompt, int64, how many there are of a record's prompt; excess, float64, see
-    GeneralLength.level_after; unfinished, bool, of those whose answers go on: censored, and no
-    score is fitted to them.
+    Arrays by slot, of shape (capacity,), in use from 0 to len(self) - 1: lengths, int64; censored
+    and warm, bool; scopes, int64, see scope(); kinds, int64, see asked.kind_of; scores, float64,
+    see LengthScore; features, float32, of shape (capacity, num_features); num_of_same_prompt,
+    int64, how many records there are of a record's prompt; excess, float64, see
+    GeneralLength.level_after; unfinished, bool: the answer goes on, so that it is censored, and no
+    score is fitted to it.
     """
 
     def __init__(
@@ -74,8 +72,8 @@ class History:
         general: GeneralLength | None = None,
         columns: NDArray[np.int64] | None = None,
     ) -> None:
-        """Vectors are an embedding, of unit length, and then features. general: what is known
-        beside the records; None: nothing. columns: see VectorIndex."""
+        """Vectors are an embedding, of unit length, and then features. general: None if nothing is
+        known of lengths in general. columns: see VectorIndex."""
         self.capacity = capacity
         self.lengths = np.zeros(capacity, np.int64)
         self.censored = np.zeros(capacity, np.bool_)
@@ -112,8 +110,8 @@ class History:
         return len(self._index)
 
     def scope(self, name: str) -> int:
-        """The number of the traffic of this name, such as that of one LoRA adapter; _NO_SCOPE if
-        no record is of it."""
+        """The number of the traffic of this name, such as that of one LoRA adapter. _NO_SCOPE if it
+        has no record."""
         return self._scope_numbers.get(name, _NO_SCOPE)
 
     def kind(self, vector: NDArray[np.float32]) -> int:
@@ -131,11 +129,11 @@ class History:
         scope: str = "",
         unfinished: bool = False,
     ) -> Place | None:
-        """vector: float32, shape (embedding_dimension + num_features,). At capacity, a record
-        makes room.
+        """At capacity, the oldest warm record makes room, or else the oldest. A warm record is not
+        added if only history could make room for it: None.
 
-        The oldest warm one, or else the oldest; so a warm one is not taken in where there is
-        nothing but history: None. unfinished: it will be amended; censored till then.
+        vector: float32, shape (embedding_dimension + num_features,). unfinished: it will be
+        amended, and is censored till then.
         """
         warm = origin == "warm"
         embedding = vector[: self._dimension]
@@ -174,7 +172,7 @@ class History:
         censored: bool,
         unfinished: bool = False,
     ) -> bool:
-        """Its answer has become as long as that. False if the record has made room since."""
+        """The answer has become this long. False if the record has made room since."""
         slot, stamp = place
         if self._stamps[slot] != stamp:
             return False
@@ -188,9 +186,11 @@ class History:
     def nearest(
         self, vector: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Cosines, float32, falling, and their slots, int64: num_nearest each, or as many as there
-        are. among: bool, shape (len(self),), the slots to search. Of more records of one prompt
-        than that, the newest."""
+        """Cosines, float32, falling, and slots, int64: num_nearest each, or as many as there are.
+        If more records than that are of this very prompt, the newest of them.
+
+        among: bool, shape (len(self),), the slots to search.
+        """
         embedding = vector[: self._dimension]
         cosines, slots = self._index.nearest(embedding, num_nearest, among)
         if slots.size == num_nearest and cosines[-1] >= SAME_COSINE:
@@ -203,8 +203,8 @@ class History:
         slots: NDArray[np.int64],
         among: NDArray[np.bool_] | None,
     ) -> NDArray[np.int64]:
-        """As many slots as these, which all are of this prompt. Of those that are alike the index
-        finds the same ones for ever, and what came later would go unheard."""
+        """The newest of the prompt's slots, as many as slots, which all are of it. The index always
+        finds the same ones among equals, so that newer answers would be ignored."""
         same = self._slots_of_prompt.get(_prompt_number(vector), set())
         every = np.union1d(slots, np.fromiter(same, np.int64, len(same)))
         if among is not None:
@@ -217,12 +217,12 @@ class History:
         return np.hstack([self._index.codes(slots).embeddings(), self.features[slots]])
 
     def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What a LengthScore is of, a row for each of these vectors: with what their prompts add
-        to lengths in general, if that is known."""
+        """What a LengthScore reads: the vectors, a row each, and what their prompts add to lengths
+        in general, if that is known."""
         return _described(vectors, self.general)
 
     def fitting(self) -> Fitting | None:
-        """What to fit a score to; None where the one that there is will do."""
+        """What to fit a score to; None if too little is new since the last fit."""
         if self._num_unfitted <= _REFIT_SHARE * len(self):
             return None
         self._num_unfitted = 0
@@ -251,7 +251,7 @@ class History:
         self.scores[rest] = self.score.of(self.described(self.vectors(rest)))
 
     def fit(self) -> None:
-        """At once, as for a history that will not grow; takes 0.3 s at 10,000 records."""
+        """At once, for a history that will not grow. Takes 0.3 s at 10,000 records."""
         if (fitting := self.fitting()) is not None:
             self.install(fitting, fitting.fit())
 
@@ -260,7 +260,7 @@ class History:
             return 0.0
         added = float(self.general.of(vector[np.newaxis])[0])
         excess = float(np.log(max(output_tokens, 1))) - added
-        # Of a cut answer it is known that it would have been longer.
+        # A cut answer would have been longer.
         known = self.excess[: len(self)]
         return max(excess, self.general.level_after(known)) if censored else excess
 
@@ -297,7 +297,7 @@ def _described(vectors: NDArray[np.float32], general: GeneralLength | None) -> N
 
 
 def _general_score(general: GeneralLength | None) -> LengthScore | None:
-    """The score where there is nothing yet to fit one to."""
+    """The score until there is enough to fit one to."""
     if general is None:
         return None
     weights = np.zeros(general.weights.size + 2)
@@ -306,6 +306,6 @@ def _general_score(general: GeneralLength | None) -> LengthScore | None:
 
 
 def _prompt_number(vector: NDArray[np.float32]) -> int:
-    # One prompt's vectors differ in their last bits, by the batch that it was embedded in; so
-    # rounded, one in a thousand pairs comes apart.
+    # A prompt's vectors differ in their last bits by the batch that it was embedded in. Rounded so,
+    # one in a thousand pairs comes apart.
     return hash(np.round(vector[:16] * 100).astype(np.int8).tobytes())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store.predict.history import SAME_COSINE, History
-from predictor_store.predict.length_score import PRIOR_WORTH, LengthScore
+from predictor_store.predict.regression import PRIOR_WORTH, LengthScore
 from sage_sched.distribution import LengthDistribution, Source
 
 # A prediction looks at this many past prompts, the most similar ones.
@@ -20,24 +20,24 @@ MAX_ATOMS = 64
 # how many near records weigh as much as the wide ones.
 _NEAR_SLOPE, _WIDE_SLOPE = 15.0, 5.0
 _WIDE_WORTH = 16.0
-# How fast with distance in score, in shares of the score's error; slower where fewer than so many
-# are that near, or an outlier would take a stranger's length for its own.
+# How fast weight falls with distance in score, in shares of the score's error. Slower if fewer than
+# so many records are that near, or an outlier would take a stranger's length for its own.
 _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
-# So many alike records of this server's own weigh as much as all that are not its own.
+# So many similar records of this server's own weigh as much as all that are not its own.
 _FOREIGN_WORTH = 32.0
-# So many answers of the same session weigh as much as all else (docs/predictor.md).
+# So many answers of the same session weigh as much as all else (bench.prediction.sessions).
 _SESSION_WORTH = 16.0
-# So many of the same kind (asked.kind_of) as all of other kinds.
+# So many of the same kind (asked.kind_of) weigh as much as all of other kinds.
 _OTHER_WORTH = 4.0
-# So many alike records weigh as much as what is known of lengths in general, which is left out
-# where it would weigh next to nothing.
+# So many similar records weigh as much as what is known of lengths in general, which is left out
+# if it would weigh next to nothing.
 _GENERAL_WORTH = 8.0
 _LEAST_GENERAL = 0.01
 
 
 class Beside(NamedTuple):
-    """Lengths in general, alike likely, shape (n,), and what share of a distribution they have."""
+    """Lengths in general, equally likely, shape (n,), and their share of a distribution."""
 
     lengths: NDArray[np.int64]
     share: float
@@ -58,19 +58,17 @@ def predict(
         among = history.warm[:size] | (history.scopes[:size] == own)
     cosines, slots = history.nearest(vector, NUM_NEAREST, among)
     foreign = history.warm[slots] | (history.scopes[slots] != own)
-    other = history.kinds[slots] != history.kind(vector)
-    weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign, other)
+    weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign)
     source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
     if share < _LEAST_GENERAL or history.general is None:
         return distribution(history, slots, weights, source)
     added = float(history.general.of(vector[np.newaxis])[0])
     beside = Beside(history.general.lengths(added, history.excess[: len(history)]), share)
-    source = source if share <= 0.5 else "general"
-    return distribution(history, slots, weights, source, beside)
+    return distribution(history, slots, weights, source if share <= 0.5 else "general", beside)
 
 
 def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDistribution:
-    """With the answers that the same session had lately, of these lengths in tokens."""
+    """Mixed with the session's last answers, of these lengths in tokens."""
     if not lengths:
         return said
     own = LengthDistribution.from_samples(lengths, "history")
@@ -79,7 +77,7 @@ def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDi
 
 
 def prior(history: History) -> LengthDistribution | None:
-    """Of any prompt: of all records alike, and of lengths in general. None where nothing is
+    """For any prompt: all records, equally weighted, and lengths in general. None if nothing is
     known."""
     slots = np.arange(len(history))
     beside = None
@@ -89,23 +87,16 @@ def prior(history: History) -> LengthDistribution | None:
     return distribution(history, slots, np.ones(slots.size), "prior", beside)
 
 
-def of_all_records(history: History) -> LengthDistribution | None:
-    """Alike in weight; None where there are none."""
-    slots = np.arange(len(history))
-    return distribution(history, slots, np.ones(slots.size), "prior")
-
-
 def _weights(
     history: History,
     vector: NDArray[np.float32],
     cosines: NDArray[np.float64],
     slots: NDArray[np.int64],
     foreign: NDArray[np.bool_],
-    other: NDArray[np.bool_],
 ) -> tuple[NDArray[np.float64], float]:
-    """Of the records, and of lengths in general; in all 1, or 0 where there is neither.
+    """The records' weights, and that of lengths in general. Their sum is 1, or 0 without either.
 
-    Three neighbourhoods, each as far as its evidence goes, then the next wider: the same prompt;
+    Four neighbourhoods, each as far as its evidence goes, then the next wider: the same prompt;
     prompts near in meaning and in score; prompts less near in meaning; and prompts anywhere.
 
     Records of one prompt share weight, so that one prompt asked a hundred times is not a hundred
@@ -121,6 +112,7 @@ def _weights(
     wide = alike * np.exp(_WIDE_SLOPE * cosines)
     near = alike * np.exp(_NEAR_SLOPE * cosines)
     neighbourhoods = np.stack([same, near, wide])
+    other = history.kinds[slots] != history.kind(vector)
     for apart, worth in ((foreign, _FOREIGN_WORTH), (other, _OTHER_WORTH)):
         if apart.any():
             own_worth = float(_worths(np.stack([same, wide])[:, ~apart]).sum())
@@ -145,10 +137,10 @@ def _nearness_in_score(
 def _one_after_another(
     neighbourhoods: NDArray[np.float64], rest_worths: tuple[float, ...], anywhere: bool
 ) -> tuple[NDArray[np.float64], float]:
-    """The weights of all, and that of what comes after the last, if there is such (anywhere).
+    """The weights of all records, and that of what comes after the last neighbourhood.
 
-    neighbourhoods: shape (m, n). rest_worths: for each, of how many samples the rest after it is
-    worth. One without weight is passed over.
+    neighbourhoods: shape (m, n). rest_worths: for each, how many samples the rest after it is
+    worth. anywhere: whether something comes after the last. One without weight is passed over.
     """
     sums, worths = neighbourhoods.sum(1), _worths(neighbourhoods)
     is_last = [not anywhere and not sums[i + 1 :].any() for i in range(len(sums))]
@@ -162,7 +154,7 @@ def _one_after_another(
 
 
 def _worths(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of how many samples of equal weight each row is (Kish)."""
+    """How many samples of equal weight each row is worth (Kish)."""
     squares = np.einsum("ij,ij->i", weights, weights)
     worths: NDArray[np.float64] = np.square(weights.sum(1)) / np.where(squares > 0, squares, 1.0)
     return worths
@@ -175,7 +167,7 @@ def distribution(
     source: Source,
     beside: Beside | None = None,
 ) -> LengthDistribution | None:
-    """Of the records in these slots; weights: shape (len(slots),). None where there are none, and
+    """From the records in these slots; weights: shape (len(slots),). None if there are none, and
     nothing beside."""
     lengths, censored = history.lengths[slots], history.censored[slots]
     if beside is not None:

@@ -17,8 +17,8 @@ from predictor_store.predict.asked import Asked
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.features import excerpt
 from predictor_store.predict.history import Place
-from predictor_store.predict.model_history import ModelHistory, folder_of_model
-from predictor_store.predict.rolling_quality import Forecast
+from predictor_store.predict.model import ModelHistory, folder_of_model
+from predictor_store.predict.quality import Forecast
 from predictor_store.service import protocol
 from predictor_store.store.store import file_of
 from predictor_store.store.store_file import Record

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor_store.data.warm_command import quantiles, quantiles_line
-from predictor_store.predict.rolling_quality import LEAST_TO_TELL
+from predictor_store.predict.quality import LEAST_TO_TELL
 from predictor_store.store import lock, store_file
 from predictor_store.store.store import default_path, file_of
 from predictor_store.store.store_file import StoreError

@@ -22,7 +22,7 @@ from bench.engines.server import plugins
 from bench.engines.server.model import write_model
 from bench.engines.server.server import Server
 from predictor_store.cached_file import cache_folder
-from predictor_store.predict.token_vectors import token_vectors
+from predictor_store.predict.static_encoder import token_vectors
 from tests.checks.exactness import Spoken, ask, crowd
 from tests.engine import kinds, shadowing, stage
 from tests.engine.pool import Pool

@@ -20,7 +20,7 @@ import requests
 
 from bench.engines.server.server import Server
 from predictor_store.data.warm import Observation, warm_store
-from predictor_store.predict.model_history import folder_of_model
+from predictor_store.predict.model import folder_of_model
 from predictor_store.service import sockets
 from sage_sched.address import Address
 from sage_sched.config import StoreConfig

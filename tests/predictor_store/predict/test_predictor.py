@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from predictor_store.predict.general_length import GeneralLength
 from predictor_store.predict.history import History
 from predictor_store.predict.predictor import MAX_ATOMS, predict, prior
+from predictor_store.predict.regression import GeneralLength
 from predictor_store.store.store_file import Origin
 from tests.predictor_store.samples import grown, unit_vectors
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
-from predictor_store.predict.model_history import ModelHistory, folder_of_model
+from predictor_store.predict.model import ModelHistory, folder_of_model
 from predictor_store.service import protocol, sockets
 from predictor_store.service.http import PATH, JsonRequests
 from predictor_store.service.link import Link, PredictorError, connect_worker

@@ -9,7 +9,7 @@ import pytest
 
 from predictor_store.predict import predictor
 from predictor_store.predict.embedder import Embedder
-from predictor_store.predict.rolling_quality import WINDOW
+from predictor_store.predict.quality import WINDOW
 from predictor_store.service import protocol
 from predictor_store.service.protocol import (
     LineReader,

@@ -14,7 +14,7 @@ from sage_sched.distribution import LengthDistribution
 
 # So many answers decide.
 WINDOW = 500
-# Of fewer nothing can be said.
+# Fewer answers say nothing.
 LEAST_TO_TELL = 50
 
 
@@ -22,8 +22,7 @@ LEAST_TO_TELL = 50
 class Forecast:
     """What was known of an answer before it began.
 
-    said: by the prompt; None where nothing is known. blind: the distribution of all lengths at
-    that time.
+    said: for this prompt; None if nothing was known. blind: the distribution of all lengths then.
     """
 
     said: LengthDistribution | None
@@ -42,11 +41,11 @@ class _Scored:
 
 
 class RollingQuality:
-    """Of the last WINDOW answers that came to their own end.
+    """Over the last WINDOW answers that came to their own end.
 
-    widened: over WINDOW answers on end, predictions were worse (by CRPS) than the distribution of
-    all lengths, and have not been better over as many since: that is to be served in their place.
-    What would have been said goes on being scored.
+    widened: predictions were worse (by CRPS) than the distribution of all lengths over WINDOW
+    answers in a row, and have not been better over as many since. Requests are then told that
+    distribution; what would have been said is scored all the same.
     """
 
     def __init__(self) -> None:
@@ -57,21 +56,17 @@ class RollingQuality:
         self._summary: dict[str, Any] | None = None
 
     def add(self, forecast: Forecast, output_tokens: int, was_late: bool) -> bool:
-        """An answer that came to its own end; whether `widened` has changed by it. was_late: its
-        request had gone on without the forecast."""
+        """An answer that came to its own end. Whether `widened` has changed.
+
+        was_late: its request had gone on without the forecast.
+        """
         said, blind = forecast.said, forecast.blind
         if said is None or blind is None:
             return False
+        within_80 = said.has_within(output_tokens, 0.8)
+        crps, blind_crps = said.crps(output_tokens), blind.crps(output_tokens)
         self._scored.append(
-            _Scored(
-                said.source,
-                said.mean(),
-                output_tokens,
-                said.crps(output_tokens),
-                blind.crps(output_tokens),
-                said.has_within(output_tokens, 0.8),
-                was_late,
-            )
+            _Scored(said.source, said.mean(), output_tokens, crps, blind_crps, within_80, was_late)
         )
         self._num_since += 1
         self._summary = None
@@ -85,20 +80,17 @@ class RollingQuality:
         return changes
 
     def summary(self) -> dict[str, Any]:
-        """Of all, and by the source of what was said: of how many answers, mean CRPS in tokens and
-        its gain over the blind distribution's, the share in the central 80 %, Spearman's rho of
-        the mean, and how many went on without."""
+        """Over all answers, and by source: how many there were, mean CRPS in tokens, its gain over
+        the blind distribution's, the share in the central 80 %, Spearman's rho of the mean, and how
+        many requests went on without."""
         if self._summary is None:
-            self._summary = self._summarized()
+            scored = list(self._scored)
+            by_source = {
+                source: _summary([one for one in scored if one.source == source])
+                for source in sorted({one.source for one in scored})
+            }
+            self._summary = {"widened": self.widened, **_summary(scored), "by_source": by_source}
         return self._summary
-
-    def _summarized(self) -> dict[str, Any]:
-        sources = sorted({scored.source for scored in self._scored})
-        by_source = {
-            source: _summary([scored for scored in self._scored if scored.source == source])
-            for source in sources
-        }
-        return {"widened": self.widened, **_summary(list(self._scored)), "by_source": by_source}
 
 
 def _summary(scored: Sequence[_Scored]) -> dict[str, Any]:
@@ -106,22 +98,20 @@ def _summary(scored: Sequence[_Scored]) -> dict[str, Any]:
         return {"num_answers": 0}
     crps = float(np.mean([each.crps for each in scored]))
     blind = float(np.mean([each.blind_crps for each in scored]))
-    rho = spearman(
-        np.array([each.mean for each in scored]), np.array([each.length for each in scored], float)
-    )
+    means, lengths = np.array([(each.mean, each.length) for each in scored], float).T
     return {
         "num_answers": len(scored),
         "crps": round(crps, 2),
         "blind_crps": round(blind, 2),
         "crps_gain": round(1 - crps / blind, 3) if blind > 0 else 0.0,
         "within_80": round(float(np.mean([each.within_80 for each in scored])), 3),
-        "spearman": round(rho, 3),
+        "spearman": round(spearman(means, lengths), 3),
         "num_late": sum(each.was_late for each in scored),
     }
 
 
 def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Correlation of ranks, ties sharing theirs; 0 where either is constant."""
+    """Correlation of ranks, ties sharing theirs; 0 if either is constant."""
     ranks = np.stack([_ranks(x), _ranks(y)])
     ranks -= ranks.mean(1, keepdims=True)
     norm = float(np.sqrt(np.prod(np.square(ranks).sum(1))))
@@ -130,6 +120,5 @@ def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     _, of, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    middle: NDArray[np.float64] = (last - (counts - 1) / 2)[of]
+    middle: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[of]
     return middle

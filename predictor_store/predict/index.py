@@ -1,4 +1,4 @@
-"""Embeddings in whole numbers of 8 bits, and the nearest of them."""
+"""Nearest-neighbour search over embeddings, kept in whole numbers of 8 bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class Codes(NamedTuple):
-    """Embeddings as they are kept: whole, int8, shape (n, dimension), of 1 / steps each."""
+    """Embeddings as they are kept: whole, int8, shape (n, dimension), in units of 1 / steps."""
 
     whole: NDArray[np.int8]
     steps: np.float32
@@ -26,9 +26,8 @@ class Codes(NamedTuple):
 class VectorIndex:
     """Embeddings of unit length, by slot, from 0 to len(self) - 1.
 
-    columns: of the numbers of an embedding, those that the search reads; the records that it finds
-    are then put in order by all numbers. None: it reads all. A search takes as long as it takes to
-    read what it reads.
+    columns: the numbers of an embedding that a search reads; what it finds is then ordered by all
+    numbers. None: it reads all. A search takes as long as reading these numbers takes.
     """
 
     def __init__(self, dimension: int, columns: NDArray[np.int64] | None = None) -> None:
@@ -44,7 +43,7 @@ class VectorIndex:
         return int(self._searched.ntotal)
 
     def add(self, embedding: NDArray[np.float32]) -> None:
-        """In the next slot."""
+        """Into the next slot."""
         self._searched.add(self._whole(embedding)[np.newaxis])
 
     def replace(self, slot: int, embedding: NDArray[np.float32]) -> None:
@@ -61,8 +60,8 @@ class VectorIndex:
     def nearest(
         self, embedding: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Cosines, float32, falling, and their slots, int64: num_nearest each, or as many as there
-        are. among: bool, shape (len(self),), the slots to search."""
+        """Cosines, float32, falling, and slots, int64: num_nearest each, or as many as there are.
+        among: bool, shape (len(self),), the slots to search."""
         k = min(num_nearest, len(self))
         if k == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
@@ -75,7 +74,7 @@ class VectorIndex:
     def _only(self, among: NDArray[np.bool_] | None) -> faiss.SearchParameters | None:
         if among is None:
             return None
-        # FAISS's type stubs do not know what its Python layer makes of these.
+        # FAISS's type stubs lack the constructors that its Python layer adds.
         bits = np.packbits(among, bitorder="little")
         selector = faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
         only = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
@@ -85,7 +84,7 @@ class VectorIndex:
         return faiss.IndexRefineSearchParameters(base_index_params=of_read)  # type: ignore[call-arg]
 
     def _whole(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-        # A query too: FAISS takes its numbers for whole ones where there are many.
+        # A query too: in a large index, FAISS takes its numbers for whole ones.
         whole: NDArray[np.float32] = np.rint(self._steps * embedding).clip(-128, 127)
         return whole
 
@@ -93,15 +92,15 @@ class VectorIndex:
 def _in_order_of(
     whole: faiss.IndexScalarQuantizer, read: faiss.IndexScalarQuantizer, columns: NDArray[np.int64]
 ) -> faiss.IndexRefine:
-    """Searches the one that has these columns alone, and orders what it found by the whole ones."""
+    """Searches the index of these columns, and orders what it finds by the whole embeddings."""
     chosen = faiss.RemapDimensionsTransform(whole.d, read.d)
     faiss.copy_array_to_vector(columns.astype(np.int32), chosen.map)
     return faiss.IndexRefine(faiss.IndexPreTransform(chosen, read), whole)
 
 
 def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:
-    """Its memory, shape (n, dimension), 128 above the numbers themselves. To be taken anew each
-    time: the index moves it when it grows."""
+    """The index's memory, shape (n, dimension), 128 above the numbers themselves. Not to be kept:
+    the index moves it when it grows."""
     if index.ntotal == 0:
         return np.empty((0, index.code_size), np.uint8)
     codes: NDArray[np.uint8] = faiss.rev_swig_ptr(
@@ -111,23 +110,23 @@ def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:
 
 
 def empty_index(dimension: int) -> faiss.IndexScalarQuantizer:
-    """For whole numbers from -128 to 127, as a search takes as long as it takes to read them all:
-    a quarter as long as of float32."""
+    """For whole numbers from -128 to 127. A search takes a quarter of the time that float32 takes,
+    as it has a quarter to read."""
     return faiss.IndexScalarQuantizer(
         dimension, faiss.ScalarQuantizer.QT_8bit_direct_signed, faiss.METRIC_INNER_PRODUCT
     )
 
 
 def steps_per_unit(dimension: int) -> np.float32:
-    """By what the numbers of a unit vector are multiplied before they are rounded. A cosine is then
-    off by 0.001, where one in a thousand numbers may be cut off (the largest are as large)."""
+    """The factor of a unit vector's numbers before rounding. One in a thousand numbers is so large
+    that it may be cut off; a cosine is off by 0.001."""
     return np.float32(127 * max(1.0, dimension**0.5 / 12))
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """FAISS would search these with all of OpenMP's threads, even for one vector. That takes the
-    cores of the engine, and hangs in a process forked from one that has used those threads."""
+    """Keeps FAISS from searching with all of OpenMP's threads, even for one vector. They would take
+    the engine's cores, and hang in a process forked from one that has used them."""
     num_threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from predictor_store.predict.rolling_quality import WINDOW, Forecast, RollingQuality, spearman
+from predictor_store.predict.quality import WINDOW, Forecast, RollingQuality, spearman
 from sage_sched.distribution import LengthDistribution, Source
 
 BLIND = LengthDistribution.from_samples([10, 1000], "prior")

@@ -1,4 +1,4 @@
-"""What a worker knows of one model: its store, its history, and what these say."""
+"""What a worker knows of one model: its store, its history, its sessions and their forecasts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.predict import asked as asked_numbers
 from predictor_store.predict import predictor
-from predictor_store.predict.asked import NEW_SESSION, Asked, Session
+from predictor_store.predict.asked import NEW_SESSION, NUM_FEATURES, Asked, Session
 from predictor_store.predict.embedder import dimension, fingerprint
-from predictor_store.predict.general_length import GeneralLength
 from predictor_store.predict.history import Fitting, History, Place
-from predictor_store.predict.rolling_quality import WINDOW, Forecast, RollingQuality
+from predictor_store.predict.quality import WINDOW, Forecast, RollingQuality
+from predictor_store.predict.regression import GeneralLength
 from predictor_store.store.store import Store, folder_of
 from predictor_store.store.store_file import Record
 from sage_sched.config import SageConfig, StoreConfig
@@ -36,7 +35,7 @@ _NICENESS = 19
 
 
 def folder_of_model(config: StoreConfig, model: str) -> Path:
-    """Where a service keeps what it learns of this model: in a folder of its own."""
+    """The folder in which a service keeps what it learns of this model."""
     name = quote(model, safe=" ", errors="surrogatepass")
     if len(name) > _MAX_NAME_CHARS:
         name = name[:_MAX_NAME_CHARS] + hashlib.sha256(name.encode("ascii")).hexdigest()[:16]
@@ -62,10 +61,10 @@ class ModelHistory:
             self._store.close()
             raise
         self._history.fit()
-        # The engine goes first: nice() is about one thread (Linux).
+        # The engine goes first. On Linux, nice() affects the calling thread alone.
         self._fitter = ThreadPoolExecutor(1, initializer=lambda: os.nice(_NICENESS))
         self._fit: tuple[Fitting, Future[Any]] | None = None
-        # Those about what its clients send; see Worker.
+        # Some are about what clients send; see Worker.
         self.counts = Counter(
             num_recorded=0, num_going_on=0, num_unrecorded=0, num_dropped=0, num_malformed=0
         )
@@ -73,22 +72,22 @@ class ModelHistory:
         self.prior = predictor.prior(self._history)
         self._num_new = 0
         self._quality = RollingQuality()
-        # The last to have had an answer last.
+        # The session that had the newest answer is last.
         self._sessions = OrderedDict[str, Session]()
 
     @classmethod
     def of_model(cls, config: SageConfig, model: str) -> Self:
-        """With a folder of its own. Raises StoreError."""
+        """With the model's own folder. Raises StoreError."""
         store = replace(config.store, path=str(folder_of_model(config.store, model)))
         return cls(replace(config, store=store))
 
     def described(self, vector: NDArray[np.float32], asked: Asked) -> NDArray[np.float32]:
-        """A prompt's vector, with what its request says beside its words."""
+        """The prompt's vector with Asked.features."""
         session = self._sessions.get(asked.session, NEW_SESSION)
-        return np.append(vector[: -asked_numbers.NUM_FEATURES], asked.features(session))
+        return np.append(vector[:-NUM_FEATURES], asked.features(session))
 
     def forecast(self, vector: NDArray[np.float32], scope: str, session: str = "") -> Forecast:
-        """vector: of described()."""
+        """vector: of described(). scope: see History.scope. session: see Asked."""
         isolate = self._config.predictor.isolate
         said = predictor.predict(self._history, vector, scope, isolate=isolate)
         if said is not None:
@@ -97,16 +96,14 @@ class ModelHistory:
         return Forecast(said, self.prior)
 
     def served(self, forecast: Forecast) -> LengthDistribution | None:
-        """What its request is told: blind while what is said has been worse than that."""
+        """What the request is told: while predictions are worse than blind, the blind one."""
         return forecast.blind if self._quality.widened else forecast.said
 
     def goes_on(self, record: Record, place: Place | None) -> Place | None:
-        """An answer that is as long as this already, and goes on: where it is known.
+        """An answer that has this many tokens and goes on. Returns the place of its record.
 
-        Of the requests of an hour the short answers end first. A history of answers that have
-        ended foretells too short ones while it is young, or while lengths change.
-
-        record: censored. place: what goes_on() of the same answer was before.
+        Short answers end first, so that a young history of ended answers alone would predict too
+        short ones. record: censored. place: what goes_on() returned for the same answer before.
         """
         self.counts["num_going_on"] += 1
         of = record.vector, record.output_tokens, True
@@ -122,16 +119,15 @@ class ModelHistory:
         session: str,
         place: Place | None = None,
     ) -> None:
-        """An answer that has ended. forecast: what forecast() was; was_late: its request went on
-        without; session: see Asked; place: of goes_on()."""
+        """An answer that has ended. forecast: of forecast(). was_late: its request went on without
+        that. session: see Asked. place: of goes_on()."""
         if session:
             had = self._sessions.pop(session, NEW_SESSION)
             self._sessions[session] = had.after(record.input_tokens, record.output_tokens)
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        # Of a cut one nobody knows how long it was to be.
-        judged = not record.censored
-        if judged and self._quality.add(forecast, record.output_tokens, was_late):
+        # Nobody knows how long a cut answer would have become.
+        if not record.censored and self._quality.add(forecast, record.output_tokens, was_late):
             self._tell_of_change()
         of = record.vector, record.output_tokens, record.censored
         if place is None or not self._history.amend(place, *of):
@@ -141,7 +137,7 @@ class ModelHistory:
         self.counts["num_recorded"] += 1
 
     def report(self) -> tuple[dict[str, Any], bool] | None:
-        """Commits what has ended: the stats, and whether the prior is a new one; None if nothing
+        """Commits what has ended. The stats, and whether the prior is a new one; None if nothing
         has changed."""
         self._store.flush()
         self._refit()
@@ -181,7 +177,7 @@ class ModelHistory:
             logger.warning("predictions are better than none again, and are used")
 
     def _refit(self) -> None:
-        """In a thread of its own: numpy lets go of the interpreter, and predictions go on."""
+        """In a thread: numpy releases the interpreter's lock, so that predictions go on."""
         if self._fit is not None and self._fit[1].done():
             fitting, future = self._fit
             self._fit = None

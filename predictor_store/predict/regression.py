@@ -1,0 +1,149 @@
+"""Regressions of an answer's length on its prompt's vector: a server's own, and a shipped one.
+
+Both are of the natural logarithm of output tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+# With fewer distinct prompts a regression fits noise.
+MIN_PROMPTS = 30
+# Anything from 1 to 10 does as well (leave-one-prompt-out error on six datasets).
+_RIDGE = 3.0
+# So many repeated answers tell how much answers to one prompt differ.
+_MIN_REPEATS = 20
+PRIOR_WORTH = 3.0
+_LEAST_WORTH, _MOST_WORTH = 0.5, 8.0
+# Fitted by bench/prediction/general.py; by encoder.
+SHIPPED_FILE = Path(__file__).with_name("general_length.json")
+# No answer is predicted to be longer.
+_MOST_TOKENS = 2.0**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthScore:
+    """Ridge regression on a server's own answers.
+
+    A score serves to find prompts whose answers are alike in length, not as a prediction: the
+    lengths of the records that it finds show its errors, as they have the same.
+
+    weights: float64, shape (dimension + 1,), the last for the constant. center: mean logarithm.
+    spread: standard deviation of the error at prompts left out.
+    rest_worth: how many answers to the very same prompt weigh as much as all that is known from
+        other prompts. Small if answers to one prompt hardly differ.
+    """
+
+    weights: NDArray[np.float64]
+    center: float
+    spread: float
+    rest_worth: float
+
+    def of(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Scores, float64, shape (n,), of vectors, shape (n, dimension)."""
+        scores: NDArray[np.float64] = vectors @ self.weights[:-1] + self.weights[-1] + self.center
+        return scores
+
+    @classmethod
+    def fit(
+        cls, vectors: NDArray[np.float32], lengths: NDArray[np.int64], prompts: NDArray[np.int64]
+    ) -> tuple[Self, NDArray[np.float64]] | None:
+        """From n records: the score, and what each record would score had its prompt's answers
+        not been seen, float64, shape (n,). None with fewer than MIN_PROMPTS distinct prompts.
+
+        prompts: which prompt each record is of, numbers of any kind. Each counts once, with the
+        mean logarithm of its lengths, so that leaving it out leaves out all its answers.
+        """
+        distinct, first, of, counts = np.unique(
+            prompts, return_index=True, return_inverse=True, return_counts=True
+        )
+        if distinct.size < MIN_PROMPTS:
+            return None
+        logs = np.log(np.maximum(lengths, 1))
+        means = np.bincount(of, logs) / counts
+        center = float(means.mean())
+        x = np.column_stack([vectors[first], np.ones(first.size)]).astype(np.float64)
+        inverse = np.linalg.inv(x.T @ x + _RIDGE * np.eye(x.shape[1]))
+        weights = inverse @ (x.T @ (means - center))
+        # Leaving one out of a linear smoother has a closed form (PRESS; Allen 1974).
+        leverage = np.einsum("ij,ij->i", x @ inverse, x)
+        errors = (means - center - x @ weights) / (1 - np.minimum(leverage, 0.99))
+        spread = max(float(np.sqrt(np.mean(np.square(errors)))), 1e-3)
+        score = cls(weights, center, spread, _rest_worth(logs - means[of], counts, spread))
+        return score, (means - errors)[of]
+
+
+def _rest_worth(deviations: NDArray[np.float64], counts: NDArray[np.int64], spread: float) -> float:
+    """Half an answer, and twice the ratio of the variance within a prompt to that between prompts
+    (a normal mean would need once, a distribution's shape needs more)."""
+    num_repeats = int((counts - 1).sum())
+    if num_repeats < _MIN_REPEATS:
+        return PRIOR_WORTH
+    within = float(np.square(deviations).sum()) / num_repeats
+    between = max(spread**2 - within * float(np.mean(1 / counts)), 0.1 * spread**2)
+    return float(np.clip(0.5 + 2 * within / between, _LEAST_WORTH, _MOST_WORTH))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GeneralLength:
+    """What is known before any answer has ended: a level, which differs from server to server, what
+    the prompt adds to it, and an error.
+
+    weights: float64, shape (dimension,), of a prompt's vector, for what it adds. errors: float64,
+    rising, equally likely. level: before anything has ended. level_worth: how many answers that
+    have ended say as much about the level. logs: float64, rising, equally likely: of the length of
+    an answer to an unknown prompt on an unknown server. fingerprint: of what made the vectors.
+    """
+
+    fingerprint: str
+    weights: NDArray[np.float64]
+    errors: NDArray[np.float64]
+    level: float
+    level_worth: float
+    logs: NDArray[np.float64]
+
+    @classmethod
+    def shipped(cls, encoder: str) -> Self:
+        """For prompts' vectors by this encoder."""
+        fields: Mapping[str, Any] = json.loads(SHIPPED_FILE.read_text("ascii"))[encoder]
+        weights, errors, logs = (np.array(fields[name]) for name in ("weights", "errors", "logs"))
+        level, worth = fields["level"], fields["level_worth"]
+        return cls(fields["fingerprint"], weights, errors, level, worth, logs)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the error."""
+        return float(self.errors.std())
+
+    def of(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+        """What prompts add to the level, shape (n,), of vectors, shape (n, dimension)."""
+        added: NDArray[np.float64] = vectors @ self.weights
+        return added
+
+    def level_after(self, excess: NDArray[np.float64]) -> float:
+        """The level. excess: by how much the logarithms of lengths that have ended exceed what
+        their prompts add."""
+        total = self.level * self.level_worth + float(excess.sum())
+        return total / (self.level_worth + excess.size)
+
+    def lengths(self, added: float, excess: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Tokens of an answer, equally likely. The less is known of the level, the wider."""
+        level = self.level_after(excess)
+        widened = np.sqrt(1 + 1 / (self.level_worth + excess.size))
+        return _tokens(level + added + widened * self.errors)
+
+    def of_any_prompt(self) -> NDArray[np.int64]:
+        """Tokens of an answer to an unknown prompt, equally likely."""
+        return _tokens(self.logs)
+
+
+def _tokens(logs: NDArray[np.float64]) -> NDArray[np.int64]:
+    tokens: NDArray[np.int64] = np.rint(np.clip(np.exp(logs), 1, _MOST_TOKENS)).astype(np.int64)
+    return tokens
