@@ -1,1 +1,1 @@
-"""The only code that imports SGLang: one module a hook, registered as an SGLang plugin."""
+"""The only code that imports SGLang, registered as an SGLang plugin."""

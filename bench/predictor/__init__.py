@@ -1,0 +1,1 @@
+"""Predictors, tested on answered prompts."""

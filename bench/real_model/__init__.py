@@ -1,0 +1,1 @@
+"""A real language model on a CPU: its files, servers, and its own answers."""

@@ -1,0 +1,1 @@
+"""Prompts, answer lengths and arrival times."""

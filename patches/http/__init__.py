@@ -1,0 +1,1 @@
+"""Hooks in the HTTP process: predictions, claims, refusals, settings and dispatch."""

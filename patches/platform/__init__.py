@@ -1,0 +1,1 @@
+"""SGLang on plain PyTorch, for hosts without an accelerator."""

@@ -1,0 +1,1 @@
+"""From a prompt to the distribution of its answer's length."""

@@ -1,0 +1,1 @@
+"""Probes of hidden states: recording, training, and the file."""

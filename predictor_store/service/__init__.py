@@ -1,0 +1,1 @@
+"""The prediction worker: its process, its sockets and its messages."""

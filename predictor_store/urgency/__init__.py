@@ -1,0 +1,1 @@
+"""A model that guesses how urgent a prompt is."""

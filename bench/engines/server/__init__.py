@@ -1,0 +1,1 @@
+"""Starts real servers, and the small models that they serve."""

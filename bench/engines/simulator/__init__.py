@@ -1,0 +1,1 @@
+"""A simulator of SGLang's scheduler that runs the policies themselves."""
