@@ -158,8 +158,8 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
 
 def _refuse_store(config: SageConfig) -> None:
     """If another server has it, that is to be known before the model is loaded, in one line."""
+    from predictor_store.store.file import StoreError
     from predictor_store.store.store import refuse_in_use
-    from predictor_store.store.store_file import StoreError
 
     if not config.predictor.service:
         try:

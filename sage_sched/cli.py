@@ -30,7 +30,7 @@ COMMANDS = {
     "set": ("patches.ops.set_command", "change by what a running server goes"),
     "explain": ("patches.ops.explain_command", "say what happened to requests and why, by a trace"),
     "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),
-    "warm": ("predictor_store.data.warm_command", "fill the predictor's store from datasets"),
+    "warm": ("predictor_store.data.warm", "fill the predictor's store from datasets"),
     "predictor serve": (
         "predictor_store.service.serve_command",
         "serve one predictor to many servers",
@@ -43,7 +43,7 @@ COMMANDS = {
         "predictor_store.urgency.urgency_command",
         "train a guess at how urgent prompts are",
     ),
-    "store info": ("predictor_store.store.info_command", "show what the predictor's store holds"),
+    "store info": ("predictor_store.data.store_info", "show what the predictor's store holds"),
     "bench": ("bench.comparison.command", "compare policies on real servers"),
     "bench fit": ("bench.engines.server.fit", "measure a server's step times"),
     "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),

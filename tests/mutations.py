@@ -640,7 +640,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a damaged record is read",
-        "predictor_store/store/store_file.py",
+        "predictor_store/store/file.py",
         "if not sound or _crc32(record_id, *fields) != crc32:",
         "if not sound:",
         f"{_STORE}::test_a_record_with_flipped_bits_is_refused",
@@ -968,7 +968,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a request dump runs what it holds",
-        "predictor_store/data/request_dumps.py",
+        "predictor_store/data/server_records.py",
         "        return Husk\n\n    def persistent_load",
         "        return super().find_class(module, name)\n\n    def persistent_load",
         "tests/bench/whatif/test_read.py::test_a_dump_runs_nothing",

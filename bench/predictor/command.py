@@ -24,7 +24,7 @@ from bench.predictor.general import held_out, read_sets
 from bench.predictor.quality import Outcome, Quality, quality
 from bench.predictor.replay import CAPACITY, NUM_FIRST, replay
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data.dataset_files import DatasetError
+from predictor_store.data.files import DatasetError
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
 from predictor_store.predict.regression import GeneralLength

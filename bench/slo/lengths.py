@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data.dataset_files import DatasetError, RowError, raw_rows
+from predictor_store.data.files import DatasetError, RowError, raw_rows
 from sage_sched.distribution import LengthDistribution
 
 # Of a recording: its file, its fields, and by what lengths are divided, so that one fits a pool of

@@ -26,7 +26,7 @@ from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.triage.requests import LOADS, Triage, arrivals_s, read_triage, said_by
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data.dataset_files import DatasetError
+from predictor_store.data.files import DatasetError
 from predictor_store.terminal import add_json, at_least_one, print_json, speaker
 from sage_sched.config import SageConfig
 from sage_sched.job import DEFAULT_URGENCY

@@ -19,9 +19,9 @@ from bench.whatif.engine import OwnServer, of_file, of_preset, of_running, with_
 from bench.whatif.read import read_log
 from bench.workloads.prompts import WorkloadError
 from predictor_store.config_file import read_config
-from predictor_store.data.dataset_files import DatasetError
-from predictor_store.data.warm_command import load_tokenizer
-from predictor_store.store.store_file import StoreError
+from predictor_store.data.files import DatasetError
+from predictor_store.data.warm import load_tokenizer
+from predictor_store.store.file import StoreError
 from predictor_store.terminal import add_json, at_least_one, print_json, server_url, speaker
 from sage_sched.fields import ConfigError
 

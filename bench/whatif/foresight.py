@@ -21,8 +21,8 @@ from predictor_store.predict.features import excerpt
 from predictor_store.predict.history import History
 from predictor_store.predict.quality import Forecast, RollingQuality
 from predictor_store.predict.regression import GeneralLength
+from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of, folder_of
-from predictor_store.store.store_file import StoreError
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 

@@ -19,14 +19,14 @@ from bench.whatif import tables
 from bench.whatif.log import Collected, Logged, TrafficLog
 from bench.whatif.shared_prompts import blocks_of
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data import request_dumps, request_log
-from predictor_store.data.answered import MALFORMED, Answered
+from predictor_store.data import server_records
+from predictor_store.data.server_records import MALFORMED, Answered
 
 _OF_DUMPS, _OF_LOG = "requests of SGLang's dumps", "requests of SGLang's request log"
 
 
 def read_log(paths: Sequence[Path], tokenizer: Any = None) -> TrafficLog:
-    """All that the files hold, and those of folders. tokenizer: see request_dumps.read_dump.
+    """All that the files hold, and those of folders. tokenizer: see server_records.read_dump.
     Raises WorkloadError, which names the file."""
     files = [file for path in paths for file in _files(path)]
     into = Collected()
@@ -59,10 +59,10 @@ def _read(path: Path, into: Collected, tokenizer: Any) -> None:
 
 
 def _read_open(file: IO[bytes], path: Path, into: Collected, tokenizer: Any) -> None:
-    is_pickle = file.read(1) == request_dumps.MAGIC
+    is_pickle = file.read(1) == server_records.MAGIC
     file.seek(0)
     if is_pickle:
-        for place, found in request_dumps.read_dump(file, path, tokenizer):
+        for place, found in server_records.read_dump(file, path, tokenizer):
             if isinstance(found, str):
                 into.leave_out(f"{place}: {found}")
             else:
@@ -128,20 +128,20 @@ def _read_lines(
     numbered: Iterator[tuple[int, str]], path: Path, into: Collected, tokenizer: Any
 ) -> None:
     """JSON lines, and SGLang's log, whose other lines do not matter."""
-    log = request_log.RequestLog(tokenizer)
-    for number, line in request_log.without_noise(numbered):
+    log = server_records.RequestLog(tokenizer)
+    for number, line in server_records.without_noise(numbered):
         _read_line(line, f"{path}:{number}", log, into)
 
 
-def _read_line(line: str, place: str, log: request_log.RequestLog, into: Collected) -> None:
+def _read_line(line: str, place: str, log: server_records.RequestLog, into: Collected) -> None:
     try:
-        if request_log.is_line(line):
+        if server_records.is_line(line):
             found = log.of_line(line)
         else:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError("it is no object")
-            if not request_log.is_row(row):
+            if not server_records.is_row(row):
                 _add(into, tables.kind_of(row), place, row)
                 return
             found = log.of_row(row)

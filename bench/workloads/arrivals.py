@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data.dataset_files import RowError, raw_rows
+from predictor_store.data.files import RowError, raw_rows
 
 # pulse: so many Poisson arrivals, as the paper has it: most of them are served when none comes any
 # more. sustained: Poisson arrivals for so long that what comes after the last matters little.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, stable_hash
-from predictor_store.data.dataset_files import DatasetError, raw_rows
+from predictor_store.data.files import DatasetError, raw_rows
 
 INSTRUCTION_MODEL = "text-davinci-003"
 CHAT_MODEL = "Meta-Llama-3-8B-Instruct"

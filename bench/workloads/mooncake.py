@@ -17,7 +17,7 @@ from typing import Any
 from bench.engines.simulator.radix_tree import cut
 from bench.engines.simulator.request import SimRequest
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data.dataset_files import DatasetError, RowError, raw_rows
+from predictor_store.data.files import DatasetError, RowError, raw_rows
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 

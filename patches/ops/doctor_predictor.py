@@ -10,14 +10,14 @@ from pathlib import Path
 
 from patches.ops.finding import Finding, fault, fine
 from predictor_store.cached_file import cache_folder
-from predictor_store.data.dataset_files import DatasetError
-from predictor_store.data.warm_command import load_tokenizer
+from predictor_store.data.files import DatasetError
+from predictor_store.data.warm import load_tokenizer
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.service.link import PredictorError, connect_worker
 from predictor_store.store import lock
+from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of, folder_of
-from predictor_store.store.store_file import StoreError
 from sage_sched.config import SageConfig
 
 _LEAST_FREE_BYTES = 200e6

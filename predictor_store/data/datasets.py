@@ -7,21 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from predictor_store.data.dataset_files import DatasetError, RowError, raw_rows
+from predictor_store.data.files import DatasetError, RowError, raw_rows
 
-# The names that are looked for, in this order, where none is given.
+# The names that are looked for, in this order, if none is given.
 PROMPT_FIELDS = ("prompt", "instruction", "question", "query", "problem", "input", "text")
 CONVERSATION_FIELDS = ("conversations", "conversation", "messages")
 OUTPUT_FIELDS = ("output", "response", "completion", "answer", "generation", "solution")
 LENGTH_FIELDS = (
-    "output_tokens",
-    "output_len",
-    "output_length",
-    "num_output_tokens",
-    "completion_tokens",
+    "output_tokens", "output_len", "output_length", "num_output_tokens", "completion_tokens",
     "response_tokens",
-)
-# Alpaca: what the instruction is about stands in a field of its own.
+)  # fmt: skip
+# Alpaca: what an instruction is about stands in another field.
 _CONTEXT_FIELDS = {"instruction": "input"}
 _HUMAN = ("human", "user")
 _MACHINE = ("gpt", "assistant", "chatgpt", "bot", "model")
@@ -30,7 +26,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Field names as the user gives them; None: guessed by the tables above."""
+    """Field names that the user gives; None: guessed by the tables above."""
 
     prompt: str | None = None
     output: str | None = None
@@ -39,10 +35,8 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One usable row. place: "file:line". output_tokens: as recorded in it, or None.
-
-    input_tokens: as recorded in it, or 0. censored: output_tokens has reached the recorded cap.
-    """
+    """One usable row. place: "file:line". output_tokens: as recorded, or None. input_tokens: as
+    recorded, or 0. censored: output_tokens has reached the recorded cap."""
 
     place: str
     prompt: str
@@ -56,9 +50,9 @@ class Row:
 class Reader:
     """Iterates over the usable rows of a dataset, see raw_rows, and counts the others.
 
-    filters: a row takes part if each of these fields has, as text, this value.
-    tokenizer: with one, an answer's text is as good as a recorded length; a row that has neither
-        is malformed. See raw_rows, too.
+    filters: the values, as text, that these fields must have.
+    tokenizer: see raw_rows. With one, an answer's text is as good as a recorded length; a row with
+        neither is malformed.
     malformed: (place, reason) of the first few of the num_malformed rows.
     """
 
@@ -73,13 +67,15 @@ class Reader:
     fields_seen: set[str] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[Row]:
-        """Raises DatasetError where the dataset cannot be read or has no usable row."""
+        """Raises DatasetError if the dataset cannot be read or has no usable row."""
         for place, raw in raw_rows(self.dataset, self.tokenizer):
             self.num_read += 1
             try:
                 row = self._row(place, raw)
             except RowError as error:
-                self._count_malformed(place, str(error))
+                self.num_malformed += 1
+                if len(self.malformed) < _MAX_NAMED:
+                    self.malformed.append((place, str(error)))
                 continue
             if row is None:
                 self.num_filtered += 1
@@ -91,11 +87,6 @@ class Reader:
     @property
     def num_used(self) -> int:
         return self.num_read - self.num_filtered - self.num_malformed
-
-    def _count_malformed(self, place: str, reason: str) -> None:
-        self.num_malformed += 1
-        if len(self.malformed) < _MAX_NAMED:
-            self.malformed.append((place, reason))
 
     def _row(self, place: str, raw: Any) -> Row | None:
         if isinstance(raw, RowError):
@@ -158,7 +149,7 @@ def _output(raw: dict[str, Any], fields: Fields, taken: set[str | None]) -> str 
         return None
     value = raw.get(name)
     if isinstance(value, list):
-        # OpenAI's or ShareGPT's form again, as in preference data: the answer is a turn of it.
+        # A conversation, as in preference data: the answer is a turn of it.
         return next((_said(turn)[1] for turn in value if _said(turn)[0] in _MACHINE), None)
     if value is None or isinstance(value, str):
         return value
@@ -180,7 +171,7 @@ def _said(turn: Any) -> tuple[str, str]:
     speaker = turn.get("from", turn.get("role"))
     content = turn.get("value", turn.get("content"))
     if isinstance(content, list):
-        # OpenAI: parts, of which an image has no text.
+        # OpenAI's parts; an image has no text.
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "\n".join(part for part in parts if isinstance(part, str))
     return str(speaker), content if isinstance(content, str) else ""

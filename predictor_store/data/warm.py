@@ -1,29 +1,48 @@
-"""Fills a store from prompts and lengths that were observed elsewhere."""
+"""sage-sched warm: fill a store from prompts and lengths that were observed elsewhere."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 from tqdm import tqdm
 
+from predictor_store.data.datasets import (
+    LENGTH_FIELDS,
+    OUTPUT_FIELDS,
+    PROMPT_FIELDS,
+    Fields,
+    Reader,
+    Row,
+)  # fmt: skip
+from predictor_store.data.files import DatasetError
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder, dimension, fingerprint
-from predictor_store.store.store import Store
-from predictor_store.store.store_file import Record, StoreError
-from sage_sched.config import StoreConfig
+from predictor_store.store.file import Record, StoreError
+from predictor_store.store.store import Store, default_path, recorded_capacity
+from predictor_store.terminal import add_json, at_least_one, field_and_value, print_json
+from predictor_store.torchvision_schemas import define_missing
+from sage_sched.config import ENCODERS, StoreConfig
+from sage_sched.fields import ConfigError
 
-# Committed together; the embedder sorts them by length, so that short ones are not padded.
+# Committed together. The embedder sorts them by length, so that short ones are not padded.
 _CHUNK = 256
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """A prompt and how long its answer was, in tokens.
 
-    input_tokens: 0 where unknown. censored: the answer was cut off at output_tokens by its cap.
+    input_tokens: 0 if unknown. censored: the answer was cut off at output_tokens by its cap.
     """
 
     prompt: str
@@ -38,29 +57,22 @@ def warm_store(
     config: StoreConfig,
     encoder: str = DEFAULT_ENCODER,
 ) -> int:
-    """Put observations, oldest first, into the store in the folder path; return its records.
+    """Put observations, oldest first, into the store in the folder path. Returns its records.
 
-    Makes the store where there is none. Killed on the way, it leaves a valid store with part of
-    them. Raises StoreError, also where the disk is full.
+    Makes the store if there is none. Killed on the way, it leaves a valid store with some of them.
+    Raises StoreError, also if the disk is full.
     """
     config = dataclasses.replace(config, path=str(path))
     with Store(config, fingerprint(encoder), dimension(encoder)) as store:
         embedder = Embedder(encoder)
         total = len(observations) if isinstance(observations, list) else None
         with tqdm(total=total, desc="embedding", unit="prompt", mininterval=1) as progress:
-            for chunk in _chunks(observations):
+            remaining = iter(observations)
+            while chunk := list(itertools.islice(remaining, _CHUNK)):
                 vectors = embedder.embed([observation.prompt for observation in chunk])
-                for observation, vector in zip(chunk, vectors, strict=True):
-                    store.add(
-                        Record(
-                            vector,
-                            observation.output_tokens,
-                            observation.input_tokens,
-                            observation.censored,
-                            "warm",
-                            observation.prompt,
-                        )
-                    )
+                for of, vector in zip(chunk, vectors, strict=True):
+                    known = of.output_tokens, of.input_tokens, of.censored
+                    store.add(Record(vector, *known, "warm", of.prompt))
                 store.flush(now=True)
                 if store.write_error is not None:
                     raise StoreError(
@@ -71,7 +83,153 @@ def warm_store(
         return store.num_records
 
 
-def _chunks(observations: Iterable[Observation]) -> Iterator[list[Observation]]:
-    iterator = iter(observations)
-    while chunk := list(itertools.islice(iterator, _CHUNK)):
-        yield chunk
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "datasets", nargs="+", metavar="DATASET",
+        help="a file (JSON lines, a JSON array or Parquet, gzip too), of prompts with answers or "
+        "their lengths, or of conversations (messages, ShareGPT); SGLang's request log or dumps, "
+        "or a folder of them; or a folder or name of a Hugging Face dataset",
+    )  # fmt: skip
+    parser.add_argument("--store", type=Path, metavar="DIR", help=f"default: {default_path()}")
+    parser.add_argument(
+        "--capacity", type=at_least_one, metavar="N",
+        help="records that the store keeps; default: as it was, or "
+        f"{StoreConfig().capacity} in a new one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokenizer", metavar="MODEL_PATH",
+        help="the served model's folder: output is counted with its tokenizer, and prompts that "
+        "are token ids are read",
+    )  # fmt: skip
+    parser.add_argument(
+        "--limit", type=at_least_one, metavar="N", help="take a uniform sample of N rows"
+    )
+    parser.add_argument(
+        "--filter", action="append", default=[], type=field_and_value, metavar="FIELD=VALUE",
+        help="take only rows with this value; may be repeated",
+    )  # fmt: skip
+    guessed = {"prompt": PROMPT_FIELDS, "output": OUTPUT_FIELDS, "length": LENGTH_FIELDS}
+    for name, fields in guessed.items():
+        said = f"default: the first of {', '.join(fields)}"
+        parser.add_argument(f"--{name}-field", metavar="NAME", help=said)
+    parser.add_argument(
+        "--encoder", choices=ENCODERS, default=DEFAULT_ENCODER,
+        help="the server's predictor.encoder; default: %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--keep-prompts", action="store_true", help="store the prompts' text too")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 2 with one line on stderr if a dataset, the tokenizer or the store is bad."""
+    try:
+        summary = _warm(args)
+    except (ConfigError, DatasetError, StoreError) as error:
+        print(f"sage-sched warm: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print_json(summary)
+    else:
+        print("\n".join(_told(summary)))
+    return 0
+
+
+def _warm(args: argparse.Namespace) -> dict[str, Any]:
+    folder = (args.store or default_path()).expanduser().absolute()
+    capacity = args.capacity or recorded_capacity(folder) or StoreConfig().capacity
+    config = StoreConfig(capacity=capacity, keep_prompts=args.keep_prompts)
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
+    fields = Fields(args.prompt_field, args.output_field, args.length_field)
+    readers = [Reader(name, fields, dict(args.filter), tokenizer) for name in args.datasets]
+    rows = tqdm(itertools.chain.from_iterable(readers), desc="reading", unit="row", mininterval=1)
+    sample = uniform_sample(rows, min(capacity, args.limit or capacity))
+    observations = list(_observations(sample, tokenizer))
+    num_records = warm_store(folder, observations, config, args.encoder)
+    return {
+        **{
+            name: sum(getattr(reader, name) for reader in readers)
+            for name in ("num_read", "num_filtered", "num_malformed")
+        },
+        "malformed": dict(itertools.chain.from_iterable(reader.malformed for reader in readers)),
+        "num_put": len(observations),
+        "store": str(folder),
+        "num_records": num_records,
+        "output_tokens": quantiles([observation.output_tokens for observation in observations]),
+    }
+
+
+def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
+    """size of the rows, each equally likely, in their order (Vitter 1985, algorithm R)."""
+    chosen: list[tuple[int, T]] = []
+    rng = random.Random(seed)
+    for i, row in enumerate(rows):
+        if i < size:
+            chosen.append((i, row))
+        elif (j := rng.randrange(i + 1)) < size:
+            chosen[j] = (i, row)
+    return [row for _, row in sorted(chosen, key=lambda pair: pair[0])]
+
+
+def _observations(rows: Iterable[Row], tokenizer: Any) -> Iterator[Observation]:
+    if tokenizer is not None:
+        rows = tqdm(rows, desc="counting tokens", unit="row", mininterval=1)
+    for row in rows:
+        output_tokens, input_tokens = row.output_tokens, row.input_tokens
+        if tokenizer is not None:
+            # What a server recorded is better than what was cut from its log.
+            if row.output is not None or not input_tokens:
+                input_tokens = _num_tokens(tokenizer, row.prompt)
+            if row.output is not None:
+                output_tokens = max(1, _num_tokens(tokenizer, row.output))
+        assert output_tokens is not None  # the reader has seen to it
+        yield Observation(row.prompt, output_tokens, input_tokens, row.censored)
+
+
+def _num_tokens(tokenizer: Any, text: str) -> int:
+    # The tokenizer takes UTF-8, which has no lone surrogates.
+    tokenizable = text.encode("utf-8", "replace").decode("utf-8")
+    return len(tokenizer(tokenizable, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def load_tokenizer(model_path: str) -> Any:
+    """Of a model's folder, or of a model in the cache of the hub. Raises DatasetError."""
+    folder = Path(model_path).expanduser()
+    is_folder = folder.is_dir()
+    if not is_folder and (model_path.startswith(("/", ".", "~")) or folder.exists()):
+        raise DatasetError(f"cannot load a tokenizer from {model_path}: there is no such folder")
+    define_missing()
+    from transformers import AutoTokenizer
+
+    name = str(folder) if is_folder else model_path
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=True)
+    # transformers raises whatever its layers raise.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        if not is_folder and isinstance(error, OSError):
+            reason = "it is no folder here, and not in this host's cache of Hugging Face's hub"
+        raise DatasetError(f"cannot load a tokenizer from {model_path}: {reason}") from error
+
+
+def _told(summary: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"{summary['num_read']} rows read, {summary['num_filtered']} filtered out, "
+        f"{summary['num_malformed']} malformed, {summary['num_put']} put into {summary['store']}, "
+        f"which now holds {summary['num_records']} records"
+    )
+    for place, reason in summary["malformed"].items():
+        yield f"  malformed: {place}: {reason}"
+    yield f"output tokens: {quantiles_line(summary['output_tokens'])}"
+
+
+def quantiles(lengths: list[int]) -> dict[str, float]:
+    """The mean, and quantiles by name."""
+    of = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    found = {name: float(np.quantile(lengths, q)) for name, q in of.items()}
+    return {"mean": float(np.mean(lengths)), **found}
+
+
+def quantiles_line(found: Mapping[str, float]) -> str:
+    """The same for people."""
+    return ", ".join(f"{name} {tokens:.0f}" for name, tokens in found.items())

@@ -12,7 +12,7 @@ from predictor_store.predict import asked
 from predictor_store.predict.embedder import NUM_BESIDE, embedding_dimension, searched_columns
 from predictor_store.predict.index import Codes, VectorIndex
 from predictor_store.predict.regression import PRIOR_WORTH, GeneralLength, LengthScore
-from predictor_store.store.store_file import Origin
+from predictor_store.store.file import Origin
 
 # A score is fitted to the newest records, this many at most: more only take longer.
 _MAX_FITTED = 20_000

@@ -22,8 +22,8 @@ from predictor_store.predict.embedder import dimension, fingerprint
 from predictor_store.predict.history import Fitting, History, Place
 from predictor_store.predict.quality import WINDOW, Forecast, RollingQuality
 from predictor_store.predict.regression import GeneralLength
+from predictor_store.store.file import Record
 from predictor_store.store.store import Store, folder_of
-from predictor_store.store.store_file import Record
 from sage_sched.config import SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
 

@@ -16,7 +16,7 @@ from typing import Any
 from predictor_store.service import protocol, sockets
 from predictor_store.service.connection import Connection
 from predictor_store.service.sockets import ServiceError
-from predictor_store.store.store_file import StoreError
+from predictor_store.store.file import StoreError
 from sage_sched.address import Address
 from sage_sched.config import SageConfig
 

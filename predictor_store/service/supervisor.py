@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from predictor_store.service.link import Link, PredictorError, start_worker
-from predictor_store.store.store_file import StoreError
+from predictor_store.store.file import StoreError
 from sage_sched.config import SageConfig
 
 logger = logging.getLogger(__name__)

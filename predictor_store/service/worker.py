@@ -20,8 +20,8 @@ from predictor_store.predict.history import Place
 from predictor_store.predict.model import ModelHistory, folder_of_model
 from predictor_store.predict.quality import Forecast
 from predictor_store.service import protocol
+from predictor_store.store.file import Record
 from predictor_store.store.store import file_of
-from predictor_store.store.store_file import Record
 from sage_sched.config import SageConfig
 
 # About 128 tokens, the most that MiniLM reads of a prompt.

@@ -18,7 +18,7 @@ from pathlib import Path
 from predictor_store.service import protocol, sockets
 from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
-from predictor_store.store.store_file import StoreError
+from predictor_store.store.file import StoreError
 from sage_sched.address import Address
 from sage_sched.config import SageConfig
 

@@ -10,21 +10,27 @@ from pathlib import Path
 
 
 def acquire(folder: Path) -> int | None:
-    """The descriptor that holds the folder's lock until closed; None where another has it.
+    """The descriptor that holds the folder's lock until closed; None if another process has it.
 
     Raises OSError if the lock file is a link: what it points to is not ours to write to.
     """
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    if not _locked(fd):
-        os.close(fd)
-        return None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode("ascii"), 0)
-    return fd
+    # Tried for a moment: holder() locks too, to see whether somebody else does.
+    for _ in range(10):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+        else:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode("ascii"), 0)
+            return fd
+    os.close(fd)
+    return None
 
 
 def holder(folder: Path) -> str | None:
-    """The process id of whoever holds the folder's lock, None where nobody does."""
+    """The process id of whoever holds the folder's lock; None if nobody does."""
     try:
         fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
@@ -38,16 +44,3 @@ def holder(folder: Path) -> str | None:
         return os.pread(fd, 32, 0).decode("ascii", "replace") or "unknown"
     finally:
         os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    # Tried for a moment: holder() locks too, to see whether somebody else does.
-    for attempt in range(10):
-        if attempt:
-            time.sleep(0.05)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            pass
-    return False

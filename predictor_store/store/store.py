@@ -1,6 +1,6 @@
-"""The history on disk: a folder with one database, written by one process at a time.
+"""Answered prompts on disk: a folder with one database, written by one process at a time.
 
-Or in memory alone, where config.on_disk is false: then the folder is read, and left as it is.
+With store.on_disk false they are in memory alone; then the folder is read, and left as it is.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Self
 
 from predictor_store.cached_file import cache_folder
-from predictor_store.store import lock, store_file
-from predictor_store.store.store_file import Record, StoreError
+from predictor_store.store import file, lock
+from predictor_store.store.file import Record, StoreError
 from sage_sched.config import StoreConfig
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 10.0
-# 3.1 KB each. What a disk that stays full for longer than they last leaves behind is lost.
+# 3.1 KB each. More records than that are lost if the disk stays full.
 _MAX_UNWRITTEN = 2_000
 
 
@@ -33,27 +33,29 @@ def default_path() -> Path:
 
 
 def folder_of(config: StoreConfig) -> Path:
+    """The folder that a server uses."""
     path = Path(config.path).expanduser() if config.path else default_path()
     return path.absolute()
 
 
 def file_of(folder: Path) -> Path:
+    """The database in a store's folder."""
     return folder / "history.sqlite3"
 
 
 def recorded_capacity(folder: Path) -> int | None:
-    """What the store in folder was last opened with; None where there is none. Or StoreError."""
+    """What the store in folder was last opened with; None if there is none. Raises StoreError."""
     path = file_of(folder)
     if not path.exists():
         return None
-    with contextlib.closing(store_file.connect(path)) as connection:
-        return int(store_file.read_meta(connection)["capacity"])
+    with contextlib.closing(file.connect(path)) as connection:
+        return int(file.read_meta(connection)["capacity"])
 
 
 class Store:
-    """Up to config.capacity records, oldest warm ones first out, then the oldest of the history.
+    """Up to config.capacity records. The oldest warm ones make room first, then the oldest.
 
-    Opening raises StoreError where the folder is in use, damaged, or made with another embedder.
+    Opening raises StoreError if the folder is in use, damaged, or made with another embedder.
     Writing never raises: what the disk does not take is kept, retried later, and counted.
     """
 
@@ -79,21 +81,20 @@ class Store:
         meta = made_with | {"capacity": str(self._config.capacity)}
         try:
             if not self._config.on_disk:
-                connection = store_file.in_memory(path, meta)
+                connection = file.in_memory(path, meta)
             else:
                 if not path.exists():
-                    store_file.create(path, meta)
-                connection = store_file.connect(path)
+                    file.create(path, meta)
+                connection = file.connect(path)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot make a store in {self.folder}: {error}") from error
         try:
-            _require_same_embedder(store_file.read_meta(connection), made_with, self.folder)
+            _require_same_embedder(file.read_meta(connection), made_with, self.folder)
             self._prepare(connection)
-        except sqlite3.Error as error:
+        except BaseException as error:
             connection.close()
-            raise StoreError(f"cannot write the store {path}: {error}") from error
-        except StoreError:
-            connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise StoreError(f"cannot write the store {path}: {error}") from error
             raise
         return connection
 
@@ -101,11 +102,8 @@ class Store:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         capacity = self._config.capacity
-        if store_file.read_meta(connection).get("capacity") != str(capacity):
-            with connection:
-                connection.execute(
-                    "INSERT OR REPLACE INTO meta VALUES ('capacity', ?)", (str(capacity),)
-                )
+        if file.read_meta(connection).get("capacity") != str(capacity):
+            _note(connection, "capacity", str(capacity))
         ids = connection.execute("SELECT count(*), coalesce(max(id), 0) FROM records")
         self.num_records, self._last_id = ids.fetchone()
         if self.num_records > capacity:
@@ -115,7 +113,7 @@ class Store:
 
     def load(self) -> list[Record]:
         """All records that are written, oldest first. Raises StoreError if one is damaged."""
-        return list(store_file.read_records(self._connection, file_of(self.folder)))
+        return list(file.read_records(self._connection, file_of(self.folder)))
 
     def add(self, record: Record) -> None:
         """To be written at the next flush."""
@@ -138,11 +136,8 @@ class Store:
             if self.write_error is None:
                 logger.error(
                     "cannot write the store %s (%s): the history goes on in memory, writing is "
-                    "tried again every %.0f s",
-                    self.folder,
-                    error,
-                    _RETRY_SECONDS,
-                )
+                    "tried again every %.0f s", self.folder, error, _RETRY_SECONDS,
+                )  # fmt: skip
             self.write_error = str(error)
             self._retry_at = time.monotonic() + _RETRY_SECONDS
         else:
@@ -152,13 +147,13 @@ class Store:
             self._retry_at = 0.0
 
     def note(self, key: str, value: str) -> None:
-        """Beside the records, for `sage-sched store info`; lost if the disk does not take it."""
-        with contextlib.suppress(sqlite3.Error), self._connection:
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        """Beside the records, for `sage-sched store info`. Lost if the disk does not take it."""
+        with contextlib.suppress(sqlite3.Error):
+            _note(self._connection, key, value)
 
     def _commit(self) -> None:
         rows = [
-            store_file.to_row(self._last_id + i, self._without_prompt(record))
+            file.to_row(self._last_id + i, self._without_prompt(record))
             for i, record in enumerate(self._unwritten, start=1)
         ]
         excess = self.num_records + len(rows) - self._config.capacity
@@ -194,8 +189,8 @@ class Store:
 
 
 def refuse_in_use(config: StoreConfig, patience_s: float = 5.0) -> None:
-    """Raises StoreError if another process has it, and keeps it for that long: a server that ends
-    gives it back within a moment."""
+    """Raises StoreError if another process has the store, and keeps it for so long: a server that
+    ends gives it back within a moment."""
     folder = folder_of(config)
     deadline_s = time.monotonic() + patience_s
     while config.on_disk and lock.holder(folder) is not None:
@@ -231,6 +226,11 @@ def _require_same_embedder(meta: dict[str, str], wanted: dict[str, str], folder:
             f"away and warm a new one with `sage-sched warm ... --store {folder}`, or set "
             "store.path to another folder"
         )
+
+
+def _note(connection: sqlite3.Connection, key: str, value: str) -> None:
+    with connection:
+        connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
 def _evict(connection: sqlite3.Connection, num_records: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor_store.data.dataset_files import DatasetError, RowError, raw_rows
+from predictor_store.data.files import DatasetError, RowError, raw_rows
 from predictor_store.terminal import add_json, print_json
 from predictor_store.urgency.urgency_head import NUM_LEVELS, UNDER_COST, fit
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from predictor_store.predict.embedder import dimension as dimension_of
 from predictor_store.predict.history import History
-from predictor_store.store.store_file import Record
+from predictor_store.store.file import Record
 
 JUNK = {
     "empty": "",

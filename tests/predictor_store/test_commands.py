@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from predictor_store.data import warm_command
-from predictor_store.data.warm_command import uniform_sample
+from predictor_store.data import store_info
+from predictor_store.data import warm as warm_command
+from predictor_store.data.store_info import _quality_line
+from predictor_store.data.warm import uniform_sample
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.quality import LEAST_TO_TELL
-from predictor_store.store import info_command
-from predictor_store.store.info_command import _quality_line
+from predictor_store.store.file import Record
 from predictor_store.store.store import Store, file_of
-from predictor_store.store.store_file import Record
 from sage_sched.cli import main
 from sage_sched.config import StoreConfig
 from tests.predictor_store.samples import lines, record
@@ -37,8 +37,8 @@ def warm(*arguments: object) -> int:
 
 def info(folder: Path) -> int:
     parser = argparse.ArgumentParser()
-    info_command.configure(parser)
-    return info_command.run(parser.parse_args(["--store", str(folder)]))
+    store_info.configure(parser)
+    return store_info.run(parser.parse_args(["--store", str(folder)]))
 
 
 def stored(folder: Path, capacity: int = 10_000) -> list[Record]:

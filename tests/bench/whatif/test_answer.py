@@ -24,7 +24,7 @@ from bench.whatif.simulation import Outcome, outcomes, requests_of
 from bench.whatif.supposed import Supposed
 from bench.whatif.told import Told, told_of
 from bench.workloads.prompts import WorkloadError
-from predictor_store.store.store_file import StoreError
+from predictor_store.store.file import StoreError
 from sage_sched.cli import main
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution

@@ -16,8 +16,8 @@ from bench.whatif.log import TrafficLog
 from bench.whatif.read import read_log
 from bench.whatif.shared_prompts import spans_of
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data.dataset_files import DatasetError
 from predictor_store.data.datasets import Reader
+from predictor_store.data.files import DatasetError
 from sage_sched.distribution import LengthDistribution
 
 META = {"prompt_tokens": 12, "completion_tokens": 30, "e2e_latency": 2.5}

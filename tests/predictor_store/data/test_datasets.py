@@ -10,8 +10,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from predictor_store.data.dataset_files import DatasetError
 from predictor_store.data.datasets import Fields, Reader, Row
+from predictor_store.data.files import DatasetError
 from tests.predictor_store.samples import lines
 
 PLAIN = {"prompt": "p", "output_tokens": 5}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from predictor_store.predict.history import History
 from predictor_store.predict.predictor import MAX_ATOMS, predict, prior
 from predictor_store.predict.regression import GeneralLength
-from predictor_store.store.store_file import Origin
+from predictor_store.store.file import Origin
 from tests.predictor_store.samples import grown, unit_vectors
 
 # With too few prompts for a score, all else equal, these are the neighbourhoods by cosine alone.

@@ -23,8 +23,8 @@ from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.embedder import dimension, fingerprint
 from predictor_store.service.client import PredictorClient
 from predictor_store.store import lock
+from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of
-from predictor_store.store.store_file import StoreError
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
 from tests.predictor_store.samples import JUNK

@@ -28,8 +28,8 @@ from predictor_store.service.link import Link, PredictorError, connect_worker
 from predictor_store.service.server import Server
 from predictor_store.service.sockets import ServiceError
 from predictor_store.service.worker import Outgoing, Worker
+from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store
-from predictor_store.store.store_file import StoreError
 from sage_sched.address import Address
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from predictor_store.data.store_info import described, facts
 from predictor_store.predict import predictor
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.quality import WINDOW
@@ -18,9 +19,8 @@ from predictor_store.service.protocol import (
     encode_distribution,
 )
 from predictor_store.service.worker import Worker
-from predictor_store.store.info_command import described, facts
+from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store
-from predictor_store.store.store_file import StoreError
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
 

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from predictor_store.predict.embedder import dimension
 from predictor_store.predict.history import History
 from predictor_store.store import lock
+from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import Store, default_path, file_of
-from predictor_store.store.store_file import Record, StoreError
 from sage_sched.config import StoreConfig
 from tests.predictor_store.samples import record
 

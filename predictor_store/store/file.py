@@ -1,4 +1,4 @@
-"""The store's file: an SQLite database of one row a record, each with its checksum."""
+"""A store's file: an SQLite database of one row a record, each with its checksum."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Record:
     """One answered prompt.
 
     vector: float32, shape (dimension,), see predictor_store.predict.embedder.
-    input_tokens: of the prompt; 0 where unknown.
+    input_tokens: of the prompt; 0 if unknown.
     censored: the answer was cut off at output_tokens by its cap.
-    prompt: its text, None where it is not kept.
+    prompt: its text; None if it is not kept.
     scope: the traffic it belongs to, such as a LoRA adapter's name; "" for the base model's.
     """
 
@@ -63,7 +63,7 @@ class Record:
 
 
 def create(path: Path, meta: dict[str, str]) -> None:
-    """A new file with no records. Complete or absent, whenever the process is killed."""
+    """A new file with no records. It is complete or absent, whenever the process is killed."""
     unfinished = path.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -73,8 +73,8 @@ def create(path: Path, meta: dict[str, str]) -> None:
 
 
 def in_memory(path: Path, meta: dict[str, str]) -> sqlite3.Connection:
-    """A copy of the file at path, or a store with no records where there is none; path is not
-    written to. Raises StoreError as connect does."""
+    """A copy of the file at path, which is not written to, or a store with no records if there is
+    none. Raises StoreError as connect does."""
     # Read in one thread, used in another, never in both.
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     if path.exists():
@@ -101,16 +101,13 @@ def connect(path: Path) -> sqlite3.Connection:
         raise StoreError(f"cannot open the store {path}: {error}") from error
     try:
         _check(connection, path)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, StoreError) as error:
         connection.close()
-        raise damaged(path, str(error)) from error
-    except StoreError:
-        connection.close()
-        raise
+        raise error if isinstance(error, StoreError) else _damaged(path, error) from error
     return connection
 
 
-def damaged(path: Path, what: str) -> StoreError:
+def _damaged(path: Path, what: object) -> StoreError:
     return StoreError(
         f"the store {path} is damaged: {what}. Move it away or restore a copy; without the file "
         "a new store is made, which `sage-sched warm` can fill"
@@ -118,6 +115,7 @@ def damaged(path: Path, what: str) -> StoreError:
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
+    """The table meta: what the store was made with, and notes."""
     return dict(connection.execute("SELECT key, value FROM meta"))
 
 
@@ -131,25 +129,19 @@ def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]
         )
         for record_id, *fields, crc32 in rows:
             # In a damaged record each field may be of any type, the vector too.
-            sound = isinstance(fields[0], bytes) and len(fields[0]) == 4 * dimension
+            vector, num_out, num_in, censored, origin, scope, prompt = fields
+            sound = isinstance(vector, bytes) and len(vector) == 4 * dimension
             if not sound or _crc32(record_id, *fields) != crc32:
-                raise damaged(path, f"record {record_id} does not match its checksum")
-            yield Record(
-                np.frombuffer(fields[0], "<f4").astype(np.float32),
-                fields[1],
-                fields[2],
-                bool(fields[3]),
-                cast(Origin, fields[4]),
-                fields[6],
-                fields[5],
-            )
+                raise _damaged(path, f"record {record_id} does not match its checksum")
+            numbers = np.frombuffer(vector, "<f4").astype(np.float32)
+            made_by = cast(Origin, origin)
+            yield Record(numbers, num_out, num_in, bool(censored), made_by, prompt, scope)
     except sqlite3.Error as error:
-        raise damaged(path, str(error)) from error
+        raise _damaged(path, error) from error
 
 
 def to_row(record_id: int, record: Record) -> tuple[object, ...]:
     """The values of one row of the table records."""
-    prompt = None if record.prompt is None else _utf8(record.prompt)
     fields = (
         record.vector.astype("<f4").tobytes(),
         record.output_tokens,
@@ -157,13 +149,13 @@ def to_row(record_id: int, record: Record) -> tuple[object, ...]:
         int(record.censored),
         record.origin,
         _utf8(record.scope),
-        prompt,
+        None if record.prompt is None else _utf8(record.prompt),
     )
     return (record_id, *fields, _crc32(record_id, *fields))
 
 
 def _utf8(text: str) -> str:
-    # SQLite keeps text as UTF-8, which lone surrogates have not.
+    # SQLite keeps text as UTF-8, which has no lone surrogates.
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -186,8 +178,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         )
     soundness = pragma("integrity_check(1)")
     if soundness != "ok":
-        raise damaged(path, str(soundness))
+        raise _damaged(path, soundness)
     meta = read_meta(connection)
     numbers = [meta.get("dimension", ""), meta.get("capacity", "")]
     if "embedder" not in meta or not all(number.isdecimal() for number in numbers):
-        raise damaged(path, "it does not say what it was made with")
+        raise _damaged(path, "it does not say what it was made with")

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from predictor_store.data.warm_command import quantiles, quantiles_line
+from predictor_store.data.warm import quantiles, quantiles_line
 from predictor_store.predict.quality import LEAST_TO_TELL
-from predictor_store.store import lock, store_file
+from predictor_store.store import file, lock
+from predictor_store.store.file import StoreError
 from predictor_store.store.store import default_path, file_of
-from predictor_store.store.store_file import StoreError
 from predictor_store.terminal import add_json, print_json
 
 
@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 2 with one line on stderr where there is no store or it is damaged."""
+    """Exit code 2 with one line on stderr if there is no store or it is damaged."""
     folder = (args.store or default_path()).expanduser().absolute()
     try:
         found = facts(folder)
@@ -40,14 +40,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """Checks every record on the way; a server may have the store open. predictions: how good they
-    have been lately, as a worker has left it. Raises StoreError."""
+    """What the store in folder holds; each record is checked. A server may have it open.
+    predictions: RollingQuality.summary, as a worker has left it. Raises StoreError."""
     path = file_of(folder)
     if not path.exists():
         raise StoreError(f"there is no store in {folder}: `sage-sched warm` makes one")
-    with contextlib.closing(store_file.connect(path)) as connection:
-        meta = store_file.read_meta(connection)
-        records = list(store_file.read_records(connection, path))
+    with contextlib.closing(file.connect(path)) as connection:
+        meta = file.read_meta(connection)
+        records = list(file.read_records(connection, path))
     lengths = [record.output_tokens for record in records]
     try:
         predictions = json.loads(meta.get("quality") or "{}")
@@ -70,7 +70,7 @@ def facts(folder: Path) -> dict[str, Any]:
 
 
 def described(found: Mapping[str, Any]) -> dict[str, str]:
-    """For people. found: as facts has it."""
+    """The same for people."""
     number, num_warm, pid = found["num_records"], found["num_warm"], found["in_use_by"]
     lines = {
         "store": found["store"],

@@ -1,5 +1,4 @@
-"""Rows as they stand in a file, a server's records or a Hugging Face dataset, each with the place
-it stands at."""
+"""Raw rows of a file, a server's records or a Hugging Face dataset, each with its place."""
 
 from __future__ import annotations
 
@@ -11,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from predictor_store.data import request_log
-from predictor_store.data.answered import MALFORMED, Answered
-from predictor_store.data.request_dumps import MAGIC, read_dump
+from predictor_store.data import server_records
+from predictor_store.data.server_records import MAGIC, MALFORMED, Answered, RequestLog, read_dump
 
 _JSON_SPACE = " \t\r\n"
 _GZIP = b"\x1f\x8b"
-# Of a line: so many say whether a server wrote it.
+# The beginning of a line that says whether a server wrote it.
 _DATE_BYTES = 16
 _SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".gz")
 
@@ -31,12 +29,13 @@ class RowError(Exception):
 
 
 def raw_rows(dataset: str, tokenizer: Any = None) -> Iterator[tuple[str, Any]]:
-    """(place, row) for each row; place is "file:line" or "dataset:row number", from 1.
+    """(place, row) for each row; place is "file:line" or "dataset:row number", from 1. The row is
+    a RowError if it cannot be read. Raises DatasetError.
 
-    dataset: a file of JSON lines, a JSON array or Parquet, by its content and gzip too; SGLang's
-    request log or dumps, or a folder of them; a folder that Hugging Face's datasets library reads;
-    or a name on its hub. The row is a RowError where there is none to read. tokenizer: to read
-    prompts of SGLang's records that are token ids. Raises DatasetError.
+    dataset: a file of JSON lines, a JSON array or Parquet, recognised by its content, gzip too;
+    SGLang's request log or dumps, or a folder of them; a folder that Hugging Face's datasets
+    library reads; or a name on its hub. tokenizer: to read prompts of SGLang's records that are
+    token ids.
     """
     path = Path(dataset).expanduser()
     try:
@@ -60,7 +59,7 @@ def _is_of_a_server(path: Path) -> bool:
     with path.open("rb") as file:
         begins = file.read(_DATE_BYTES)
     is_dump = path.suffix == ".pkl" and begins.startswith(MAGIC)
-    return is_dump or request_log.is_line(begins.decode("latin-1"))
+    return is_dump or server_records.is_line(begins.decode("latin-1"))
 
 
 def _file_rows(path: Path, tokenizer: Any) -> Iterator[tuple[str, Any]]:
@@ -83,7 +82,7 @@ def _dump_rows(path: Path, tokenizer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _row_of(found: Answered) -> dict[str, Any] | RowError:
-    """What SGLang has written down, as a dataset has it."""
+    """A record of SGLang as a row of a dataset."""
     if found.ids and not found.prompt:
         return RowError("its prompt is token ids: --tokenizer reads them")
     if not found.prompt:
@@ -97,22 +96,22 @@ def _row_of(found: Answered) -> dict[str, Any] | RowError:
 
 
 def _json_rows(path: Path, tokenizer: Any, compressed: bool) -> Iterator[tuple[str, Any]]:
-    log = request_log.RequestLog(tokenizer)
-    # A byte that is no UTF-8 spoils its own row, not the file: as JSON it is just a character.
+    log = RequestLog(tokenizer)
+    # A byte that is no UTF-8 spoils its own row, not the file.
     opener = gzip.open if compressed else open
     with opener(path, "rt", encoding="utf-8-sig", errors="replace") as file:
         line = 0
         try:
             numbered = ((line, text) for line, text in enumerate(file, 1) if text.strip())
             line, text = next(numbered, (0, ""))
-            if text.lstrip().startswith("[") and not request_log.is_line(text):
+            if text.lstrip().startswith("[") and not server_records.is_line(text):
                 yield from _array_rows(path, text + file.read(), line)
                 return
             rows = itertools.chain([(line, text)] if line else [], numbered)
-            for line, text in request_log.without_noise(rows):
-                is_line = request_log.is_line(text)
+            for line, text in server_records.without_noise(rows):
+                is_line = server_records.is_line(text)
                 row = text if is_line else _parse(text)
-                if is_line or request_log.is_row(row):
+                if is_line or server_records.is_row(row):
                     row = _logged(log, row)
                     if row is None:
                         continue
@@ -121,8 +120,8 @@ def _json_rows(path: Path, tokenizer: Any, compressed: bool) -> Iterator[tuple[s
             yield f"{path}:{line + 1}", RowError(f"the file cannot be read on from here: {error}")
 
 
-def _logged(log: request_log.RequestLog, said: str | dict[str, Any]) -> Any:
-    """Of a server's line, or its JSON; None of one that tells of no answer."""
+def _logged(log: RequestLog, said: str | dict[str, Any]) -> Any:
+    """The row of a server's line, or its JSON; None if that tells of no answer."""
     try:
         found = log.of_line(said) if isinstance(said, str) else log.of_row(said)
     except MALFORMED as error:
