@@ -1,4 +1,4 @@
-"""Placing hooks into SGLang, loudly."""
+"""Hooks into SGLang: each names its target, and fails loudly if it does not fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 from sglang.version import __version__ as sglang_release
@@ -38,11 +38,10 @@ class Hook:
         check_target("hook", self.target, self.parameters)
 
     def apply(self) -> None:
-        """Check the target, then hook it.
+        """Check the target, then hook it, once per process: a second engine finds it in place.
 
-        Not through HookRegistry.apply_hooks: it only logs what fails, and silently drops a hook
-        on a target that another plugin has hooked before. Once in a process: a second engine in
-        it finds its hooks in place.
+        HookRegistry.apply_hooks will not do. It only logs failures, and silently drops a hook on
+        a target that another plugin has hooked.
         """
         if self.target in _applied:
             return
@@ -50,6 +49,22 @@ class Hook:
         HookRegistry._apply_target(self.target, [(self.kind, self.hook, _SOURCE)])
         HookRegistry._patched.add(self.target)
         _applied.add(self.target)
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Hooks(list[Hook]):
+    """Hooks in the order in which they are placed."""
+
+    def at(self, target: str, kind: Any, *parameters: str) -> Callable[[_F], _F]:
+        """A decorator: the function below it is hooked there (see Hook)."""
+
+        def add(hook: _F) -> _F:
+            self.append(Hook(target, kind, hook, parameters))
+            return hook
+
+        return add
 
 
 def check_target(use: str, target: str, parameters: Iterable[str]) -> None:
@@ -67,8 +82,8 @@ def check_target(use: str, target: str, parameters: Iterable[str]) -> None:
 
 
 def _missing(where: str) -> ModuleNotFoundError | None:
-    """Why a module of SGLang cannot be imported, if it is a package that SGLang wants:
-    resolve_name then says no more than that the module is not there."""
+    """The missing package that keeps a module of SGLang from being imported. resolve_name would
+    only say that the module is not there."""
     parts = where.split(".")
     for number in range(1, len(parts) + 1):
         module = ".".join(parts[:number])
@@ -93,7 +108,7 @@ def check_all(hooks: Iterable[Hook]) -> None:
 
 
 def check_calls() -> None:
-    """Raises UnsupportedServerError for the first function that we call which does not fit."""
+    """Raises UnsupportedServerError for the first function that we call and that does not fit."""
     for target, parameters in CALLS:
         check_target("function", target, parameters)
 

@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
 class Request(Protocol):
     """GenerateReqInput, managers/io_struct.py. What a client has not been checked for is object."""
 
-    sage: Any  # patches.http.request_prediction.RequestPrediction
+    sage: Any  # patches.http.predict.RequestPrediction
     rid: object
     text: object
     input_ids: Any
@@ -87,15 +87,9 @@ class BatchOutput(Protocol):
 class TokenizerManager(Protocol):
     """managers/tokenizer_manager.py"""
 
-    sage_client: Any
-    sage_record: Any
-    sage_claims: Any
-    sage_urgency: Any
-    sage_metrics: Any
+    sage: Any  # patches.http.state.HttpState, or patches.ops.shadow.Shadow
     enable_metrics: bool
     metrics_collector: Any
-    sage_dispatch: Any
-    sage_settings_communicator: Any
     load_snapshot_reader: Any
     server_args: ServerArgs
     server_status: object

@@ -1,7 +1,7 @@
 """The plugin's entry point: what is hooked when.
 
-Installed, it adds its policies to the choices of --schedule-policy and looks at what was chosen.
-Every other hook is placed only once one of its policies is, in the process that needs it.
+Once installed, it adds its policies to the choices of --schedule-policy and looks at what was
+chosen. All other hooks are placed only if one of its policies is, in the process that needs them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from patches.compat import UnsupportedServerError, check_release
+from patches.hook import AFTER, BEFORE, Hook, Hooks, apply_all, check_all, check_calls
 from predictor_store.config_file import read_config
+from sage_sched.config import SageConfig
 from sage_sched.policy import policy_names, served_policy_names
-
-if TYPE_CHECKING:
-    from patches.hook import Hook
-    from sage_sched.config import SageConfig
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
@@ -27,12 +26,10 @@ _CONTROLLER_MODULE = "sglang.srt.managers.data_parallel_controller"
 def register() -> None:
     """Entry point of the group sglang.srt.plugins, called in every process of a server.
 
-    A failure in here is only logged by SGLang; the policy then is no choice of --schedule-policy,
-    and SGLang itself refuses it.
+    SGLang only logs a failure in here. The policy then is no choice of --schedule-policy, and
+    SGLang itself refuses it.
     """
-    from patches.hook import apply_all
-
-    # Hooking imports the target's module, which is for the process that runs it to do.
+    # Hooking imports the target's module, which only the process that runs it should do.
     hooks = first_hooks(
         of_scheduler=_SCHEDULER_MODULE in sys.modules,
         of_controller=_CONTROLLER_MODULE in sys.modules,
@@ -41,15 +38,9 @@ def register() -> None:
 
 
 def first_hooks(*, of_scheduler: bool, of_controller: bool) -> list[Hook]:
-    """Those that are placed before a policy is chosen, in a scheduler's process, in that of a
+    """The hooks that are placed before a policy is known: in the process of a scheduler, of a
     data-parallel controller, or in others."""
-    from patches.hook import AFTER, BEFORE, Hook
-
-    hooks = [
-        Hook(f"{_ARGS}.add_cli_args", AFTER, _add_flags, ("parser",)),
-        Hook(f"{_ARGS}.from_cli_args", AFTER, _read_flags, ("args",)),
-        Hook(f"{_ARGS}.check_server_args", BEFORE, _activate_main, ()),
-    ]
+    hooks = [*_main_hooks]
     if of_scheduler:
         target = f"{_SCHEDULER_MODULE}.Scheduler.__init__"
         hooks.append(Hook(target, BEFORE, _activate_scheduler, ("server_args",)))
@@ -57,6 +48,9 @@ def first_hooks(*, of_scheduler: bool, of_controller: bool) -> list[Hook]:
         target = f"{_CONTROLLER_MODULE}.DataParallelController.__init__"
         hooks.append(Hook(target, BEFORE, _activate_controller, ("server_args",)))
     return hooks
+
+
+_main_hooks = Hooks()
 
 
 def _is_ours(server_args: Any) -> bool:
@@ -67,6 +61,7 @@ def _is_shadowed(server_args: Any) -> bool:
     return getattr(server_args, "_sage_shadow", None) is not None
 
 
+@_main_hooks.at(f"{_ARGS}.add_cli_args", AFTER, "parser")
 def _add_flags(result: None, parser: Any) -> None:
     for action in parser._actions:
         if "--schedule-policy" in action.option_strings:
@@ -97,13 +92,10 @@ def _add_flags(result: None, parser: Any) -> None:
     )
 
 
+@_main_hooks.at(f"{_ARGS}.from_cli_args", AFTER, "args")
 def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
-    """On the command line, say what is wrong in one line."""
     if args.sage_shadow is not None:
-        try:
-            _prepare_shadow(server_args, args.sage_shadow, args.sage_config)
-        except (ValueError, OSError, UnsupportedServerError) as error:
-            raise SystemExit(f"sage-sched: {error}") from error
+        _in_one_line(lambda: _prepare_shadow(server_args, args.sage_shadow, args.sage_config))
         return server_args
     for flag, value in (("--sage-config", args.sage_config), ("--sage-trace", args.sage_trace)):
         if value is not None and not _is_ours(server_args):
@@ -111,11 +103,18 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
                 f"sage-sched: {flag} needs --schedule-policy {'|'.join(served_policy_names())}"
             )
     if _is_ours(server_args):
-        try:
-            _prepare(server_args, args.sage_config, args.sage_trace)
-        except (ValueError, UnsupportedServerError) as error:  # ConfigError, a policy's
-            raise SystemExit(f"sage-sched: {error}") from error
+        _in_one_line(lambda: _prepare(server_args, args.sage_config, args.sage_trace))
     return server_args
+
+
+def _in_one_line(call: Callable[[], None]) -> None:
+    """End the process with one line if a flag or a setting is wrong, or a file cannot be used."""
+    from predictor_store.store.file import StoreError
+
+    try:
+        call()
+    except (ValueError, OSError, UnsupportedServerError, StoreError) as error:
+        raise SystemExit(f"sage-sched: {error}") from error
 
 
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
@@ -130,7 +129,7 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
 
     check_release()
     refuse_unsupported(server_args)
-    # None of the record's fields, so they may be set, and they travel to every process.
+    # These are no fields of the record, so they may be set, and they travel to every process.
     server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
     server_args._sage_trace = trace_path or os.environ.get("SAGE_TRACE") or None
     refuse_trace(server_args._sage_trace)
@@ -141,7 +140,7 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
 
 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:
-    from patches.ops.shadow_record import refuse_place
+    from patches.ops.shadow import refuse_place
     from patches.refusals import refuse_shadow
 
     if _is_ours(server_args):
@@ -157,73 +156,62 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
 
 
 def _refuse_store(config: SageConfig) -> None:
-    """If another server has it, that is to be known before the model is loaded, in one line."""
-    from predictor_store.store.file import StoreError
+    """Before the model is loaded: end the process with one line if another server has the store."""
     from predictor_store.store.store import refuse_in_use
 
     if not config.predictor.service:
-        try:
-            refuse_in_use(config.store)
-        except StoreError as error:
-            raise SystemExit(f"sage-sched: {error}") from error
+        _in_one_line(lambda: refuse_in_use(config.store))
 
 
+@_main_hooks.at(f"{_ARGS}.check_server_args", BEFORE)
 def _activate_main(server_args: Any) -> None:
-    """Before SGLang starts its processes: hook this one, and see that the others can be."""
+    """Before SGLang starts its processes: hook this one, and check the hooks of the others."""
     if _is_shadowed(server_args):
-        from patches.hook import apply_all, check_all
-        from patches.ops.shadow_mode import http_hooks, scheduler_hooks
+        from patches.ops.shadow import shadow_http_hooks, shadow_scheduler_hooks
 
         _refuse_store(server_args._sage_config)
-        check_all(scheduler_hooks(server_args._sage_config))
-        apply_all(http_hooks())
+        check_all(shadow_scheduler_hooks(server_args._sage_config))
+        apply_all(shadow_http_hooks)
         return
     if not _is_ours(server_args):
         return
     if hasattr(server_args, "_sage_config"):
         _refuse_store(server_args._sage_config)
-    else:  # the Engine API, which has no command line; the worker says what is wrong with a store
+    else:  # the Engine API has no command line; the worker will say what is wrong with a store
         _prepare(server_args, None, None)
-    from patches.hook import apply_all, check_all, check_calls
-    from patches.http.predict import predict_hooks
+    from patches.http.hooks import http_hooks, router_hooks, serve_our_app
     from patches.scheduler.hooks import scheduler_hooks
 
     check_all(scheduler_hooks(server_args._sage_config))
     if server_args._sage_config.router.dispatch:
         from patches.http.replica_watch import controller_hooks
 
-        check_all(controller_hooks())
+        check_all(controller_hooks)
     check_calls()
-    apply_all(predict_hooks())
+    apply_all(http_hooks)
     if server_args.tokenizer_worker_num > 1:
-        from patches.http.processes import main_process_hooks
-
-        apply_all(main_process_hooks())
+        serve_our_app()
+        apply_all(router_hooks)
 
 
 def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
     if _is_shadowed(server_args):
-        from patches.hook import apply_all
-        from patches.ops.shadow_mode import scheduler_hooks
+        from patches.ops.shadow import shadow_scheduler_hooks
 
+        apply_all(shadow_scheduler_hooks(server_args._sage_config))
+    elif _is_ours(server_args):
+        from patches.scheduler.hooks import scheduler_hooks
+
+        check_release()
         apply_all(scheduler_hooks(server_args._sage_config))
-        return
-    if not _is_ours(server_args):
-        return
-    from patches.hook import apply_all
-    from patches.scheduler.hooks import scheduler_hooks
-
-    check_release()
-    apply_all(scheduler_hooks(server_args._sage_config))
 
 
 def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
-    # It passes on what it does not know, once it can read it.
     if not _is_ours(server_args):
         return
+    # It passes on messages that it does not know, if it can decode them.
     importlib.import_module("patches.messages")
     if server_args._sage_config.router.dispatch:
-        from patches.hook import apply_all
         from patches.http.replica_watch import controller_hooks
 
-        apply_all(controller_hooks())
+        apply_all(controller_hooks)

@@ -338,8 +338,8 @@ MUTATIONS = (
     ),
     Mutation(
         "who asks all replicas waits for the dead one too",
-        "patches/http/dead_replica.py",
-        "        communicator.set_fan_out(num_alive)\n",
+        "patches/http/dispatch.py",
+        "            communicator.set_fan_out(num_alive)\n",
         "",
         "tests/patches/http/test_replica_watch.py"
         "::test_what_all_were_asked_is_answered_by_those_that_are_left",
@@ -798,7 +798,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an abort that comes to another HTTP process and overtakes its request is lost",
-        "patches/http/predict.py",
+        "patches/http/hooks.py",
         'rid != "" and manager.server_args.tokenizer_worker_num > 1',
         "False",
         f"{_EARLY}::test_schedulers_hear_of_what_may_be_too_early",
@@ -983,14 +983,14 @@ MUTATIONS = (
     ),
     Mutation(
         "others may read a shadow record",
-        "patches/ops/shadow_record.py",
+        "patches/ops/shadow.py",
         "os.fchmod(self._fd, 0o600)",
         "os.fchmod(self._fd, 0o644)",
         "tests/patches/ops/test_shadow_record.py::test_what_is_written_is_read_back",
     ),
     Mutation(
         "the shadow writes into requests",
-        "patches/ops/shadow_mode.py",
+        "patches/ops/shadow.py",
         "state.prediction = asyncio.ensure_future(predicted)",
         'obj.sampling_params["custom_params"] = {"sage": predicted}',
         "tests/engine/test_shadow_mode.py::"

@@ -1,4 +1,4 @@
-"""What SGLang's requests say of their answers' lengths beside the prompt's words."""
+"""What a request tells of its answer's length beside the prompt's words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def asked_of_chat(request: Any) -> Asked:
         and getattr(request.response_format, "type", None) != "text",
         num_turns=len(messages),
         system=system if _texts(messages, ("system", "developer")) else "",
-        # Who goes on with a conversation sends its beginning again.
+        # A conversation that goes on sends its beginning again.
         session=digest(system, *opening),
     )
 
@@ -56,7 +56,7 @@ def asked_of(obj: Request, of_chat: Asked | None) -> Asked:
 
 
 def _session(obj: Request) -> str:
-    """As a client names it, "" if it does not."""
+    """The session that the client names; "" if none."""
     params = obj.session_params
     named = [params.get("id") if isinstance(params, dict) else None]
     named += [obj.session_id, obj.conversation_id]
@@ -67,7 +67,7 @@ def _session(obj: Request) -> str:
 
 
 def _input_tokens(obj: Request) -> int:
-    """About as many as the whole prompt has: it is not tokenized yet."""
+    """An estimate for the whole prompt, which is not tokenized yet."""
     if isinstance(obj.input_ids, list):
         return len(obj.input_ids)
     return len(obj.text) // _CHARS_PER_TOKEN if isinstance(obj.text, str) else 0
@@ -97,7 +97,7 @@ def _texts(messages: Sequence[Any], roles: tuple[str, ...]) -> list[str]:
 
 
 def text_of(message: Any) -> str:
-    """What a message of a chat says; its pictures say nothing here."""
+    """The text of a chat message, without its pictures."""
     content = getattr(message, "content", None)
     if isinstance(content, str):
         return content

@@ -1,5 +1,7 @@
-"""Which replica of a server with --dp-size above 1 serves a request: our router in its one HTTP
-process, which sees every request come, grow and end."""
+"""Which replica of a server with --dp-size above 1 serves a request.
+
+Our router runs in the server's one HTTP process, which sees every request come, grow and end.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,13 @@ import time
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
-from patches.http_types import TokenizedRequest
+from sglang.srt.managers.communicator import FanOutCommunicator
+from sglang.srt.managers.io_struct import AbortReq
+
+from patches.http_types import TokenizedRequest, TokenizerManager
 from patches.messages import StepTimes
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 from sage_sched.distribution import LengthDistribution
@@ -23,7 +29,7 @@ from sage_sched.steps.time import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
 
-# What a scheduler has by default where none has said so yet.
+# Assumed until a scheduler has reported its own.
 _POOL_TOKENS, _MOST_RUNNING = 100_000, 256
 
 
@@ -43,6 +49,12 @@ class LoadReader(Protocol):
     def read_all(self) -> Sequence[Load]: ...
 
 
+class ActiveRanks(Protocol):
+    """ActiveRanksOutput, managers/io_struct.py. status: by rank, whether it is alive."""
+
+    status: Sequence[bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Foreseen:
     """What is known of a request when it is sent."""
@@ -52,7 +64,7 @@ class Foreseen:
 
 
 class Dispatch:
-    """One server's. What it cannot decide it leaves to SGLang."""
+    """The router of one server. What it cannot decide it leaves to SGLang."""
 
     def __init__(self, num_ranks: int, config: SageConfig, loads: LoadReader) -> None:
         self._name = config.router.dispatch
@@ -75,9 +87,8 @@ class Dispatch:
         foreseen: Foreseen,
         alive: Collection[str],
     ) -> bool:
-        """A request is about to be sent: to the rank that its client has given, or that is picked
-        here. False if that replica has died. Never raises. alive: the ids of all unfinished
-        requests."""
+        """A request is about to be sent: pick its rank, unless its client has given one. False if
+        the given replica has died. Never raises. alive: the ids of all unfinished requests."""
         if given is not None and given not in self._alive:
             return False
         try:
@@ -93,8 +104,8 @@ class Dispatch:
         ledger, now_s = self._started(), time.monotonic()
         token_ids = request.input_ids
         if not isinstance(token_ids, list | array):
-            return  # embeddings: nothing says how many
-        # What is not shared with others must not look as if it were.
+            return  # embeddings: their number is unknown
+        # Requests of different scopes share no prefix.
         scope = (request.lora_id, request.extra_key, request.cache_salt)
         cap_tokens = request.sampling_params.max_new_tokens
         newcomer = Newcomer(
@@ -117,7 +128,7 @@ class Dispatch:
         self._rank_of[request.rid] = rank
 
     def heard(self, told: Iterable[tuple[str, int, bool]]) -> None:
-        """Of requests: id, how many tokens their answers have, and whether they have ended."""
+        """News of requests: id, tokens of the answer so far, whether it has ended."""
         if self._ledger is None:
             return
         now_s = time.monotonic()
@@ -132,14 +143,14 @@ class Dispatch:
                 self._ledger.grown(rid, rank, age_tokens, now_s)
 
     def told(self, news: StepTimes) -> None:
-        """A replica says how long its steps take. All are of one kind, so the latest word counts
-        for all."""
+        """A replica tells its step times. All replicas are of one kind, so the latest count for
+        all."""
         self._step_time, self._source = StepTime(*news.seconds), news.source
         if self._ledger is not None:
             self._ledger.go_by(self._step_time)
 
     def died(self, rank: int) -> list[str]:
-        """A replica is there no more. The ids of the requests that were on it."""
+        """A replica has died: the ids of the requests that were on it."""
         if rank in self._alive:
             self._alive.remove(rank)
         lost = [rid for rid, at in self._rank_of.items() if at == rank]
@@ -147,10 +158,10 @@ class Dispatch:
         return lost
 
     def stats(self) -> dict[str, Any]:
-        """For /server_info. num_picked: by rank. num_given: of requests whose clients have chosen.
-        num_unfinished, num_waiting: by rank, as far as was known at the last pick; without a first
-        token. num_failed: left to SGLang, after an error. dead: the ranks that have died.
-        step_time: by which it goes, and where that is from (patches.scheduler.calibration)."""
+        """For /server_info. num_picked: requests placed, by rank. num_given: requests placed by
+        their clients. num_unfinished, num_waiting (no token yet): by rank, as known at the last
+        pick. num_failed: requests left to SGLang after an error. dead: the ranks that have died.
+        step_time: what it goes by, and its source (patches.scheduler.calibration)."""
         return {
             "dispatch": self._name,
             "num_picked": self._num_picked,
@@ -163,10 +174,10 @@ class Dispatch:
         }
 
     def _read_loads(self, ledger: Ledger, now_s: float) -> None:
-        """Of an answer that is not streamed nothing is heard before its 50th token, so that it
-        would count as waiting until then: what replicas say of themselves is more."""
+        """Correct who still waits by the replicas' own reports: of an answer that is not streamed,
+        nothing is heard here before its 50th token."""
         for load in self._loads.read_all():
-            # Read again, it would count those that have ended since.
+            # Reading a report twice would count requests that have ended since.
             if load.timestamp != self._told_s[load.dp_rank]:
                 self._told_s[load.dp_rank] = load.timestamp
                 ledger.running(load.dp_rank, load.num_running_reqs, now_s)
@@ -183,8 +194,40 @@ class Dispatch:
         return self._ledger
 
     def _forget_all_but(self, alive: Collection[str]) -> None:
-        """An abort may end a request without a word of its scheduler's. alive has the one that is
-        about to be sent."""
+        """An abort may end a request without news from its scheduler. alive includes the one that
+        is about to be sent."""
         if self._ledger is not None and len(self._rank_of) >= len(alive):
             gone = [rid for rid in self._rank_of if rid not in alive]
             self.heard((rid, 0, True) for rid in gone)
+
+
+def bury(manager: TokenizerManager, ranks: ActiveRanks) -> None:
+    """After a replica has died, its requests end with an error, nothing is sent there any more,
+    and questions to all replicas are answered by those that are left."""
+    dispatch: Dispatch | None = manager.sage.dispatch
+    if dispatch is None:
+        return
+    for rank, is_alive in enumerate(ranks.status):
+        if not is_alive:
+            end(manager, dispatch.died(rank), rank)
+    num_alive = sum(ranks.status)
+    for communicator in (*vars(manager).values(), manager.sage.settings):
+        if isinstance(communicator, FanOutCommunicator):
+            communicator.set_fan_out(num_alive)
+            asked = communicator._result_event
+            if asked is not None:  # a question is open
+                communicator._result_fan_out = num_alive
+                if len(communicator._result_values) >= num_alive:
+                    asked.set()
+
+
+def end(manager: TokenizerManager, rids: Iterable[str], rank: int) -> None:
+    """Answer these requests with status 503, as SGLang answers requests that it gives up."""
+    reason = {
+        "type": "abort",
+        "message": f"Replica {rank} (routed_dp_rank), which was to answer, has died. Ask again.",
+        "status_code": HTTPStatus.SERVICE_UNAVAILABLE,
+        "err_type": "ServiceUnavailable",
+    }
+    for rid in rids:
+        manager._handle_abort_req(AbortReq(rid=rid, finished_reason=reason))

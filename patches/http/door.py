@@ -1,7 +1,7 @@
-"""Requests that are refused where they come in: those whose words for us cannot be read, and those
-by which a scheduler of SGLang would die, and all that it serves with it.
+"""Where a client's lies end: requests that are refused (status 400) as they come in.
 
-What is raised here is answered with status 400.
+Refused are requests whose words for us cannot be read, and those that would kill a scheduler of
+SGLang, and with it all that it serves. Reserved keys are dropped (patches.carrier.strip).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ def custom_params_of(obj: Request) -> Mapping[str, Any] | None:
 
 
 def check_token_ids(manager: TokenizerManager, obj: Request) -> None:
-    """Raises ValueError if a prompt has tokens that its model does not have: to look them up ends
-    the scheduler. Adapters may bring more, and media stand in the prompt as whatever they like."""
+    """Raises ValueError if a prompt has token ids beyond the model's vocabulary: looking them up
+    would end the scheduler. LoRA adapters may add ids, and multimodal prompts use ids of their
+    own."""
     try:
         least, most = min(obj.input_ids), max(obj.input_ids)
         is_below, is_above = least < 0, most >= manager.model_config.vocab_size
@@ -35,8 +36,8 @@ def check_token_ids(manager: TokenizerManager, obj: Request) -> None:
 
 
 def check_tokenized(tokenized: TokenizedRequest) -> None:
-    """Raises ValueError for a prompt without a token, and for beam search, for which SGLang counts
-    too few slots."""
+    """Raises ValueError for an empty prompt, and for beam search, for which SGLang counts too few
+    slots."""
     ids = tokenized.input_ids
     if ids is not None and not len(ids) and tokenized.mm_inputs is None:
         raise ValueError("the prompt is empty: it has no tokens")

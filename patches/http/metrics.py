@@ -1,37 +1,36 @@
-"""What an HTTP process says of its predictions on /metrics."""
+"""What an HTTP process reports on /metrics of its predictions, every two seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from patches.http_types import TokenizerManager
 from patches.series import Series
 from predictor_store.predict.quality import LEAST_TO_TELL
-from predictor_store.service.client import Prediction
+from predictor_store.service.client import Prediction, PredictorClient
 from sage_sched.distribution import SOURCES
 
 logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 2.0
-# Of the last answers, what a worker calls it.
+# Each ratio over the last answers, and the worker's name for it.
 _RATIOS = {"prediction_coverage_ratio": "within_80", "prediction_crps_gain_ratio": "crps_gain"}
 
 
 class HttpMetrics:
-    """Of one HTTP process, on its event loop."""
+    """The series of one HTTP process, on its event loop."""
 
-    def __init__(self, manager: TokenizerManager) -> None:
-        self._manager = manager
-        # A server without --enable-metrics has none.
-        self._series = Series(manager.metrics_collector.labels) if manager.enable_metrics else None
+    def __init__(self, client: PredictorClient, labels: Mapping[str, Any] | None) -> None:
+        """labels: SGLang's own of this process; None without --enable-metrics."""
+        self._client = client
+        self._series = None if labels is None else Series(labels)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def timed(self, prediction: Awaitable[Prediction]) -> Prediction:
-        """The same, and how long it took."""
+        """Await a prediction, and report how long it took."""
         started_s = time.perf_counter()
         done = await prediction
         if self._series is not None:
@@ -39,7 +38,7 @@ class HttpMetrics:
         return done
 
     def start(self) -> None:
-        """From the first request on, which a server sends itself."""
+        """Called for each request. The first is one that the server sends itself."""
         loop = asyncio.get_running_loop()
         if self._series is not None and self._loop is not loop:
             self._loop = loop
@@ -47,7 +46,7 @@ class HttpMetrics:
 
     def _look(self, series: Series, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            _say(series, self._manager.sage_client.stats())
+            _say(series, self._client.stats())
         except Exception:
             logger.exception("series of sage-sched on /metrics are no longer brought up to date")
         else:
@@ -70,5 +69,5 @@ def _say(series: Series, stats: dict[str, Any]) -> None:
     for name, measure in _RATIOS.items():
         if num_scored >= LEAST_TO_TELL:
             series.set(name, quality[measure])
-        else:  # of a worker that has begun anew, too
+        else:  # a restarted worker has too few again
             series.unset(name)

@@ -1,8 +1,8 @@
-"""A data-parallel controller that notices when one of its replicas has died.
+"""Notices in the data-parallel controller's process that a replica has died.
 
-SGLang 0.5.23 does not: it watches the process that starts the schedulers, not these. Their socket
-then has nobody at its other end, and the first message to the dead one, an abort for instance,
-blocks the controller for ever, and with it every other replica.
+SGLang 0.5.23 does not: it watches the process that starts the schedulers, not the schedulers. After
+a death nobody reads the dead one's socket, so the first message to it, an abort for instance, would
+block the controller for ever, and with it all other replicas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import zmq
 from sglang.srt.managers.io_struct import ActiveRanksOutput, sock_send
 from sglang.srt.utils.network import get_zmq_socket
 
-from patches.hook import AFTER, Hook
+from patches.hook import AFTER, Hooks
 
 logger = logging.getLogger(__name__)
 
@@ -41,25 +41,25 @@ class Controller(Protocol):
     def _refresh_active_workers(self) -> None: ...
 
 
-def controller_hooks() -> list[Hook]:
-    """Those of the controller's process, where our router picks the replicas."""
-    return [Hook(f"{_CONTROLLER}.init_dispatcher", AFTER, _after_init_dispatcher, ())]
+# For servers whose replicas our router picks.
+controller_hooks = Hooks()
 
 
+@controller_hooks.at(f"{_CONTROLLER}.init_dispatcher", AFTER)
 def _after_init_dispatcher(result: None, self: Controller) -> None:
     # The schedulers are ready by now.
     replicas = by_rank(self.scheduler_procs)
     if sorted(replicas) != list(range(len(self.workers))):
         logger.error("replicas cannot be told apart: that one dies will go unnoticed")
         return
-    # Here, as sockets are for one thread.
+    # Asked here, as a socket belongs to one thread.
     ends = [str(worker.get_string(zmq.LAST_ENDPOINT)) for worker in self.workers if worker]
     watch = threading.Thread(target=_watch, args=(self, replicas, ends), daemon=True)
     watch.start()
 
 
 def by_rank(processes: Sequence[Process]) -> dict[int, list[Process]]:
-    """Schedulers by the replica that they are of, as far as their titles say so."""
+    """The schedulers of each replica, as far as their process titles tell."""
     found: dict[int, list[Process]] = {}
     for process in processes:
         title = _TITLE.match(" ".join(psutil.Process(process.pid).cmdline()))
@@ -69,7 +69,7 @@ def by_rank(processes: Sequence[Process]) -> dict[int, list[Process]]:
 
 
 def _watch(controller: Controller, replicas: dict[int, list[Process]], ends: list[str]) -> None:
-    """Until all have died; the server ends with the last one."""
+    """Runs until all have died. The server ends with the last one."""
     tell = get_zmq_socket(
         controller.context, zmq.PUSH, controller.port_args.tokenizer_ipc_name, False
     )
@@ -79,8 +79,8 @@ def _watch(controller: Controller, replicas: dict[int, list[Process]], ends: lis
         dead = [rank for rank, of in replicas.items() if ended & {each.sentinel for each in of}]
         for rank in dead:
             logger.error("replica %d has died", rank)
-            # What is left of it would wait for the dead in a collective, and be ended for that,
-            # with the server.
+            # The rest of it would wait for the dead in a collective until a watchdog ended the
+            # server.
             for process in replicas.pop(rank):
                 process.kill()
             threading.Thread(
@@ -89,13 +89,13 @@ def _watch(controller: Controller, replicas: dict[int, list[Process]], ends: lis
             controller.status[rank] = False
         if not replicas:
             logger.error("no replica is left")
-            os._exit(1)  # which the process that started this one notices, and ends the server
+            os._exit(1)  # the process that started this one notices, and ends the server
         controller._refresh_active_workers()
         sock_send(tell, ActiveRanksOutput(status=list(controller.status)))
 
 
 def _drain(context: zmq.Context[Any], end: str) -> None:
-    """Take away what is sent to the dead, so that nobody waits to send it."""
+    """Take what is sent to the dead, so that no sender blocks."""
     taken = get_zmq_socket(context, zmq.PULL, end, False)
     while True:
         taken.recv()

@@ -1,4 +1,4 @@
-"""/sage/settings of the HTTP server: what it goes by, and to change it while it runs."""
+"""The route /sage/settings: shows the settings, and changes them while the server runs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _MAX_BYTES = 65_536
 
 
-def add_settings_route(manager: TokenizerManager) -> None:
-    """GET says what the schedulers go by; POST takes a JSON object of what is to change, and says
-    why not (400) or what they go by then. Whoever may call /set_internal_state may call it. Nothing
-    is added within a program that has no HTTP server."""
+def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | None:
+    """GET shows the settings of the schedulers. POST takes a JSON object of changes, and answers
+    with the new settings, or says why it refuses (400). Whoever may call /set_internal_state may
+    call it. Returns the communicator that asks the schedulers; None, and no route, in a program
+    without an HTTP server."""
     if _HTTP_SERVER not in sys.modules:
-        return
+        return None
     schedulers: FanOutCommunicator[Any] = FanOutCommunicator(
         manager._dispatch_to_scheduler, get_parallel().num_dp_ranks
     )
-    manager.sage_settings_communicator = schedulers  # as SGLang keeps its own
     manager._result_dispatcher += TypeBasedDispatcher([(SettingsNow, schedulers.handle_recv)])
 
     async def tell(changes: object) -> list[SettingsNow]:
@@ -60,10 +60,11 @@ def add_settings_route(manager: TokenizerManager) -> None:
         return JSONResponse(json.loads(answers[0].settings))
 
     _add(settings)
+    return schedulers
 
 
 def add_refusing_route(why: str) -> None:
-    """For a server that goes by no settings: it says why (409)."""
+    """For a server without settings of ours: it says why (409)."""
 
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
     async def refuse(request: Request) -> JSONResponse:
@@ -78,8 +79,8 @@ def _add(route: Callable[[Request], Awaitable[JSONResponse]]) -> None:
 
 
 def changes_of(body: bytes, present: object) -> dict[str, object]:
-    """What a body asks to change, which can be read and set on top of what is set at present (as
-    the schedulers show it). They are not asked otherwise. Raises ValueError, with the reason."""
+    """The changes that a body asks for. Raises ValueError with the reason unless they can be made
+    to the present settings, so that no scheduler is bothered with others."""
     try:
         if len(body) > _MAX_BYTES:
             raise ValueError(f"more than {_MAX_BYTES} bytes")
@@ -99,7 +100,7 @@ def changes_of(body: bytes, present: object) -> dict[str, object]:
 
 
 def _refused(request: Request) -> JSONResponse | None:
-    """SGLang itself asks for keys with one HTTP process alone; we with any number of them."""
+    """SGLang checks keys only if there is one HTTP process; we check them always."""
     decision = decide_request_auth(
         method=request.method,
         path=request.url.path,

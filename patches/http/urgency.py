@@ -1,4 +1,4 @@
-"""How urgent a request is, where nobody says so: by a guess at its prompt."""
+"""How urgent a request is, guessed from its prompt if nobody says."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_urgency(config: UrgencyConfig) -> None:
-    """Before SGLang starts its processes: raises UnsupportedServerError if there is no such model,
-    or none that can be used."""
+    """Before SGLang starts its processes: raises UnsupportedServerError if the model is missing or
+    cannot be used."""
     try:
         _head(config)
     except (OSError, UrgencyFileError) as error:
@@ -25,8 +25,8 @@ def refuse_urgency(config: UrgencyConfig) -> None:
 
 
 class UrgencyGuess:
-    """Of the HTTP process. A guess is made if there is a model, and the request is of no class and
-    as urgent as most."""
+    """Guesses for one HTTP process, if there is a model and the request has neither a class nor an
+    urgency of its own."""
 
     def __init__(self, config: UrgencyConfig) -> None:
         self._head = _head(config)
@@ -34,7 +34,7 @@ class UrgencyGuess:
         self._num_failed = 0
 
     def hints(self, hints: Hints, text: str | None) -> Hints:
-        """The same with a guess, where one is wanted; never raises."""
+        """The same hints, with a guess if one is wanted. Never raises."""
         if self._head is None or text is None:
             return hints
         if hints.slo_class or hints.urgency != DEFAULT_URGENCY:

@@ -1,6 +1,6 @@
 """The app of the HTTP processes that --tokenizer-worker-num asks for: SGLang's own, hooked.
 
-SGLang loads no plugin in them, but serves whatever app SGLANG_HTTP_SERVER_APP_PATH names.
+SGLang loads no plugin in them, but serves the app that SGLANG_HTTP_SERVER_APP_PATH names.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from sglang.srt.entrypoints.http_server import app
 
 from patches.compat import check_release
 from patches.hook import apply_all
-from patches.http.predict import predict_hooks
+from patches.http.hooks import http_hooks
 
 __all__ = ["app"]
 
 check_release()
-apply_all(predict_hooks())
+apply_all(http_hooks)

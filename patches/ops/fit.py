@@ -78,21 +78,21 @@ def _first_hooks() -> Iterable[Hook]:
 
 
 def _predict_hooks() -> Iterable[Hook]:
-    from patches.http.predict import predict_hooks
+    from patches.http.hooks import http_hooks
 
-    return predict_hooks()
+    return http_hooks
 
 
 def _controller_hooks() -> Iterable[Hook]:
     from patches.http.replica_watch import controller_hooks
 
-    return controller_hooks()
+    return controller_hooks
 
 
 def _router_hooks() -> Iterable[Hook]:
-    from patches.http.processes import router_hooks
+    from patches.http.hooks import router_hooks
 
-    return router_hooks()
+    return router_hooks
 
 
 # In the order of a server's start.

@@ -10,8 +10,8 @@ import pytest
 
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import load_tokenizer
-from patches.http.predict import _before_output
-from patches.http.request_prediction import RequestPrediction, _last_user_text, prompt_text
+from patches.http.hooks import _before_output
+from patches.http.predict import RequestPrediction, last_user_text, prompt_text
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_chat_is_known_by_its_last_user_message(
     messages: list[tuple[str, Any]], text: str | None
 ) -> None:
     chat = [SimpleNamespace(role=role, content=content) for role, content in messages]
-    assert _last_user_text(chat) == text
+    assert last_user_text(chat) == text
 
 
 def test_a_request_whose_prediction_is_awaited_can_be_dumped() -> None:
@@ -74,7 +74,8 @@ def test_of_a_long_answer_the_history_hears_at_each_doubling() -> None:
     )
     obj = SimpleNamespace(sage=RequestPrediction(handle=1))
     manager: Any = SimpleNamespace(
-        sage_client=client, sage_dispatch=None, rid_to_state={"a": SimpleNamespace(obj=obj)}
+        sage=SimpleNamespace(client=client, dispatch=None),
+        rid_to_state={"a": SimpleNamespace(obj=obj)},
     )
     for num_tokens in [*range(1, 300), 300]:
         reason = {"type": "stop"} if len(told) == 3 and num_tokens == 300 else None

@@ -19,8 +19,7 @@ from sglang.srt.managers.communicator import FanOutCommunicator
 from sglang.srt.managers.io_struct import sock_recv
 
 from patches.http import replica_watch
-from patches.http.dead_replica import bury
-from patches.http.dispatch import Dispatch, Foreseen
+from patches.http.dispatch import Dispatch, Foreseen, bury
 from sage_sched.config import SageConfig
 from tests.patches.replica_process import replica
 
@@ -97,7 +96,8 @@ class Manager:
     def __init__(self) -> None:
         loads = [SimpleNamespace(max_total_num_tokens=8192, max_running_requests=16)] * 2
         config = SageConfig.parse({"router": {"dispatch": "predicted-cost"}})
-        self.sage_dispatch = Dispatch(2, config, SimpleNamespace(read_all=lambda: loads))
+        dispatch = Dispatch(2, config, SimpleNamespace(read_all=lambda: loads))
+        self.sage = SimpleNamespace(dispatch=dispatch, settings=None)
         self.state_communicator: Any = FanOutCommunicator(lambda asked: None, 2, "watching")
         self.aborted: list[Any] = []
 
@@ -116,7 +116,7 @@ def test_who_waits_for_the_dead_hears_of_it_and_nobody_else() -> None:
             extra_key=None,
             cache_salt=None,
         )
-        assert manager.sage_dispatch.send(asked, rank, Foreseen(), "abc")
+        assert manager.sage.dispatch.send(asked, rank, Foreseen(), "abc")
     bury(manager, SimpleNamespace(status=[True, False]))  # type: ignore[arg-type]
     assert [request.rid for request in manager.aborted] == ["b", "c"]
     reason = manager.aborted[0].finished_reason

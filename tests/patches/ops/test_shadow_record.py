@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.whatif.read import read_log
-from patches.ops.shadow_record import ShadowRecord, refuse_place
+from patches.ops.shadow import ShadowRecord, refuse_place
 from sage_sched.distribution import LengthDistribution
 
 SAID = LengthDistribution.from_samples([*range(1, 90)], "history", weights=range(1, 90))

@@ -9,7 +9,7 @@ import pytest
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
 from patches.carrier import decode_asked, encode_asked, strip
-from patches.http.predict import tell_early_abort as tell
+from patches.http.hooks import tell_early_abort as tell
 from patches.messages import EarlyAbort
 from patches.scheduler import early_aborts
 from patches.scheduler.early_aborts import EarlyAborts

@@ -1,0 +1,232 @@
+"""The hooks of an HTTP process: predictions, refusals, dispatch, and what answers and /server_info
+say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from patches.carrier import EXPLANATION
+from patches.compat import APP, APP_VARIABLE
+from patches.hook import AFTER, AROUND, BEFORE, Hooks
+from patches.http.dispatch import ActiveRanks, bury, end
+from patches.http.predict import attach, is_internal, learn, request_hooks, start, state_of
+from patches.http.state import HttpState, http_state
+from patches.http_types import (
+    Awaited,
+    BatchOutput,
+    ReqState,
+    Request,
+    ServerArgs,
+    TokenizedRequest,
+    TokenizerManager,
+)
+from patches.messages import EarlyAbort
+from predictor_store.service.supervisor import SharedWorker
+
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_CLASS_HEADER = "x-smg-priority"
+_TENANT_HEADER = "x-sage-tenant"
+_EXPLAIN_HEADER = "x-sage-explain"
+
+# They do nothing for a manager whose --schedule-policy is not ours.
+http_hooks = Hooks(request_hooks)
+
+
+@http_hooks.at(f"{_MANAGER}.__init__", AFTER, "server_args")
+def _after_init(
+    result: None, self: TokenizerManager, server_args: ServerArgs, *args: Any, **kw: Any
+) -> None:
+    if hasattr(server_args, "_sage_config"):
+        self.sage = HttpState.of(self, server_args)
+
+
+# A request comes in.
+
+
+@http_hooks.at(f"{_MANAGER}._init_req_state", BEFORE, "obj", "request")
+def _before_init_state(
+    self: TokenizerManager, obj: Request, request: Any = None, *args: Any, **kw: Any
+) -> None:
+    """All routes pass here. Samples are copies, whose class is known already."""
+    ours = http_state(self)
+    if ours is None or not isinstance(obj, GenerateReqInput):
+        return
+    headers = {} if request is None else request.headers
+    ours.metrics.start()
+    is_batch = not getattr(obj, "is_single", True)  # a part of a batch does not say
+    for part in [obj[i] for i in range(obj.batch_size)] if is_batch else [obj]:
+        state = state_of(part)
+        if state.slo_class is None:
+            state.slo_class = ours.claims.class_of(headers.get(_CLASS_HEADER), part.priority)
+            state.tenant = headers.get(_TENANT_HEADER, "")
+            state.came_s = time.monotonic()
+            state.explains = headers.get(_EXPLAIN_HEADER, "").lower() in ("1", "true", "yes")
+
+
+@http_hooks.at(f"{_MANAGER}._handle_batch_request", BEFORE, "obj")
+def _before_batch(self: TokenizerManager, obj: Request, *args: Any, **kw: Any) -> None:
+    # SGLang tokenizes the batch one by one; predictions are better made together.
+    if isinstance(obj, GenerateReqInput) and http_state(self) is not None:
+        for i in range(obj.batch_size):
+            start(self, obj[i])
+
+
+@http_hooks.at(f"{_MANAGER}._tokenize_one_request", AROUND, "obj")
+async def _around_tokenize_one(
+    original: Awaited, self: TokenizerManager, obj: Request, *args: Any, **kw: Any
+) -> TokenizedRequest:
+    start(self, obj)
+    tokenized: TokenizedRequest = await original(self, obj, *args, **kw)
+    await attach(obj, tokenized)
+    return tokenized
+
+
+@http_hooks.at(f"{_MANAGER}._batch_tokenize_and_process", AROUND, "batch_size", "obj")
+async def _around_tokenize_batch(
+    original: Awaited, self: TokenizerManager, batch_size: int, obj: Request
+) -> list[TokenizedRequest]:
+    tokenized: list[TokenizedRequest] = await original(self, batch_size, obj)
+    for i in range(batch_size):
+        await attach(obj[i], tokenized[i])
+    return tokenized
+
+
+# It goes to a scheduler, or its client gives it up.
+
+
+@http_hooks.at(f"{_MANAGER}._send_one_request", AROUND, "tokenized_obj")
+async def _around_send_one(
+    original: Awaited, self: TokenizerManager, tokenized_obj: TokenizedRequest
+) -> None:
+    if _dispatch(self, tokenized_obj):
+        await original(self, tokenized_obj)
+
+
+@http_hooks.at(f"{_MANAGER}._send_batch_request", AROUND, "tokenized_objs")
+async def _around_send_batch(
+    original: Awaited, self: TokenizerManager, tokenized_objs: Sequence[TokenizedRequest]
+) -> None:
+    tokenized_objs = [each for each in tokenized_objs if _dispatch(self, each)]
+    if tokenized_objs:
+        await original(self, tokenized_objs)
+
+
+def _dispatch(manager: TokenizerManager, tokenized: TokenizedRequest) -> bool:
+    """Pick the replica of a request, but not of health checks and sessions, which SGLang places.
+    False if it must not be sent, because its client chose a replica that has died."""
+    ours, found = http_state(manager), manager.rid_to_state.get(tokenized.rid)
+    if ours is None or ours.dispatch is None:
+        return True
+    if found is None or not isinstance(found.obj, GenerateReqInput):
+        return True
+    if is_internal(manager, found.obj) or found.obj.session_params:
+        return True
+    given, foreseen = found.obj.routed_dp_rank, state_of(found.obj).foreseen
+    if ours.dispatch.send(tokenized, given, foreseen, manager.rid_to_state):
+        return True
+    # SGLang begins to wait for the answer when this function has returned.
+    asyncio.get_running_loop().call_soon(end, manager, [tokenized.rid], given)
+    return False
+
+
+@http_hooks.at(f"{_MANAGER}.update_active_ranks", BEFORE, "ranks")
+def _before_active_ranks(self: TokenizerManager, ranks: ActiveRanks) -> None:
+    if http_state(self) is not None:
+        bury(self, ranks)
+
+
+@http_hooks.at(f"{_MANAGER}.abort_request", BEFORE, "rid", "abort_all")
+def _before_abort(self: TokenizerManager, rid: str = "", abort_all: bool = False) -> None:
+    if http_state(self) is not None:
+        tell_early_abort(self, rid, abort_all)
+
+
+def tell_early_abort(manager: TokenizerManager, rid: str, abort_all: bool) -> None:
+    """Tell the schedulers of an abort if it may reach them before its request does
+    (patches/scheduler/early_aborts.py)."""
+    if abort_all or _is_early(manager, rid):
+        begins = "" if abort_all else rid
+        manager._dispatch_to_scheduler(EarlyAbort(begins=begins, sent_s=time.monotonic()))
+
+
+def _is_early(manager: TokenizerManager, rid: str) -> bool:
+    """A request that this process does not know may be waiting in another one."""
+    state = manager.rid_to_state.get(rid)
+    if state is None:
+        return rid != "" and manager.server_args.tokenizer_worker_num > 1
+    return not state.dispatched
+
+
+# Its answer comes.
+
+
+@http_hooks.at(f"{_MANAGER}._handle_batch_output", BEFORE, "recv_obj")
+def _before_output(self: TokenizerManager, recv_obj: BatchOutput) -> None:
+    ours = http_state(self)
+    if ours is None:
+        return
+    if ours.dispatch is not None:
+        ended = [reason is not None for reason in recv_obj.finished_reasons]
+        ours.dispatch.heard(zip(recv_obj.rids, recv_obj.completion_tokens, ended, strict=True))
+    learn(self, ours, recv_obj)
+
+
+@http_hooks.at(
+    f"{_MANAGER}.update_request_meta_info", AROUND, "meta_info", "customized_info", "index"
+)
+def _around_meta_info(
+    original: Callable[..., None],
+    self: TokenizerManager,
+    meta_info: dict[str, Any],
+    state: ReqState,
+    customized_info: dict[str, Any],
+    index: int,
+    *args: Any,
+    **kw: Any,
+) -> None:
+    others = {name: told for name, told in customized_info.items() if name != EXPLANATION}
+    original(self, meta_info, state, others, index, *args, **kw)
+    # What the scheduler last told of this request (patches/scheduler/request.py), if anything.
+    facts = [each for each in customized_info.get(EXPLANATION, ())[index : index + 1] if each]
+    if facts and facts[0][-1] is not None:
+        meta_info[EXPLANATION] = facts[0][-1]
+
+
+@http_hooks.at(f"{_MANAGER}.get_internal_state", AROUND)
+async def _around_internal_state(original: Awaited, self: TokenizerManager) -> list[dict[str, Any]]:
+    states: list[dict[str, Any]] = await original(self)
+    if (ours := http_state(self)) is not None:
+        for state in states:
+            state["sage"] |= ours.stats()
+            state["sage"]["slo"] |= ours.claims.stats()
+    return states
+
+
+# Several HTTP processes (--tokenizer-worker-num): of the process that starts them.
+
+router_hooks = Hooks()
+
+
+def serve_our_app() -> None:
+    """Before the HTTP processes start: they inherit this."""
+    os.environ[APP_VARIABLE] = APP
+
+
+@router_hooks.at(
+    "sglang.srt.managers.multi_tokenizer_mixin.MultiTokenizerRouter.__init__", AFTER, "server_args"
+)
+def _after_router_init(
+    result: None, self: object, server_args: ServerArgs, *args: Any, **kw: Any
+) -> None:
+    # They share one prediction worker, and read the settings that are left here.
+    config = getattr(server_args, "_sage_config", None)
+    if config is not None and not config.predictor.service:
+        worker = SharedWorker(config)
+        worker.start()
+        server_args._sage_config = worker.config
