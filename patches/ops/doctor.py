@@ -10,16 +10,32 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from typing import Literal
 
-from patches.ops import doctor_predictor, doctor_server
-from patches.ops.finding import Finding, fault
+from patches.ops import checks
+from patches.ops.checks import FaultError, Note
 from patches.ops.serve_command import value_of
 from predictor_store.config_file import read_config
 from predictor_store.terminal import add_json, keep_quiet, print_json, speaker
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """about: what was looked at. said: what was found. do: what to do about it, "" if nothing. A
+    fault keeps a server from starting, or from being of use; a note does not."""
+
+    level: Literal["ok", "note", "FAULT"]
+    about: str
+    said: str
+    do: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.level:6}{self.about}: {self.said}"
+        return f"{line}\n      what to do: {self.do}" if self.do else line
 
 
 def run(argv: Sequence[str]) -> int:
@@ -47,28 +63,35 @@ def run(argv: Sequence[str]) -> int:
 
 
 def findings(argv: Sequence[str]) -> Iterator[Finding]:
-    """argv: the flags of a server; none: they are not looked at. As with `sage-sched serve`, its
-    policy is sage unless one is named."""
+    """argv: the flags of a server; without any, flags are not looked at. As with `sage-sched
+    serve`, the policy is sage unless one is named."""
     config, said = _settings(argv)
     yield said
-    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("packages", doctor_server.packages),
-        ("release", doctor_server.release),
-        ("plugin", doctor_server.plugin),
-        ("hooks", doctor_server.hooks),
-        ("store", lambda: doctor_predictor.store(config)),
-        ("predictor", lambda: doctor_predictor.predictor(config)),
-        ("model", lambda: doctor_predictor.model(value_of(argv, "--model-path", "--model"))),
-        ("GPU", lambda: doctor_server.gpu(argv)),
-        ("host memory", lambda: doctor_server.host_memory(config.preemption.host_pool_gib)),
-        ("port", lambda: doctor_server.port(argv)),
-        ("flags", lambda: doctor_server.flags(argv, with_settings=said.level != "FAULT")),
+    model = value_of(argv, "--model-path", "--model")
+    looks: list[tuple[str, Callable[[], str | None]]] = [
+        ("packages", checks.packages),
+        ("release", checks.release),
+        ("plugin", checks.plugin),
+        ("hooks", checks.hooks),
+        ("store", lambda: checks.store(config)),
+        ("predictor", lambda: checks.predictor(config)),
+        ("model", lambda: checks.model(model)),
+        ("GPU", lambda: checks.gpu(argv)),
+        ("host memory", lambda: checks.host_memory(config.preemption.host_pool_gib)),
+        ("port", lambda: checks.port(argv)),
+        ("flags", lambda: checks.flags(argv, with_settings=said.level != "FAULT")),
     ]
-    for about, check in checks:
+    for about, look in looks:
         try:
-            yield from check()
-        except Exception as error:  # what a broken installation raises can be anything
-            yield fault(about, f"cannot be looked at: {error!r}", "report this, with the message")
+            found = look()
+        except FaultError as fault:
+            yield from (Finding("FAULT", about, line, fault.do) for line in fault.said)
+        except Exception as error:  # a broken installation may raise anything
+            what = f"cannot be looked at: {error!r}"
+            yield Finding("FAULT", about, what, "report this, with the message")
+        else:
+            if found is not None:
+                yield Finding("note" if isinstance(found, Note) else "ok", about, found)
 
 
 def _settings(argv: Sequence[str]) -> tuple[SageConfig, Finding]:
@@ -78,6 +101,6 @@ def _settings(argv: Sequence[str]) -> tuple[SageConfig, Finding]:
         config = read_config(file)
     except ConfigError as error:
         do = "correct the field that is named (docs/settings.md)"
-        return SageConfig(), fault("settings", error, do)
+        return SageConfig(), Finding("FAULT", "settings", " ".join(str(error).split()), do)
     said = f"sage-sched {version('sage-sched')}, {file or 'by default'}"
     return config, Finding("ok", "settings", said)

@@ -1,29 +1,35 @@
 """What of sage-sched does not fit the SGLang that is installed: `python -m patches.ops.fit`.
 
 A server stops at the first thing that does not fit. This goes through all of them, whatever the
-release is called, so it also says what a new release would take.
+release is called, so it also tells what a new release would take.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import Any
 
 import patches
 from patches.compat import CALLS
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import ExportConfig, SageConfig
 
-if TYPE_CHECKING:
-    from patches.hook import Hook
-
 # It places hooks when it is imported.
-_NOT_IMPORTED = ("http_worker",)
+_NOT_IMPORTED = ("patches.http.worker",)
+_CONFIG = SageConfig(export=ExportConfig(predicted_load=True))
+# In the order of a server's start. Hooks are a list, or made by a function with these arguments.
+_HOOKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("patches.plugin", "first_hooks", {"of_scheduler": True, "of_controller": True}),
+    ("patches.scheduler.hooks", "scheduler_hooks", {"config": _CONFIG}),
+    ("patches.http.replica_watch", "controller_hooks", {}),
+    ("patches.http.hooks", "http_hooks", {}),
+    ("patches.http.hooks", "router_hooks", {}),
+)
 
 
 def misfits() -> list[str]:
@@ -40,63 +46,35 @@ def misfits() -> list[str]:
 
 def targets() -> list[str]:
     """What we hook, in the order of the server's start. Raises if SGLang breaks our modules."""
-    return [hook.target for hooks in _HOOKS for hook in hooks()]
+    return [hook.target for place in _HOOKS for hook in _made(*place)]
+
+
+def _made(module: str, name: str, arguments: dict[str, Any]) -> Iterable[Any]:
+    hooks: Any = getattr(import_module(module), name)
+    made: Iterable[Any] = hooks(**arguments) if arguments else hooks
+    return made
 
 
 def _modules() -> Iterator[str]:
-    for module in pkgutil.iter_modules(patches.__path__):
+    for module in pkgutil.walk_packages(patches.__path__, "patches."):
         if module.name not in _NOT_IMPORTED:
             try:
-                importlib.import_module(f"patches.{module.name}")
-            except Exception as error:  # whatever SGLang's own modules raise
-                yield f"patches.{module.name} cannot be imported: {type(error).__name__}: {error}"
+                import_module(module.name)
+            except Exception as error:  # SGLang's own modules may raise anything
+                yield f"{module.name} cannot be imported: {type(error).__name__}: {error}"
 
 
 def _checks() -> Iterator[Callable[[], None]]:
-    """Of what can be checked: a module that cannot be imported has said so already."""
+    """Of what can be checked: a module that cannot be imported has been reported already."""
     with contextlib.suppress(ImportError):
         from patches.hook import check_target
 
-        for hooks in _HOOKS:
+        for place in _HOOKS:
             with contextlib.suppress(ImportError):
-                for hook in hooks():
+                for hook in _made(*place):
                     yield hook.check
         for target, parameters in CALLS:
             yield partial(check_target, "function", target, parameters)
-
-
-def _scheduler_hooks() -> Iterable[Hook]:
-    from patches.scheduler.hooks import scheduler_hooks
-
-    return scheduler_hooks(SageConfig(export=ExportConfig(predicted_load=True)))
-
-
-def _first_hooks() -> Iterable[Hook]:
-    from patches.plugin import first_hooks
-
-    return first_hooks(of_scheduler=True, of_controller=True)
-
-
-def _predict_hooks() -> Iterable[Hook]:
-    from patches.http.hooks import http_hooks
-
-    return http_hooks
-
-
-def _controller_hooks() -> Iterable[Hook]:
-    from patches.http.replica_watch import controller_hooks
-
-    return controller_hooks
-
-
-def _router_hooks() -> Iterable[Hook]:
-    from patches.http.hooks import router_hooks
-
-    return router_hooks
-
-
-# In the order of a server's start.
-_HOOKS = (_first_hooks, _scheduler_hooks, _controller_hooks, _predict_hooks, _router_hooks)
 
 
 def main() -> int:

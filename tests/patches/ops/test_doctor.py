@@ -17,8 +17,8 @@ import pytest
 
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_MODEL
-from patches.ops import doctor, doctor_server
-from patches.ops.finding import Finding
+from patches.ops import checks, doctor
+from patches.ops.doctor import Finding
 from patches.ops.serve_command import value_of, with_policy
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.store.store import Store, file_of
@@ -264,7 +264,7 @@ def test_each_fault_of_its_surroundings_is_named(
     patient: Patient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doctor_server, "flags", lambda argv, with_settings: iter(()))
+    monkeypatch.setattr(checks, "flags", lambda argv, with_settings: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     patient.in_process = True
     assert patient.faults() == []

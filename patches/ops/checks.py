@@ -1,0 +1,268 @@
+"""What `sage-sched doctor` looks at, one function each.
+
+Each says in a line what it has found, or returns None if there is nothing to look at, or raises
+FaultError. SGLang is imported only where it is looked at, as one finding may be that it cannot be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+
+from patches.compat import SUPPORTED_RELEASES
+from patches.ops.fit import misfits, targets
+from patches.ops.serve_command import value_of, with_policy
+from patches.scheduler.host_memory import SHARE, free_bytes
+from predictor_store.cached_file import cache_folder
+from predictor_store.data.files import DatasetError
+from predictor_store.data.warm import load_tokenizer
+from predictor_store.predict.embedder import Embedder, dimension, fingerprint
+from predictor_store.predict.regression import GeneralLength
+from predictor_store.service.link import PredictorError, connect_worker
+from predictor_store.store import lock
+from predictor_store.store.file import StoreError
+from predictor_store.store.store import Store, file_of, folder_of
+from predictor_store.torchvision_schemas import define_missing
+from sage_sched.config import SageConfig
+from sage_sched.entry_points import parts_folder
+
+_INSTALL = f'install it: pip install "sglang=={SUPPORTED_RELEASES[-1]}"'
+_LEAST_FREE_BYTES = 200e6
+
+
+class FaultError(Exception):
+    """What keeps a server from starting, or from being of use.
+
+    said: a line for each. do: what to do about it.
+    """
+
+    def __init__(self, said: object, do: str) -> None:
+        """said: a message of any kind, an exception's too, or a list of them."""
+        self.said = [" ".join(str(one).split()) for one in (said if type(said) is list else [said])]
+        self.do = do
+
+
+class Note(str):
+    """Something to know that is neither good nor bad."""
+
+
+def packages() -> str:
+    """Ours, whatever else on the path has their names."""
+    return f"sage-sched {version('sage-sched')}, in {parts_folder()}"
+
+
+def release() -> str:
+    """Whether SGLang is there, and supported."""
+    try:
+        from sglang.version import __version__ as imported
+    except ImportError:
+        raise FaultError("SGLang is not installed", _INSTALL) from None
+    if imported not in SUPPORTED_RELEASES:
+        raise FaultError(
+            f"SGLang {imported} is installed, supported: {', '.join(SUPPORTED_RELEASES)}",
+            f"{_INSTALL}; or choose one of SGLang's own policies",
+        )
+    return f"SGLang {imported}"
+
+
+def plugin() -> str:
+    """Whether SGLang finds us."""
+    if not entry_points(group="sglang.srt.plugins", name="sage_sched"):
+        raise FaultError(
+            "sage-sched is not among SGLang's plugins",
+            "install it in this environment (pip install .); a checkout on PYTHONPATH is not "
+            "enough",
+        )
+    allowed = os.environ.get("SGLANG_PLUGINS", "")
+    if allowed and "sage_sched" not in [name.strip() for name in allowed.split(",")]:
+        raise FaultError(
+            f"SGLANG_PLUGINS is {allowed!r}: SGLang loads no other",
+            "add sage_sched to it, or unset it",
+        )
+    if (asked := os.environ.get("SGLANG_PLATFORM")) not in (None, "", "sage_cpu"):
+        raise FaultError(
+            f"SGLANG_PLATFORM is {asked!r}, which leaves out the plugins of packages "
+            "that have a platform of another name, as this one has",
+            "unset it",
+        )
+    try:
+        return f"registered, with torch {version('torch')}"
+    except PackageNotFoundError:
+        return "registered, with no torch"
+
+
+def hooks() -> str:
+    """Every module of ours, every place of SGLang that is hooked, and every call."""
+    define_missing()  # as the platform does: SGLang needs them to be imported
+    if found := misfits():
+        raise FaultError(found, "see release; another plugin may have changed it too")
+    return f"{len(targets())}, and all fit"
+
+
+def store(config: SageConfig) -> str:
+    """Whether it can be read, by us and now, and written to."""
+    if config.predictor.service:
+        return Note("the predictor service's own")
+    folder = folder_of(config.store)
+    exists = next(path for path in (folder, *folder.parents) if path.exists())
+    can_write = exists.is_dir() and os.access(exists, os.W_OK | os.X_OK)
+    if config.store.on_disk and not can_write:
+        raise FaultError(
+            f"{exists} is no folder that this user may write to",
+            "name another in store.path, or set store.on_disk = false",
+        )
+    encoder, num_records = config.predictor.encoder, 0
+    if file_of(folder).exists():
+        try:
+            kept = replace(config.store, on_disk=False)
+            with Store(kept, fingerprint(encoder), dimension(encoder)) as opened:
+                num_records = len(opened.load())
+        except StoreError as error:
+            do = f"move {folder} away (the server begins a new one), or name another in store.path"
+            raise FaultError(error, do) from error
+    said = f"{num_records} records in {folder}"
+    if not config.store.on_disk:
+        return f"{said}, which stays as it is"
+    if (pid := lock.holder(folder)) is not None:
+        raise FaultError(
+            f"{folder} is in use by process {pid}",
+            "end that server, or give this one another store.path; several servers share one "
+            "predictor by predictor.service",
+        )
+    if (free := shutil.disk_usage(exists).free) < _LEAST_FREE_BYTES:
+        raise FaultError(f"{free / 1e6:.0f} MB are free on its disk", "make room there")
+    return said
+
+
+def predictor(config: SageConfig) -> str:
+    """Whether it can be asked."""
+    if config.predictor.service:
+        try:
+            connect_worker(config, "").close()
+        except (PredictorError, StoreError, ValueError) as error:
+            do = "start the service, or correct predictor.service and its token"
+            raise FaultError(error, do) from error
+        return f"the service at {config.predictor.service} answers"
+    encoder = config.predictor.encoder
+    try:
+        Embedder(encoder, num_threads=1).embed(["Is anybody there?"])
+        GeneralLength.shipped(encoder)
+    except Exception as error:  # a missing package, a missing or damaged file of the encoder
+        raise FaultError(
+            f"the encoder {encoder!r} cannot be loaded: {error!r}",
+            f"install sage-sched anew; if {cache_folder()} holds damaged files, remove it",
+        ) from error
+    return f"encoder {encoder!r} works"
+
+
+def model(path: str | None) -> str | None:
+    """Whether its prompts can be read. path: --model-path."""
+    if path is None:
+        return None
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        if path.startswith(("/", ".", "~")):
+            raise FaultError(f"there is no {path}", "correct --model-path")
+        return Note(f"{path} is no folder here: SGLang fetches it")
+    if not (folder / "config.json").exists():
+        raise FaultError(f"{path} has no config.json", "name the model's own folder")
+    try:
+        load_tokenizer(str(folder))
+    except DatasetError as error:
+        do = "put the model's tokenizer files there: without one prompts cannot be read"
+        raise FaultError(error, do) from error
+    return str(folder)
+
+
+def gpu(argv: Sequence[str]) -> str:
+    """What torch sees of accelerators, against what the flags ask for."""
+    import torch
+
+    wanted = int(value_of(argv, "--tp-size", "--tensor-parallel-size", "--tp") or 1)
+    num_seen = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if value_of(argv, "--device") == "cpu" or os.environ.get("SGLANG_PLATFORM") == "sage_cpu":
+        return Note(f"the CPU is asked for; {num_seen} accelerators are seen")
+    if not num_seen:
+        built = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
+        seen = Path("/dev/nvidia0").exists()
+        driver = f"the driver {'has' if seen else 'shows no'} device"
+        raise FaultError(
+            f"torch sees none (torch {torch.__version__}, {built}; {driver})",
+            "install torch for your driver's CUDA"
+            if seen and torch.version.cuda is None
+            else "see that `nvidia-smi` works here; without a GPU, give --device cpu",
+        )
+    if wanted > num_seen:
+        raise FaultError(
+            f"--tp-size is {wanted}, and {num_seen} are seen",
+            "ask for no more than there are, or see CUDA_VISIBLE_DEVICES",
+        )
+    return f"{num_seen}, the first: {torch.cuda.get_device_name(0)}"
+
+
+def host_memory(asked_gib: float) -> str:
+    """For the KV of requests that have left. asked_gib: the setting; 0: a share of what is free."""
+    free_gib = free_bytes() / 2**30
+    if asked_gib > free_gib:
+        raise FaultError(
+            f"host_pool_gib is {asked_gib:g}, for each rank, and {free_gib:.1f} GiB are free",
+            "lower it, or leave it out",
+        )
+    taken = f"{asked_gib:g} GiB a rank" if asked_gib else f"{SHARE * free_gib:.1f} GiB"
+    return f"{free_gib:.1f} GiB free; KV of requests that yield may take {taken}"
+
+
+def port(argv: Sequence[str]) -> str | None:
+    """Whether it can listen there."""
+    if not argv:
+        return None
+    host, text = value_of(argv, "--host") or "127.0.0.1", value_of(argv, "--port") or "30000"
+    if not text.isdecimal() or int(text) > 65_535:
+        return None  # SGLang says so, of its flags
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, int(text), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        is_taken = error.errno == errno.EADDRINUSE
+        do = "give another --port, or end what listens there"
+        raise FaultError(
+            f"{host}:{text} cannot be had: {error.strerror or error}",
+            do if is_taken else "correct --host or --port",
+        ) from error
+    return f"{host}:{text} is free"
+
+
+def flags(argv: Sequence[str], with_settings: bool) -> str:
+    """By SGLang's own parser, with our plugin. with_settings: whether those can be read."""
+    if not argv:
+        return Note("none given: `sage-sched doctor FLAGS` looks at a server's")
+    if not with_settings:
+        return Note("not looked at, as the settings cannot be read")
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.server_args import prepare_server_args
+
+    printed = io.StringIO()
+    do = "leave the flag out, or change its value"
+    try:
+        with contextlib.redirect_stderr(printed):
+            server_args = prepare_server_args(with_policy(argv))
+    except SystemExit as refusal:
+        last = (printed.getvalue().strip().splitlines() or [""])[-1]
+        raise FaultError(last if isinstance(refusal.code, int) else refusal.code, do) from None
+    except Exception as error:
+        raise FaultError(f"SGLang does not take them: {error}", do) from error
+    return f"taken; --schedule-policy {server_args.schedule_policy}"
