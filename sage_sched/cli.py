@@ -36,11 +36,11 @@ COMMANDS = {
         "serve one predictor to many servers",
     ),
     "train-probe": (
-        "predictor_store.probe.train_probe_command",
+        "predictor_store.probe.command",
         "train a probe on hidden states that a server wrote down",
     ),
     "urgency train": (
-        "predictor_store.urgency.urgency_command",
+        "predictor_store.urgency.command",
         "train a guess at how urgent prompts are",
     ),
     "store info": ("predictor_store.data.store_info", "show what the predictor's store holds"),

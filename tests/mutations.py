@@ -71,7 +71,7 @@ _URGENCY, _CREDIT = (
 )
 _GUESS, _HEAD = (
     "tests/patches/http/test_urgency.py",
-    "tests/predictor_store/urgency/test_urgency_head.py",
+    "tests/predictor_store/urgency/test_head.py",
 )
 _SLICES, _SLICED = "tests/patches/scheduler/test_slices.py", "tests/engine/test_slices.py"
 
@@ -217,7 +217,7 @@ MUTATIONS = (
     ),
     Mutation(
         "guesses are judged on what they were learned from",
-        "predictor_store/urgency/urgency_head.py",
+        "predictor_store/urgency/head.py",
         "train, test = fold != number, fold == number",
         "train, test = fold >= 0, fold == number",
         f"{_HEAD}::test_levels_are_held_out_when_they_are_judged",

@@ -14,7 +14,7 @@ from bench.engines.simulator.request import SimRequest
 from bench.workloads.arrivals import poisson_arrivals
 from bench.workloads.prompts import WorkloadError
 from predictor_store.data.files import raw_rows
-from predictor_store.urgency.urgency_head import UNDER_COST, fit
+from predictor_store.urgency.head import UNDER_COST, fit
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from patches.compat import UnsupportedServerError
-from predictor_store.urgency.urgency_head import UrgencyFileError, UrgencyHead
+from predictor_store.urgency.head import UrgencyFileError, UrgencyHead
 from sage_sched.config import UrgencyConfig
 from sage_sched.job import DEFAULT_URGENCY, Hints
 

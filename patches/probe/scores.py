@@ -11,7 +11,7 @@ import numpy as np
 from patches.engine_types import Batch, Req
 from patches.messages import Scores
 from patches.probe.recorder import Recorder
-from predictor_store.probe.probe_file import ProbeFile
+from predictor_store.probe.file import ProbeFile
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.probe.refined import Refiner

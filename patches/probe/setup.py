@@ -15,8 +15,8 @@ from patches.engine_types import Scheduler
 from patches.probe.recorder import Recorder
 from patches.probe.scores import Probing
 from patches.probe.tap import Observer, Tap
-from predictor_store.probe.model_fingerprint import fingerprint
-from predictor_store.probe.probe_file import ProbeFile
+from predictor_store.probe.file import ProbeFile
+from predictor_store.probe.fingerprint import fingerprint
 from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
 from sage_sched.policy import Policy, policy_named
 from sage_sched.steps.time import ServerFacts

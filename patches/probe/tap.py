@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import linear
 
 from patches.engine_types import Batch
-from predictor_store.probe.probe_file import ProbeFile
+from predictor_store.probe.file import ProbeFile
 
 # More rows than any step samples; of a step that has more, nothing is read.
 _MAX_ROWS = 4096

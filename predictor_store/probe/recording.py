@@ -22,7 +22,7 @@ class RecordingError(ValueError):
 
 
 def row_type(num_layers: int, hidden_size: int) -> np.dtype[np.void]:
-    """Of a row: whose it is, at which age, and the layers' states."""
+    """A row: whose it is, at which age, and the layers' states."""
     states = ("states", "<f2", (num_layers, hidden_size))
     return np.dtype([("arrival", "<i8"), ("age", "<i4"), states])
 
@@ -30,7 +30,7 @@ def row_type(num_layers: int, hidden_size: int) -> np.dtype[np.void]:
 def about_recording(
     folder: Path, about: dict[str, Any], opener: Callable[[str, int], int] | None = None
 ) -> None:
-    """Write what the states are of: layers, hidden_size, fingerprint. Raises OSError, and
+    """Write down the states' layers, hidden_size and fingerprint. Raises OSError, and
     RecordingError if the folder holds states of something else."""
     path = folder / _ABOUT
     if path.exists():
@@ -44,10 +44,10 @@ def about_recording(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """Rows of states, and the answers that they are of; arrays of rows.
+    """Rows of states, and the answers that they belong to.
 
-    states: float16, (rows, layers, hidden). ages: tokens. answer: of each row, by position.
-    lengths, is_cut, prompts, caps, forecasts: of each answer. prompts: equal for equal ones.
+    Of each row: states, float16, (rows, layers, hidden); ages, tokens; answer, its position. Of
+    each answer: lengths, is_cut, prompts (numbers, equal for equal ones), caps, forecasts.
     """
 
     layers: tuple[int, ...]

@@ -86,7 +86,7 @@ class Posterior:
 
     where w is the forecast by the prompt. alpha = beta = gamma = 1 is Bayes' rule if scores at
     different ages are independent given x. They are not, and each has seen the prompt too, so the
-    three are fitted (predictor_store.probe.probe_weights), beta by bands of ages: the first score
+    three are fitted (predictor_store.probe.weights), beta by bands of ages: the first score
     that tells is news, and most later ones say it again.
 
     Lengths are in cells, in which they are taken to be alike. A forecast of n samples gives

@@ -25,8 +25,8 @@ from bench.engines.server.policy_server import (
 )
 from bench.engines.server.server import ServerError
 from predictor_store.data.warm import Observation
-from predictor_store.probe.model_fingerprint import fingerprint
-from predictor_store.probe.probe_file import ProbeFile
+from predictor_store.probe.file import ProbeFile
+from predictor_store.probe.fingerprint import fingerprint
 from sage_sched.config import PreemptionConfig, ProbeConfig, SageConfig, StepTimeConfig
 from sage_sched.probe.posterior import Reading
 from tests.checks.exactness import STRICT, TWO_RANKS, ask, crowd
@@ -55,7 +55,6 @@ def noise(model: Path, seed: int = 0) -> ProbeFile:
         fingerprint=fingerprint(model),
         recipe="trail",
         reading=Reading(_EDGES, np.array([0]), np.full((1, bins), -np.log(bins)), gamma=0.0),
-        confusion=np.eye(bins),
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import PolicyServers
 from bench.engines.server.server import ServerError
-from predictor_store.probe.probe_file import ProbeFile
+from predictor_store.probe.file import ProbeFile
 from tests.checks import probe_ranks
 from tests.checks.exactness import Spoken
 

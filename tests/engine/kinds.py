@@ -13,8 +13,8 @@ import requests
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENV
 from bench.engines.server.server import Server
-from predictor_store.probe.model_fingerprint import fingerprint
-from predictor_store.urgency.urgency_head import UrgencyHead, hashed
+from predictor_store.probe.fingerprint import fingerprint
+from predictor_store.urgency.head import UrgencyHead, hashed
 from tests.checks.exactness import STRICT, TWO_RANKS
 from tests.engine import kv_witness, saboteur, stage
 from tests.engine.serving import UNHURRIED, SageServer, warmed_store

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor_store.probe.probe_file import ProbeFile
+from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.recording import ANSWERS, ROWS, about_recording, row_type
 from sage_sched.probe.posterior import Reading
 
@@ -35,7 +35,6 @@ def probe(
         fingerprint=fingerprint,
         recipe=recipe,
         reading=Reading(edges, np.array([0, 16]), np.log(np.full((2, bins), 1 / bins))),
-        confusion=np.eye(bins),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from patches.compat import UnsupportedServerError
 from patches.http.urgency import UrgencyGuess, refuse_urgency
-from predictor_store.urgency.urgency_head import UrgencyHead, hashed
+from predictor_store.urgency.head import UrgencyHead, hashed
 from sage_sched.config import UrgencyConfig
 from sage_sched.job import NO_HINTS, Hints
 

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from sage_sched.probe.posterior import Reading
 
 FORMAT = "sage-sched probe 2"
+# What must be so, and what may be.
+_ALLOWED = {"format": (FORMAT,), "pooling": ("last",), "recipe": ("log", "trail")}
 _ARRAYS = ("w1", "b1", "w2", "b2")
-# Sizes that no probe has; a file is not read to find out that it lied.
+# No probe has larger sizes; a file is not read to find out that it lied.
 _MOST_HIDDEN, _MOST_BINS = 65_536, 256
 
 
@@ -27,9 +29,8 @@ class ProbeFile:
     """A network hidden -> inner -> ReLU -> bins, float32, and what belongs to it.
 
     w1: (inner, hidden). b1: (inner,). w2: (bins, inner). b2: (bins,). layer: whose output it reads,
-    from 0. fingerprint: of the model. recipe: "log" or "trail", the kind of bins. pooling: what
-    stands for the prompt; "last", its last token. confusion: how often true bin i was read as j,
-    shape (bins, bins).
+    from 0; of a prompt, at its last token. fingerprint: of the model. recipe: "log" or "trail", the
+    kind of bins.
     """
 
     w1: NDArray[np.float32]
@@ -40,8 +41,6 @@ class ProbeFile:
     fingerprint: str
     recipe: str
     reading: Reading
-    confusion: NDArray[np.float64]
-    pooling: str = "last"
 
     @property
     def hidden_size(self) -> int:
@@ -66,14 +65,13 @@ class ProbeFile:
             "recipe": self.recipe,
             "layer": self.layer,
             "hidden_size": self.hidden_size,
-            "pooling": self.pooling,
+            "pooling": "last",
             "edges": self.reading.edges.tolist(),
             "band_ages": self.reading.band_ages.tolist(),
             "log_base": self.reading.log_base.tolist(),
             "alpha": self.reading.alpha,
             "beta": self.reading.beta.tolist(),
             "gamma": self.reading.gamma,
-            "confusion": self.confusion.tolist(),
         }
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         save_file(arrays, path, metadata={"sage_sched": json.dumps(about)})
@@ -89,21 +87,16 @@ class ProbeFile:
                 about = json.loads((file.metadata() or {})["sage_sched"])
                 arrays = {name: file.get_tensor(name) for name in _ARRAYS}
             return cls._checked(about, arrays)
-        except (
-            SafetensorError, json.JSONDecodeError, KeyError, TypeError, ValueError, OverflowError,
-        ) as error:  # fmt: skip
+        except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProbeFileError(f"the probe {path} cannot be used: {error!r:.300}") from error
 
     @classmethod
     def _checked(
         cls, about: Mapping[str, object], arrays: Mapping[str, NDArray[np.float32]]
     ) -> ProbeFile:
-        if about["format"] != FORMAT:
-            raise ValueError(f"its format is {about['format']!r:.60}, allowed: {FORMAT!r}")
-        if about["pooling"] != "last":
-            raise ValueError(f"its pooling is {about['pooling']!r:.60}, allowed: 'last'")
-        if about["recipe"] not in ("log", "trail"):
-            raise ValueError(f"its recipe is {about['recipe']!r:.60}, allowed: 'log', 'trail'")
+        for name, allowed in _ALLOWED.items():
+            if about[name] not in allowed:
+                raise ValueError(f"its {name} is {about[name]!r:.60}, allowed: {allowed}")
         hidden, inner = int(str(about["hidden_size"])), arrays["w1"].shape[0]
         edges = np.asarray(about["edges"], np.int64)
         bins = edges.size - 1
@@ -126,17 +119,7 @@ class ProbeFile:
             np.asarray(about["beta"], np.float64),
             float(str(about["gamma"])),
         )
-        confusion = np.asarray(about["confusion"], np.float64)
-        if confusion.shape != (bins, bins):
-            raise ValueError(f"confusion is of shape {confusion.shape}, not {(bins, bins)}")
+        layer, fingerprint, recipe = int(str(about["layer"])), about["fingerprint"], about["recipe"]
         return cls(
-            arrays["w1"],
-            arrays["b1"],
-            arrays["w2"],
-            arrays["b2"],
-            layer=int(str(about["layer"])),
-            fingerprint=str(about["fingerprint"]),
-            recipe=str(about["recipe"]),
-            reading=reading,
-            confusion=confusion,
+            **arrays, layer=layer, fingerprint=str(fingerprint), recipe=str(recipe), reading=reading
         )

@@ -10,11 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
-from predictor_store.probe.probe_file import ProbeFile
-from predictor_store.probe.probe_score import Quality, quality_by_age
-from predictor_store.probe.probe_weights import alone, forecasts, weighed, without_scores
+from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.recording import Recording
-from sage_sched.probe.posterior import Posterior, Reading
+from predictor_store.probe.weights import (
+    Quality,
+    alone,
+    forecasts,
+    quality_by_age,
+    weighed,
+    without_scores,
+)  # fmt: skip
+from sage_sched.probe.posterior import Reading
 from sage_sched.probe.refining import from_steps, in_steps
 
 BAND_AGES = np.array([0, 1, 2, 4, 16, 64, 256, 1024])
@@ -23,25 +29,24 @@ _NUM_LOG_BINS = 20
 _TRAIL_BINS, _TRAIL_TOKENS = 10, 512
 _MOST_TOKENS = 1 << 24
 _BATCH_ROWS = 512
-# Rows of one answer tell the same story: more of them teach little.
+# Rows of one answer are much alike: more of them teach little.
 _MOST_ROWS = 400_000
 _PATIENCE = 3
 _PRIOR_ROWS = 1.0
 
 
 class TrainingError(ValueError):
-    """The recording does not do; the message says why."""
+    """The recording is not enough, or not usable; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """name: "log", bins whose width doubles, by which the posterior goes; or "trail", the paper's
+    """name: "log", bins whose width doubles, which the posterior reads; or "trail", the paper's
     bins (Shahout et al. 2025, section 3.1: equal, 10 over 512 tokens), rate and epochs."""
 
     name: str
     rate: float
-    num_epochs: int
-    batch_rows: int
+    num_epochs: int = 30
 
     def edges(self, longest_tokens: int) -> NDArray[np.int64]:
         """Of the bins."""
@@ -53,80 +58,58 @@ class Recipe:
 
 
 RECIPES = {
-    "log": Recipe("log", rate=1e-3, num_epochs=30, batch_rows=_BATCH_ROWS),
-    # The paper's batches are of 32 rows: with as many rows as the paper has, hours on a CPU.
-    "trail": Recipe("trail", rate=1e-2, num_epochs=30, batch_rows=_BATCH_ROWS),
+    "log": Recipe("log", rate=1e-3),
+    # The paper's batches are of 32 rows, which would take hours on a CPU.
+    "trail": Recipe("trail", rate=1e-2),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A probe, and how well it does on prompts that it has not seen: the posterior, the probe
-    alone, and the prompt's forecast."""
+    """A probe, and how good forecasts are on prompts that it has not seen: "prompt", by the prompt
+    alone; "probe alone"; and "posterior", by both."""
 
     probe: ProbeFile
-    posterior: Quality
-    probe_alone: Quality
-    prompt: Quality
+    qualities: dict[str, Quality]
 
 
 def train(
-    recording: Recording,
-    recipe: Recipe,
-    *,
-    seed: int = 0,
-    say: Callable[[str], None] = print,
+    recording: Recording, recipe: Recipe, *, seed: int = 0, say: Callable[[str], None] = print
 ) -> Trained:
-    """Prompts go 70 to 10 to 20: to train on, to choose layer, epoch, alpha, beta and gamma by, and
-    to report on. Raises TrainingError."""
+    """70 % of the prompts are trained on, 10 % choose layer, epoch, alpha, beta and gamma, and 20 %
+    are reported on. Raises TrainingError."""
     share = recording.prompts[recording.answer] % np.uint64(10)
     fit, choose, report = share < 7, share == 7, share > 7
     for name, rows in (("train on", fit), ("choose by", choose), ("report on", report)):
         if np.unique(recording.answer[rows]).size < 20:
             raise TrainingError(f"there are fewer than 20 answers to {name}: record more")
-    longest = int(recording.lengths.max())
-    edges = recipe.edges(longest)
+    edges = recipe.edges(int(recording.lengths.max()))
     left = recording.lengths[recording.answer] - recording.ages
     is_cut = recording.is_cut[recording.answer]
     bins = np.searchsorted(edges, left, side="left") - 1
-    best: tuple[float, int, list[NDArray[np.float32]]] | None = None
+    fitted = []
     for place, layer in enumerate(recording.layers):
         states = recording.states[:, place].astype(np.float32)
         data = [(states[rows], bins[rows], is_cut[rows]) for rows in (fit, choose)]
-        loss, arrays = _fit(data, len(edges) - 1, recipe, seed, say, f"layer {layer}")
-        if best is None or loss < best[0]:
-            best = (loss, place, arrays)
-    assert best is not None
-    _, place, arrays = best
+        fitted.append((*_fit(data, len(edges) - 1, recipe, seed, say, f"layer {layer}"), place))
+    _, arrays, place = min(fitted, key=lambda one: one[0])
     known = fit & ~is_cut
     base = base_rates(bins[known], recording.ages[known], len(edges) - 1, BAND_AGES)
     reading = Reading(edges, BAND_AGES, base)
     w1, b1, w2, b2 = arrays
-    probe = ProbeFile(
-        w1,
-        b1,
-        w2,
-        b2,
-        layer=recording.layers[place],
-        fingerprint=recording.fingerprint,
-        recipe=recipe.name,
-        reading=reading,
-        confusion=np.zeros((len(edges) - 1,) * 2),
-    )
+    of, layer = recording.fingerprint, recording.layers[place]
+    probe = ProbeFile(w1, b1, w2, b2, layer, of, recipe.name, reading)
     log_p = from_steps(in_steps(probe.log_p(recording.states[:, place].astype(np.float32))))
     say("fitting alpha, beta and gamma")
     chosen = weighed(recording, log_p, reading, choose & ~is_cut)
     told = report & ~is_cut
-    read = log_p.argmax(axis=1)
-    confusion = np.zeros((len(edges) - 1,) * 2)
-    np.add.at(confusion, (bins[told], read[told]), 1)
-    probe = replace(probe, reading=chosen, confusion=confusion)
-    return Trained(
-        probe,
-        quality_by_age(forecasts(recording, log_p, Posterior(chosen), told)),
-        quality_by_age(alone(recording, log_p, edges, told)),
-        quality_by_age(forecasts(recording, log_p, Posterior(without_scores(chosen)), told)),
-    )
+    found = {
+        "prompt": forecasts(recording, log_p, without_scores(chosen), told),
+        "probe alone": alone(recording, log_p, edges, told),
+        "posterior": forecasts(recording, log_p, chosen, told),
+    }
+    qualities = {name: quality_by_age(of) for name, of in found.items()}
+    return Trained(replace(probe, reading=chosen), qualities)
 
 
 def _fit(
@@ -137,7 +120,7 @@ def _fit(
     say: Callable[[str], None],
     name: str,
 ) -> tuple[float, list[NDArray[np.float32]]]:
-    """The best epoch's loss on what is chosen by, and its network."""
+    """The best epoch's loss on the second of data, and its network."""
     torch.manual_seed(seed)
     (states, bins, is_cut), chosen_by = [
         (torch.as_tensor(a), torch.as_tensor(b), torch.as_tensor(c)) for a, b, c in data
@@ -145,7 +128,7 @@ def _fit(
     if len(states) > _MOST_ROWS:
         some = torch.randperm(len(states))[:_MOST_ROWS]
         states, bins, is_cut = states[some], bins[some], is_cut[some]
-    # States differ in scale between dimensions; what evens it out becomes part of the first layer.
+    # States differ in scale between dimensions; the scaling becomes part of the first layer.
     mean, scale = states.mean(dim=0), states.std(dim=0) + 1e-3
     network = torch.nn.Sequential(
         torch.nn.Linear(states.shape[1], _INNER), torch.nn.ReLU(), torch.nn.Linear(_INNER, num_bins)
@@ -154,7 +137,7 @@ def _fit(
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.num_epochs)
     best, kept, worse = float("inf"), [p.detach().clone() for p in network.parameters()], 0
     for epoch in range(recipe.num_epochs):
-        for rows in torch.randperm(len(states)).split(recipe.batch_rows):
+        for rows in torch.randperm(len(states)).split(_BATCH_ROWS):
             loss = _loss(network((states[rows] - mean) / scale), bins[rows], is_cut[rows])
             optimizer.zero_grad()
             loss.backward()
@@ -176,7 +159,7 @@ def _fit(
 
 
 def _loss(logits: torch.Tensor, bins: torch.Tensor, is_cut: torch.Tensor) -> torch.Tensor:
-    """-ln P of the true bin; of an answer that was cut off, of that bin and all above."""
+    """-ln P of the true bin; for an answer that was cut off, of that bin and all above."""
     losses = cross_entropy(logits, bins, reduction="none")
     if is_cut.any():
         log_p = logits[is_cut].log_softmax(dim=-1)
@@ -188,8 +171,8 @@ def _loss(logits: torch.Tensor, bins: torch.Tensor, is_cut: torch.Tensor) -> tor
 def base_rates(
     bins: NDArray[np.int64], ages: NDArray[np.int64], num_bins: int, band_ages: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """ln P(bin | band of ages), shape (bands, bins), of rows; a band that was never seen is as the
-    one before."""
+    """ln P(bin | band of ages), shape (bands, bins), of rows. A band without rows has the rates of
+    the one before."""
     bands = np.searchsorted(band_ages, ages, side="right") - 1
     counts = np.zeros((band_ages.size, num_bins))
     np.add.at(counts, (bands, bins), 1)

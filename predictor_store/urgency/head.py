@@ -1,4 +1,4 @@
-"""How urgent a prompt is, by its words: a guess, made of labelled prompts."""
+"""A guess at how urgent a prompt is by its words, learned from labelled prompts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 FORMAT = "sage-sched urgency 1"
 NUM_LEVELS = 5
-# One that is of no level, as it is no such prompt, is served as this one.
+# A prompt of no level, as it is no such prompt, is served at this one.
 MIDDLE = 3
-# Of the triage data that it was tried on, four fifths of levels 1 and 2 are found then, for a third
-# of all that is taken for such.
+# On the triage data that it was tried on, this finds four fifths of levels 1 and 2, and a third of
+# all prompts are flagged.
 UNDER_COST = 8.0
 _NUM_CLASSES = NUM_LEVELS + 1
 _NUM_WORDS = 1 << 15
@@ -38,10 +38,10 @@ class UrgencyHead:
     """A linear model of hashed words and pairs of words.
 
     weights: float32, shape (words, classes): levels 1 to 5, and none. biases: shape (classes,).
-    temperature: what its sums are divided by before they become probabilities. under_cost: how much
-    worse it is to take a prompt for one level less urgent than it is than for one level more.
-    confusion: of prompts that were held out, how many of each level (1 to 5, and none) were guessed
-    to be of 1 to 5; six rows of five, () if nobody counted.
+    temperature: divides the sums before they become probabilities. under_cost: how much worse a
+    guess of one level too few is than one too many. confusion: of prompts that were held out, how
+    many of each level (1 to 5, and none) were guessed to be of 1 to 5; six rows of five, () if
+    nobody counted.
     """
 
     weights: NDArray[np.float32]
@@ -93,9 +93,7 @@ class UrgencyHead:
                 tuple(tuple(map(int, row)) for row in about.get("confusion", ())),
             )
             head._check()
-        except (
-            SafetensorError, json.JSONDecodeError, KeyError, TypeError, ValueError,
-        ) as error:  # fmt: skip
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UrgencyFileError(f"the urgency model {path} cannot be used: {error}") from error
         return head
 
@@ -110,10 +108,10 @@ class UrgencyHead:
 
 
 def hashed(text: str) -> NDArray[np.int64]:
-    """The numbers of its words and of pairs of neighbours, each once, sorted."""
+    """The numbers of a text's words and of pairs of neighbours, each once, sorted."""
     words = _WORD.findall(text[:_MAX_CHARS].lower().encode("ascii", "replace"))
     sums = [zlib.crc32(word) for word in words]
-    # Of "one two", from that of "one".
+    # The sum of "one two" from that of "one".
     sums += [zlib.crc32(b" " + two, one) for one, two in zip(sums, words[1:], strict=False)]
     return np.unique(np.array(sums, np.int64) % _NUM_WORDS)
 
@@ -131,9 +129,9 @@ def levels_of(probabilities: Floats, under_cost: float) -> NDArray[np.int64]:
 def fit(
     texts: Sequence[str], levels: Sequence[int | None], under_cost: float, seed: int = 0
 ) -> tuple[UrgencyHead, NDArray[np.int64]]:
-    """A head of labelled prompts, and the level of each by a head of the other four fifths.
+    """A head, and the level of each prompt by a head of the other four fifths of them.
 
-    levels: 1 to 5, None for prompts that are of none. Raises ValueError if there are too few.
+    levels: 1 to 5; None for prompts of none. Raises ValueError if there are too few.
     """
     classes = np.array([_NUM_CLASSES - 1 if level is None else level - 1 for level in levels])
     if len(texts) < 50 or np.unique(classes).size < 2:
@@ -171,7 +169,7 @@ def _kernel(rows: Sequence[NDArray[np.int64]]) -> Floats:
 
 
 def _ridge(kernel: Floats, classes: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Dual weights, shape (rows, classes), of a ridge regression on the classes' indicators."""
+    """Dual weights, shape (rows, classes), and biases of a ridge regression on class indicators."""
     wanted = np.eye(_NUM_CLASSES)[classes]
     biases: Floats = wanted.mean(axis=0)
     dual = np.linalg.solve(kernel + _RIDGE * np.eye(len(kernel)), wanted - biases)
@@ -179,7 +177,7 @@ def _ridge(kernel: Floats, classes: NDArray[np.int64]) -> tuple[Floats, Floats]:
 
 
 def _calibrated(sums: Floats, classes: NDArray[np.int64]) -> float:
-    """The temperature under which what came true was likeliest."""
+    """The temperature at which the true classes are likeliest."""
     choices = np.geomspace(0.01, 10, 60)
     rows = np.arange(len(classes))
     likely = [np.log(_softmax(sums, t)[rows, classes] + 1e-12).mean() for t in choices]

@@ -1,4 +1,4 @@
-"""sage-sched urgency train: from labelled prompts to a guess at how urgent others are."""
+"""sage-sched urgency train: from labelled prompts to a model of how urgent others are."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from predictor_store.data.files import DatasetError, RowError, raw_rows
 from predictor_store.terminal import add_json, print_json
-from predictor_store.urgency.urgency_head import NUM_LEVELS, UNDER_COST, fit
+from predictor_store.urgency.head import NUM_LEVELS, UNDER_COST, fit
 
-# Those of whom an operator wants to miss none.
+# Levels up to this one are those that an operator wants to find.
 _URGENT = 2
 
 
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 2, with a line on stderr, if there is nothing to learn from."""
+    """0; 2, with a line on stderr, if the labels cannot be learned from."""
     try:
         if not 0 < args.under_cost < 1e6:
             raise ValueError(f"--under-cost is {args.under_cost}, allowed: above 0, below 1000000")
@@ -68,7 +68,7 @@ def read_labels(dataset: str) -> tuple[list[str], list[int | None]]:
 
 
 def report(confusion: Sequence[Sequence[int]]) -> str:
-    """How the guesses for prompts that were held out came out; UrgencyHead.confusion."""
+    """How good the guesses for held-out prompts were. confusion: of an UrgencyHead."""
     lines = [
         "Of prompts that were held out (one fifth at a time), by the level that they are of:",
         "",

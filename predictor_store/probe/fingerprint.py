@@ -1,4 +1,4 @@
-"""What tells one model's weights from another's, without reading all of them."""
+"""A fingerprint that tells one model's weights from another's, without reading all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 _NAMES = ("config.json", "tokenizer.json")
-# Of each file of weights: its header, which names all tensors, and so many blocks across it.
+# Of each file of weights: its header, which names all tensors, and this many blocks across it.
 _NUM_BLOCKS = 256
 _BLOCK_BYTES = 4096
 

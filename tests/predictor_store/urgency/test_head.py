@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from predictor_store.urgency.urgency_head import (
+from predictor_store.urgency.head import (
     MIDDLE,
     UrgencyFileError,
     UrgencyHead,

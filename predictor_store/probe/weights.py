@@ -1,25 +1,71 @@
-"""How much the scores of a probe count, fitted on answers that it was not trained on."""
+"""How much a probe's scores should count, and how good the forecasts are that result.
+
+Both are measured on answers that the probe was not trained on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.probe.probe_score import Forecast
 from predictor_store.probe.recording import Recording
 from sage_sched.job import Job
 from sage_sched.probe.posterior import Posterior, Reading
 
+AGES = (0, 1, 4, 16, 64, 256)
 _ALPHAS = (0.4, 0.6, 0.8, 1.0)
 _BETAS = (0.0, 0.15, 0.3, 0.5, 0.7, 1.0)
 _GAMMAS = (0.5, 0.7, 0.85, 0.95, 1.0)
-# A band of ages that fewer answers have come to has the beta of all.
+# A band of ages that fewer answers have reached has the beta of all.
 _LEAST_ANSWERS = 20
 _MAX_ROUNDS = 5
+
+# The age, what was left, and its forecast: lengths and weights.
+Forecast = tuple[int, int, NDArray[np.float64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Over answers at one age. mae: of the mean, tokens. crps: tokens. covered: the share of
+    central 80 % intervals that held the truth. number: of answers."""
+
+    mae: float
+    crps: float
+    covered: float
+    number: int
+
+
+Quality = dict[int, Score]
+
+
+def quality_by_age(forecasts: Iterable[Forecast]) -> Quality:
+    """At those of AGES for which there are forecasts."""
+    found: dict[int, list[tuple[float, float, bool]]] = {age: [] for age in AGES}
+    for age, left, lengths, weights in forecasts:
+        if age in found:
+            below = np.cumsum(weights)
+            low = lengths[np.searchsorted(below, 0.1)]
+            high = lengths[min(int(np.searchsorted(below, 0.9)), lengths.size - 1)]
+            error = abs(float(lengths @ weights) - left)
+            found[age].append((error, crps(left, lengths, weights), bool(low <= left <= high)))
+    quality = {}
+    for age, scores in found.items():
+        if scores:
+            mae, error, covered = np.mean(scores, axis=0).tolist()
+            quality[age] = Score(mae, error, covered, len(scores))
+    return quality
+
+
+def crps(left: float, lengths: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """The continuous ranked probability score: E|X - left| - E|X - X'| / 2, in tokens."""
+    below = np.cumsum(weights)
+    gaps = np.diff(lengths)
+    spread = float(gaps @ (below[:-1] * (1 - below[:-1])))
+    return float(np.abs(lengths - left) @ weights) - spread
 
 
 def without_scores(reading: Reading) -> Reading:
@@ -32,8 +78,8 @@ def weighed(
 ) -> Reading:
     """With the alpha, beta and gamma under which the lengths of these rows' answers are likeliest.
 
-    First with one beta for all ages; then in turn each band's own, and alpha and gamma again, until
-    nothing is better.
+    First with one beta for all ages. Then each band's beta in turn, and alpha and gamma again,
+    until nothing improves.
     """
     best, chosen = 0.0, without_scores(reading)
 
@@ -76,8 +122,8 @@ def _with_beta(reading: Reading, band: int, beta: float) -> Reading:
 def _gain(
     recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
 ) -> float:
-    """By how many nats lengths are likelier than by their prompts, all bands of ages counting
-    alike: most scores are of the few answers that are long, late in them."""
+    """How many nats likelier the lengths are than by their prompts alone. All bands of ages count
+    the same: most scores are of the few long answers, late in them."""
     rule = Posterior(reading)
     gains: dict[int, list[float]] = {}
     for job, age, _ in _replayed(recording, log_p, rule, rows):
@@ -108,10 +154,10 @@ def _replayed(
 
 
 def forecasts(
-    recording: Recording, log_p: NDArray[np.float64], rule: Posterior, rows: NDArray[np.bool_]
+    recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
 ) -> Iterator[Forecast]:
-    """Of each row: the age, what was left, and what it was foretold to be, with weights."""
-    for job, _, answer in _replayed(recording, log_p, rule, rows):
+    """For each of the rows, from its prompt and its scores."""
+    for job, _, answer in _replayed(recording, log_p, Posterior(reading), rows):
         refined = job.refined
         if refined is not None:
             left = int(recording.lengths[answer]) - refined.age_tokens
@@ -124,16 +170,11 @@ def alone(
     edges: NDArray[np.int64],
     rows: NDArray[np.bool_],
 ) -> Iterator[Forecast]:
-    """The same of the probe alone, its bins at their middles."""
-    middles = middles_of(edges)
+    """For each of the rows, from its last scores alone, the bins at their middles. The last bin,
+    which has no end, counts as as wide as the one before."""
+    ends = np.append(edges[:-1], 2 * edges[-2] - edges[-3])
+    middles: NDArray[np.float64] = (ends[:-1] + 1 + ends[1:]) / 2
     for row in np.flatnonzero(rows).tolist():
         age = int(recording.ages[row])
         left = int(recording.lengths[recording.answer[row]]) - age
         yield age, left, middles, np.exp(log_p[row])
-
-
-def middles_of(edges: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of bins; the last, which has no end, is taken to be as wide as the one before."""
-    ends = np.append(edges[:-1], 2 * edges[-2] - edges[-3])
-    middles: NDArray[np.float64] = (ends[:-1] + 1 + ends[1:]) / 2
-    return middles

@@ -1,0 +1,73 @@
+"""sage-sched train-probe: from recorded hidden states to the file of a probe."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from predictor_store.probe.recording import Recording, RecordingError
+from predictor_store.probe.weights import Quality
+from predictor_store.terminal import add_json, print_json, speaker
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("recording", type=Path, metavar="DIR", help="what probe.record named")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for the probe")
+    parser.add_argument(
+        "--recipe", choices=("log", "trail"), default="log",
+        help="log: bins that double, for sage+; trail: the paper's (default: %(default)s)",
+    )  # fmt: skip
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, write, report; 1 if the recording does not do."""
+    from predictor_store.probe.training import RECIPES, TrainingError, train
+
+    say = speaker(args)
+    try:
+        if (args.out.parent / "config.json").exists():
+            raise TrainingError(
+                f"--out is {args.out}, in the folder of a model, where SGLang would take it for "
+                "weights; allowed: any other folder"
+            )
+        recording = Recording.read(args.recording)
+        say(f"{len(recording.ages)} rows of {len(recording.lengths)} answers", flush=True)
+        trained = train(recording, RECIPES[args.recipe], say=lambda line: say(line, flush=True))
+        trained.probe.write(args.out)
+    except (RecordingError, TrainingError, OSError) as error:
+        print(f"sage-sched train-probe: {error}", file=sys.stderr)
+        return 1
+    layer, reading = trained.probe.layer, trained.probe.reading
+    say(
+        f"{args.out}: layer {layer}, alpha {reading.alpha:g}, beta "
+        f"{' '.join(f'{beta:g}' for beta in reading.beta)} by age from "
+        f"{' '.join(map(str, reading.band_ages))}, gamma {reading.gamma:g}"
+    )
+    say(table(trained.qualities))
+    if args.json:
+        by_age = {
+            name: {age: asdict(score) for age, score in quality.items()}
+            for name, quality in trained.qualities.items()
+        }
+        read_as = {
+            "alpha": reading.alpha, "beta": reading.beta.tolist(), "gamma": reading.gamma,
+            "band_ages": reading.band_ages.tolist(),
+        }  # fmt: skip
+        print_json({"layer": layer, **read_as, "by_age": by_age})
+    return 0
+
+
+def table(qualities: dict[str, Quality]) -> str:
+    """Markdown: MAE, CRPS and coverage by age."""
+    ages = sorted({age for quality in qualities.values() for age in quality})
+    rows = [["MAE · CRPS (tokens) · 80 % interval", *(f"age {age}" for age in ages)]]
+    for name, quality in qualities.items():
+        scores = [quality.get(age) for age in ages]
+        cells = [f"{s.mae:.0f} · {s.crps:.1f} · {s.covered:.0%}" if s else "" for s in scores]
+        rows.append([name, *cells])
+    head, *lines = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|---" * (len(ages) + 1) + "|", *lines])
