@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from sage_sched.policy import policy_names, policy_type
+from sage_sched.registry import policy_names, policy_type
 
 
 class _Setting(NamedTuple):
@@ -122,9 +122,10 @@ def policy_argument(text: str) -> str:
 def simulated_policy(text: str) -> str:
     """A policy on a command line that the simulator is to have."""
     from bench.engines.simulator.stock import STOCK  # which imports this module
+    from bench.policies.srpt_oracle import ORACLE
 
     name = Rival.parse(policy_argument(text)).policy
-    if name in STOCK:
+    if name in (*STOCK, ORACLE):
         return text
     if name not in policy_names():
         known = ", ".join([*STOCK, *policy_names()])

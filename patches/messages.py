@@ -10,13 +10,9 @@ from sage_sched.config import SageConfig
 
 
 class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's clock. It rides the broadcast of requests to all ranks.
-
-    pace: how much longer steps take now than their model says (sage_sched.steps.pace).
-    """
+    """Rank 0's clock. It rides the broadcast of requests to all ranks."""
 
     now_s: float
-    pace: float
 
 
 class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]

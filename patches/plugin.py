@@ -16,7 +16,7 @@ from patches.compat import UnsupportedServerError, check_release
 from patches.hook import AFTER, BEFORE, Hook, Hooks, apply_all, check_all, check_calls
 from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig
-from sage_sched.policy import policy_names, served_policy_names
+from sage_sched.registry import policy_names
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
@@ -68,7 +68,7 @@ def _add_flags(result: None, parser: Any) -> None:
             action.choices = [*action.choices, *policy_names()]
     group = parser.add_argument_group(
         "sage-sched",
-        f"--schedule-policy also takes {', '.join(served_policy_names())}. `sage-sched serve` "
+        f"--schedule-policy also takes {', '.join(policy_names())}. `sage-sched serve` "
         "takes sage unless one is named. What each does is in docs/policies.md, the settings in "
         "docs/settings.md.",
     )
@@ -100,7 +100,7 @@ def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
     for flag, value in (("--sage-config", args.sage_config), ("--sage-trace", args.sage_trace)):
         if value is not None and not _is_ours(server_args):
             raise SystemExit(
-                f"sage-sched: {flag} needs --schedule-policy {'|'.join(served_policy_names())}"
+                f"sage-sched: {flag} needs --schedule-policy {'|'.join(policy_names())}"
             )
     if _is_ours(server_args):
         _in_one_line(lambda: _prepare(server_args, args.sage_config, args.sage_trace))

@@ -9,7 +9,6 @@ from typing import Any
 
 from patches.compat import UnsupportedServerError, has_other_app, serves_named_app
 from sage_sched.config import SageConfig
-from sage_sched.policy import policy_type
 
 _NO_HOOKS = "no plugin is loaded in its processes"
 _NO_ANSWERS = "it gives no answers whose length could be predicted"
@@ -60,13 +59,7 @@ _REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 def refuse_unsupported(server_args: Any) -> None:
-    """Raises UnsupportedServerError if the server is asked for something named above, or for a
-    policy that needs what no server knows."""
-    if policy_type(server_args.schedule_policy).is_clairvoyant:
-        raise UnsupportedServerError(
-            f"--schedule-policy {server_args.schedule_policy} needs the true lengths of answers, "
-            "which no server has. It runs in the simulator only."
-        )
+    """Raises UnsupportedServerError if the server is asked for something named above."""
     for name, asked_for, reason in _REFUSALS:
         if asked_for(server_args):
             raise UnsupportedServerError(

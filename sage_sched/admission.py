@@ -39,7 +39,7 @@ class Headroom:
         fewer leave than that, and H is on the safe side.
         """
         num_running = max(1, len(view.running))
-        kv_tokens = sum(job.input_tokens + job.generated_tokens for job in view.running)
+        kv_tokens = view.running_kv_tokens
         step_s = view.server.step_time.decode_s(num_running, kv_tokens)
         price_s = _price_s(view, kv_tokens // num_running)
         pool_tokens = view.server.kv_pool_tokens
@@ -72,6 +72,6 @@ class Headroom:
 def _price_s(view: SchedulerView, kv_tokens: int) -> float:
     """Seconds that a departure takes of the server, and the return, with so much KV."""
     recompute_s = view.server.recompute_s(kv_tokens)
-    if view.preemption is None or view.host_free_tokens < kv_tokens:
+    if not view.can_swap or view.host_free_tokens < kv_tokens:
         return recompute_s
     return min(view.server.swap_s(kv_tokens), recompute_s)

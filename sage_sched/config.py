@@ -16,10 +16,10 @@ from sage_sched.fields import (
     require_known,
     require_within,
 )
-from sage_sched.policy import policy_type, section_of
-from sage_sched.routing.routers import OURS
-from sage_sched.slo.classes import SloClass, SloConfig
-from sage_sched.steps.time import StepTime
+from sage_sched.registry import policy_type, section_of
+from sage_sched.routing import ROUTERS
+from sage_sched.slo import SloClass, SloConfig
+from sage_sched.steps import StepTime
 
 # No step takes less: what rests on its time may divide by it.
 _LEAST_STEP_S = 1e-9
@@ -122,14 +122,14 @@ class UrgencyConfig:
 class RouterConfig:
     """Which replica serves a request, on a server with --dp-size above 1.
 
-    dispatch: one of sage_sched.routing.routers.OURS; "" leaves it to SGLang's
+    dispatch: one of sage_sched.routing.ROUTERS; "" leaves it to SGLang's
     --load-balance-method.
     """
 
     dispatch: str = ""
 
     def __post_init__(self) -> None:
-        names = ["", *(router.name for router in OURS)]
+        names = ["", *(router.name for router in ROUTERS)]
         allowed = ", ".join(repr(name) for name in names)
         require(self.dispatch in names, "router.dispatch", self.dispatch, allowed)
 
@@ -152,27 +152,20 @@ class PreemptionConfig:
     the policy preempts, and the last of the order leaves when memory runs out.
 
     enabled: whether they do, on a server that can do it.
-    max_yields: a request that has left so often yields to nobody any more.
     host_pool_gib: host memory for their KV, per scheduler rank; 0 for a share of what is free when
         the server starts.
-    swap_only: leave no KV behind to be computed again where that is cheaper; only where memory runs
-        out and host memory is full. Computed again, KV is rounded otherwise, and so may sampled
-        text be.
     """
 
     enabled: bool = True
-    max_yields: int = 4
     host_pool_gib: float = 0.0
-    swap_only: bool = True
 
     def __post_init__(self) -> None:
-        require_within("preemption.max_yields", self.max_yields, 1, MOST)
         require_within("preemption.host_pool_gib", self.host_pool_gib, 0, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeConfig:
-    """How long this server's steps take; see sage_sched.steps.time.
+    """How long this server's steps take; see sage_sched.steps.
 
     A server that has no such section learns them while it runs, and begins with the defaults. These
     are derived for Qwen3-32B in bfloat16 on one H800 PCIe from published figures (65.6 GB of

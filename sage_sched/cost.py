@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
-from sage_sched.steps.time import ServerFacts, attended_pairs
+from sage_sched.steps import ServerFacts, attended_pairs
 
 
 class Cost(Protocol):
@@ -16,34 +15,21 @@ class Cost(Protocol):
         arrays."""
 
 
-def _resource_bound(server: ServerFacts) -> Cost:
-    """KV tokens held, summed over decode steps; attention work grows alike (SageSched, eq. 2)."""
-    return lambda input_tokens, output_tokens, cached_tokens=0: (
-        output_tokens * output_tokens / 2 + input_tokens * output_tokens
-    )
+def num_steps(input_tokens: Any, output_tokens: Any, cached_tokens: Any = 0) -> Any:
+    """Decode steps: one a token (the cost of SSJF, LTR and TRAIL; SageSched, Fig. 10)."""
+    return output_tokens * 1.0
 
 
-def _output(server: ServerFacts) -> Cost:
-    """Decode steps (the cost of SSJF, LTR and TRAIL; SageSched, Fig. 10)."""
-    return lambda input_tokens, output_tokens, cached_tokens=0: output_tokens * 1.0
+def seconds_on(server: ServerFacts) -> Cost:
+    """Seconds of this server: the prefill of what is not cached, and a part of every decode step.
 
-
-def _overall(server: ServerFacts) -> Cost:
-    """Tokens, an output token priced as two of input (SageSched, Fig. 10)."""
-    return lambda input_tokens, output_tokens, cached_tokens=0: (
-        input_tokens - cached_tokens + 2.0 * output_tokens
-    )
-
-
-def _measured(server: ServerFacts) -> Cost:
-    """Seconds of this server: the prefill of what is not cached, and a part in every decode step.
-
-    Of a decode step a request takes the time that it adds, for itself and for each KV token that it
-    holds, and a share of the fixed time: its share of the pool and its share of the slots, as
-    either may be what keeps others out. To charge only what does gains nothing: against both, mean
-    TTLT under sage is 0.998 by the pool alone where it is full, 1.006 by the slots alone where
-    those are, 1.006 by neither where the server prefills most of the time (bench.paper.cases'
-    REGIMES, 600 requests, 4 seeds); and to be wrong about it costs up to a fifth.
+    A request is charged for the time that it adds to a decode step, for itself and for each KV
+    token that it holds. It is also charged a share of the step's fixed time: its share of the pool
+    and its share of the slots, as either may be what keeps others out. To charge only what binds
+    gains nothing: against both, mean TTLT under sage is 0.998 by the pool alone if that is full,
+    1.006 by the slots alone if those are, and 1.006 by neither if the server mostly prefills
+    (bench.paper.cases' REGIMES, 600 requests, 4 seeds). To be wrong about what binds costs up to a
+    fifth.
     """
     step = server.step_time
     per_step_s = step.decode_request_s + step.decode_base_s / server.max_running_requests
@@ -61,20 +47,3 @@ def _measured(server: ServerFacts) -> Cost:
         return prefill_s + output_tokens * per_step_s + kv_token_steps * per_kv_token_s
 
     return seconds
-
-
-_COSTS: dict[str, Callable[[ServerFacts], Cost]] = {
-    "resource-bound": _resource_bound,
-    "output": _output,
-    "overall": _overall,
-    "measured": _measured,
-}
-COSTS = tuple(_COSTS)
-
-
-def cost_named(name: str, server: ServerFacts) -> Cost:
-    """The cost model of this name. Raises ValueError, which lists the known ones."""
-    try:
-        return _COSTS[name](server)
-    except KeyError:
-        raise ValueError(f"unknown cost model {name!r}, known: {', '.join(COSTS)}") from None

@@ -79,7 +79,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
         headroom_steps=headroom.num_steps,
         num_too_long=guests.num_too_long,
     )
-    if view.preemption is None or not queue:
+    if not view.can_swap or not queue:
         return plan
     return replace(
         plan,
@@ -122,7 +122,7 @@ def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> b
 
 def _has_news(view: SchedulerView, policy: Policy) -> bool:
     """While the batch is full, a plan can only change with a new request or a new index."""
-    if view.preemption is None:
+    if not view.can_swap:
         return False
     interval = policy.refresh_interval_tokens
     return view.num_arrivals != view.num_arrivals_planned or any(
@@ -161,9 +161,7 @@ def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerVie
 
 def _out_of_memory(view: SchedulerView, policy: Policy, headroom: Headroom) -> tuple[Yield, ...]:
     """Who yields as memory runs out; nobody where the engine has to find a way of its own."""
-    if view.preemption is None or not view.preemption.enabled:
-        return ()
-    return tuple(make_room(view, policy, headroom))
+    return tuple(make_room(view, policy, headroom)) if view.may_leave else ()
 
 
 def _turns(
@@ -175,10 +173,10 @@ def _turns(
     If nobody may yield, that matters beside a chunk alone: SGLang lets in as many as there is room
     for, and finds out itself for how many that is.
     """
-    chunked, preemption = view.chunked, view.preemption
-    if not queue or (preemption is None and (chunked is None or view.batch_is_full)):
+    chunked = view.chunked
+    if not queue or (not view.can_swap and (chunked is None or view.batch_is_full)):
         return [], 0
-    yields = preemption is not None and preemption.enabled and policy.preempts
+    yields = view.may_leave and policy.preempts
     if view.batch_is_full and not (yields and anyone_would_yield(queue[0], policy, view)):
         return [], 0
     aside_tokens = headroom.set_aside_tokens(view.running)
@@ -197,7 +195,7 @@ def _turns(
         free_tokens=free_tokens,
         policy=policy,
         view=view,
-        max_yields=preemption.max_yields if preemption and yields else 0,
+        most_yields=policy.most_yields if yields else 0,
         departure=_departure(aside_tokens, without_host_room, view),
     )
     if view.batch_is_full:

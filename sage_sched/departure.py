@@ -43,24 +43,21 @@ def departure_of(
     *,
     is_last_resort: bool = False,
 ) -> Departure | None:
-    """How a running job would best leave; None if it would have to be computed again, and may not.
+    """How a running job would leave; None if its KV would have to be computed again, and may not.
 
-    Its KV goes to host memory if there is room; it stays in the radix tree, to be computed again
-    once it is gone from there, if that is quicker or host memory is full. All of it does: the more
-    a prefill computes the more a token takes, so that all or nothing is cheapest.
+    All of its KV goes to host memory if there is room. It is computed again only as a last resort:
+    computed again, KV is rounded differently, and so may sampled text be. Then it stays in the
+    radix tree until somebody needs the memory.
 
-    is_last_resort: since memory runs out. The engine would compute it again, so we may too,
-        whatever preemption.swap_only says.
+    is_last_resort: as memory runs out. The engine would compute it again, so we may too.
     """
     freed_tokens = holding.freed_tokens + aside_tokens
-    swap_s = view.server.swap_s(holding.kv_tokens)
-    recompute_s = view.server.recompute_s(holding.kv_tokens, holding.cached_tokens)
-    swap_only = view.preemption is not None and view.preemption.swap_only
-    fits = holding.kv_tokens <= host_free_tokens
-    if fits and (holding.stays_whole or swap_only or swap_s <= recompute_s):
+    if holding.kv_tokens <= host_free_tokens:
+        swap_s = view.server.swap_s(holding.kv_tokens)
         return Departure(Way.SWAP, swap_s, freed_tokens, holding.kv_tokens)
-    if holding.stays_whole or (swap_only and not is_last_resort):
+    if holding.stays_whole or not is_last_resort:
         return None
+    recompute_s = view.server.recompute_s(holding.kv_tokens, holding.cached_tokens)
     return Departure(Way.LEAVE, recompute_s, freed_tokens)
 
 

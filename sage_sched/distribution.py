@@ -1,4 +1,4 @@
-"""The distribution of an answer's length in tokens."""
+"""The distribution of an answer's length in tokens, before it begins and while it grows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 Source = Literal["history", "warm", "general", "prior", "truth"]
 # Below it, differences of sums of weights are rounding.
 _LEAST_WEIGHT = 1e-12
@@ -186,6 +187,23 @@ class LengthDistribution:
     ) -> LengthDistribution:
         """Same evidence and source, other atoms (in any order)."""
         return LengthDistribution(*_merged(lengths, weights), self.effective_samples, self.source)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refined:
+    """The distribution of an answer's length at one age, by what was seen of the answer until then.
+
+    age_tokens: the age. lengths: of the whole answer, not decreasing, shape (n,). weights: shape
+    (n,), summing to 1; 0 where the length does not exceed the age.
+    """
+
+    age_tokens: int
+    lengths: Floats
+    weights: Floats
+
+    def mean_left_tokens(self) -> float:
+        """Of what is still to come, from age_tokens on."""
+        return float(self.lengths @ self.weights) - self.age_tokens
 
 
 def _merged(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sage_sched.distribution import LengthDistribution
-from sage_sched.probe.refined import Refined
+from sage_sched.distribution import LengthDistribution, Refined
 
 DEFAULT_URGENCY = 3
 # What a weight, and a deadline (ms), may be. What is computed of them stays a number that counts.
@@ -83,6 +82,7 @@ class Job:
     distribution: of its answer's length, by its prompt; None if nothing is known.
     served_at_arrival_tokens: what the server had worked off by then (prefill and decode).
     arrival_s: when it came, on the clock of SchedulerView.now_s; from its first pass on.
+    came_at_tokens: when it counts as come, in served tokens, under a policy whose sessions do.
     hints: what was said of its importance.
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
     keeps_memory: whether its KV outlives its answer (a streaming session's).
@@ -101,7 +101,8 @@ class Job:
     revision: how often that was revised. What is cached about a job is keyed on it and on the age.
     ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
     place: (key, arrival) of its policy at this revision and age, or None; sage_sched.order's.
-    evidence: what a sage_sched.probe.refined.Refiner has seen of it; no one else reads it.
+    standing: what sage_sched.index knows of it; no one else reads it.
+    evidence: what a sage_sched.probe.refining.Refiner has seen of it; no one else reads it.
     memo: what the policy computed of it; no one else reads it.
     """
 
@@ -111,6 +112,7 @@ class Job:
     distribution: LengthDistribution | None
     served_at_arrival_tokens: int
     arrival_s: float = 0.0
+    came_at_tokens: int = 0
     hints: Hints = NO_HINTS
     has_fixed_length: bool = False
     keeps_memory: bool = False
@@ -127,6 +129,7 @@ class Job:
     revision: int = 0
     ranked_at: int = 0
     place: tuple[float, int] | None = field(default=None, repr=False)
+    standing: object = field(default=None, repr=False)
     evidence: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)
 
@@ -164,7 +167,7 @@ class Job:
         self.is_ranked = True
         self.refined = None
         self.revision = self.ranked_at = 0
-        self.place = self.evidence = self.memo = None
+        self.place = self.standing = self.evidence = self.memo = None
 
     def promise(self) -> None:
         """Nobody overtakes it any more."""

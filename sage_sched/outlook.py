@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from weakref import ref
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from sage_sched.distribution import Floats
+from sage_sched.index import Indices
+from sage_sched.job import Job
+from sage_sched.steps import ServerFacts
+from sage_sched.view import SchedulerView
+
+# Of the waiting so many are looked at, in their order.
+_NUM_FORESEEN = 128
+# Of an own prefill step. Counted twice, as a step that is taken in vain delays later ones too.
+_PREFILL_STEPS = 2.0
 
 
 class Those(NamedTuple):
@@ -83,3 +94,62 @@ def _wait_steps(running: Those, claimed: Floats, mean_steps: Floats) -> Floats:
         wait_steps: Floats = np.maximum(1.0, claimed / room)
         reach = np.maximum(mean_steps, wait_steps / 2)
     return wait_steps
+
+
+class Outlook:
+    """For how long the server may stand still for a running job to yield.
+
+    That is what all together wait less (gains_steps). If memory binds, a prefill step is taken off:
+    under KV pressure one completion admits several requests in one prefill, while those for whom
+    others yield need one of their own, shared by as many as yield at that pass. If slots bind, all
+    have their own prefill in any case.
+    """
+
+    def __init__(self, indices: Indices, key: Callable[[Job], float]) -> None:
+        """key: the place of a ranked job."""
+        self._indices, self._key = indices, key
+        self._seen: tuple[ref[SchedulerView], dict[Job, float]] | None = None
+
+    def worth_s(self, running: Job, view: SchedulerView) -> float:
+        """view: its waiting jobs in their order. Computed once a view, for all that run."""
+        if self._seen is None or self._seen[0]() is not view:
+            self._seen = (ref(view), self._all_worth_s(view))
+        return self._seen[1].get(running, 0.0)
+
+    def _all_worth_s(self, view: SchedulerView) -> dict[Job, float]:
+        """Only those for which it exceeds the price of moving their KV with nothing of it cached.
+        The others need not be asked for more: they would yield for nothing, but not for that."""
+        running = [job for job in view.running if job.is_ranked]
+        waiting = [job for job in view.waiting[:_NUM_FORESEEN] if job.is_ranked]
+        those_running, those_waiting = self._those(running), self._those(waiting)
+        step_time, num_jobs = view.server.step_time, len(view.running) + len(view.waiting)
+        kv_tokens = view.running_kv_tokens
+        step_s = step_time.decode_s(len(view.running), kv_tokens)
+        slots = len(view.running) + max(0, view.free_slots)
+        if len(view.running) * view.server.kv_pool_tokens > slots * kv_tokens:
+            gains_s = step_s * gains_steps(those_waiting.of_slots(), those_running.of_slots())
+        else:
+            gains_s = step_s * gains_steps(those_waiting, those_running)
+            num_ahead = np.searchsorted(those_waiting.places, those_running.places)
+            num_willing = np.count_nonzero(gains_s > 0)
+            together = np.maximum(1, np.minimum(num_ahead, num_willing))
+            gains_s -= _PREFILL_STEPS * step_time.prefill_base_s * num_jobs / together
+        worth_s = (gains_s / num_jobs).tolist()
+        return {
+            job: worth
+            for job, worth in zip(running, worth_s, strict=True)
+            if worth > 0 and worth > _move_s(job, view.server)
+        }
+
+    def _those(self, jobs: Sequence[Job]) -> Those:
+        standings = [self._indices.of(job) for job in jobs]
+        steps = np.array([standing.steps for standing in standings])
+        held = np.array([job.input_tokens + job.generated_tokens for job in jobs])
+        places = [-math.inf if job.is_promised else self._key(job) for job in jobs]
+        indices = np.array([standing.index for standing in standings])
+        return Those(np.array(places), steps, held + steps / 2, indices)
+
+
+def _move_s(job: Job, server: ServerFacts) -> float:
+    kv_tokens = job.input_tokens + job.generated_tokens
+    return min(server.swap_s(kv_tokens), server.recompute_s(kv_tokens))

@@ -1,31 +1,18 @@
-"""What a policy is, and the policies by name."""
+"""What a policy is."""
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
-from sage_sched.fairness.tenants import Tenants
+from sage_sched.fairness import Tenants
+from sage_sched.index import REFRESH_INTERVAL_TOKENS
 from sage_sched.job import Job
 from sage_sched.plan import Budget
-from sage_sched.steps.time import ServerFacts
-
-if TYPE_CHECKING:
-    from sage_sched.view import SchedulerView
-
-# A package offers its policies in this group of entry points: a name, and a subclass of Policy.
-ENTRY_POINT_GROUP = "sage_sched.policies"
-# The names of SGLang's own (managers/schedule_policy.py of 0.5.23).
-SGLANG_POLICIES = frozenset(
-    {
-        "dfs-weight", "fcfs", "hrrn", "lof", "lpm", "priority", "random", "routing-key",
-        "shortest-prefill-first",
-    }
-)  # fmt: skip
+from sage_sched.steps import ServerFacts
+from sage_sched.view import SchedulerView
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,23 +29,24 @@ class Policy(ABC):
     variants: other names for one of ours, and the parameters that each fixes. Such a name has no
         section of its own.
     moves: whether the key of a job changes while the job waits.
-    is_clairvoyant: whether it needs true lengths. No server has them, so none runs such a policy.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
-    refines_by: what it makes of the scores of a probe that reads hidden states: "posterior"
-        (sage_sched.probe.posterior), "trail" (sage_sched.probe.trail_filter), or "" if it takes
-        none. A server runs one that takes some with a probe alone.
+    refines_by: what it makes of the scores of a probe that reads hidden states, or "" if it takes
+        none. A server runs a policy that takes some only with a probe.
+    refiner: makes of a probe's reading what refines the forecasts; None: sage_sched.probe's.
     refresh_interval_tokens: while the batch is full, who yields is looked at again when a running
         job's age reaches a multiple of it.
+    most_yields: a job that has left the device so often yields to nobody any more.
     revision: how often its server's step times were found to be others.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
     variants: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     moves: ClassVar[bool] = False
-    is_clairvoyant: ClassVar[bool] = False
     uses_clock: ClassVar[bool] = False
     refines_by: str = ""
-    refresh_interval_tokens: int = 200
+    refiner: Callable[[Any], Any] | None = None
+    refresh_interval_tokens: int = REFRESH_INTERVAL_TOKENS
+    most_yields: int = 4
     revision: int = 0
 
     def __init__(self, parameters: Any, server: ServerFacts) -> None:
@@ -118,84 +106,3 @@ class Policy(ABC):
     def budget(self, view: SchedulerView) -> Budget | None:
         """How much this pass may prefill; None leaves it to SGLang."""
         return None
-
-
-def policy_names() -> list[str]:
-    """The names of all policies, sorted: ours, and those of installed packages."""
-    return sorted(_sources())
-
-
-def served_policy_names() -> list[str]:
-    """Those that a server can run, as far as is known without loading those of packages."""
-    clairvoyant = {
-        name
-        for name, source in _sources().items()
-        if any(isinstance(of, type) and of.is_clairvoyant for of in source.found)
-    }
-    return [name for name in policy_names() if name not in clairvoyant]
-
-
-def policy_type(name: str) -> type[Policy]:
-    """The policy of this name. Raises ValueError, which lists the known ones, or says what is wrong
-    with an installed package's."""
-    sources = _sources()
-    if name not in sources:
-        raise ValueError(f"unknown policy {name!r}, known: {', '.join(sorted(sources))}")
-    return sources[name].load()
-
-
-def section_of(name: str) -> str:
-    """Which `[policy.NAME]` sets the parameters of the policy of this name: of a variant that of
-    the policy which it varies. Raises ValueError as policy_type does."""
-    policy_type(name)
-    return _sources()[name].section
-
-
-def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts) -> Policy:
-    """A policy with its section's parameters, or else the defaults.
-
-    sections: parsed `[policy.NAME]` sections, by NAME. Raises ValueError as policy_type does.
-    """
-    policy = policy_type(name)
-    parameters: Any = sections.get(section_of(name), policy.Parameters())
-    return policy(dataclasses.replace(parameters, **policy.variants.get(name, {})), server)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Source:
-    """Where a policy is to be had. section: of the configuration."""
-
-    section: str
-    found: tuple[type[Policy] | EntryPoint, ...]
-
-    def load(self) -> type[Policy]:
-        """Raises ValueError if it cannot be had, or if there are two."""
-        if len(self.found) > 1:
-            places = " and ".join(_place(source) for source in self.found)
-            raise ValueError(f"there are two policies {self.section!r}: {places}")
-        (source,) = self.found
-        try:
-            policy = source.load() if isinstance(source, EntryPoint) else source
-        except Exception as error:
-            raise ValueError(f"{_place(source)} cannot be loaded: {error!r}") from error
-        if not (isinstance(policy, type) and issubclass(policy, Policy)):
-            raise ValueError(f"{_place(source)} is no subclass of Policy")
-        return policy
-
-
-def _place(source: type[Policy] | EntryPoint) -> str:
-    return source.value if isinstance(source, EntryPoint) else source.__qualname__
-
-
-@cache
-def _sources() -> dict[str, _Source]:
-    from sage_sched.registry import POLICIES
-
-    sources: dict[str, _Source] = {}
-    for section, policy in POLICIES.items():
-        sources |= dict.fromkeys((section, *policy.variants), _Source(section, (policy,)))
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name not in SGLANG_POLICIES:  # they stay SGLang's, whatever is installed
-            known = sources.get(point.name, _Source(point.name, ()))
-            sources[point.name] = _Source(point.name, (*known.found, point))
-    return sources

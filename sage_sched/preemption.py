@@ -60,7 +60,7 @@ def plan_turns(
     free_tokens: int,
     policy: Policy,
     view: SchedulerView,
-    max_yields: int,
+    most_yields: int,
     departure: Callable[[Job], Departure | None],
 ) -> list[Turn]:
     """The turns of the candidates, in their order, up to the first that cannot get in.
@@ -71,13 +71,13 @@ def plan_turns(
 
     A candidate gets in with a slot free and more tokens free than it needs. Only jobs of a worse
     key for which `policy.should_preempt` holds yield to it, the worst first and no more than
-    needed; not one that is promised its turn or has yielded max_yields times, nor one that would
+    needed; not one that is promised its turn or has yielded most_yields times, nor one that would
     free nothing of what is short.
     """
     left = [
         (policy.key(job, view), job.arrival, job)
         for job in running
-        if job.num_yields < max_yields and not job.is_promised
+        if job.num_yields < most_yields and not job.is_promised
     ]
     left.sort(reverse=True)
     turns = []

@@ -10,13 +10,7 @@ from typing import Any, Self
 
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError, require, require_known
-from sage_sched.policy import (
-    SGLANG_POLICIES,
-    policy_names,
-    policy_type,
-    section_of,
-    served_policy_names,
-)
+from sage_sched.registry import SGLANG_POLICIES, policy_names, policy_type, section_of
 
 # SGLang's own that a server can be switched to. "priority" is none of its scheduler's; "random"
 # draws on every rank by itself, from a state that what ran before may have moved.
@@ -87,17 +81,15 @@ class Settings:
 
 
 def _policy(name: object) -> str:
-    allowed = ", ".join([*served_policy_names(), *sorted(STOCK_POLICIES)])
+    allowed = ", ".join([*policy_names(), *sorted(STOCK_POLICIES)])
     known = type(name) is str and (name in STOCK_POLICIES or name in policy_names())
     require(known, _NAME, name, allowed)
     assert isinstance(name, str)
     if name not in STOCK_POLICIES:
         try:
-            policy = policy_type(name)
+            policy_type(name)
         except ValueError as error:
             raise ConfigError(f"{_NAME} {name}: {error}") from error
-        allowed = "one that needs no true lengths of answers, which no server has"
-        require(not policy.is_clairvoyant, _NAME, name, allowed)
     return name
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from sage_sched.config import PreemptionConfig
 from sage_sched.job import Job
-from sage_sched.steps.time import ServerFacts
+from sage_sched.steps import ServerFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ class SchedulerView:
     Nobody keeps it: through it requests would live on, and their KV in host memory.
 
     now_s: rank 0's clock, as broadcast; 0 at no particular moment.
-    pace: by how much steps take longer now than server.step_time says, as rank 0 told too.
     served_tokens: prefilled and decoded by the server so far.
     num_arrivals: how many requests have come. num_arrivals_planned: how many had when the last plan
         was made; -1 if it could not be carried out, so that another is due.
@@ -47,8 +45,8 @@ class SchedulerView:
     step_tokens: of KV, in whole pages, that the next decode step takes.
     pass_tokens: the most that a pass prefills, of all prompts together.
     server: its step times and sizes.
-    preemption: None if nobody's KV can be moved. If it is not enabled, nobody yields to another any
-        more, and those that have left come back.
+    can_swap: whether KV can be moved to host memory and back. may_leave: whether running jobs may
+        leave the device; if not, those that have left come back.
     cached_tokens: of the waiting job at this position, what a prefill would find in the radix tree.
         Asked of new jobs and of the first to serve, as the answer takes time to find.
     common_tokens: with how many tokens the prompt of the waiting job at this position begins that
@@ -59,7 +57,6 @@ class SchedulerView:
     """
 
     now_s: float
-    pace: float
     served_tokens: int
     num_arrivals: int
     num_arrivals_planned: int
@@ -77,7 +74,8 @@ class SchedulerView:
     step_tokens: int
     pass_tokens: int
     server: ServerFacts
-    preemption: PreemptionConfig | None
+    can_swap: bool
+    may_leave: bool
     cached_tokens: Callable[[int], int]
     common_tokens: Callable[[int, int | Job], int]
     holding: Callable[[Job], Holding | None]
@@ -95,6 +93,11 @@ class SchedulerView:
             return 0
         left_tokens = chunked.input_tokens + chunked.generated_tokens - chunked.prefilled_tokens
         return -(-min(left_tokens, self.pass_tokens) // self.page_size) * self.page_size
+
+    @property
+    def running_kv_tokens(self) -> int:
+        """KV of the running jobs, shared tokens counted for each."""
+        return sum([job.input_tokens + job.generated_tokens for job in self.running])
 
     @property
     def room_tokens(self) -> int:

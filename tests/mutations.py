@@ -139,8 +139,8 @@ MUTATIONS = (
     Mutation(
         "best effort may be overtaken by twice its bound",
         "sage_sched/best_effort/policy.py",
-        "(self.level(job) - _SENSITIVE) * self._piece_tokens",
-        "(self.level(job) - _SENSITIVE) * 2 * self._piece_tokens",
+        "self._head_start_tokens = parameters.level_pools * server.kv_pool_tokens",
+        "self._head_start_tokens = 2 * parameters.level_pools * server.kv_pool_tokens",
         f"{_QLLM}::test_nobody_is_overtaken_by_more_than_the_bound",
     ),
     Mutation(
@@ -168,8 +168,8 @@ MUTATIONS = (
     Mutation(
         "a level is worth two pieces of work",
         "sage_sched/urgency/policy.py",
-        "self._piece_tokens + level - 2 + within",
-        "self._piece_tokens + 2 * level - 4 + within",
+        "self._piece_tokens + level - 2",
+        "self._piece_tokens + 2 * level - 4",
         f"{_URGENCY}::test_a_piece_of_work_is_worth_a_level",
     ),
     Mutation(
@@ -188,10 +188,10 @@ MUTATIONS = (
     ),
     Mutation(
         "noise hides what a token takes",
-        "sage_sched/steps/fit.py",
+        "sage_sched/step_learner.py",
         "max(found[of_tokens], least_s)",
         "found[of_tokens]",
-        "tests/sage_sched/steps/test_fit.py::test_noise_hides_no_slope",
+        "tests/sage_sched/test_step_fit.py::test_noise_hides_no_slope",
     ),
     Mutation(
         "a token may take no time, and its worth is divided by that",
@@ -288,7 +288,7 @@ MUTATIONS = (
     ),
     Mutation(
         "GoRouting fills the nodes that are full already",
-        "sage_sched/routing/gorouting.py",
+        "sage_sched/routing/router.py",
         "fits = is_candidate & (load_s + view.prefill_s <= limits.lambda_ * view.ttft_s)",
         "fits = is_candidate",
         f"{_ROUTER}::test_gorouting_is_algorithm_2",
@@ -353,10 +353,10 @@ MUTATIONS = (
     ),
     Mutation(
         "the answers of those that wait are left out of what routers are told",
-        "sage_sched/routing/predicted_load.py",
-        "return round(sum(_left_tokens(job) for job in waiting))",
+        "sage_sched/routing/backlog.py",
+        "return round(sum(_foreseen_left_tokens(job) for job in waiting))",
         "return 0",
-        "tests/sage_sched/routing/test_predicted_load.py::test_the_answers_of_those_that_wait_count",
+        "tests/sage_sched/routing/test_backlog.py::test_the_answers_of_those_that_wait_count",
     ),
     Mutation(
         "somebody's own package is taken for ours",
@@ -497,10 +497,10 @@ MUTATIONS = (
         f"{_CARRIER}::test_a_stamp_that_cannot_be_counts_as_now",
     ),
     Mutation(
-        "a batch is planned as if steps took no longer than foreseen",
+        "a pass does not know what time it is",
         "patches/scheduler/view.py",
-        "pace=jobs.pace,",
-        "pace=1.0,",
+        "now_s=jobs.now_s,",
+        "now_s=0.0,",
         f"{_STATE}::test_a_tick_dates_those_that_came_with_it",
     ),
     Mutation(
@@ -512,9 +512,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a prompt that is found to be cached loses its place",
-        "sage_sched/slo/policy.py",
-        "            promised.worth, promised.looked_at = worth, NEVER\n",
-        "            promised.worth, promised.looked_at, promised.key = worth, NEVER, 0.0\n",
+        "sage_sched/slo/promised.py",
+        "self.worth, self.exec_s, self.looked_at = worth, exec_s, _NEVER",
+        "self.worth, self.exec_s, self.looked_at, self.key = worth, exec_s, _NEVER, 0.0",
         "tests/sage_sched/slo/test_policy.py"
         "::test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order",
     ),
@@ -696,10 +696,10 @@ MUTATIONS = (
     ),
     Mutation(
         "one stall counts as much as a hundred steps",
-        "sage_sched/steps/fit.py",
+        "sage_sched/step_learner.py",
         "counts = np.minimum(1.0, _OUTLIER * spread / np.maximum(errors, 1e-12))",
         "counts = np.ones_like(errors)",
-        "tests/sage_sched/steps/test_fit.py::test_stalls_hardly_count",
+        "tests/sage_sched/test_step_fit.py::test_stalls_hardly_count",
     ),
     Mutation(
         "rank 0 goes by what it has learned before the others do",
@@ -882,8 +882,8 @@ MUTATIONS = (
     Mutation(
         "requests yield though that was switched off",
         "sage_sched/decide.py",
-        "preemption is not None and preemption.enabled and policy.preempts",
-        "preemption is not None and policy.preempts",
+        "yields = view.may_leave and policy.preempts",
+        "yields = policy.preempts",
         "tests/sage_sched/test_decide.py"
         "::test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back",
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.policies.sage import SageParameters
-from sage_sched.slo.classes import SloClass
+from sage_sched.slo import SloClass
 
 PAGE = (Path(__file__).parents[1] / "docs" / "settings.md").read_text(encoding="utf-8")
 

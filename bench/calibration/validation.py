@@ -25,8 +25,8 @@ from bench.workloads.prompts import Workload, WorkloadRequest, sample
 from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError
-from sage_sched.policy import policy_names
-from sage_sched.steps.time import StepTime
+from sage_sched.registry import policy_names
+from sage_sched.steps import StepTime
 
 # Policies whose means are closer than this may change places.
 ORDER_MARGIN = 0.05
@@ -130,7 +130,6 @@ def _result(
         _requests(run, chosen, predict),
         Options(
             preempt=config.preemption.enabled,
-            max_yields=config.preemption.max_yields,
             prediction_delay_s=_prediction_delay_s(run),
         ),
     )

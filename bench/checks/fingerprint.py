@@ -22,9 +22,10 @@ from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
+from bench.policies.srpt_oracle import ORACLE
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.policy import policy_names
+from sage_sched.registry import policy_names
 
 _NUM_REQUESTS = 250
 _CAP_TOKENS = 2048
@@ -45,7 +46,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="also write the hashes there, as JSON")
     args = parser.parse_args()
-    names = sorted({*policy_names(), *STOCK, "fcfs@conservativeness=0.3"})
+    names = sorted({*policy_names(), *STOCK, ORACLE, "fcfs@conservativeness=0.3"})
     hashes = {}
     for name, regime, preempt in tqdm([*_cases(names)], unit="run"):
         engine, rate = _REGIMES[regime]

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.checks.full_server import NUM_RUNNING, FullServer, StandInRequest
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.policy import policy_type
+from sage_sched.registry import policy_type
 
 QUEUE_LENGTHS = (100, 1_000, 10_000)
 _NUM_PASSES = 50
@@ -38,7 +38,7 @@ def measure(num_waiting: int, policy: str = "sage") -> tuple[list[float], list[f
     passes_ms = []
     for number in range(_NUM_PASSES):
         server.step()
-        server.state.jobs.ticked(0.05 * number, 1.0)
+        server.state.jobs.ticked(0.05 * number)
         passes_ms.append(_timed_ms(server.take_pass))
     generator = np.random.default_rng(num_waiting)
     requests: list[Any] = [StandInRequest(generator) for _ in range(_NUM_PASSES)]

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from bench.cluster.loads import LOADS, Load, load_named
+from bench.cluster.routers import ROUTERS, STOCK, router_named
 from bench.engines.simulator.cluster import REPORT_S, simulate_cluster
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.state import Options
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, at_least_one, print_json, speaker
 from sage_sched.config import SageConfig
-from sage_sched.routing.routers import ROUTERS, STOCK, router_named
 
 # Seeds below are for tuning.
 _FIRST_SEED = 1000

@@ -13,7 +13,7 @@ from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
-from sage_sched.best_effort.policy import Qllm, QllmParameters
+from sage_sched.best_effort import Qllm, QllmParameters
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints, Job

@@ -30,8 +30,7 @@ from bench.engines.simulator.state import Options
 from predictor_store.data.warm import Observation
 from sage_sched.config import HintsConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.slo.classes import SloConfig
-from sage_sched.slo.tdg import Promise
+from sage_sched.slo import Promise, SloConfig
 
 # When each request came and was answered, and how many tokens of their prompts were cached.
 Outcome = tuple[list[Times], int]

@@ -32,7 +32,7 @@ from bench.engines.server.server import Server, ServerError
 from bench.run_metrics import run_metrics
 from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of, trace_arrivals
 from bench.workloads.prompts import Workload, WorkloadRequest, sample
-from sage_sched.policy import policy_names
+from sage_sched.registry import policy_names
 
 # How often a run is made, at most, that a device clock's host holds up.
 _TRIES = 3

@@ -123,7 +123,6 @@ def figures() -> list[Figure]:
                 )
                 for name, p, config in (
                     ("sage", "sage", SageConfig()),
-                    ("sage, refresh 1 (the paper's)", "sage", _sage(refresh=1.0)),
                     ("sage-norefresh", "sage-norefresh", SageConfig()),
                     ("sage-mean", "sage-mean", SageConfig()),
                 )
@@ -137,16 +136,6 @@ def figures() -> list[Figure]:
             tuple(
                 (f"{t:g}", (Case(policy="sage", predictor=f"threshold {t:g}"),))
                 for t in (0.8, 0.5, 0.6, 0.7, 0.9)
-            ),
-        ),
-        Figure(
-            "13b",
-            "Bucket size, tokens",
-            "200 is best",
-            ("mixed",),
-            tuple(
-                (f"{b}", (Case(policy="sage", config=_sage(refresh_interval_tokens=b)),))
-                for b in (200, 25, 50, 100, 400, 800)
             ),
         ),
         Figure(
@@ -167,35 +156,6 @@ def figures() -> list[Figure]:
             tuple(
                 (p, tuple(replace(case, policy=p, preempt=False) for case in REGIMES.values()))
                 for p in (*STOCK, "ssjf", "sage", "srpt-oracle")
-            ),
-        ),
-        Figure(
-            "C",
-            "Aging: mean against tail",
-            "not in the paper: its order bounds no wait",
-            ("mixed",),
-            (
-                ("fcfs", (Case(policy="fcfs"),)),
-                *(
-                    (f"aging {a:g} pools", (Case(policy="sage", config=_sage(aging_pools=a)),))
-                    for a in (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 1000.0)
-                ),
-            ),
-        ),
-        Figure(
-            "D",
-            "How far a running request's index follows its age",
-            "not in the paper: it follows in full, refresh 1",
-            tuple(REGIMES),
-            tuple(
-                (
-                    f"refresh {r:g}",
-                    tuple(
-                        replace(case, policy="sage", config=_sage(refresh=r))
-                        for case in REGIMES.values()
-                    ),
-                )
-                for r in (0.3, 0.0, 0.6, 1.0)
             ),
         ),
         Figure(
@@ -291,10 +251,7 @@ def _front_rows() -> list[tuple[str, str, SageConfig]]:
     return [
         *((name, name, SageConfig()) for name in rivals),
         *((name, name, SageConfig()) for name in ("sage-order", "sage")),
-        *(
-            (f"sage, regret {r:g}, no aging", "sage", _sage(regret=r, aging_pools=1e9))
-            for r in (0.5, 1.0, 2.0, 4.0, math.inf)
-        ),
+        *((f"sage, regret {r:g}", "sage", _sage(regret=r)) for r in (0.5, 1.0, 2.0, 4.0, math.inf)),
     ]
 
 

@@ -19,6 +19,7 @@ from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
 from bench.paper.cases import DATASETS, Case
+from bench.policies.srpt_oracle import ORACLE
 from bench.rival import Rival
 from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
 from bench.workloads.foresight import (
@@ -32,7 +33,6 @@ from bench.workloads.foresight import (
 )
 from bench.workloads.prompts import WorkloadRequest, sample
 from sage_sched.config import PredictorConfig
-from sage_sched.policy import policy_type
 
 MAX_NEW_TOKENS = 4096
 # What a request waits for its prediction on a server, at most (`python -m bench.overhead.stages`).
@@ -154,7 +154,7 @@ class Evaluation:
         policy = Rival.parse(case.policy).policy
         if policy in STOCK:
             return lambda request: None
-        if policy_type(policy).is_clairvoyant:
+        if policy == ORACLE:
             return truth
         predict = PREDICTORS[case.predictor](self.foresight, case.config.predictor)
         if case.heavy_tailed:

@@ -27,7 +27,7 @@ from bench.workloads.prompts import stable_hash
 from predictor_store.cached_file import cache_folder
 from predictor_store.probe.recording import ROWS, row_type
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.probe.posterior import DUE_INTERVAL_TOKENS, is_due
+from sage_sched.probe import DUE_INTERVAL_TOKENS, is_due
 
 TEMPERATURE, CAP = 0.7, 1024
 SESSION = "offline"

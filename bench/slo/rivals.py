@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from sage_sched.fairness.tenants import Name, Service
+from sage_sched.fairness import Name, Service
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.slo.tdg import Promise
-from sage_sched.steps.time import ServerFacts
+from sage_sched.slo import Promise
+from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
 
@@ -79,8 +79,8 @@ class FairBatching(SarathiFcfs):
         if slack_s == math.inf:
             return None
         kv_tokens = sum(job.input_tokens + job.generated_tokens for job in view.running)
-        taken_s = step_time.mixed_s(1, 0, 0, len(view.running), kv_tokens) * view.pace
-        tokens = int((slack_s - taken_s) / (step_time.prefill_token_s * view.pace))
+        taken_s = step_time.mixed_s(1, 0, 0, len(view.running), kv_tokens)
+        tokens = int((slack_s - taken_s) / step_time.prefill_token_s)
         return Budget(prefill_tokens=max(64, min(tokens, 1 << 20)))
 
 

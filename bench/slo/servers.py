@@ -14,7 +14,7 @@ from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Served
 from bench.slo.runs import Setting
 from sage_sched.distribution import LengthDistribution
-from sage_sched.slo.classes import SloClass, SloConfig
+from sage_sched.slo import SloClass, SloConfig
 
 PRIORITY_FLAG = "--enable-priority-scheduling"
 # Seen more often, tokens take more of a small host than decoding does.

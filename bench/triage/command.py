@@ -30,7 +30,7 @@ from predictor_store.data.files import DatasetError
 from predictor_store.terminal import add_json, at_least_one, print_json, speaker
 from sage_sched.config import SageConfig
 from sage_sched.job import DEFAULT_URGENCY
-from sage_sched.slo.classes import SloConfig
+from sage_sched.slo import SloConfig
 
 # By a policy.
 _Serve = Callable[[str, Sequence[SimRequest]], Served]

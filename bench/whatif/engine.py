@@ -14,8 +14,8 @@ from bench.engines.simulator.stock import STOCK
 from bench.workloads.prompts import WorkloadError
 from sage_sched.config import StepTimeConfig
 from sage_sched.fields import ConfigError, parse_section
-from sage_sched.policy import policy_names
-from sage_sched.steps.time import StepTime
+from sage_sched.registry import policy_names
+from sage_sched.steps import StepTime
 
 # Host memory to GPU: PCIe 4 x16, of which kernels reach 25 of 32 GB/s.
 _HOST_BANDWIDTH = 25e9

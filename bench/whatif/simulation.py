@@ -17,7 +17,7 @@ from bench.whatif.log import Logged
 from bench.whatif.shared_prompts import spans_of
 from bench.whatif.told import Forecasts, Told
 from sage_sched.config import SageConfig
-from sage_sched.policy import policy_names
+from sage_sched.registry import policy_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def outcomes(
     unknown."""
     num_runs = sum(len(told.variants) if predicts(policy) else 1 for policy in policies)
     found = []
-    options = Options(preempt=config.preemption.enabled, max_yields=config.preemption.max_yields)
+    options = Options(preempt=config.preemption.enabled)
     with tqdm(
         total=num_runs * len(requests), desc="simulating", unit="request", mininterval=1
     ) as bar:

@@ -20,7 +20,7 @@ from bench.engines.simulator.request import SimRequest
 from bench.workloads.prompts import WorkloadError, stable_hash
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
-from sage_sched.steps.time import attended_pairs
+from sage_sched.steps import attended_pairs
 
 TRACE = "trace_agentic_coding.jsonl.gz"
 # Answers are predicted by those of other sessions: so many quantiles of their lengths.

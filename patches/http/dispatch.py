@@ -21,11 +21,8 @@ from patches.messages import StepTimes
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.routing.ledger import Ledger, Newcomer
-from sage_sched.routing.prefix_index import block_keys
-from sage_sched.routing.router import Router
-from sage_sched.routing.routers import router_named
-from sage_sched.steps.time import ServerFacts, StepTime
+from sage_sched.routing import Ledger, Newcomer, Router, block_keys, router_named
+from sage_sched.steps import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
 

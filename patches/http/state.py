@@ -15,7 +15,7 @@ from patches.http_types import ServerArgs, TokenizerManager
 from patches.messages import StepTimes, dispatches
 from predictor_store.service.client import PredictorClient
 from sage_sched.config import SageConfig
-from sage_sched.slo.classes import SloClaims
+from sage_sched.slo import SloClaims
 
 
 @dataclass(slots=True)

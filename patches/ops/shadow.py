@@ -35,7 +35,7 @@ from patches.scheduler.calibration import Calibration, ends_with_launch
 from predictor_store.service.client import PredictorClient
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.steps.time import ServerFacts
+from sage_sched.steps import ServerFacts
 
 logger = logging.getLogger(__name__)
 

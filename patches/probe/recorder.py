@@ -17,7 +17,7 @@ import numpy as np
 
 from patches.engine_types import Batch, Req
 from predictor_store.probe.recording import ANSWERS, ROWS, about_recording, row_type
-from sage_sched.probe.posterior import DUE_INTERVAL_TOKENS, is_due
+from sage_sched.probe import DUE_INTERVAL_TOKENS, is_due
 
 logger = logging.getLogger(__name__)
 

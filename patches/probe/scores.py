@@ -14,8 +14,7 @@ from patches.probe.recorder import Recorder
 from predictor_store.probe.file import ProbeFile
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.probe.refined import Refiner
-from sage_sched.probe.refining import Refining, from_steps, in_steps, refiner_of
+from sage_sched.probe import Refiner, Refining, from_steps, in_steps, refiner_of
 
 logger = logging.getLogger(__name__)
 

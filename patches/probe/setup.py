@@ -18,8 +18,9 @@ from patches.probe.tap import Observer, Tap
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.fingerprint import fingerprint
 from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
-from sage_sched.policy import Policy, policy_named
-from sage_sched.steps.time import ServerFacts
+from sage_sched.policy import Policy
+from sage_sched.registry import policy_named
+from sage_sched.steps import ServerFacts
 
 logger = logging.getLogger(__name__)
 

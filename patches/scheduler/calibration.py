@@ -18,9 +18,8 @@ from patches.messages import StepTimes
 from predictor_store.cached_file import cache_folder, read_own, replace_own
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 from sage_sched.fields import parse_section
-from sage_sched.steps.learner import MEMORY_STEPS, StepLearner, is_worth_telling
-from sage_sched.steps.pace import Pace
-from sage_sched.steps.time import ServerFacts, StepTime
+from sage_sched.step_learner import MEMORY_STEPS, StepLearner, is_worth_telling
+from sage_sched.steps import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class StepMeter:
     """
 
     def __init__(self, tell: Callable[[Sequence[float], float], None]) -> None:
-        """tell: called with the work of each step (sage_sched.steps.fit.COLUMNS) and the seconds
+        """tell: called with the work of each step (sage_sched.step_learner.COLUMNS) and the seconds
         that it took."""
         self._tell = tell
         self._since_s: float | None = None
@@ -74,7 +73,7 @@ class StepMeter:
 
 
 def _work(batch: Batch) -> list[float] | None:
-    """sage_sched.steps.fit.COLUMNS of a ScheduleBatch (sglang/srt/managers/schedule_batch.py). A
+    """sage_sched.step_learner.COLUMNS of a ScheduleBatch (sglang/srt/managers/schedule_batch.py). A
     mixed batch reads the weights once, so it counts as no decode step."""
     mode = batch.forward_mode
     if mode.is_idle() or mode.is_prebuilt():
@@ -155,8 +154,7 @@ class Calibration:
     """The step times of one scheduler. Only rank 0 learns; all ranks go by what it tells them.
 
     step_time: what the ranks go by. source: where it comes from: configured, shipped, kept by an
-    earlier server of this kind, or learned. steps: measures the steps. beta: how much longer the
-    latest steps take than step_time says.
+    earlier server of this kind, or learned. steps: measures the steps.
     """
 
     def __init__(self, configured: StepTimeConfig | None, file: StepTimeFile | None) -> None:
@@ -164,7 +162,6 @@ class Calibration:
         self.step_time = (configured or StepTimeConfig()).step_time()
         self.source = "shipped" if configured is None else "configured"
         self._learner = StepLearner(self.step_time)
-        self.beta = Pace()
         self.steps = StepMeter(self._add)
         self._file = file
         self._learns = configured is None
@@ -180,8 +177,6 @@ class Calibration:
 
     def _add(self, work: Sequence[float], seconds: float) -> None:
         self._learner.add(work, seconds)
-        coefficients = astuple(self.step_time)
-        self.beta.add(seconds, sum(n * s for n, s in zip(work, coefficients, strict=True)))
 
     def news(self, server: ServerFacts) -> StepTimes | None:
         """On rank 0, in every pass: what to tell all ranks. It is repeated until it comes back,
@@ -219,7 +214,6 @@ class Calibration:
         """On all ranks, between the same two passes: go by these from now on."""
         self.step_time = StepTime(*news.seconds)
         self.source = news.source
-        self.beta.reset()
         self._news = None
         self._num_steps_told = self._learner.num_steps
         logger.info("step times are %s now: %s", self.source, self.step_time)
@@ -237,5 +231,4 @@ class Calibration:
             "latest": in_ms(self._learner.step_time),
             "num_steps": self._learner.num_steps,
             "error": self._learner.error,
-            "beta": self.beta.factor,
         }

@@ -24,8 +24,8 @@ from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
 from sage_sched.config import SageConfig
-from sage_sched.policy import policy_names
-from sage_sched.routing.predicted_load import answer_tokens
+from sage_sched.registry import policy_names
+from sage_sched.routing import answer_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
             told = [*told, scores]
         if not self.sage.policy.uses_clock:
             return told
-        return [*told, Tick(now_s=time.monotonic(), pace=self.sage.calibration.beta.factor)]
+        return [*told, Tick(now_s=time.monotonic())]
 
     def around_queue_limit(original: Any, self: Scheduler, recv_req: object) -> Any:
         return without_swapped(self, partial(original, self, recv_req))
@@ -239,7 +239,7 @@ def scheduler_hooks(config: SageConfig) -> list[Hook]:
 
 
 def _ticked(scheduler: Scheduler, tick: Tick) -> None:
-    scheduler.sage.jobs.ticked(tick.now_s, tick.pace)
+    scheduler.sage.jobs.ticked(tick.now_s)
 
 
 def _scored(scheduler: Scheduler, scores: Scores) -> None:

@@ -47,7 +47,6 @@ class Jobs:
         self.recomputed_tokens = 0
         self.num_arrivals = 0
         self.now_s = 0.0
-        self.pace = 1.0
         self._undated: list[tuple[Job, Req]] = []
         self._num_ranked: Counter[str] = Counter()
         self._num_unranked = 0
@@ -91,7 +90,7 @@ class Jobs:
         now_s: on the clock of the ticks."""
         self._policy = policy
         self._undated.clear()
-        self.now_s, self.pace = max(self.now_s, now_s), 1.0
+        self.now_s = max(self.now_s, now_s)
         for req in sorted(reqs, key=lambda req: req.sage.job.arrival):
             job = req.sage.job
             job.arrival_s = decode_stamp(req.sampling_params.custom_params, self.now_s)
@@ -105,9 +104,9 @@ class Jobs:
             self._num_malformed += 1
             return otherwise
 
-    def ticked(self, now_s: float, pace: float) -> None:
+    def ticked(self, now_s: float) -> None:
         """Rank 0's clock was broadcast. It comes after the requests of the same broadcast."""
-        self.now_s, self.pace = now_s, pace
+        self.now_s = now_s
         for job, req in self._undated:
             job.arrival_s = decode_stamp(req.sampling_params.custom_params, now_s)
         self._undated.clear()

@@ -24,7 +24,7 @@ from patches.scheduler.kv_copy import (
     token_bytes,
 )
 from sage_sched.plan import Way
-from sage_sched.steps.time import ServerFacts
+from sage_sched.steps import ServerFacts
 
 # At start-up this many tokens are moved there and back; the fastest round counts.
 _TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3

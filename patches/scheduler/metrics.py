@@ -18,9 +18,8 @@ from patches.scheduler.request import Seen
 from patches.series import Series
 from sage_sched.job import Job
 from sage_sched.plan import Way
-from sage_sched.routing.backlog import backlog_s
-from sage_sched.slo.attainment import Attainment
-from sage_sched.slo.tdg import Promise
+from sage_sched.routing import backlog_s
+from sage_sched.slo import Attainment, Promise
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,6 @@ class SchedulerMetrics:
         series.count("moved_bytes_total", moves["swapped_bytes"])
         series.count("moved_seconds_total", moves["swapped_s"])
         self._say_yields(series)
-        series.set("step_pace_ratio", stats["step_time"]["beta"])
         for name, seconds in asdict(state.calibration.step_time).items():
             series.set("step_time_seconds", seconds, coefficient=name.removesuffix("_s"))
 

@@ -9,7 +9,7 @@ from typing import Any
 from patches.carrier import decode_stamp
 from patches.engine_types import Req
 from sage_sched.job import Job
-from sage_sched.slo.tdg import Promise
+from sage_sched.slo import Promise
 
 
 @dataclass(slots=True)

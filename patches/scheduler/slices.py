@@ -21,8 +21,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from patches.compat import UnsupportedServerError, drop_ended
 from patches.engine_types import Batch, Req, Scheduler
-from sage_sched.best_effort.policy import Qllm
-from sage_sched.best_effort.slices import layers_per_slice, those_who_pass
+from sage_sched.best_effort import Qllm, layers_per_slice, those_who_pass
 from sage_sched.policy import Policy
 
 

@@ -11,7 +11,7 @@ from patches.scheduler.jobs import Jobs
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.preemption import Preemption
 from sage_sched.job import Job
-from sage_sched.steps.time import ServerFacts
+from sage_sched.steps import ServerFacts
 from sage_sched.view import Holding, SchedulerView
 
 
@@ -38,7 +38,6 @@ def view_of(
     prompts = Prompts(scheduler, served)
     return SchedulerView(
         now_s=jobs.now_s,
-        pace=jobs.pace,
         served_tokens=jobs.served_tokens,
         num_arrivals=jobs.num_arrivals,
         num_arrivals_planned=-1 if preemption is None else preemption.num_arrivals_planned,
@@ -61,7 +60,8 @@ def view_of(
         step_tokens=_step_tokens(scheduler, running_batch),
         pass_tokens=_pass_tokens(scheduler, running_batch),
         server=server,
-        preemption=None if preemption is None else preemption.config,
+        can_swap=preemption is not None,
+        may_leave=preemption is not None and preemption.config.enabled,
         cached_tokens=prompts.cached_tokens,
         common_tokens=prompts.common_tokens,
         holding=_stays if preemption is None else preemption.holdings(running_batch.reqs),

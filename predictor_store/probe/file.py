@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sage_sched.probe.posterior import Reading
+from sage_sched.probe import Reading
 
 FORMAT = "sage-sched probe 2"
 # What must be so, and what may be.

@@ -20,8 +20,7 @@ from predictor_store.probe.weights import (
     weighed,
     without_scores,
 )  # fmt: skip
-from sage_sched.probe.posterior import Reading
-from sage_sched.probe.refining import from_steps, in_steps
+from sage_sched.probe import Reading, from_steps, in_steps
 
 BAND_AGES = np.array([0, 1, 2, 4, 16, 64, 256, 1024])
 _INNER = 512

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from predictor_store.probe.recording import Recording
 from sage_sched.job import Job
-from sage_sched.probe.posterior import Posterior, Reading
+from sage_sched.probe import Posterior, Reading
 
 AGES = (0, 1, 4, 16, 64, 256)
 _ALPHAS = (0.4, 0.6, 0.8, 1.0)

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from sage_sched.fields import LEAST_POOLS, MOST, require_within
+from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.order import place_of, serving_order
 from sage_sched.plan import Budget
-from sage_sched.policies.sage import Sage
-from sage_sched.steps.time import ServerFacts
-from sage_sched.urgency.policy import Urgency, UrgencyParameters
+from sage_sched.policy import Policy
+from sage_sched.steps import ServerFacts
+from sage_sched.urgency import HoldBack, left_s
 from sage_sched.view import SchedulerView
 
-# Requests as urgent as this, or more, are latency-sensitive.
+# Requests of this urgency, or a better one, are latency-sensitive.
 _SENSITIVE = 2
 
 
@@ -24,14 +25,13 @@ _SENSITIVE = 2
 class QllmParameters:
     """Settings of qllm. A pool is as many tokens as the KV pool holds.
 
-    level_pools, decode_share, preempts: as of urgency.
+    level_pools, decode_share: as of urgency.
     slice_ms: how long best effort may be prefilled before it gives way between two layers
         (sage_sched.best_effort.slices); 0: it does not. Experimental.
     """
 
     level_pools: float = 1.0
     decode_share: float = 0.1
-    preempts: bool = True
     slice_ms: float = 0.0
 
     def __post_init__(self) -> None:
@@ -40,56 +40,67 @@ class QllmParameters:
         require_within("policy.qllm.slice_ms", self.slice_ms, 0, MOST)
 
 
-class Qllm(Urgency):
+class Qllm(Policy):
     """Two classes, after "Priority-Aware Preemptive Scheduling for Mixed-Priority Workloads in MoE
     Inference" (Siavashi et al., EuroMLSys 2025): latency-sensitive (LS), of urgency 2 or better,
     and best effort (BE); LS before BE, each by arrival.
 
-    It is urgency with two levels and without credit. As nothing is ordered within a piece of work,
-    none is rounded to: with a the work done when a job came, and P = level_pools KV pools, the key
-    is a for LS and a + P for BE.
+    With a the work done when a job came, and P = level_pools KV pools, the key is a for LS and
+    a + P for BE.
 
     Theorem: no BE job is behind one that came when the server had done more than P of work since.
 
-    Proof: let k be behind which j of BE is: a_k <= key of k <= key of j = a_j + P. QED.
+    Proof: let k be ahead of a BE job j: a_k <= key of k <= key of j = a_j + P. QED.
 
     Not as in the paper: there BE waits for ever if LS keeps coming; its Algorithm 1 fills prefills
-    of LS with those of BE, for whose end LS then waits; and nobody of BE begins while anybody
-    decodes. Here LS is prefilled by itself, and decode steps have decode_share of the time while LS
-    decodes and BE is prefilled. In the paper each expert has a queue, and a batch stops at any of
-    them; what that would cost and bring is in docs/results.md.
+    of LS with those of BE, for whose end LS then waits; and no BE job begins while anybody decodes.
+    Here LS is prefilled by itself, and decode steps have decode_share of the time while LS decodes
+    and BE is prefilled. In the paper each expert has a queue, and a batch stops at any of them;
+    docs/results.md says what that would cost and bring.
     """
 
-    Parameters = QllmParameters  # type: ignore[assignment]
-    variants = {}  # noqa: RUF012
+    Parameters = QllmParameters
 
     def __init__(self, parameters: QllmParameters, server: ServerFacts) -> None:
-        as_urgency = UrgencyParameters(
-            level_pools=parameters.level_pools,
-            share=0.0,
-            decode_share=parameters.decode_share,
-            by_length=False,
-            preempts=parameters.preempts,
-        )
-        super().__init__(as_urgency, server)
+        super().__init__(parameters, server)
         self.slice_s = parameters.slice_ms / 1e3
+        self._indices = Indices(server)
+        self._head_start_tokens = parameters.level_pools * server.kv_pool_tokens
+        self._hold_back = HoldBack(parameters.decode_share, self._level)
 
     def on_arrival(self, job: Job) -> bool:
-        """As sage, for whom it is; nobody claims credit."""
-        return Sage.on_arrival(self, job)
+        """Foresee how long it has to go; a job of unknown length keeps its turn."""
+        return self._indices.rank(job)
+
+    def on_server(self, server: ServerFacts) -> None:
+        """All costs are others."""
+        super().on_server(server)
+        self._indices.on_server(server)
+
+    def on_forecast(self, job: Job) -> None:
+        """Foresee anew how long it has to go."""
+        self._indices.on_forecast(job)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The work that was done when it came, and for BE what it may be overtaken by."""
-        return job.served_at_arrival_tokens + (self.level(job) - _SENSITIVE) * self._piece_tokens
+        """The work that was done when it came; for BE also what may overtake it."""
+        head_start_tokens = 0.0 if self.passes(job) else self._head_start_tokens
+        return job.served_at_arrival_tokens + head_start_tokens
 
-    def level(self, job: Job) -> int:
-        """Of urgency's: 2 for LS, 3 for BE."""
-        return _SENSITIVE if job.hints.urgency <= _SENSITIVE else _SENSITIVE + 1
+    def _level(self, job: Job) -> int:
+        return _SENSITIVE if self.passes(job) else _SENSITIVE + 1
+
+    def should_preempt(
+        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+    ) -> bool:
+        """BE yields to LS, if it has longer to go than its move takes."""
+        if not self.passes(waiting) or self.passes(running):
+            return False
+        return left_s(running, self._indices, view) > price_s
 
     def budget(self, view: SchedulerView) -> Budget | None:
-        """As urgency's. Those of LS that go before all of BE are prefilled by themselves: whatever
-        fills their pass, their first tokens wait for."""
-        budget = super().budget(view)
+        """Hold BE back while LS decodes. LS jobs that go before all of BE are prefilled by
+        themselves: their first tokens wait for whatever fills their pass."""
+        budget = self._hold_back.budget(view)
         if budget is not None:
             return budget
         chunked = [] if view.chunked is None else [view.chunked]
@@ -119,7 +130,7 @@ class Qllm(Urgency):
 
     def passes(self, job: Job) -> bool:
         """Whether it is LS, and may pass a prefill of BE between two layers."""
-        return self.level(job) == _SENSITIVE
+        return job.hints.urgency <= _SENSITIVE
 
     def gives_way(self, jobs: Iterable[Job]) -> bool:
         """Whether a prefill of these lets LS pass between two layers: all are BE, ranked, and not

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from sage_sched.best_effort.policy import Qllm
 from sage_sched.job import Job
-from sage_sched.steps.time import StepTime, attended_pairs
+from sage_sched.steps import StepTime, attended_pairs
 from sage_sched.view import SchedulerView
 
 

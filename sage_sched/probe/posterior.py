@@ -10,9 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sage_sched.distribution import LengthDistribution
+from sage_sched.distribution import Floats, LengthDistribution, Refined
 from sage_sched.job import Job
-from sage_sched.probe.refined import Floats, Refined
 
 # Cells are a token wide up to some twenty tokens, and this share of their length beyond.
 _CELL_SHARE = 0.05
@@ -104,7 +103,7 @@ class Posterior:
         return is_due(age_tokens)
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
-        """See sage_sched.probe.refined.Refiner. Jobs without a forecast are left as they are."""
+        """See sage_sched.probe.refining.Refiner. Jobs without a forecast are left as they are."""
         # Alike are those of one cap; of a job that is told of twice, one age comes after the other.
         alike: dict[tuple[int, int], list[int]] = {}
         turns = Counter[Job]()
@@ -124,7 +123,7 @@ class Posterior:
         return [*turns]
 
     def gain(self, job: Job) -> float | None:
-        """See sage_sched.probe.refined.Refiner."""
+        """See sage_sched.probe.refining.Refiner."""
         evidence = job.evidence
         if not isinstance(evidence, _Evidence) or job.distribution is None:
             return None

@@ -4,22 +4,48 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sage_sched.distribution import Floats
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.probe.posterior import DUE_INTERVAL_TOKENS, Posterior, Reading
-from sage_sched.probe.refined import Floats, Refiner
-from sage_sched.probe.trail_filter import TrailFilter
 
 # A probe is believed as long as its last so many answers were foretold better than by the prompt.
 NUM_ANSWERS_JUDGED = 512
 # Scores travel in steps of so many nats, from the likeliest bin down.
 _STEP_NATS = 1 / 16
 _LEAST_NATS = -127 * _STEP_NATS
+
+
+class Refiner(Protocol):
+    """Makes of a probe's scores what it refines the forecasts of jobs to.
+
+    Every tensor-parallel rank has one, and all are told the same in the same order.
+    """
+
+    def wants(self, age_tokens: int) -> bool:
+        """Whether scores at this age are of use."""
+        ...
+
+    def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
+        """Revise these jobs (Job.revise) by scores at these ages; those that were. Tell their
+        policy (Policy.on_forecasts) afterwards.
+
+        log_p: ln P(what is left of the answer at that age is in bin), shape (jobs, bins). An age
+        that is not above the last one of a job's is no news (a token computed again), and ignored.
+        """
+        ...
+
+    def gain(self, job: Job) -> float | None:
+        """Of an answer that has ended at its present age: by how much better, in nats, its length
+        was foretold than by the prompt alone, given the age of the last scores. None if there were
+        none, or if there is nothing to compare with."""
+        ...
 
 
 def in_steps(log_p: Floats) -> NDArray[np.int8]:
@@ -41,9 +67,8 @@ def refiner_of(policy: Policy, reading: Reading | None) -> Refiner | None:
     none."""
     if reading is None or not policy.refines_by:
         return None
-    if policy.refines_by == "trail":
-        return TrailFilter(float(reading.edges[1]))
-    return Posterior(reading)
+    refiner: Refiner = (policy.refiner or Posterior)(reading)
+    return refiner
 
 
 class Refining:
@@ -68,7 +93,7 @@ class Refining:
         self._jobs[job.arrival] = job
 
     def scored(self, arrivals: Sequence[int], ages: Sequence[int], log_p: Floats) -> None:
-        """Scores for the jobs of these arrivals, log_p as sage_sched.probe.refined.Refiner takes
+        """Scores for the jobs of these arrivals, log_p as sage_sched.probe.refining.Refiner takes
         them. Raises what the policy raises."""
         if self._why_stopped:
             return

@@ -1,0 +1,22 @@
+"""Which of several servers gets a request, and what each has yet to do."""
+
+from sage_sched.routing.backlog import answer_tokens, backlog_s, expected_left_tokens
+from sage_sched.routing.cluster_view import ClusterView
+from sage_sched.routing.ledger import Ledger, Newcomer
+from sage_sched.routing.prefix_index import BLOCK_TOKENS, block_keys
+from sage_sched.routing.router import ROUTERS, Router, router_named, waiting_s
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "ROUTERS",
+    "ClusterView",
+    "Ledger",
+    "Newcomer",
+    "Router",
+    "answer_tokens",
+    "backlog_s",
+    "block_keys",
+    "expected_left_tokens",
+    "router_named",
+    "waiting_s",
+]

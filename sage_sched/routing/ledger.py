@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sage_sched.cost import cost_named
+from sage_sched.cost import num_steps
 from sage_sched.distribution import LengthDistribution
-from sage_sched.index.mean_cost import MeanCost
+from sage_sched.index import MeanCost
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.routing.cluster_view import ClusterView, Floats, Ints
 from sage_sched.routing.prefix_index import PrefixIndex
-from sage_sched.slo.tdg import Promise
-from sage_sched.steps.time import ServerFacts, StepTime, attended_pairs
+from sage_sched.slo import Promise
+from sage_sched.steps import ServerFacts, StepTime, attended_pairs
 
 # An answer of which nothing is known.
 _UNKNOWN = LengthDistribution.from_samples([256], "prior")
@@ -69,7 +69,6 @@ class Ledger:
         self.num_nodes = num_nodes
         self.prefixes = PrefixIndex(num_nodes, server.kv_pool_tokens)
         self._server = server
-        self._tokens_left = cost_named("output", server)
         self._sent: list[dict[Hashable, _Sent]] = [{} for _ in range(num_nodes)]
         self._queue_heard_s = np.zeros(num_nodes)
         self._num_queued = np.zeros(num_nodes, np.int64)
@@ -239,7 +238,7 @@ class Ledger:
     def _left(self, request: Newcomer) -> MeanCost:
         return MeanCost(
             request.distribution or _UNKNOWN,
-            self._tokens_left,
+            num_steps,
             input_tokens=request.input_tokens,
             max_tokens=request.max_new_tokens,
             interval_tokens=_REFRESH_TOKENS,

@@ -1,12 +1,15 @@
-"""Which node of several serves a request: our dispatchers, and stock ones to compare with."""
+"""Which node of several serves a request: by predicted cost, or GoRouting (ProServe, Algorithm 2),
+which keeps nodes as full as deadlines allow, to leave room for others."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from sage_sched.fields import require
 from sage_sched.routing.cluster_view import ClusterView, Floats
 
 
@@ -39,73 +42,79 @@ class PredictedCost(Router):
         return int(np.argmin((1 + view.by_node()) * view.prefill_s + slower_s))
 
 
-class RoundRobin(Router):
-    """One after the other (SGLang's round_robin)."""
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Of GoRouting; the paper names none. Others are no better on recordings (docs/cluster.md).
 
-    name = "round_robin"
+    alpha: a node is a candidate if it gains so much of the best one's gain, 0 to 1.
+    mu: a node is lightly loaded below so much of the deadline of the first token; 0 or more.
+    lambda_: and heavily loaded above so much, the request included; at least mu.
+    """
 
-    def __init__(self, seed: int = 0) -> None:
+    alpha: float = 0.95
+    mu: float = 0.3
+    lambda_: float = 0.7
+
+    def __post_init__(self) -> None:
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "0 to 1")
+        require(self.mu >= 0, "mu", self.mu, "0 or more")
+        require(self.mu <= self.lambda_, "lambda_", self.lambda_, f"at least mu, {self.mu:g}")
+
+
+class GoRouting(Router):
+    """Of the nodes where a request adds almost the most gain: the least loaded of those that are
+    nearly idle; else the most loaded of those that still are not full; else the least loaded. Any
+    one if none gains.
+
+    A node's gain is that of the first tokens that will be on time, if each comes when all that wait
+    there have (eq. 8, the estimate that depends on no request; section 4.3).
+    """
+
+    name = "gorouting"
+
+    def __init__(self, seed: int = 0, thresholds: Thresholds | None = None) -> None:
         super().__init__(seed)
-        self._num_picks = 0
+        self._thresholds = thresholds or Thresholds()
 
     def pick(self, view: ClusterView) -> int:
-        self._num_picks += 1
-        return (self._num_picks - 1) % view.num_nodes
+        limits = self._thresholds
+        added = gains(view, joined=True) - gains(view, joined=False)
+        if not added.max() > 0:
+            return int(self._generator.integers(view.num_nodes))
+        load_s = waiting_s(view)
+        is_candidate = added >= limits.alpha * added.max()
+        is_light = is_candidate & (load_s < limits.mu * view.ttft_s)
+        if is_light.any():
+            return int(np.argmin(np.where(is_light, load_s, np.inf)))
+        fits = is_candidate & (load_s + view.prefill_s <= limits.lambda_ * view.ttft_s)
+        if fits.any():
+            return int(np.argmax(np.where(fits, load_s, -np.inf)))
+        return int(np.argmin(np.where(is_candidate, load_s, np.inf)))
 
 
-class TotalRequests(Router):
-    """The fewest unfinished requests (SGLang's total_requests, routers' least load)."""
+def gains(view: ClusterView, *, joined: bool) -> Floats:
+    """What the first tokens that wait at each node are worth, shape (nodes,): those that come in
+    time. joined: with the newcomer among them, each node by itself.
 
-    name = "total_requests"
-
-    def pick(self, view: ClusterView) -> int:
-        return int(np.argmin(view.by_node()))
-
-
-class PowerOfTwo(Router):
-    """Of two at random, the one that has fewer unfinished requests (routers' power_of_two)."""
-
-    name = "power_of_two"
-
-    def pick(self, view: ClusterView) -> int:
-        two = self._generator.permutation(view.num_nodes)[:2]
-        return int(two[np.argmin(view.by_node()[two])])
-
-
-class TotalTokens(Router):
-    """The fewest tokens of unfinished requests, ties by their number (SGLang's total_tokens)."""
-
-    name = "total_tokens"
-
-    def pick(self, view: ClusterView) -> int:
-        return _least(view.by_node(view.tokens), view.by_node())
-
-
-class CacheAware(Router):
-    """SGLang's router by its own defaults: the fewest requests if one node has both 64 more than
-    another and half as many again; else the node that has the longest prefix, if that is 0.3 of the
-    prompt; else the fewest requests (there: the smallest tree)."""
-
-    name = "cache_aware"
-    _most_more, _most_times, _least_share = 64, 1.5, 0.3
-
-    def pick(self, view: ClusterView) -> int:
-        num_requests = view.by_node()
-        most, least = float(num_requests.max()), float(num_requests.min())
-        balanced = most - least <= self._most_more or most <= self._most_times * least
-        if balanced and view.cached_tokens.max() > self._least_share * view.input_tokens:
-            return _least(-view.cached_tokens.astype(np.float64), num_requests)
-        return int(np.argmin(num_requests))
-
-
-class MinLoad(Router):
-    """The fewest seconds of prefill that wait, and of a decode step (ProServe's Min-Load, which
-    knows as much as GoRouting does)."""
-
-    name = "min-load"
-
-    def pick(self, view: ClusterView) -> int:
-        return int(np.argmin(waiting_s(view)))
+    All prefills take `budget / (budget - fixed)` times their seconds, as each step of the budget
+    has a fixed part. A step may take until the first token is due that can be in time, or the TPOT
+    of the newcomer, but twice the fixed part at least.
+    """
+    in_time = view.remain_s >= view.exec_s + view.fixed_s
+    budget_s = np.full(view.num_nodes, view.tpot_s)
+    np.minimum.at(budget_s, view.queue_node[in_time], view.remain_s[in_time])
+    work_s = view.by_queue(view.exec_s)
+    if joined:
+        can_be = view.ttft_s >= view.prefill_s + view.fixed_s
+        budget_s = np.where(can_be, np.minimum(budget_s, view.ttft_s), budget_s)
+        work_s = work_s + view.prefill_s
+    budget_s = np.maximum(budget_s, 2 * view.fixed_s)
+    # As a share, so that an endless budget has none.
+    share = 1 - np.divide(view.fixed_s, budget_s, out=np.zeros(len(work_s)), where=budget_s > 0)
+    done_s = np.maximum(work_s / share + view.decode_s - view.queue_age_s, 0.0)
+    is_on_time = done_s[view.queue_node] <= view.remain_s
+    gained = view.by_queue(view.queue_gain * is_on_time)
+    return gained + view.gain * (done_s <= view.ttft_s) if joined else gained
 
 
 def waiting_s(view: ClusterView) -> Floats:
@@ -114,5 +123,9 @@ def waiting_s(view: ClusterView) -> Floats:
     return np.maximum(view.by_queue(view.exec_s) + view.decode_s - view.queue_age_s, 0.0)
 
 
-def _least(first: Floats, second: Floats) -> int:
-    return int(np.lexsort((second, first))[0])
+ROUTERS: tuple[type[Router], ...] = (PredictedCost, GoRouting)
+
+
+def router_named(name: str, seed: int = 0) -> Router:
+    """The dispatcher of this name, one of ROUTERS."""
+    return {router.name: router for router in ROUTERS}[name](seed)

@@ -1,0 +1,22 @@
+"""Deadlines: classes of requests, what each is promised, and a policy for it (ProServe)."""
+
+from sage_sched.slo.attainment import METRICS, Attainment, Tally
+from sage_sched.slo.classes import SloClaims, SloClass, SloConfig
+from sage_sched.slo.policy import Proserve, ProserveParameters
+from sage_sched.slo.slide import Queue, Slide
+from sage_sched.slo.tdg import Promise, num_on_time
+
+__all__ = [
+    "METRICS",
+    "Attainment",
+    "Promise",
+    "Proserve",
+    "ProserveParameters",
+    "Queue",
+    "Slide",
+    "SloClaims",
+    "SloClass",
+    "SloConfig",
+    "Tally",
+    "num_on_time",
+]

@@ -10,18 +10,25 @@ from typing import ClassVar
 
 import numpy as np
 
-from sage_sched.cost import cost_named
+from sage_sched.cost import seconds_on
 from sage_sched.fields import MOST, require, require_within
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.slo import densities
-from sage_sched.slo.promised import NEVER, Pair, Promised, promised_among, promised_of
-from sage_sched.slo.slide import ORDERS, Queue, Slide
+from sage_sched.policy import Policy
+from sage_sched.slo.promised import (
+    Pair,
+    Promised,
+    densities_of_answers,
+    densities_of_next_tokens,
+    promised_among,
+    promised_of,
+)
+from sage_sched.slo.slide import Queue, Slide
 from sage_sched.slo.starved import StarvedShare
 from sage_sched.slo.tdg import Promise
 from sage_sched.slo.worth import Worth
-from sage_sched.steps.time import ServerFacts, attended_pairs
+from sage_sched.steps import ServerFacts, attended_pairs
 from sage_sched.view import SchedulerView
 
 # Behind all that were promised something.
@@ -47,64 +54,54 @@ class ProserveParameters:
     gamma: who is urgent; larger: more are.
     density: next, the worth of the next token by what it takes (the paper), or expected, that of
         the answer (ours, see sage_sched.slo.worth).
-    order: slide, deadline or density; see sage_sched.slo.slide.
     catch_up: the longest batch, as a share of their TPOT, while some that run are late and their
-        answers expected to be worth something all the same (ours, with density expected).
-    cuts: whether batches are cut to the budget.
+        answers are expected to be worth something all the same (ours, with density expected).
     least_chunk_tokens: no batch prefills less while others run.
     starved_share: of the server's work, for those that are late by more than their whole TTFT, by
         arrival (ours).
-    preempts: whether running requests yield (ours).
     """
 
     eta: float = 0.65
     gamma: float = 1.0
     density: str = "next"
-    order: str = "slide"
     catch_up: float = 0.8
-    cuts: bool = True
     least_chunk_tokens: int = 50
     starved_share: float = 0.02
-    preempts: bool = True
 
     def __post_init__(self) -> None:
         require_within("policy.proserve.eta", self.eta, 0, _MOST_TPOTS)
         require_within("policy.proserve.gamma", self.gamma, 0, MOST)
         known = ", ".join(DENSITIES)
         require(self.density in DENSITIES, "policy.proserve.density", self.density, known)
-        require(self.order in ORDERS, "policy.proserve.order", self.order, ", ".join(ORDERS))
         require_within("policy.proserve.catch_up", self.catch_up, 1e-3, _MOST_TPOTS)
         chunk, share = self.least_chunk_tokens, self.starved_share
         require_within("policy.proserve.least_chunk_tokens", chunk, 1, MOST)
         require(0 <= share < 1, "policy.proserve.starved_share", share, "0 to 1, 1 excluded")
 
 
-class Proserve(Sage):
-    """SlideBatching (ProServe, section 4.2): those that run and those that wait are one queue, of
-    which the urgent go by density, the others by deadline, and the batch lasts until the first of
-    their tokens is due.
+class Proserve(Policy):
+    """SlideBatching (ProServe, section 4.2): running and waiting jobs are one queue, of which the
+    urgent go by density and the others by deadline, and the batch lasts until the first of their
+    tokens is due.
 
-    All that run get a token in each decode step: that is SGLang's way, and leaving some of them out
-    would spare little (their KV is read, the weights are read anyway). So the order is about who is
-    prefilled next, and who yields; the budget about how much is prefilled beside those that run, or
-    on a server that does not mix steps, before their next tokens.
+    All running jobs get a token in each decode step: that is SGLang's way, and leaving some of them
+    out would spare little (their KV is not read, but the weights are read anyway). So the order is
+    about who is prefilled next and who yields. The budget is about how much is prefilled beside
+    those that run or, on a server that does not mix steps, before their next tokens.
 
-    Without anybody that was promised something it is sage in all things.
+    Jobs that were promised nothing go behind all others, in the order of sage. If nobody was
+    promised anything, it is sage in all things.
     """
 
-    Parameters = ProserveParameters  # type: ignore[assignment]
-    variants: ClassVar = {
-        "proserve-expected": {"density": "expected"},
-        "proserve-deadline-only": {"density": "expected", "order": "deadline"},
-        "proserve-density-only": {"density": "expected", "order": "density"},
-        "proserve-no-budget": {"density": "expected", "cuts": False},
-    }
+    Parameters = ProserveParameters
+    variants: ClassVar = {"proserve-expected": {"density": "expected"}}
     uses_clock = True
+    slide_type: ClassVar[type[Slide]] = Slide
 
     def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
-        super().__init__(SageParameters(), server)
-        self.ours = parameters
-        self._slo_cost = cost_named("measured", _shared_base(server))
+        super().__init__(parameters, server)
+        self._others = Sage(SageParameters(), server)
+        self._slo_cost = seconds_on(_shared_base(server))
         self._undated: list[Job] = []
         self._is_promised_any = False
         self._budget: Budget | None = None
@@ -112,37 +109,30 @@ class Proserve(Sage):
         self._now_s = 0.0
 
     def on_arrival(self, job: Job) -> bool:
-        """As sage, and what it was promised."""
-        is_ranked = super().on_arrival(job)
+        """As sage; and look up what the job was promised."""
+        is_ranked = self._others.on_arrival(job)
         if is_ranked and job.hints.has_slo:
+            promise = Promise.of(job.hints)
+            job.memo = Promised(promise, promise.tpot_s, self._worth(job), self._prefill_s(job))
             self._undated.append(job)
-            self._promise(job)
         return is_ranked
 
     def on_server(self, server: ServerFacts) -> None:
         """All costs are others."""
         super().on_server(server)
-        self._slo_cost = cost_named("measured", _shared_base(server))
+        self._others.on_server(server)
+        self._slo_cost = seconds_on(_shared_base(server))
 
     def on_forecast(self, job: Job) -> None:
-        """Its worth anew."""
-        super().on_forecast(job)
-        if promised_of(job) is not None:
-            self._promise(job)
+        """As sage; and compute the worth of the job's answer anew."""
+        self._others.on_forecast(job)
+        if (promised := promised_of(job)) is not None:
+            promised.forecast(self._worth(job), self._prefill_s(job))
 
-    def _promise(self, job: Job) -> None:
+    def _worth(self, job: Job) -> Worth:
         assert job.distribution is not None
         known = job.distribution.with_tail(job.max_new_tokens)
-        worth = Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
-        promised = promised_of(job)
-        if promised is None:
-            promise = Promise.of(job.hints)
-            job.memo.more = Promised(  # type: ignore[attr-defined]
-                promise, promise.tpot_s, worth, self._prefill_s(job)
-            )
-        else:  # its place stays until the next pass
-            promised.worth, promised.looked_at = worth, NEVER
-            promised.exec_s = self._prefill_s(job)
+        return Worth.of(known, self._slo_cost, job.input_tokens, job.cached_input_tokens)
 
     def _prefill_s(self, job: Job) -> float:
         """Of what is left of its prompt, without the fixed time of a step."""
@@ -159,14 +149,9 @@ class Proserve(Sage):
     def key(self, job: Job, view: SchedulerView) -> float:
         """Its place of the last pass."""
         if not self._is_promised_any:
-            return super().key(job, view)
+            return self._others.key(job, view)
         promised = promised_of(job)
-        return _BEST_EFFORT + super().key(job, view) if promised is None else promised.key
-
-    @property
-    def preempts(self) -> bool:
-        """As its parameter says."""
-        return self.ours.preempts
+        return _BEST_EFFORT + self._others.key(job, view) if promised is None else promised.key
 
     def on_pass(self, view: SchedulerView) -> None:
         """Order all, and say how long the batch may take."""
@@ -184,9 +169,9 @@ class Proserve(Sage):
             for job in (*view.running, *view.waiting):  # their keys are others now
                 job.place = None
         if not self._is_promised_any:
-            super().on_pass(view)
+            self._others.on_pass(view)
             return
-        self._promises.forget(view)
+        self._others.forget(view)
         self._bring_up_to_date([*running, *chunked, *(w for w in waiting if w[0].generated_tokens)])
         self._order([*running, *chunked, *waiting], len(running), view)
         if (starved := self._starved.choose(waiting, view)) is not None:
@@ -215,22 +200,24 @@ class Proserve(Sage):
 
     def _order(self, jobs: list[Pair], num_running: int, view: SchedulerView) -> None:
         """jobs: of which the first num_running run."""
-        step_time, ours, pace = self.server.step_time, self.ours, view.pace
+        step_time, ours = self.server.step_time, self.parameters
         promised = [p for _, p in jobs]
-        exec_s = np.array([p.exec_s for p in promised]) * pace
+        exec_s = np.array([p.exec_s for p in promised])
         remain_s = np.array([p.due_s for p in promised]) - view.now_s
         tpot_s = np.array([p.tpot_s for p in promised])
-        fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s) * pace
+        fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s)
         missing_s = exec_s + fixed_s - remain_s
         if ours.density == "next":
-            densities.of_next_tokens(jobs)
+            densities_of_next_tokens(jobs)
         else:
-            densities.of_answers(
-                jobs, missing_s, tpot_s, num_running, view, step_time, self._slo_cost
-            )
+            # Who is late catches up by what a decode step is shorter than the TPOT: prefills are
+            # cut so that it may, see ProserveParameters.catch_up.
+            step_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
+            catching_s = np.maximum(tpot_s - step_s, 1e-6)
+            densities_of_answers(jobs, num_running, missing_s, catching_s, self._slo_cost)
         queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
         least_s = ours.eta * min(float(tpot_s.min()), 1e6)
-        slide = Slide(fixed_s, least_s, ours.gamma, ours.order)
+        slide = self.slide_type(fixed_s, least_s, ours.gamma)
         budget_s = slide.budget_s(queue)
         if ours.density == "expected":
             behind = (missing_s > 0) & (queue.density > 0)
@@ -243,8 +230,8 @@ class Proserve(Sage):
             p.key, p.is_urgent = place, is_urgent
             if not job.is_promised:
                 job.place = (place, job.arrival)
-        self._budget = self._in_tokens(budget_s / pace, view) if ours.cuts else None
-        if ours.preempts and view.preemption is not None:
+        self._budget = self._in_tokens(budget_s, view)
+        if view.can_swap:
             self._choose_who_may_yield(promised[:num_running], promised[num_running:], view)
 
     def _choose_who_may_yield(
@@ -253,7 +240,7 @@ class Proserve(Sage):
         """Of those that run, the last in the order that have time or are not worth much."""
         best = max([p.density for p in others if p.is_urgent], default=0.0)
         latest_s, most = view.now_s + _LEAST_SLACK_S, best / 2
-        expected = self.ours.density == "expected"
+        expected = self.parameters.density == "expected"
         for p in running:
             p.may_yield = False
         willing = [
@@ -270,7 +257,7 @@ class Proserve(Sage):
         if budget_s == math.inf:
             return None
         step_time, num_running = self.server.step_time, len(view.running)
-        kv_tokens = sum([job.input_tokens + job.generated_tokens for job in view.running])
+        kv_tokens = view.running_kv_tokens
         if self.server.mixes_steps:
             taken_s = step_time.mixed_s(1, 0, 0, num_running, kv_tokens)
         else:
@@ -279,10 +266,10 @@ class Proserve(Sage):
         tokens = int((budget_s - taken_s) / max(step_time.prefill_token_s, 1e-9))
         if tokens >= view.pass_tokens:
             return None
-        if tokens < self.ours.least_chunk_tokens:
+        if tokens < self.parameters.least_chunk_tokens:
             if num_running:
                 return Budget(prefill_tokens=0, reason="a token is due first")
-            tokens = self.ours.least_chunk_tokens
+            tokens = self.parameters.least_chunk_tokens
         return Budget(prefill_tokens=tokens, reason="until the first token is due")
 
     def should_preempt(
@@ -291,7 +278,7 @@ class Proserve(Sage):
         """As sage, if nobody was promised anything. Best effort yields to a promise; of two that
         were promised something the one that has time, or whose answer is worth much less."""
         if not self._is_promised_any:
-            return super().should_preempt(running, waiting, price_s, view)
+            return self._others.should_preempt(running, waiting, price_s, view)
         ours, theirs = promised_of(running), promised_of(waiting)
         if theirs is None or not theirs.is_urgent:
             return False

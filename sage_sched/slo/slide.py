@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-ORDERS = ("slide", "deadline", "density")
 
 
 class Queue(NamedTuple):
@@ -29,13 +28,11 @@ class Queue(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Slide:
     """fixed_s: of every batch (t_c). least_s: no batch is made shorter (eta). gamma: who is urgent;
-    larger: more are. order: slide, or what of it is left out (Fig. 15): deadline, if nobody is
-    urgent, or density, if all are."""
+    larger: more are."""
 
     fixed_s: float
     least_s: float
     gamma: float
-    order: str = "slide"
 
     def budget_s(self, queue: Queue) -> float:
         """How long a batch may take: until the first of their tokens is due. What cannot be in time
@@ -45,8 +42,6 @@ class Slide:
 
     def is_urgent(self, queue: Queue, budget_s: float) -> NDArray[np.bool_]:
         """Who would be late if all others went first (eq. 8)."""
-        if self.order != "slide":
-            return np.full(len(queue.remain_s), self.order == "density")
         work_s = float(queue.exec_s.sum())
         if budget_s == math.inf:
             needed_s = work_s

@@ -22,7 +22,7 @@ from bench.engines.server.policy_server import (
     scheduler_state,
 )
 from bench.engines.server.server import ServerError
-from sage_sched.best_effort.policy import QllmParameters
+from sage_sched.best_effort import QllmParameters
 from sage_sched.config import HintsConfig, SageConfig
 from tests.checks.exactness import STRICT, Undisturbed, ask, crowd
 

@@ -36,9 +36,9 @@ from tqdm import tqdm
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENV, PolicyServers, scheduler_state
 from bench.engines.server.server import Server, ServerError
-from sage_sched.config import HintsConfig, PreemptionConfig, SageConfig
-from sage_sched.policies.fastserve import FastServeParameters
-from sage_sched.urgency.policy import UrgencyParameters
+from bench.policies.fastserve import FastServeParameters
+from sage_sched.config import HintsConfig, SageConfig
+from sage_sched.urgency import UrgencyParameters
 
 _OUTPUT = Path("results/exactness")
 # How many the stock server is also asked at a time, and how many it is asked one by one.
@@ -52,7 +52,6 @@ _PROMPT = (
 _SHORTEST, _LONGEST = 4, 100
 # Of 4 heads: a head's size is then one that the kernels of a GPU have.
 _GPU_HIDDEN_SIZE = 512
-_PREEMPTION = PreemptionConfig(enabled=True, max_yields=1000)
 # SGLang accounts for every token of the pool after every step, and dies where one is lost.
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 TWO_RANKS = {
@@ -87,7 +86,7 @@ class Restless:
 RESTLESS = {
     # More run than memory has room for to the end, so that it runs out time and again.
     "sage": Restless(
-        SageConfig(preemption=replace(_PREEMPTION, swap_only=True)),
+        SageConfig(),
         at_a_time=32,
         least_yields=1 / 3,
         num_slots=16,
@@ -95,8 +94,7 @@ RESTLESS = {
     # Most often: every time that their age has doubled.
     "fastserve": Restless(
         SageConfig(
-            policy={"fastserve": FastServeParameters(quantum_ms=6.0, refresh_interval_tokens=4)},
-            preemption=_PREEMPTION,
+            policy={"fastserve": FastServeParameters(6.0, 4, most_yields=1000)},
         ),
         at_a_time=128,
         least_yields=1.0,
@@ -107,7 +105,6 @@ RESTLESS = {
         SageConfig(
             hints=HintsConfig(trust="body"),
             policy={"urgency": UrgencyParameters(level_pools=10.0)},
-            preemption=_PREEMPTION,
         ),
         at_a_time=12,
         least_yields=1 / 3,

@@ -33,7 +33,7 @@ from bench.engines.simulator.presets import PRESETS
 from bench.workloads.source import load_workload
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
-from sage_sched.steps.time import StepTime, attended_pairs
+from sage_sched.steps import StepTime, attended_pairs
 from tests.checks import exactness
 
 _PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")

@@ -27,8 +27,8 @@ from bench.engines.server.server import ServerError
 from predictor_store.data.warm import Observation
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.fingerprint import fingerprint
-from sage_sched.config import PreemptionConfig, ProbeConfig, SageConfig, StepTimeConfig
-from sage_sched.probe.posterior import Reading
+from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
+from sage_sched.probe import Reading
 from tests.checks.exactness import STRICT, TWO_RANKS, ask, crowd
 
 _OUTPUT = Path("results/probe-ranks")
@@ -76,7 +76,6 @@ def main(argv: list[str] | None = None) -> int:
         env=CPU_ENV | STRICT | TWO_RANKS,
         sage=SageConfig(
             probe=ProbeConfig(file=str(probe.absolute())),
-            preemption=PreemptionConfig(max_yields=1000),
             # Known, so that no request is ranked anew because steps were learned.
             step_time=StepTimeConfig(),
         ),

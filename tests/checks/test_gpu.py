@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.engines.simulator.presets import PRESETS
-from sage_sched.steps.time import StepTime
+from sage_sched.steps import StepTime
 from tests.checks import gpu
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")

@@ -31,18 +31,18 @@ COSTLY_PREFILLS = "[step_time]\nprefill_base_ms = 1.0\nprefill_token_ms = 1.0\n"
 CHUNK_TOKENS = 64
 NUM_LAYERS = 4
 # Six may run, and requests yield most often under this policy: every time that their age has
-# doubled. It goes by tokens alone; swap_only, as what else is cheaper is a matter of the clock.
+# doubled. It goes by tokens alone.
 YIELDING = """
 [policy.fastserve]
 refresh_interval_tokens = 2
 quantum_ms = 6.0
+most_yields = 1000
 [step_time]
 decode_base_ms = 6.0
 prefill_base_ms = 6.0
 prefill_token_ms = 0.0
 [preemption]
 enabled = true
-max_yields = 1000
 """
 YIELDING_FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
 _ONE_SLOT = """
@@ -96,7 +96,7 @@ def yielding(model: Path, folder: Path) -> SageServer:
         warmed_store(folder / "store"),
         flags=[*YIELDING_FLAGS, "--sage-trace", str(folder / "trace.jsonl")],
         env=CHECKED | saboteur.install(folder),
-        settings=f"{PATIENT}{YIELDING}swap_only = true\n",
+        settings=f"{PATIENT}{YIELDING}",
         policy="fastserve",
     )
 

@@ -39,7 +39,7 @@ def paged(
         warmed_store(folder / "store"),
         flags=[*YIELDING_FLAGS, "--page-size", "16", "--disable-overlap-schedule"],
         env=CHECKED,
-        settings=YIELDING + "swap_only = false\nhost_pool_gib = 0.0002\n",
+        settings=YIELDING + "host_pool_gib = 0.0002\n",
         policy="fastserve",
     ) as server:
         yield server

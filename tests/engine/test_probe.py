@@ -23,8 +23,6 @@ from tests.predictor_store.probes import probe
 SETTINGS = """
 [policy.trail]
 limit = 1000.0
-[preemption]
-max_yields = 1000
 [step_time]
 decode_base_ms = 6.0
 [probe]

@@ -31,12 +31,9 @@ SETTINGS = """
 [predictor]
 deadline_ms = 600000.0
 [policy.sage]
-cost = "output"
-aging_pools = 1000.0
 regret = inf
 [preemption]
 enabled = true
-swap_only = true
 """
 FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "4", "--tp-size", "2"]
 

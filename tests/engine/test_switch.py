@@ -31,11 +31,11 @@ SWITCHES: tuple[dict[str, Any], ...] = (
     {"schedule_policy": "lpm"},
     {"schedule_policy": "fastserve", "preemption": {"enabled": True}},
     {"schedule_policy": "fcfs"},
-    {"schedule_policy": "proserve", "preemption": {"max_yields": 3}},
+    {"schedule_policy": "proserve", "preemption": {"host_pool_gib": 0.5}},
     {
         "schedule_policy": "fastserve",
         "policy": {"fastserve": {"quantum_ms": 3.0}},
-        "preemption": {"max_yields": 1000},
+        "preemption": {"enabled": True},
     },
     {"schedule_policy": "trail-prompt"},
 )
@@ -139,8 +139,8 @@ def test_whoever_has_no_key_or_asks_for_what_cannot_be_changes_nothing(server: S
         (b"{", "no JSON object"),
         (b"[" * 60_000, "no JSON object"),
         (b'{"a": "' + b"x" * 70_000 + b'"}', "more than 65536 bytes"),
-        (b'{"preemption": {"max_yields": 0}}', "preemption.max_yields is 0"),
-        (b'{"schedule_policy": "srpt-oracle"}', "one that needs no true lengths of answers"),
+        (b'{"preemption": {"host_pool_gib": -1}}', "preemption.host_pool_gib is -1"),
+        (b'{"schedule_policy": "srpt-oracle"}', "schedule_policy is 'srpt-oracle', allowed: "),
     ):
         answer = requests.post(path, data=body, headers=key, timeout=60)
         assert (answer.status_code, why in answer.json()["error"]) == (400, True), answer.text

@@ -12,7 +12,7 @@ from patches.compat import SUPPORTED_RELEASES
 from patches.ops import serve_command
 from predictor_store.store.store import Store, refuse_in_use
 from sage_sched.config import StoreConfig
-from sage_sched.policy import served_policy_names
+from sage_sched.registry import policy_names
 from tests.nursery import Nursery
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def test_the_help_of_serve_ends_with_what_is_ours(
     ours = "".join(shown.stdout.rpartition("\nsage-sched:\n")[2].split())
     for what in ("--sage-configFILE", "--sage-traceFILE", "--sage-shadowFILE"):
         assert what in ours
-    assert ",".join(served_policy_names()) in ours
+    assert ",".join(policy_names()) in ours
     assert "srpt-oracle" not in ours
 
 
@@ -106,7 +106,6 @@ args.check_server_args()
 
 
 REFUSED = [
-    (["--schedule-policy", "srpt-oracle"], {}, "true lengths"),
     (
         ["--tokenizer-worker-num", "2"],
         {"SGLANG_HTTP_SERVER_APP_PATH": "somebody:app"},

@@ -9,7 +9,7 @@ import numpy as np
 
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.recording import ANSWERS, ROWS, about_recording, row_type
-from sage_sched.probe.posterior import Reading
+from sage_sched.probe import Reading
 
 EDGES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 1 << 20])
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sage_sched.steps.time import StepTime, attended_pairs
+from sage_sched.steps import StepTime, attended_pairs
 
-# What a step had to do, see sage_sched.steps.fit.COLUMNS, and how long it took.
+# What a step had to do, see sage_sched.step_learner.COLUMNS, and how long it took.
 Step = tuple[list[float], float]
 
 _POOL_TOKENS, _MAX_RUNNING = 72_000, 64

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from sage_sched.config import PreemptionConfig, StepTimeConfig
-from sage_sched.cost import COSTS
+from bench.policies.variants import output_cost, overall_cost, resource_bound_cost
+from sage_sched.config import StepTimeConfig
+from sage_sched.cost import seconds_on
 from sage_sched.distribution import SOURCES, LengthDistribution
 from sage_sched.job import Job
-from sage_sched.steps.time import ServerFacts
+from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
 MAX_LENGTH = 5000
@@ -25,7 +26,6 @@ SERVER = ServerFacts(
 # Nobody waits or runs, and there is room for all.
 IDLE = SchedulerView(
     now_s=0.0,
-    pace=1.0,
     served_tokens=0,
     num_arrivals=0,
     num_arrivals_planned=-1,
@@ -43,7 +43,8 @@ IDLE = SchedulerView(
     pass_tokens=512,
     step_tokens=0,
     server=SERVER,
-    preemption=PreemptionConfig(),
+    can_swap=True,
+    may_leave=True,
     cached_tokens=lambda position: 0,
     common_tokens=lambda position, other: 0,
     holding=lambda job: None,
@@ -63,4 +64,6 @@ def distributions(draw: st.DrawFn, max_size: int = 40) -> LengthDistribution:
     return LengthDistribution.from_samples(lengths, draw(st.sampled_from(SOURCES)), weights)
 
 
-costs = st.sampled_from(COSTS)
+costs = st.sampled_from(
+    [cost_on(SERVER) for cost_on in (seconds_on, output_cost, overall_cost, resource_bound_cost)]
+)

@@ -36,7 +36,7 @@ def test_it_is_larger_where_a_departure_is_dearer() -> None:
     assert recomputed > dear
     # With no room in host memory, and where nobody's KV can be moved, it is computed again.
     assert steps(replace(view, host_free_tokens=999)) == recomputed
-    assert steps(replace(view, preemption=None)) == recomputed
+    assert steps(replace(view, can_swap=False, may_leave=False)) == recomputed
 
 
 @given(st.integers(0, 300), st.integers(1, 9000), st.floats(0, 1), st.integers(0, 10_000))

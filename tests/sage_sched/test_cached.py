@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.cost import cost_named
+from sage_sched.cost import seconds_on
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.policy import policy_named
-from sage_sched.steps.time import attended_pairs
+from sage_sched.registry import policy_named
+from sage_sched.steps import attended_pairs
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import SERVER, waiting
 from tests.sage_sched.test_decide import decided, job
@@ -71,7 +71,7 @@ def test_swapped_ones_and_streaming_sessions_are_not_asked_about() -> None:
 
 
 def test_the_measured_cost_is_that_of_what_is_computed() -> None:
-    cost, step = cost_named("measured", SERVER), SERVER.step_time
+    cost, step = seconds_on(SERVER), SERVER.step_time
     saved_s = (
         900 * step.prefill_token_s
         + (attended_pairs(0, 1000) - attended_pairs(900, 100)) * step.prefill_pair_s

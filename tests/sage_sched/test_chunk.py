@@ -34,7 +34,7 @@ def test_those_that_go_first_share_the_next_chunk() -> None:
 
 def test_without_preemption_they_do_too() -> None:
     short, behind = job(2, 20), job(3, 4000)
-    plan = decided(beside(waiting(behind, short), preemption=None))
+    plan = decided(beside(waiting(behind, short), can_swap=False, may_leave=False))
     assert (plan.order, plan.actions, plan.num_open) == ([1, 0], (), 2)
     assert plan.budget.chunk_tokens == 512 - 20
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from bench.policies.ltr import LtrParameters
 from sage_sched.config import _SECTIONS, PreemptionConfig, SageConfig, StepTimeConfig
 from sage_sched.fields import ConfigError
-from sage_sched.policies.ltr import LtrParameters
 from sage_sched.policies.sage import SageParameters
 from sage_sched.registry import POLICIES
-from sage_sched.slo.classes import SloClass, SloConfig
+from sage_sched.slo import SloClass, SloConfig
 from sage_sched.switch import Settings
 
 
@@ -22,16 +22,16 @@ def test_every_field_has_a_default() -> None:
 
 
 def test_sections_override_field_by_field() -> None:
-    config = SageConfig.parse({"policy": {"sage": {"aging_pools": 3}}, "store": {"capacity": 5}})
-    assert config.policy == {"sage": SageParameters(aging_pools=3.0)}
+    config = SageConfig.parse({"policy": {"sage": {"regret": 3}}, "store": {"capacity": 5}})
+    assert config.policy == {"sage": SageParameters(regret=3.0)}
     assert config.store.capacity == 5
     assert config.store.on_disk == SageConfig().store.on_disk
 
 
 def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
-    policy = {"sage": SageParameters(refresh=0.5), "ltr": LtrParameters(7.0)}
+    policy = {"sage": SageParameters(regret=0.5), "ltr": LtrParameters(7.0)}
     slo = SloConfig(trust="body", default="low", classes={"low": SloClass(tpot_slo_ms=50.0)})
-    config = SageConfig(policy=policy, preemption=PreemptionConfig(max_yields=7), slo=slo)
+    config = SageConfig(policy=policy, preemption=PreemptionConfig(host_pool_gib=7.0), slo=slo)
     assert SageConfig.parse(config.sections()) == config
 
 
@@ -39,28 +39,23 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
     ("sections", "names"),
     [
         ({"polcy": {}}, ["polcy", "policy"]),
-        ({"policy": {"sage": {"agingpools": 3}}}, ["agingpools", "aging_pools"]),
-        ({"policy": {"sage": {"aging_pools": "3"}}}, ["policy.sage.aging_pools", "'3'", "float"]),
-        ({"policy": {"sage": {"aging_pools": 0}}}, ["policy.sage.aging_pools", "0", "1e-06 to"]),
-        ({"policy": {"sage": {"aging_pools": float("nan")}}}, ["policy.sage.aging_pools", "nan"]),
+        ({"policy": {"sage": {"regrets": 3}}}, ["regrets", "regret, preempts"]),
+        ({"policy": {"sage": {"regret": "3"}}}, ["policy.sage.regret", "'3'", "float"]),
+        ({"policy": {"urgency": {"level_pools": 0}}}, ["urgency.level_pools", "0", "1e-06 to"]),
         ({"policy": {"sage": {"regret": -0.5}}}, ["policy.sage.regret", "-0.5", ", or inf"]),
         ({"policy": {"sage": {"regret": float("nan")}}}, ["policy.sage.regret", "nan"]),
         (
-            {"policy": {"trail-prompt": {"refresh_interval_tokens": True}}},
-            ["policy.trail-prompt.refresh", "True", "int"],
+            {"policy": {"fastserve": {"refresh_interval_tokens": True}}},
+            ["policy.fastserve.refresh", "True", "int"],
         ),
-        (
-            {"policy": {"sage": {"cost": "tokens"}}},
-            ["policy.sage.cost", "tokens", "output"],
-        ),
-        ({"policy": {"aging_pools": 2.0}}, ["policy.aging_pools", "unknown policy", "sage"]),
+        ({"policy": {"regret": 2.0}}, ["policy.regret", "unknown policy", "sage"]),
         ({"policy": {"sage": 2.0}}, ["policy.sage", "2.0"]),
         (
-            {"policy": {"sage-mean": {"refresh": 1.0}}},
-            ["policy.sage-mean", "variant", "policy.sage"],
+            {"policy": {"sage-order": {"regret": 1.0}}},
+            ["policy.sage-order", "variant", "policy.sage"],
         ),
         ({"policy": {"ssjf": {"x": 1.0}}}, ["policy.ssjf", "x", "none"]),
-        ({"preemption": {"max_yields": 0}}, ["preemption.max_yields", "0", "1 to"]),
+        ({"preemption": {"host_pool_gib": -1}}, ["preemption.host_pool_gib", "-1", "0 to"]),
         ({"admission": {"quantile": 0.5}}, ["section", "admission", "preemption"]),
         ({"hints": {"trust": "all"}}, ["hints.trust", "all", "body"]),
         ({"slo": {"trust": "all"}}, ["slo.trust", "all", "none, header, body"]),

@@ -8,14 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sage_sched.config import PreemptionConfig
 from sage_sched.decide import decide
-from sage_sched.distribution import LengthDistribution
+from sage_sched.distribution import LengthDistribution, Refined
 from sage_sched.job import Hints, Job
 from sage_sched.plan import Budget, Enter, Plan, Resume, Way, Yield
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.probe.refined import Refined
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import SERVER, waiting
 
@@ -78,35 +76,30 @@ def test_a_full_batch_is_left_alone_until_there_is_news() -> None:
     assert decided(planned) == Plan(order=None)
     running.grow(ByInput.refresh_interval_tokens)
     assert decided(planned).actions
-    assert decided(replace(view, preemption=None)) == Plan(order=None)
+    assert decided(replace(view, can_swap=False, may_leave=False)) == Plan(order=None)
 
 
-def test_the_way_out_is_the_cheaper_one_unless_kv_has_to_stay_whole() -> None:
+def test_the_kv_of_one_that_yields_goes_to_host_memory_or_it_stays() -> None:
     running, newcomer = job(0, 500, 50), job(1, 20)
     view = full(waiting(newcomer), running)
 
-    def way(
-        token_s: float, stays_whole: bool, host_free_tokens: int = 10_000, swap_only: bool = False
-    ) -> Way | None:
+    def way(token_s: float, stays_whole: bool, host_free_tokens: int = 10_000) -> Way | None:
         plan = decided(
             replace(
                 view,
                 server=replace(SERVER, swap_token_s=token_s),
                 host_free_tokens=host_free_tokens,
-                preemption=PreemptionConfig(swap_only=swap_only),
                 holding=lambda job: Holding(500, 400, 500, stays_whole),
             )
         )
         assert plan.num_without_host_room == (0 if plan.actions else 1)
         return next((each.way for each in plan.actions if isinstance(each, Yield)), None)
 
-    assert way(1e-6, stays_whole=False) is Way.SWAP
-    assert way(1.0, stays_whole=False) is Way.LEAVE
-    assert way(1.0, stays_whole=False, swap_only=True) is Way.SWAP
-    assert way(1.0, stays_whole=True) is Way.SWAP
-    assert way(1e-6, stays_whole=False, host_free_tokens=499) is Way.LEAVE
-    assert way(1e-6, stays_whole=True, host_free_tokens=499) is None
-    assert way(1e-6, stays_whole=False, host_free_tokens=499, swap_only=True) is None
+    # To compute it again may be cheaper, but rounds differently.
+    for token_s in (1e-6, 1.0):
+        for stays_whole in (False, True):
+            assert way(token_s, stays_whole) is Way.SWAP
+            assert way(token_s, stays_whole, host_free_tokens=499) is None
 
 
 def test_victims_share_what_host_memory_has_room_for() -> None:
@@ -137,12 +130,11 @@ def test_a_swapped_job_comes_back_if_nobody_runs_without_headroom() -> None:
 def test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back() -> None:
     running, newcomer, swapped = job(0, 500, 50), job(1, 20), job(2, 20, 1000)
     view = waiting(newcomer)
-    off = replace(view.preemption or PreemptionConfig(), enabled=False)
-    assert decided(replace(full(view, running), preemption=off)).actions == ()
+    assert decided(replace(full(view, running), may_leave=False)).actions == ()
     # One that the new policy cannot rank too, which others stay behind.
     for is_ranked in (True, False):
         swapped.is_ranked = is_ranked
-        in_host_memory = replace(waiting(swapped), swapped={swapped}, preemption=off)
+        in_host_memory = replace(waiting(swapped), swapped={swapped}, may_leave=False)
         plan = decided(replace(in_host_memory, running=[job(3)]))
         assert plan.actions == (Resume(swapped, "there is room for it"),)
 
@@ -215,7 +207,7 @@ def test_what_was_seen_of_an_answer_changes_the_order_of_those_that_wait() -> No
 
 
 def test_without_preemption_all_in_the_queue_may_enter_as_far_as_memory_goes() -> None:
-    view = replace(waiting(job(0), job(1)), preemption=None)
+    view = replace(waiting(job(0), job(1)), can_swap=False, may_leave=False)
     plan = decided(view)
     assert (plan.order, plan.num_open, plan.actions) == ([0, 1], 2, ())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sage_sched.config import PreemptionConfig
 from sage_sched.decide import decide
 from sage_sched.job import Job
 from sage_sched.plan import Plan, Way, Yield
@@ -114,8 +113,8 @@ def test_what_host_memory_has_no_room_for_is_computed_again() -> None:
 
 def test_nobody_yields_if_nobody_may() -> None:
     view = short(job(0, 50), job(1, 300))
-    assert decided(replace(view, preemption=None)).actions == ()
-    assert decided(replace(view, preemption=PreemptionConfig(enabled=False))).actions == ()
+    assert decided(replace(view, can_swap=False, may_leave=False)).actions == ()
+    assert decided(replace(view, may_leave=False)).actions == ()
 
 
 def test_it_is_asked_in_a_full_batch_in_which_nothing_else_has_happened() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.order import retention_order, serving_order
-from sage_sched.policies.sage import Sage, SageParameters
+from sage_sched.policies.sage import AGING_POOLS, Sage, SageParameters
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 
 
@@ -92,7 +92,7 @@ def test_equal_jobs_go_in_order_of_arrival() -> None:
 
 
 def test_aging_bounds_how_long_a_long_job_is_overtaken() -> None:
-    policy = sage(aging_pools=2.0)
+    policy = sage()
     long_job = job_of([4000], 0)
     assert policy.on_arrival(long_job)
 
@@ -104,7 +104,7 @@ def test_aging_bounds_how_long_a_long_job_is_overtaken() -> None:
     short_job = job_of([10], 1)
     assert policy.on_arrival(short_job)
     ratio = math.exp(policy.key(long_job, IDLE) - policy.key(short_job, IDLE))
-    bound_tokens = 2 * SERVER.kv_pool_tokens * math.log(ratio)
+    bound_tokens = AGING_POOLS * SERVER.kv_pool_tokens * math.log(ratio)
     assert overtakes(0)
     assert overtakes(int(bound_tokens) - 10)
     assert not overtakes(int(bound_tokens) + 10)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.cost import cost_named
-from sage_sched.distribution import LengthDistribution
-from sage_sched.index.mean_cost import MeanCost
+from bench.policies.srpt_oracle import SrptOracle, SrptOracleParameters
+from sage_sched.cost import seconds_on
+from sage_sched.distribution import LengthDistribution, Refined
 from sage_sched.job import Job
 from sage_sched.order import serving_order
-from sage_sched.policy import Policy, policy_named, policy_names, policy_type, section_of
-from sage_sched.probe.refined import Refined
+from sage_sched.policy import Policy
+from sage_sched.registry import policy_named, policy_names, policy_type, section_of
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 
 POOL = SERVER.kv_pool_tokens
@@ -59,7 +59,7 @@ def ranking(name: str, *jobs: Job, **parameters: float) -> Policy:
 
 
 NEEDS_NONE = {"fastserve", "fcfs-fill", "uniboost"}
-NEEDS_LENGTHS = sorted(set(policy_names()) - NEEDS_NONE - {"srpt-oracle"})
+NEEDS_LENGTHS = sorted(set(policy_names()) - NEEDS_NONE)
 
 
 @pytest.mark.parametrize("name", NEEDS_LENGTHS)
@@ -93,7 +93,7 @@ def test_equals_go_in_order_of_arrival(name: str) -> None:
     assert order(name, jobs) == [1, 2, 0]
 
 
-@pytest.mark.parametrize("name", sorted(set(policy_names()) - {"srpt-oracle"}))
+@pytest.mark.parametrize("name", policy_names())
 @given(lengths=distributions(max_size=6), age=st.integers(0, 6000), served=st.integers(0, 10**6))
 def test_every_key_is_a_number(
     name: str, lengths: LengthDistribution, age: int, served: int
@@ -120,27 +120,6 @@ def test_without_refresh_a_lost_gamble_keeps_its_place() -> None:
     lost, middling = job(*[10] * 9, 4000, age=400), job(200, arrival=1)
     assert order("sage", [lost, middling]) == [1, 0]
     assert order("sage-norefresh", [lost, middling]) == [0, 1]
-
-
-@given(
-    lengths=distributions(max_size=6),
-    ages=st.lists(st.integers(1, 6000), min_size=1, max_size=5),
-    refresh=st.floats(0, 1),
-)
-def test_an_index_counts_in_full_where_it_improves_and_in_part_where_it_worsens(
-    lengths: LengthDistribution, ages: list[int], refresh: float
-) -> None:
-    one, paper = job(1), job(1)
-    one.distribution = paper.distribution = lengths
-    ours = ranking("sage", one, refresh=refresh)
-    full = ranking("sage", paper, refresh=1.0)
-    at_arrival = full.key(paper, IDLE)
-    assert ours.key(one, IDLE) == at_arrival
-    for age in ages:
-        one.generated_tokens = paper.generated_tokens = age
-        change = full.key(paper, IDLE) - at_arrival
-        expected = at_arrival + change * (refresh if change > 0 else 1.0)
-        assert ours.key(one, IDLE) == pytest.approx(expected)
 
 
 def test_a_policy_that_orders_alone_never_yields() -> None:
@@ -212,7 +191,7 @@ def test_the_measured_cost_is_in_seconds_of_the_server() -> None:
         + 10 * step.decode_base_s / 32
         + 10_050 * (step.decode_base_s / 10_000 + step.decode_kv_token_s)
     )
-    assert cost_named("measured", SERVER)(1000, 10) == pytest.approx(expected)
+    assert seconds_on(SERVER)(1000, 10) == pytest.approx(expected)
 
 
 def test_trail_prompt_yields_while_young_and_to_a_shorter_one_only() -> None:
@@ -267,10 +246,13 @@ def test_uniboost_boosts_short_prompts_by_a_bounded_time() -> None:
 
 
 def test_the_oracle_takes_true_lengths_only() -> None:
+    oracle = SrptOracle(SrptOracleParameters(), SERVER)
     with pytest.raises(ValueError, match="true lengths"):
-        ranking("srpt-oracle", job(5))
+        oracle.on_arrival(job(5))
     nearly_done, short = true_job(1000, age=995), true_job(60, arrival=1)
-    assert order("srpt-oracle", [nearly_done, short]) == [0, 1]
+    assert oracle.on_arrival(nearly_done)
+    assert oracle.on_arrival(short)
+    assert serving_order(oracle, waiting(nearly_done, short)) == [0, 1]
 
 
 @pytest.mark.parametrize("age", [0, 200, 1800])
@@ -318,15 +300,3 @@ def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
     assert policy.should_preempt(running, shorter, 0.0, IDLE)
     running.generated_tokens = 200
     assert not policy.should_preempt(running, shorter, 0.0, IDLE)
-
-
-@given(distributions(), st.sampled_from([0, 100, 700, 2000]))
-def test_the_mean_cost_is_the_mean_over_longer_answers(
-    lengths: LengthDistribution, age: int
-) -> None:
-    cost = cost_named("output", SERVER)
-    mean = MeanCost(lengths, cost, input_tokens=9, max_tokens=9000, interval_tokens=100)
-    tailed = lengths.with_tail(9000)
-    left = tailed.surviving(age)
-    if left is not None:
-        assert mean.index(age) == pytest.approx(left.mean() - age)

@@ -11,7 +11,7 @@ import pytest
 
 from bench.engines.server import plugins
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.policy import policy_named, policy_names, policy_type, section_of
+from sage_sched.registry import RIVALS, policy_named, policy_names, policy_type, section_of
 from tests.sage_sched.strategies import SERVER
 
 _THEIRS = """
@@ -23,15 +23,15 @@ class Mine(Sage):
 """
 _LOOKED_UP = """
 from sage_sched.config import SageConfig
-from sage_sched.policy import policy_named, policy_names, policy_type
+from sage_sched.registry import policy_named, policy_names, policy_type
 from tests.sage_sched.strategies import SERVER
 
-config = SageConfig.parse({"policy": {"sage": {"refresh": 0.9}, "mine": {"refresh": 0.1}}})
+config = SageConfig.parse({"policy": {"sage": {"regret": 0.9}, "mine": {"regret": 0.1}}})
 assert SageConfig.parse(config.sections()) == config
-print(policy_named("sage", config.policy, SERVER).parameters.refresh)
-print(policy_named("mine", config.policy, SERVER).parameters.refresh)
-print("fcfs" in policy_names(), "ltr" in policy_names())
-for name in ("ltr", "gone"):
+print(policy_named("sage", config.policy, SERVER).parameters.regret)
+print(policy_named("mine", config.policy, SERVER).parameters.regret)
+print("fcfs" in policy_names(), "urgency" in policy_names())
+for name in ("urgency", "gone"):
     try:
         policy_type(name)
     except ValueError as error:
@@ -40,10 +40,27 @@ for name in ("ltr", "gone"):
 
 
 def test_a_variant_has_what_it_fixes_and_the_rest_of_its_section() -> None:
-    assert policy_type("sage-mean") is Sage
-    assert section_of("sage-mean") == section_of("sage") == "sage"
-    policy = policy_named("sage-mean", {"sage": SageParameters(aging_pools=9.0)}, SERVER)
-    assert policy.parameters == SageParameters(aging_pools=9.0, index="mean")
+    assert policy_type("sage-order") is Sage
+    assert section_of("sage-order") == section_of("sage") == "sage"
+    policy = policy_named("sage-order", {"sage": SageParameters(regret=9.0)}, SERVER)
+    assert policy.parameters == SageParameters(regret=9.0, preempts=False)
+
+
+def test_policies_of_comparisons_are_found_by_name_and_loaded_when_they_are_named() -> None:
+    from bench.policies import POLICIES
+
+    assert set(RIVALS) == set(POLICIES)
+    for name in RIVALS:
+        assert policy_type(name) is POLICIES[name]
+        assert section_of(name) == name
+    code = """
+import sys
+from sage_sched.registry import policy_names, policy_type
+assert "fastserve" in policy_names() and "bench.policies" not in sys.modules
+policy_type("fastserve")
+assert "bench.policies" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -58,7 +75,7 @@ def test_packages_have_sections_of_their_own_and_a_bad_one_harms_nobody_else(
     environment: dict[str, str] = {}
     for name, source in (
         ("mine", "theirs:Mine"),
-        ("ltr", "theirs:Mine"),
+        ("urgency", "theirs:Mine"),
         ("fcfs", "theirs:Mine"),
         ("gone", "nowhere:Mine"),
     ):
@@ -70,5 +87,5 @@ def test_packages_have_sections_of_their_own_and_a_bad_one_harms_nobody_else(
     )
     sage, mine, names, clash, gone = done.stdout.splitlines()
     assert (sage, mine, names) == ("0.9", "0.1", "False True"), done.stderr
-    assert clash == "there are two policies 'ltr': Ltr and theirs:Mine"
+    assert clash == "there are two policies 'urgency': Urgency and theirs:Mine"
     assert gone.startswith("nowhere:Mine cannot be loaded")

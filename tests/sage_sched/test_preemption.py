@@ -64,7 +64,7 @@ def plan(
         free_tokens=free_tokens,
         policy=POLICY,
         view=IDLE,
-        max_yields=2,
+        most_yields=2,
         departure=departure,
     )
     return [(turn.newcomer, tuple(victim.job for victim in turn.victims)) for turn in turns]

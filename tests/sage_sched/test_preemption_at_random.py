@@ -105,7 +105,7 @@ class Rank:
             free_tokens=free_tokens,
             policy=POLICY,
             view=IDLE,
-            max_yields=MAX_YIELDS,
+            most_yields=MAX_YIELDS,
             departure=lambda job: Departure(Way.SWAP, 0.0, freed[job]),
         )
         assert [turn.newcomer for turn in turns] == queue[: len(turns)]

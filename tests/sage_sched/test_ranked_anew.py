@@ -14,7 +14,8 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.policies.sage import Sage
-from sage_sched.policy import Policy, policy_named, policy_names
+from sage_sched.policy import Policy
+from sage_sched.registry import policy_named, policy_names
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import waiting
 
@@ -28,10 +29,7 @@ def jobs(policy: Policy) -> list[Job]:
     found = []
     for arrival in range(90):
         lengths = (rng.lognormal(4.5, 1.0) * rng.lognormal(0, 0.7, 32) + 1).astype(int)
-        if policy.is_clairvoyant:
-            known = LengthDistribution(np.array([lengths[0]]), np.ones(1), 1.0, "truth")
-        else:
-            known = LengthDistribution.from_samples(lengths, "history")
+        known = LengthDistribution.from_samples(lengths, "history")
         input_tokens = int(rng.lognormal(6.0, 1.2)) + 1
         job = Job(arrival, input_tokens, 4096, known, 0, ranked_at=policy.revision)
         job.is_ranked = policy.on_arrival(job)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError
-from sage_sched.policy import policy_names
+from sage_sched.registry import policy_names
 from sage_sched.switch import STOCK_POLICIES, Settings
 
-START = Settings("sage", SageConfig.parse({"preemption": {"max_yields": 7}}))
+START = Settings("sage", SageConfig.parse({"preemption": {"host_pool_gib": 7.0}}))
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -27,15 +27,17 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
         {
             "schedule_policy": "ssjf",
             "policy": {"sage": {"regret": 4}},
-            "preemption": {"enabled": False, "max_yields": 7},
+            "preemption": {"enabled": False, "host_pool_gib": 7},
         }
     )
     assert changed.schedule_policy == "ssjf"
     assert changed.config.policy["sage"].regret == 4.0
-    assert changed.config.policy["sage"].aging_pools == 2.0
-    assert (changed.config.preemption.enabled, changed.config.preemption.max_yields) == (False, 7)
-    assert changed.config.preemption.max_yields == 7
-    again = changed.changed({"policy": {"sage": {"aging_pools": 1.0}}})
+    assert changed.config.policy["sage"].preempts
+    assert (changed.config.preemption.enabled, changed.config.preemption.host_pool_gib) == (
+        False,
+        7,
+    )
+    again = changed.changed({"policy": {"sage": {"preempts": False}}})
     assert again.config.policy["sage"].regret == 4.0
     assert START.changed({}) == START
 
@@ -46,7 +48,7 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
         ({"schedule_policy": "nobody"}, "schedule_policy is 'nobody', allowed: "),
         ({"schedule_policy": 1}, "schedule_policy is 1, allowed: "),
         ({"schedule_policy": "priority"}, "allowed: "),
-        ({"schedule_policy": "srpt-oracle"}, "no true lengths"),
+        ({"schedule_policy": "srpt-oracle"}, "schedule_policy is 'srpt-oracle', allowed: "),
         (
             {"policy": {"sage": {"regret": -1.0}}},
             "policy.sage.regret is -1.0, allowed: 0 to ",
@@ -56,7 +58,7 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
         ({"policy": {"sage-order": {"regret": 1.0}}}, "of which it is a variant"),
         ({"policy": 3}, "policy is 3"),
         ({"preemption": True}, "section preemption is True"),
-        ({"preemption": {"max_yields": 0}}, "preemption.max_yields is 0, allowed: 1 to "),
+        ({"preemption": {"host_pool_gib": -1}}, "preemption.host_pool_gib is -1.0, allowed: 0 to "),
         ({"speed": 9}, "unknown section 'speed'"),
         ({"step_time": {"decode_base_ms": 1.0}}, "step_time cannot change while the server runs"),
         ({"probe": {"file": "x"}}, "probe cannot change while the server runs: it was put into"),
@@ -91,9 +93,7 @@ def test_of_each_section_it_is_said_why_it_cannot_change_if_it_cannot() -> None:
             settings.changed({section: {}})
 
 
-@pytest.mark.parametrize(
-    "policy", [*sorted({*policy_names()} - {"srpt-oracle"}), *sorted(STOCK_POLICIES)]
-)
+@pytest.mark.parametrize("policy", [*policy_names(), *sorted(STOCK_POLICIES)])
 def test_what_is_shown_can_be_given_back(policy: str) -> None:
     settings = START.changed({"schedule_policy": policy, "policy": {"sage": {"regret": "inf"}}})
     shown = json.loads(json.dumps(settings.shown(), allow_nan=False))

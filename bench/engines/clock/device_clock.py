@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.engines.server import plugins
 from predictor_store.service import link
-from sage_sched.steps.time import StepTime
+from sage_sched.steps import StepTime
 
 _MODEL_FILE = "BENCH_DEVICE_CLOCK"
 # See bench.engines.clock.recall, which takes long to import.

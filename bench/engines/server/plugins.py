@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sage_sched.policy import ENTRY_POINT_GROUP
+from sage_sched.registry import ENTRY_POINT_GROUP
 
 
 def install(folder: Path, module: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from predictor_store.data.warm import Observation, warm_store
 from predictor_store.predict.embedder import fingerprint
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
-from sage_sched.policy import policy_names
+from sage_sched.registry import policy_names
 
 # A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
 # a CPU.

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+from bench.cluster.routers import TotalRequests
 from bench.engines.simulator.node import gap_percentile_s
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
@@ -16,9 +17,7 @@ from bench.engines.simulator.result import Result, result_of
 from bench.engines.simulator.run import check_requests, make_node
 from bench.engines.simulator.state import Options
 from sage_sched.config import SageConfig
-from sage_sched.routing.ledger import Ledger, Newcomer
-from sage_sched.routing.prefix_index import BLOCK_TOKENS
-from sage_sched.routing.router import Router, TotalRequests
+from sage_sched.routing import BLOCK_TOKENS, Ledger, Newcomer, Router
 
 # How often a router hears of its nodes: of what it has sent itself it knows at once. SGLang's own
 # schedulers tell theirs every 15 decode steps, and routers poll servers every second or less often.

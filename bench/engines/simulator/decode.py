@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from bench.engines.simulator.request import Progress
-from sage_sched.steps.time import StepTime
+from sage_sched.steps import StepTime
 
 _EVER = 1 << 60
 

@@ -18,18 +18,17 @@ from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
 from bench.engines.simulator.stock import StockPolicy
+from bench.policies.srpt_oracle import SrptOracle
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.policy import Policy
-from sage_sched.probe.refining import Refining, refiner_of
-from sage_sched.slo.tdg import Promise, num_on_time
-from sage_sched.steps.time import StepTime, attended_pairs
+from sage_sched.probe import Refining, refiner_of
+from sage_sched.slo import Promise, num_on_time
+from sage_sched.steps import attended_pairs
 
 _GAPS_PER_S = 10_000
-# Of a leap, no more steps count for the pace: it has long got there.
-_MOST_PACED = 64
 
 
 class Node:
@@ -104,7 +103,7 @@ class Node:
             return max(self.now_s, self._coming[0][0]) if self._coming else math.inf
         if self._coming or state.chunked or not len(state.decode):
             return self.now_s
-        if len(state.queue) and not (state.batch_is_full and state.preemption is None):
+        if len(state.queue) and not (state.batch_is_full and not state.can_swap):
             return self.now_s
         steps = min(
             state.decode.steps_that_fit(state.pool.room_pages), state.decode.steps_to_finish()
@@ -134,7 +133,7 @@ class Node:
                 arrival_s=request.arrival_s,
                 hints=request.hints,
             )
-            if isinstance(self._policy, Policy) and self._policy.is_clairvoyant:
+            if isinstance(self._policy, SrptOracle):
                 truth = np.array([request.output_tokens])
                 job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
             state.num_queued += 1
@@ -159,12 +158,7 @@ class Node:
         decode = state.decode
         mixes = engine.mixed_chunk and decode.pages_needed(1) <= state.pool.room_pages
         num_decodes, kv_tokens = (len(decode), decode.context_tokens) if mixes else (0, 0)
-
-        def seconds(step_time: StepTime) -> float:
-            return step_time.mixed_s(len(parts), num_tokens, pairs, num_decodes, kv_tokens)
-
-        step_s = seconds(engine.step_time)
-        state.pace.add(step_s, seconds(state.server.step_time))
+        step_s = engine.step_time.mixed_s(len(parts), num_tokens, pairs, num_decodes, kv_tokens)
         if num_decodes:
             self._leap(1, step_s)
         elif slices.is_cut(state, parts):
@@ -230,7 +224,7 @@ class Node:
         steps = min(fitting, decode.steps_to_finish())
         if state.chunked is not None or (len(state.queue) and not state.batch_is_full):
             steps = 1
-        elif len(state.queue) and state.preemption is not None:
+        elif len(state.queue) and state.can_swap:
             assert isinstance(self._policy, Policy)
             interval_tokens = self._policy.refresh_interval_tokens
             steps = min(steps, decode.steps_to_refresh(interval_tokens))
@@ -239,8 +233,6 @@ class Node:
         if self._refining is not None:
             steps = min(steps, *(self._steps_to_score(progress) for progress in decode))
         seconds = decode.seconds(step_time, steps)
-        for _ in range(min(steps, _MOST_PACED)):
-            state.pace.add(seconds, decode.seconds(state.server.step_time, steps))
         state.ratio.decay(steps - retracts)
         self._leap(steps, seconds)
 

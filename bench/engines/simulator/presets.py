@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sage_sched.config import StepTimeConfig
-from sage_sched.steps.time import ServerFacts, StepTime
+from sage_sched.steps import ServerFacts, StepTime
 
 # Of a GPU's memory, what weights and KV share; SGLang picks 0.85 to 0.9 (mem_fraction_static).
 MEMORY_SHARE = 0.88

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bench.engines.simulator.radix_tree import Span, TreeNode
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints, Job
-from sage_sched.slo.tdg import Promise
+from sage_sched.slo import Promise
 
 
 @dataclass(frozen=True, slots=True)

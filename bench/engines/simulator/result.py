@@ -16,8 +16,8 @@ from bench.engines.simulator.request import Progress, SimRequest
 from bench.run_metrics import run_metrics
 from sage_sched.job import Hints
 from sage_sched.plan import Way
-from sage_sched.slo.attainment import Attainment
-from sage_sched.steps.time import attended_pairs
+from sage_sched.slo import Attainment
+from sage_sched.steps import attended_pairs
 
 _BOTH = (True, False)
 _QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))

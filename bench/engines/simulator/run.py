@@ -14,9 +14,11 @@ from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import Result, result_of
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
+from bench.policies.srpt_oracle import ORACLE, SrptOracle, SrptOracleParameters
 from bench.rival import Rival
 from sage_sched.config import SageConfig
-from sage_sched.policy import Policy, policy_named
+from sage_sched.policy import Policy
+from sage_sched.registry import policy_named
 
 
 def simulate(
@@ -29,8 +31,8 @@ def simulate(
 ) -> Result:
     """Serve the requests (at least one, in order of arrival) on one engine.
 
-    policy: one that is not registered, or the name of one that is or of stock.STOCK, tuned as
-    bench.rival.Rival says. Of config only the section policy counts: the policy gets
+    policy: one that is not registered, or the name of one that is, of stock.STOCK, or ORACLE;
+    tuned as bench.rival.Rival says. Of config only the section policy counts: the policy gets
     the engine's own step time. on_served: called as each has its last token. Raises ValueError for
     an unknown policy and for requests that the engine cannot serve.
     """
@@ -80,7 +82,11 @@ def make_node(
     stock = STOCK.get(rival.policy)
     if stock is not None:
         return Node(tuned, stock(), config, options, on_finish)
-    named = policy_named(rival.policy, config.policy, tuned.server_facts())
+    facts = tuned.server_facts()
+    if rival.policy == ORACLE:
+        parameters = config.policy.get(ORACLE, SrptOracleParameters())
+        return Node(tuned, SrptOracle(parameters, facts), config, options, on_finish)
+    named = policy_named(rival.policy, config.policy, facts)
     return Node(tuned, named, config, options, on_finish)
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from bench.engines.simulator.batch import Part
 from bench.engines.simulator.prefill_adder import PrefillAdder
 from bench.engines.simulator.state import EngineState
-from sage_sched.best_effort.policy import Qllm
-from sage_sched.best_effort.slices import those_who_pass
+from sage_sched.best_effort import Qllm, those_who_pass
 from sage_sched.plan import UNLIMITED
 
 

@@ -12,13 +12,12 @@ from bench.engines.simulator.radix_tree import common_tokens
 from bench.engines.simulator.request import Progress
 from bench.engines.simulator.stock import Reserve, StockPolicy
 from sage_sched.admission import Headroom
-from sage_sched.config import PreemptionConfig, SageConfig
+from sage_sched.config import SageConfig
 from sage_sched.job import Job
 from sage_sched.plan import Way
 from sage_sched.policy import Policy
-from sage_sched.probe.posterior import Reading
-from sage_sched.steps.pace import Pace
-from sage_sched.steps.time import StepTime
+from sage_sched.probe import Reading
+from sage_sched.steps import StepTime
 from sage_sched.view import Holding, SchedulerView
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
@@ -34,7 +33,7 @@ class Options:
     """What the real engine has no flag for.
 
     preempt: whether running requests yield where the policy says so, and leave as memory runs out,
-        their KV swapped to host memory. max_yields: how often one request yields at most.
+        their KV swapped to host memory.
     prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
     pace: by how much steps take longer than policies are told at the start.
     check: whether the invariants are checked at every event.
@@ -42,7 +41,6 @@ class Options:
     """
 
     preempt: bool = True
-    max_yields: int = 4
     prediction_delay_s: float = 0.0
     pace: float = 1.0
     check: bool = False
@@ -75,7 +73,7 @@ class NewTokenRatio:
 class EngineState:
     """One engine. batch_is_full: SGLang's flag; no admission until a request leaves.
 
-    preemption: None if nobody leaves. num_arrivals_planned: see SchedulerView.
+    can_swap: whether anybody leaves. num_arrivals_planned: see SchedulerView.
     headroom_steps: of the last plan.
     queue: those that wait, as SGLang's waiting_queue.
     chunked: the one request that is in the middle of its prefill. parked: those of a prefill that
@@ -97,9 +95,8 @@ class EngineState:
         self.policy = policy
         facts = engine.server_facts()
         self.server = replace(facts, step_time=_times(facts.step_time, 1 / options.pace))
-        self.pace = Pace()
         leaves = options.preempt and isinstance(policy, Policy)
-        self.preemption = PreemptionConfig(max_yields=options.max_yields) if leaves else None
+        self.can_swap = leaves
         self.headroom_steps = 0
         self.num_arrivals_planned = -1
         self.pool = KvPool(engine.kv_pool_tokens, engine.page_size)
@@ -150,7 +147,6 @@ class EngineState:
             self.chunked.job.prefilled_tokens = self.chunked.prefilled_tokens
         return SchedulerView(
             now_s=self.now_s,
-            pace=self.pace.factor,
             served_tokens=self.served_tokens,
             num_arrivals=self.num_queued,
             num_arrivals_planned=self.num_arrivals_planned,
@@ -170,7 +166,8 @@ class EngineState:
             pass_tokens=min(self.engine.max_prefill_tokens, self.engine.chunked_prefill_size)
             - self.num_mixed,
             server=self.server,
-            preemption=self.preemption,
+            can_swap=self.can_swap,
+            may_leave=self.can_swap,
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
             common_tokens=self._common_tokens,
             holding=self._holding,

@@ -6,7 +6,7 @@ import pytest
 
 from bench.calibration.validation import Point, engine_of, misordered, summarize, table
 from bench.engines.simulator.presets import PRESETS
-from sage_sched.steps.time import StepTime
+from sage_sched.steps import StepTime
 
 
 def point(policy: str, seed: int, measured_s: float, simulated_s: float) -> Point:

@@ -10,8 +10,8 @@ import pytest
 
 from bench.cluster import command
 from bench.cluster.loads import load_named
+from bench.cluster.routers import ROUTERS
 from bench.workloads.prompts import WorkloadError
-from sage_sched.routing.routers import ROUTERS
 from tests.bench.recordings import azure_like
 
 

@@ -23,7 +23,7 @@ from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
-from sage_sched.best_effort.policy import Qllm
+from sage_sched.best_effort import Qllm
 from sage_sched.config import SageConfig
 from sage_sched.job import Hints
 

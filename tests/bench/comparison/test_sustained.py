@@ -17,7 +17,7 @@ from bench.workloads import synthetic
 from bench.workloads.arrivals import poisson_arrivals
 from bench.workloads.prompts import Workload, sample
 from sage_sched.config import SageConfig
-from sage_sched.policy import policy_names
+from sage_sched.registry import policy_names
 
 
 @pytest.fixture

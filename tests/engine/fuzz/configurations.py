@@ -20,14 +20,11 @@ _RESTLESS = """
 [policy.fastserve]
 refresh_interval_tokens = 4
 quantum_ms = 6.0
+most_yields = 1000
 [policy.sage]
-refresh_interval_tokens = 4
-aging_pools = 1000.0
 regret = 2.0
 [preemption]
 enabled = true
-max_yields = 1000
-swap_only = true
 [predictor]
 deadline_ms = 1000.0
 [step_time]
@@ -39,7 +36,7 @@ decode_base_ms = 3.86
 decode_request_ms = 0.289
 decode_kv_token_ms = 6.65e-4
 """
-_COMPUTED_AGAIN = _RESTLESS.replace("swap_only = true", "swap_only = false\nhost_pool_gib = 0.0003")
+_COMPUTED_AGAIN = _RESTLESS.replace("enabled = true", "enabled = true\nhost_pool_gib = 0.0003")
 _CLAIMED = _RESTLESS + claims.SETTINGS
 # Of the one that is fuzzed.
 _COUNTED = ("--enable-metrics",)

@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 
 from bench.engines.server import plugins
+from bench.policies.fastserve import FastServe
 from sage_sched.job import Job
 from sage_sched.plan import Budget
-from sage_sched.policies.fastserve import FastServe
 from sage_sched.view import SchedulerView
 
 # Of served work, a phase each.

@@ -195,7 +195,7 @@ class _Draw:
         if rng.random() < 0.3:
             settings["preemption"] = {"enabled": False}
         elif rng.random() < 0.2:
-            settings["preemption"] = {"max_yields": rng.choice((1, 3, 1000))}
+            settings["preemption"] = {"host_pool_gib": rng.choice((0.0001, 0.5))}
         return Disturbance(at_s, trouble, for_s, settings)
 
     def _family(self, family: str, agents: tuple[int, ...]) -> list[Talk]:

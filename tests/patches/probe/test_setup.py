@@ -21,7 +21,7 @@ from sage_sched.config import ProbeConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.probe.refining import NUM_ANSWERS_JUDGED
+from sage_sched.probe import NUM_ANSWERS_JUDGED
 from tests.predictor_store.probes import probe
 from tests.sage_sched.strategies import SERVER
 

@@ -9,8 +9,8 @@ import pytest
 from patches.messages import StepTimes
 from patches.scheduler.calibration import Calibration, StepTimeFile
 from sage_sched.config import StepTimeConfig, in_ms
-from sage_sched.steps.learner import INTERVAL_STEPS, MEMORY_STEPS
-from sage_sched.steps.time import ServerFacts, StepTime
+from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS
+from sage_sched.steps import ServerFacts, StepTime
 from tests.sage_sched.step_traffic import Step, steps
 
 SHIPPED = StepTimeConfig().step_time()
@@ -117,7 +117,7 @@ def test_learning_that_fails_costs_the_learning_alone(
     def fail(*args: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("sage_sched.steps.learner.fit", fail)
+    monkeypatch.setattr("sage_sched.step_learner.fit", fail)
     calibration = made()
     assert run(calibration, TRUTH, 1000) == []
     assert calibration.step_time == SHIPPED

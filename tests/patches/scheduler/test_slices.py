@@ -19,7 +19,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from patches.scheduler import slices
 from patches.scheduler.admission import correct
 from patches.scheduler.slices import Slices, _can_be_cut, _new_requests, why_not_cut
-from sage_sched.best_effort.policy import Qllm, QllmParameters
+from sage_sched.best_effort import Qllm, QllmParameters
 from tests.sage_sched.strategies import SERVER
 
 

@@ -192,12 +192,12 @@ def test_step_times_that_are_told_rank_all_anew(
 def test_a_tick_dates_those_that_came_with_it(state: SchedulerState) -> None:
     state.jobs._policy.uses_clock = True  # type: ignore[misc]
     (early,) = arrive(state, request([9]))
-    state.jobs.ticked(5.0, 1.0)
+    state.jobs.ticked(5.0)
     (late,) = arrive(state, request([9]))
-    state.jobs.ticked(7.5, 1.3)
+    state.jobs.ticked(7.5)
     assert (early.sage.job.arrival_s, late.sage.job.arrival_s) == (5.0, 7.5)
     view = state.view(state._scheduler.running_batch)
-    assert (view.now_s, view.pace) == (7.5, 1.3)
+    assert view.now_s == 7.5
 
 
 def test_what_the_radix_tree_has_of_a_prompt_costs_nothing(state: SchedulerState) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from patches.scheduler.calibration import StepMeter
-from sage_sched.steps.fit import COLUMNS
+from sage_sched.step_learner import COLUMNS
 
 
 def batch(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from patches.scheduler.calibration import StepTimeFile
-from sage_sched.steps.time import StepTime
+from sage_sched.steps import StepTime
 
 SERVER = {"model": "a model", "hardware": "a GPU"}
 LEARNED = StepTime(0.004, 0.002, 1.5e-4, 2e-8, 0.013, 3e-4, 1e-6)

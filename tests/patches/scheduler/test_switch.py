@@ -101,7 +101,7 @@ def test_a_refused_value_changes_nothing_and_says_why(scheduler: Any) -> None:
     before = json.loads(told(scheduler, None).settings)
     memo, policy = req.sage.job.memo, scheduler.sage.policy
     for changes, why in (
-        ({"schedule_policy": "ssjf", "preemption": {"max_yields": 0}}, "max_yields is 0"),
+        ({"schedule_policy": "ssjf", "preemption": {"host_pool_gib": -1}}, "host_pool_gib is -1"),
         ({"schedule_policy": "sage+"}, "none was loaded at the start (probe.file)"),
         ({"policy": {"sage": {"posterior": True}}}, "none was loaded at the start (probe.file)"),
         ({"schedule_policy": "shortest-prefill-first"}, "it needs prefix caching"),
@@ -206,13 +206,13 @@ HOSTILE_BODIES = {
     b'{"preemption":{"host_pool_gib":1' + b"0" * 400 + b"}}": "preemption.host_pool_gib is 1000",
     b'{"preemption":{"host_pool_gib":1' + b"0" * 5000 + b"}}": "no JSON object of settings",
     b'{"preemption":{"host_pool_gib":1e400}}': "preemption.host_pool_gib is inf",
-    b'{"preemption":{"max_yields":1' + b"0" * 30 + b"}}": "preemption.max_yields is 1000",
+    b'{"preemption":{"max_yields":4}}': "max_yields",
     b'{"policy":{"sage":{"regret":NaN}}}': "policy.sage.regret is nan",
     b'{"admission":{"quantile":0.5}}': "admission",
     b'{"policy":{"proserve":{"eta":1e308}}}': "policy.proserve.eta is 1e+308",
     b'{"policy":{"fastserve":{"quantum_ms":1e-320}}}': "policy.fastserve.quantum_ms is 1e-320",
-    b'{"policy":{"sage":{"index":"mean"}}}': "",
-    b'{"policy":{"sage":{"posterior":true,"index":"mean"}}}': "policy.sage.posterior is True",
+    b'{"policy":{"sage":{"preempts":false}}}': "",
+    b'{"policy":{"sage":{"index":"mean"}}}': "unknown field of section policy.sage 'index'",
 }
 
 

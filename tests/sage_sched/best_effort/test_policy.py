@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_sched.best_effort.policy import Qllm, QllmParameters
+from sage_sched.best_effort import Qllm, QllmParameters
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
 from sage_sched.fields import ConfigError
@@ -100,7 +100,9 @@ def test_beside_a_chunk_of_best_effort_the_sensitive_get_in_and_the_chunk_shrink
     chunked, sensitive = replace(job(0, 3), input_tokens=3000), job(1, 2)
     for each in (chunked, sensitive):
         assert policy.on_arrival(each)
-    view = replace(waiting(sensitive), chunked=chunked, page_size=16, preemption=None)
+    view = replace(
+        waiting(sensitive), chunked=chunked, page_size=16, can_swap=False, may_leave=False
+    )
     plan = decide(view, policy)
     assert plan.budget.prefill_tokens == 8 * 16
     assert plan.budget.chunk_tokens == 16
@@ -115,7 +117,7 @@ class Overtaking(UrgentEngine):
         policy = self.policy
         assert isinstance(policy, Qllm)
         for other in self.queue:
-            if other.is_ranked and job.is_ranked and policy.level(other) > 2:
+            if other.is_ranked and job.is_ranked and not policy.passes(other):
                 later = job.served_at_arrival_tokens - other.served_at_arrival_tokens
                 assert later <= PIECE_POOLS * POOL
                 self.num_compared += 1

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.best_effort.policy import Qllm, QllmParameters
-from sage_sched.best_effort.slices import layers_per_slice, those_who_pass
+from sage_sched.best_effort import Qllm, QllmParameters, layers_per_slice, those_who_pass
 from sage_sched.job import Job
 from tests.sage_sched.strategies import SERVER, waiting
 from tests.sage_sched.urgency.test_policy import POOL, job

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from bench.policies.variants import SageNoSessions
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
-from sage_sched.fairness.sessions import Sessions
+from sage_sched.fairness import Sessions
 from sage_sched.job import Hints, Job
 from sage_sched.policies.sage import Sage, SageParameters
 from tests.sage_sched.strategies import SERVER, waiting
@@ -33,8 +34,8 @@ def arrived(policy: Sage, *jobs: Job) -> None:
 
 
 def test_a_sessions_request_counts_as_come_when_it_began() -> None:
-    for sessions, expected in ((True, [4, 3]), (False, [3, 4])):
-        policy = Sage(SageParameters(sessions=sessions), SERVER)
+    for policy_type, expected in ((Sage, [4, 3]), (SageNoSessions, [3, 4])):
+        policy = policy_type(SageParameters(), SERVER)
         arrived(policy, came(0, 0, "old"), came(1, 50_000, "young"))
         young, old = came(3, 90_000, "young"), came(4, 91_000, "old")
         arrived(policy, young, old)

@@ -16,7 +16,7 @@ from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.fairness.tenants import Name, Service, Tenants
+from sage_sched.fairness import Name, Service, Tenants
 from sage_sched.job import Hints, Job
 from tests.sage_sched.strategies import IDLE, waiting
 

@@ -10,17 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sage_sched.distribution import LengthDistribution
-from sage_sched.job import Job
-from sage_sched.probe.posterior import Posterior, Reading, is_due
-from sage_sched.probe.refined import Refiner
-from sage_sched.probe.trail_filter import (
+from bench.policies.trail_filter import (
     TrailFilter,
     filtered,
     filtered_as_printed,
     mean_left_tokens,
     moved_down,
 )
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Job
+from sage_sched.probe import Posterior, Reading, Refiner, is_due
 
 EDGES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1 << 20])
 BANDS = np.array([0, 1, 16])

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.cluster.routers import ROUTERS, router_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError
 from sage_sched.job import Hints
-from sage_sched.routing.cluster_view import ClusterView
-from sage_sched.routing.gorouting import GoRouting, Thresholds
-from sage_sched.routing.ledger import Ledger, Newcomer
-from sage_sched.routing.prefix_index import BLOCK_TOKENS, PrefixIndex, block_keys
-from sage_sched.routing.routers import ROUTERS, router_named
+from sage_sched.routing import BLOCK_TOKENS, ClusterView, Ledger, Newcomer, block_keys
+from sage_sched.routing.prefix_index import PrefixIndex
+from sage_sched.routing.router import GoRouting, Thresholds
 from tests.sage_sched.strategies import SERVER
 
 KNOWN = LengthDistribution.from_samples([100], "history")

@@ -13,7 +13,7 @@ from sage_sched.job import (
     NO_HINTS,
     Hints,
 )
-from sage_sched.slo.attainment import Attainment, Tally
+from sage_sched.slo import Attainment, Tally
 
 HIGH = Hints(weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="high")
 LOW = Hints(weight=1.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="low")

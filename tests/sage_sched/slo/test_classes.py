@@ -8,7 +8,7 @@ import pytest
 
 from sage_sched.fields import ConfigError
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.slo.classes import SloClaims, SloClass, SloConfig
+from sage_sched.slo import SloClaims, SloClass, SloConfig
 
 CLASSES = {
     "interactive": SloClass(10, 2.0, 1000.0, 50.0, min_ttft_slo_ms=500.0, min_tpot_slo_ms=25.0),

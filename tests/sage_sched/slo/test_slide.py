@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.cost import cost_named
+from bench.policies.variants import DeadlineOnly, DensityOnly
+from sage_sched.cost import seconds_on
 from sage_sched.distribution import LengthDistribution
-from sage_sched.slo.slide import Queue, Slide
+from sage_sched.slo import Queue, Slide
 from sage_sched.slo.worth import Worth
-from sage_sched.steps.time import ServerFacts, StepTime
+from sage_sched.steps import ServerFacts, StepTime
 
 JOBS = st.lists(
     st.tuples(st.floats(1e-4, 2.0), st.floats(-5.0, 10.0), st.floats(0.01, 50.0)),
@@ -58,15 +59,15 @@ def test_the_order_is_that_of_algorithm_1(
     assert np.argsort(places).tolist() == order
 
 
-@pytest.mark.parametrize(("order", "first"), [("deadline", 1), ("density", 0), ("slide", 0)])
-def test_what_is_left_out_of_it(order: str, first: int) -> None:
+@pytest.mark.parametrize(("slide_type", "first"), [(DeadlineOnly, 1), (DensityOnly, 0), (Slide, 0)])
+def test_what_is_left_out_of_it(slide_type: type[Slide], first: int) -> None:
     queue = Queue(np.array([1.0, 1.0]), np.array([1.5, 1.0]), np.array([2.0, 1.0]))
-    slide = Slide(0.1, 0.0, 1.0, order)
+    slide = slide_type(0.1, 0.0, 1.0)
     assert slide.places(queue, slide.budget_s(queue)).tolist()[first] == 0
 
 
 SERVER = ServerFacts(70_000, 256, StepTime(0.0, 0.0, 1e-3, 0.0, 0.04, 0.0, 1e-6), 0.0)
-COST = cost_named("measured", SERVER)
+COST = seconds_on(SERVER)
 
 
 def by_hand(

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sage_sched.job import Hints
-from sage_sched.slo.tdg import Promise, gained, num_on_time
+from sage_sched.slo import Promise, num_on_time
+from sage_sched.slo.tdg import gained
 
 SECONDS = st.floats(0.001, 2.0)
 

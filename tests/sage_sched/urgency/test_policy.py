@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.policies.variants import UrgencyArrival
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
 from sage_sched.plan import Yield
-from sage_sched.urgency.policy import Urgency, UrgencyParameters
+from sage_sched.urgency import Urgency, UrgencyParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.fairness.test_promises import NUM_RUNS, Engine, stepped
 from tests.sage_sched.strategies import SERVER, waiting
@@ -37,12 +38,12 @@ def job(
 
 def anew(job: Job) -> Job:
     """The same for another policy."""
-    return replace(job, memo=None, place=None)
+    return replace(job, standing=None, place=None)
 
 
 def order(policy: Urgency, *jobs: Job, served_tokens: int = 0) -> list[Job]:
     for each in jobs:
-        if each.memo is None:
+        if each.standing is None:
             assert policy.on_arrival(each)
     view = waiting(*jobs, served_tokens=served_tokens)
     found = decide(view, policy).order
@@ -59,7 +60,7 @@ def test_of_those_that_come_together_the_more_urgent_go_first_and_of_a_level_the
     ]
     ordered = order(policy_of(), *jobs)
     assert [each.arrival for each in ordered] == [4, 3, 2, 1, 5, 0]
-    by_arrival = order(policy_of(by_length=False), *map(anew, jobs))
+    by_arrival = order(UrgencyArrival(UrgencyParameters(), SERVER), *map(anew, jobs))
     assert [each.arrival for each in by_arrival] == [4, 3, 1, 2, 5, 0]
 
 

@@ -15,10 +15,10 @@ import pytest
 from bench.engines.clock.device import Device, DeviceUse, device_note
 from bench.engines.clock.device_clock import STATE, DeviceClock, DeviceModel, install
 from bench.engines.simulator.presets import PRESETS
+from bench.policies.fastserve import FastServeParameters
 from sage_sched.config import SageConfig, StepTimeConfig
-from sage_sched.policies.fastserve import FastServeParameters
 from sage_sched.policies.sage import SageParameters
-from sage_sched.steps.time import StepTime
+from sage_sched.steps import StepTime
 
 # Prefill: 1 s, 0.1 a request, 0.01 a token, 0.001 a pair. Decode: 2 s, 0.2 a request, 0.001 a
 # token of KV.

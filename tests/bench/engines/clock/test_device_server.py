@@ -25,7 +25,7 @@ from bench.engines.simulator.result import alone_s
 from bench.workloads import synthetic
 from bench.workloads.prompts import WorkloadRequest
 from sage_sched.config import SageConfig, StepTimeConfig
-from sage_sched.steps.time import StepTime
+from sage_sched.steps import StepTime
 
 pytestmark = pytest.mark.server
 

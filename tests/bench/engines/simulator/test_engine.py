@@ -21,9 +21,9 @@ from bench.engines.simulator.stock import STOCK
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.plan import Enter, Plan, Way, Yield
-from sage_sched.policy import policy_names, policy_type
-from sage_sched.probe.posterior import Reading
-from sage_sched.steps.time import attended_pairs
+from sage_sched.probe import Reading
+from sage_sched.registry import policy_names
+from sage_sched.steps import attended_pairs
 from tests.bench.engines.simulator.traffic import (
     MANY_SLOTS,
     SMALL,
@@ -299,7 +299,6 @@ def snapshot(node: Node) -> object:
 
 
 def test_a_clairvoyant_policy_gets_the_truth_and_others_the_prediction() -> None:
-    assert policy_type("srpt-oracle").is_clairvoyant
     requests = [request(0.0, 10, 50)] * 12 + [request(0.0, 10, 300), request(0.0, 10, 5)]
     result = simulate(SMALL, "srpt-oracle", CONFIG, requests, CHECKED)
     assert result.ttft_s[13] < result.ttft_s[12]

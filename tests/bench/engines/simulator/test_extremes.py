@@ -21,8 +21,8 @@ from sage_sched.job import (
     MOST_WEIGHT,
     Hints,
 )
-from sage_sched.policy import policy_names, policy_type, section_of
-from sage_sched.steps.time import StepTime
+from sage_sched.registry import policy_names, policy_type, section_of
+from sage_sched.steps import StepTime
 from tests.bench.engines.simulator.traffic import SMALL, STEP_TIME, mixed
 
 POLICIES = sorted({section_of(name) for name in policy_names()})

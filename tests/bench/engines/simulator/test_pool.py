@@ -17,7 +17,7 @@ from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
 from sage_sched.config import SageConfig
 from sage_sched.job import Job
-from sage_sched.policy import policy_names
+from sage_sched.registry import policy_names
 from tests.bench.engines.simulator.traffic import SMALL, mixed, request
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from bench.engines.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
-from sage_sched.steps.time import StepTime
+from sage_sched.steps import StepTime
 
 # A prefill takes 0.1 s and 1 ms a token, a decode step 0.1 s.
 ENGINE = Engine(StepTime(0.1, 0.0, 0.001, 0.0, 0.1, 0.0, 0.0), 100_000, 8, slices=10)

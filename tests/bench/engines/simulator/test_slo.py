@@ -16,8 +16,8 @@ from bench.engines.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.slo.tdg import Promise
-from sage_sched.steps.time import StepTime, attended_pairs
+from sage_sched.slo import Promise
+from sage_sched.steps import StepTime, attended_pairs
 
 CONFIG = SageConfig()
 ENGINE = Engine(

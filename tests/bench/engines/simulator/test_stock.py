@@ -11,7 +11,7 @@ from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK, ShortestPrefillPolicy
 from sage_sched.config import SageConfig
-from sage_sched.policy import policy_names
+from sage_sched.registry import policy_names
 from tests.bench.engines.simulator.traffic import MANY_SLOTS, SMALL, burst, mixed, request
 
 CONFIG = SageConfig()

@@ -16,12 +16,15 @@ from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
+from bench.policies import trail_prompt
+from bench.policies.srpt_oracle import SrptOracleParameters
+from bench.policies.trail_prompt import TrailPromptParameters
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.index import Indices
 from sage_sched.policies.sage import SageParameters
-from sage_sched.policies.srpt_oracle import SrptOracleParameters
-from sage_sched.policies.trail_prompt import TrailPromptParameters
-from sage_sched.steps.time import StepTime
+from sage_sched.policy import Policy
+from sage_sched.steps import StepTime
 
 pytestmark = pytest.mark.slow
 
@@ -34,20 +37,30 @@ ONE_SLOT = Engine(
     kv_pool_tokens=1_000_000_000,  # so that the measured cost is the time alone
     max_running_requests=1,
 )
-PREEMPTIVE = Options(preempt=True, max_yields=1_000_000)
-# No aging, nobody is promised a turn, no hysteresis, the index as it is.
+PREEMPTIVE = Options(preempt=True)
+# Nobody is promised a turn, no hysteresis.
+_PURE_SAGE = SageParameters(regret=math.inf)
 PURE = SageConfig(
     policy={
-        "sage": SageParameters(
-            cost="output",
-            refresh_interval_tokens=20,
-            refresh=1.0,
-            aging_pools=1e9,
-            regret=math.inf,
-        ),
+        "sage": _PURE_SAGE,
+        "sage-mean": _PURE_SAGE,
         "srpt-oracle": SrptOracleParameters(preempt_margin=0.0),
     }
 )
+
+
+@pytest.fixture(autouse=True)
+def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests yield as often as they should, by indices that are nearly always new and
+    do not age."""
+    monkeypatch.setattr(Policy, "most_yields", 1_000_000)
+    monkeypatch.setattr("sage_sched.policies.sage.AGING_POOLS", 1e9)
+    for refreshed, name, tokens in (
+        (Policy, "refresh_interval_tokens", 10),
+        (Indices, "interval_tokens", 10),
+        (trail_prompt, "REFRESH_INTERVAL_TOKENS", 10),
+    ):
+        monkeypatch.setattr(refreshed, name, tokens)
 
 
 def traffic(
@@ -145,7 +158,7 @@ def test_trail_with_exact_predictions_is_its_closed_form(limit: float) -> None:
         replace(r, distribution=LengthDistribution.from_samples([r.output_tokens], "prior"))
         for r in requests
     ]
-    config = SageConfig(policy={"trail-prompt": TrailPromptParameters(limit, 10)})
+    config = SageConfig(policy={"trail-prompt": TrailPromptParameters(limit)})
     mean, error = mean_and_error(simulate(ONE_SLOT, "trail-prompt", config, exact, PREEMPTIVE))
     assert mean == pytest.approx(_srpt_response(rate, limit), abs=4 * error + 1.0)
     # The demand is one that can fail: without the limit it would be another.
@@ -194,7 +207,7 @@ def test_trail_with_predictions_that_err_is_its_closed_form(limit: float) -> Non
         SimRequest(float(t), 1, int(x) + 1, cap, _surely(int(y)), "")
         for t, x, y in zip(arrivals_s, steps, predicted, strict=True)
     ]
-    config = SageConfig(policy={"trail-prompt": TrailPromptParameters(limit, 10)})
+    config = SageConfig(policy={"trail-prompt": TrailPromptParameters(limit)})
     mean, error = mean_and_error(simulate(ONE_SLOT, "trail-prompt", config, requests, PREEMPTIVE))
     expected = _trail_response(rate, limit, steps, predicted)
     assert mean == pytest.approx(expected, abs=4 * error + 2.0)

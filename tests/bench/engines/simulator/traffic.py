@@ -9,7 +9,7 @@ import numpy as np
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import SimRequest
 from sage_sched.distribution import LengthDistribution
-from sage_sched.steps.time import StepTime
+from sage_sched.steps import StepTime
 
 STEP_TIME = StepTime(
     prefill_base_s=0.004,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sage_sched.distribution import Floats, Refined
 from sage_sched.job import Job
-from sage_sched.probe.refined import Floats, Refined
 
 # What no score has said, so that one that is wrong for sure can be corrected.
 _LEAST = 1e-12
@@ -67,7 +67,7 @@ class _Evidence:
 
 
 class TrailFilter:
-    """The filter of one server (sage_sched.probe.refined.Refiner): at every token, by the scores
+    """The filter of one server (sage_sched.probe.refining.Refiner): at every token, by the scores
     alone.
 
     The paper's filter is fitted to nothing, and has never seen the prompt's forecast.
@@ -82,7 +82,7 @@ class TrailFilter:
         return True
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
-        """See sage_sched.probe.refined.Refiner."""
+        """See sage_sched.probe.refining.Refiner."""
         p = np.exp(log_p)
         # Of a job that is told of twice, one age comes after the other; and those of one gap, more
         # than a token where a message was late, go together.

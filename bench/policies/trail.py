@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from bench.policies.trail_filter import TrailFilter
 from sage_sched.fields import MOST, require_within
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.steps.time import ServerFacts
+from sage_sched.probe import Reading
 from sage_sched.view import SchedulerView
 
 
@@ -39,15 +40,16 @@ class Trail(Policy):
     request may yield during its first floor(limit * first prediction) tokens.
 
     The prompt's forecast orders those that have not begun (the paper's BERT). From the prefill on
-    the remaining length is predicted anew at each token (sage_sched.probe.trail_filter).
+    the remaining length is predicted anew at each token (bench.policies.trail_filter).
     """
 
     Parameters = TrailParameters
     refines_by = "trail"
     refresh_interval_tokens = 1
 
-    def __init__(self, parameters: TrailParameters, server: ServerFacts) -> None:
-        super().__init__(parameters, server)
+    def refiner(self, reading: Reading) -> TrailFilter:
+        """The filter, over bins of the width of the reading's."""
+        return TrailFilter(float(reading.edges[1]))
 
     def on_arrival(self, job: Job) -> bool:
         """Its predicted length."""

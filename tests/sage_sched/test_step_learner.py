@@ -10,12 +10,12 @@ from scipy.stats import spearmanr
 
 from bench.engines.simulator.presets import A100_QWEN15_7B, H800_QWEN3_32B, Engine
 from sage_sched.config import StepTimeConfig
-from sage_sched.cost import cost_named
+from sage_sched.cost import seconds_on
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.policy import policy_named
-from sage_sched.steps.learner import INTERVAL_STEPS, MEMORY_STEPS, StepLearner, is_worth_telling
-from sage_sched.steps.time import StepTime
+from sage_sched.registry import policy_named
+from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS, StepLearner, is_worth_telling
+from sage_sched.steps import StepTime
 from tests.sage_sched.step_traffic import Step, steps
 
 SHIPPED = StepTimeConfig().step_time()
@@ -63,7 +63,7 @@ def keys(engine: Engine, step_time: StepTime) -> list[float]:
         known = LengthDistribution.from_samples(lengths, "history")
         job = Job(arrival, int(np.clip(rng.lognormal(5.5, 1.2), 4, 8000)), 4096, known, 0)
         policy.on_arrival(job)
-        found.append(job.memo.table.index(0))  # type: ignore[attr-defined]
+        found.append(job.standing.table.index(0))  # type: ignore[attr-defined]
     return found
 
 
@@ -86,7 +86,7 @@ def test_a_server_that_changes_its_speed_is_followed() -> None:
     slow = times(truth, 2)
     found = learned(learner, islice(steps(slow, 1, rate=1.5), MEMORY_STEPS))
     cost, slow_cost = (
-        cost_named("measured", replace(H800_QWEN3_32B.server_facts(), step_time=step_time))
+        seconds_on(replace(H800_QWEN3_32B.server_facts(), step_time=step_time))
         for step_time in (found, slow)
     )
     for input_tokens, output_tokens in ((100, 100), (4000, 20), (100, 2000)):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from sage_sched.config import StepTimeConfig
-from sage_sched.steps.fit import COLUMNS, _nonnegative_minimum, fit
-from sage_sched.steps.time import StepTime
+from sage_sched.step_learner import COLUMNS, _nonnegative_minimum, fit
+from sage_sched.steps import StepTime
 from tests.sage_sched.step_traffic import Step, steps
 
 SHIPPED = StepTimeConfig().step_time()

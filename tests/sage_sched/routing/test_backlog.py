@@ -6,7 +6,7 @@ import pytest
 
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.routing.predicted_load import answer_tokens
+from sage_sched.routing import answer_tokens
 
 
 def job(lengths: list[int] | None, age_tokens: int = 0, cap: int = 1000) -> Job:

@@ -5,7 +5,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.steps.time import ServerFacts, StepTime
+from sage_sched.steps import ServerFacts, StepTime
 
 coefficients = st.floats(0, 1, allow_subnormal=False)
 

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sage_sched.cost import cost_named
+from sage_sched.cost import num_steps
 from sage_sched.fields import MOST, require_within
-from sage_sched.index.mean_cost import MeanCost
+from sage_sched.index import REFRESH_INTERVAL_TOKENS, MeanCost
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.steps.time import ServerFacts
 from sage_sched.view import SchedulerView
 
 
 @dataclass(frozen=True, slots=True)
 class TrailPromptParameters:
-    """Settings of trail-prompt.
-
-    limit: a request no longer yields past this share of its first prediction (the paper's c).
-    refresh_interval_tokens: the remaining length is predicted anew every so many tokens.
-    """
+    """limit: a request no longer yields past this share of its first prediction (the paper's c)."""
 
     limit: float = 0.8
-    refresh_interval_tokens: int = 200
 
     def __post_init__(self) -> None:
         require_within("policy.trail-prompt.limit", self.limit, 1e-9, MOST)
-        interval = self.refresh_interval_tokens
-        require_within("policy.trail-prompt.refresh_interval_tokens", interval, 1, MOST)
 
 
 @dataclass(slots=True)
@@ -41,15 +33,10 @@ class TrailPrompt(Policy):
     request may yield while its age is less than limit times its first prediction.
 
     The remaining length is the mean of the prompt's distribution given the age (the paper's
-    TRAIL-BERT). sage_sched.probe.policy predicts it anew after each token from hidden states.
+    TRAIL-BERT). bench.policies.trail predicts it anew after each token from hidden states.
     """
 
     Parameters = TrailPromptParameters
-
-    def __init__(self, parameters: TrailPromptParameters, server: ServerFacts) -> None:
-        super().__init__(parameters, server)
-        self.refresh_interval_tokens = parameters.refresh_interval_tokens
-        self._tokens = cost_named("output", server)
 
     def on_arrival(self, job: Job) -> bool:
         """Compute its remaining length at all ages."""
@@ -68,10 +55,10 @@ class TrailPrompt(Policy):
         assert job.distribution is not None
         return MeanCost(
             job.distribution,
-            self._tokens,
+            num_steps,
             input_tokens=job.input_tokens,
             max_tokens=job.max_new_tokens,
-            interval_tokens=self.refresh_interval_tokens,
+            interval_tokens=REFRESH_INTERVAL_TOKENS,
         )
 
     def key(self, job: Job, view: SchedulerView) -> float:

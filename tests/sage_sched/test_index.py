@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.cost import Cost, cost_named
+from bench.policies.variants import resource_bound_cost
+from sage_sched.cost import Cost, num_steps
 from sage_sched.distribution import LengthDistribution
-from sage_sched.index.gittins import GittinsTable
+from sage_sched.index import GittinsTable, MeanCost
 from tests.sage_sched.strategies import MAX_LENGTH, SERVER, costs, distributions
 
 
@@ -34,9 +35,8 @@ def brute_force(lengths: LengthDistribution, cost: Cost, input_tokens: int, age:
     st.integers(1, 700),
 )
 def test_the_table_holds_the_definition_at_every_boundary(
-    lengths: LengthDistribution, cost_name: str, input_tokens: int, cap: int, interval: int
+    lengths: LengthDistribution, cost: Cost, input_tokens: int, cap: int, interval: int
 ) -> None:
-    cost = cost_named(cost_name, SERVER)
     table = GittinsTable(
         lengths, cost, input_tokens=input_tokens, max_tokens=cap, interval_tokens=interval
     )
@@ -49,11 +49,11 @@ def test_the_table_holds_the_definition_at_every_boundary(
 
 @given(distributions(), costs, st.integers(1, 3000), st.integers(1, 700), st.integers(0, 30_000))
 def test_the_index_is_positive_finite_and_constant_within_an_interval(
-    lengths: LengthDistribution, cost_name: str, input_tokens: int, interval: int, age: int
+    lengths: LengthDistribution, cost: Cost, input_tokens: int, interval: int, age: int
 ) -> None:
     table = GittinsTable(
         lengths,
-        cost_named(cost_name, SERVER),
+        cost,
         input_tokens=input_tokens,
         max_tokens=8192,
         interval_tokens=interval,
@@ -69,7 +69,7 @@ def test_past_the_longest_length_seen_it_keeps_rising_until_the_cap_is_in_reach(
     cap = 1_000_000
     table = GittinsTable(
         lengths,
-        cost_named("resource-bound", SERVER),
+        resource_bound_cost(SERVER),
         input_tokens=input_tokens,
         max_tokens=cap,
         interval_tokens=200,
@@ -88,7 +88,7 @@ def test_a_likely_short_answer_goes_before_a_surely_middling_one_of_lower_mean()
     def index(lengths: LengthDistribution, age: int) -> float:
         return GittinsTable(
             lengths,
-            cost_named("resource-bound", SERVER),
+            resource_bound_cost(SERVER),
             input_tokens=50,
             max_tokens=4096,
             interval_tokens=100,
@@ -96,3 +96,14 @@ def test_a_likely_short_answer_goes_before_a_surely_middling_one_of_lower_mean()
 
     assert index(gamble, 0) < index(middling, 0)
     assert index(gamble, 100) > index(middling, 100)
+
+
+@given(distributions(), st.sampled_from([0, 100, 700, 2000]))
+def test_the_mean_cost_is_the_mean_over_longer_answers(
+    lengths: LengthDistribution, age: int
+) -> None:
+    mean = MeanCost(lengths, num_steps, input_tokens=9, max_tokens=9000, interval_tokens=100)
+    tailed = lengths.with_tail(9000)
+    left = tailed.surviving(age)
+    if left is not None:
+        assert mean.index(age) == pytest.approx(left.mean() - age)

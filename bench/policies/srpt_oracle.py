@@ -1,16 +1,18 @@
-"""SRPT by true remaining cost: what no server can do, as a reference."""
+"""SRPT by true remaining cost, as a reference: simulated only, as no server knows true lengths."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from sage_sched.cost import cost_named
+from sage_sched.cost import seconds_on
 from sage_sched.fields import MOST, require_within
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.steps.time import ServerFacts
+from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
+
+# Its name in the simulator. No server knows it.
+ORACLE = "srpt-oracle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,10 @@ class SrptOracle(Policy):
     """
 
     Parameters = SrptOracleParameters
-    is_clairvoyant: ClassVar[bool] = True
 
     def __init__(self, parameters: SrptOracleParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
-        self._cost = cost_named("measured", server)
+        self._cost = seconds_on(server)
 
     def on_arrival(self, job: Job) -> bool:
         """Raises ValueError unless its distribution is the truth."""
@@ -47,7 +48,7 @@ class SrptOracle(Policy):
     def on_server(self, server: ServerFacts) -> None:
         """All costs are others."""
         super().on_server(server)
-        self._cost = cost_named("measured", server)
+        self._cost = seconds_on(server)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """The remaining cost."""

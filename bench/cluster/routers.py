@@ -1,0 +1,102 @@
+"""Stock dispatchers to compare ours with, and all of them by name."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sage_sched.routing import ROUTERS as OURS
+from sage_sched.routing import ClusterView, Router, waiting_s
+from sage_sched.routing.cluster_view import Floats
+
+
+class RoundRobin(Router):
+    """One after the other (SGLang's round_robin)."""
+
+    name = "round_robin"
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._num_picks = 0
+
+    def pick(self, view: ClusterView) -> int:
+        self._num_picks += 1
+        return (self._num_picks - 1) % view.num_nodes
+
+
+class TotalRequests(Router):
+    """The fewest unfinished requests (SGLang's total_requests, routers' least load)."""
+
+    name = "total_requests"
+
+    def pick(self, view: ClusterView) -> int:
+        return int(np.argmin(view.by_node()))
+
+
+class PowerOfTwo(Router):
+    """Of two at random, the one that has fewer unfinished requests (routers' power_of_two)."""
+
+    name = "power_of_two"
+
+    def pick(self, view: ClusterView) -> int:
+        two = self._generator.permutation(view.num_nodes)[:2]
+        return int(two[np.argmin(view.by_node()[two])])
+
+
+class TotalTokens(Router):
+    """The fewest tokens of unfinished requests, ties by their number (SGLang's total_tokens)."""
+
+    name = "total_tokens"
+
+    def pick(self, view: ClusterView) -> int:
+        return _least(view.by_node(view.tokens), view.by_node())
+
+
+class CacheAware(Router):
+    """SGLang's router by its own defaults: the fewest requests if one node has both 64 more than
+    another and half as many again; else the node that has the longest prefix, if that is 0.3 of the
+    prompt; else the fewest requests (there: the smallest tree)."""
+
+    name = "cache_aware"
+    _most_more, _most_times, _least_share = 64, 1.5, 0.3
+
+    def pick(self, view: ClusterView) -> int:
+        num_requests = view.by_node()
+        most, least = float(num_requests.max()), float(num_requests.min())
+        balanced = most - least <= self._most_more or most <= self._most_times * least
+        if balanced and view.cached_tokens.max() > self._least_share * view.input_tokens:
+            return _least(-view.cached_tokens.astype(np.float64), num_requests)
+        return int(np.argmin(num_requests))
+
+
+class MinLoad(Router):
+    """The fewest seconds of prefill that wait, and of a decode step (ProServe's Min-Load, which
+    knows as much as GoRouting does)."""
+
+    name = "min-load"
+
+    def pick(self, view: ClusterView) -> int:
+        return int(np.argmin(waiting_s(view)))
+
+
+def _least(first: Floats, second: Floats) -> int:
+    return int(np.lexsort((second, first))[0])
+
+
+STOCK: tuple[type[Router], ...] = (
+    RoundRobin,
+    TotalRequests,
+    TotalTokens,
+    PowerOfTwo,
+    CacheAware,
+    MinLoad,
+)
+_BY_NAME = {router.name: router for router in (*OURS, *STOCK)}
+ROUTERS = tuple(_BY_NAME)
+
+
+def router_named(name: str, seed: int = 0) -> Router:
+    """The dispatcher of this name. Raises ValueError, which lists the known ones."""
+    try:
+        return _BY_NAME[name](seed)
+    except KeyError:
+        raise ValueError(f"unknown dispatcher {name!r}, known: {', '.join(ROUTERS)}") from None

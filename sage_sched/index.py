@@ -1,0 +1,250 @@
+"""The Gittins index of a request: what its completion costs, given the distribution of its length
+and how much of the answer there is."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sage_sched.cost import Cost, num_steps, seconds_on
+from sage_sched.distribution import Floats, LengthDistribution, Refined
+from sage_sched.job import Job
+from sage_sched.steps import ServerFacts
+
+# A running request's index is computed anew every so many tokens (SageSched, section 4.1).
+REFRESH_INTERVAL_TOKENS = 200
+
+
+class IndexTable(ABC):
+    """The index at every refresh boundary, and past the longest length that was seen.
+
+    Past that length the samples say nothing. A request is then taken to go on for as long as it has
+    been going (Lindy's law: the mean residual life of a Pareto tail of exponent 2). So its index
+    keeps rising: it neither keeps a stale good place nor loses every comparison for ever. The
+    chance of getting there, 1 / (samples + 1), is in the table from the start.
+
+    Each entry is computed when it is first asked for: most answers reach few boundaries, and a
+    thousand waiting requests, ranked anew because costs have changed, need one entry each.
+
+    believes_tail: whether the samples count up to the end of that tail.
+    """
+
+    believes_tail: ClassVar[bool] = False
+
+    __slots__ = (
+        "_cached_tokens",
+        "_cost",
+        "_costs",
+        "_input_tokens",
+        "_interval",
+        "_interval_tokens",
+        "_known_tokens",
+        "_lengths",
+        "_max_tokens",
+        "_value",
+        "_weights",
+    )
+
+    def __init__(
+        self,
+        lengths: LengthDistribution,
+        cost: Cost,
+        *,
+        input_tokens: int,
+        max_tokens: int,
+        interval_tokens: int,
+        cached_tokens: int = 0,
+    ) -> None:
+        """max_tokens: the cap on the answer. interval_tokens: distance of the boundaries.
+        cached_tokens: see set_cost."""
+        self._input_tokens = input_tokens
+        self._max_tokens = max_tokens
+        self._interval_tokens = interval_tokens
+        capped = lengths.capped(max_tokens)
+        tailed = capped.with_tail(max_tokens)
+        self._known_tokens = int((tailed if self.believes_tail else capped).lengths[-1])
+        self._lengths, self._weights = tailed.lengths, tailed.weights
+        self.set_cost(cost, cached_tokens)
+
+    def set_cost(self, cost: Cost, cached_tokens: int) -> None:
+        """From now on use another cost, or other cached_tokens of the input."""
+        self._cost = cost
+        self._cached_tokens = cached_tokens
+        self._costs: Floats = cost(self._input_tokens, self._lengths, cached_tokens)
+        self._interval = -1
+        self._value = 0.0
+
+    def index(self, age_tokens: int) -> float:
+        """The index, in units of cost, at the last boundary that age_tokens has reached."""
+        interval = age_tokens // self._interval_tokens
+        if interval != self._interval:
+            self._interval = interval
+            self._value = self._at(interval * self._interval_tokens)
+        return self._value
+
+    def _at(self, age_tokens: int) -> float:
+        if age_tokens >= self._known_tokens:
+            end_tokens = max(min(2 * age_tokens, self._max_tokens), age_tokens + 1)
+            return self._spent(end_tokens) - self._spent(age_tokens)
+        first = int(np.searchsorted(self._lengths, age_tokens, side="right")) if age_tokens else 0
+        return self._computed(self._weights[first:], self._costs[first:] - self._spent(age_tokens))
+
+    @abstractmethod
+    def _computed(self, weights: Floats, costs: Floats) -> float:
+        """The index if the remaining cost is one of these, increasing. The weights need not sum to
+        1."""
+
+    def _spent(self, output_tokens: int) -> float:
+        # Nothing is spent before the start, whatever the model charges for the input.
+        if not output_tokens:
+            return 0.0
+        return float(self._cost(self._input_tokens, output_tokens, self._cached_tokens))
+
+
+class GittinsTable(IndexTable):
+    """The Gittins index at every refresh boundary.
+
+    With X the request's cost, the index at age a is `inf over D > a of
+    E[min(X, D) - a | X > a] / P(X <= D | X > a)`: the least cost per completion that going on from
+    a can have (SageSched, section 3.3; Gittins 1989). The infimum is reached at an atom of X.
+    """
+
+    __slots__ = ()
+
+    def _computed(self, weights: Floats, costs: Floats) -> float:
+        return float(gittins_index(weights, costs))
+
+
+class MeanCost(IndexTable):
+    """E[cost at the end - cost at age a | longer than a], at the refresh boundaries."""
+
+    __slots__ = ()
+    believes_tail: ClassVar[bool] = True
+
+    def _computed(self, weights: Floats, costs: Floats) -> float:
+        return float(weights @ costs / weights.sum())
+
+
+def gittins_index(weights: Floats, costs: Floats) -> Floats:
+    """The index, shape (...), of requests whose remaining cost is one of `costs`, not decreasing,
+    with these `weights`; both of shape (..., atoms). Leading atoms of weight 0 may have any
+    cost."""
+    done = weights.cumsum(axis=-1)
+    # Summed from the right, the probability of outliving an atom keeps its precision in the
+    # tail, where it counts.
+    outlives = weights[..., ::-1].cumsum(axis=-1)[..., ::-1]
+    spent = (weights * costs).cumsum(axis=-1)
+    spent[..., :-1] += outlives[..., 1:] * costs[..., :-1]
+    if done[..., 0].all():
+        ratio = spent / done
+    else:
+        ratio = np.where(done > 0, spent / np.maximum(done, 1e-300), np.inf)
+    least: Floats = ratio.min(axis=-1)
+    return least
+
+
+@dataclass(slots=True)
+class Standing:
+    """What is foreseen of a ranked job at its age: the index, its logarithm, and how many decode
+    steps it has to go.
+
+    table, steps_table: both at all ages, by the prompt. refined: whether the present values are by
+    what was seen of the answer, at the job's revision. interval: of ages; -1: not computed.
+    """
+
+    table: IndexTable
+    steps_table: MeanCost
+    refined: bool = False
+    interval: int = -1
+    index: float = 0.0
+    log_index: float = 0.0
+    steps: float = 0.0
+
+
+class Indices:
+    """The standing of each job of a policy, kept in Job.standing.
+
+    cost_on: the cost model of a server. table_type: what the index is.
+    """
+
+    cost_on: Callable[[ServerFacts], Cost] = staticmethod(seconds_on)
+    table_type: type[IndexTable] = GittinsTable
+    interval_tokens: int = REFRESH_INTERVAL_TOKENS
+
+    def __init__(self, server: ServerFacts) -> None:
+        self._cost = self.cost_on(server)
+
+    def rank(self, job: Job) -> bool:
+        """A job has come; whether there is a forecast to rank it by."""
+        if job.distribution is None:
+            return False
+        sizes = {
+            "input_tokens": job.input_tokens,
+            "max_tokens": job.max_new_tokens,
+            "interval_tokens": self.interval_tokens,
+        }
+        table = self.table_type(
+            job.distribution, self._cost, **sizes, cached_tokens=job.cached_input_tokens
+        )
+        job.standing = Standing(table, MeanCost(job.distribution, num_steps, **sizes))
+        return True
+
+    def on_server(self, server: ServerFacts) -> None:
+        """The server's step times are others, and so are all costs."""
+        self._cost = self.cost_on(server)
+
+    def on_forecast(self, job: Job) -> None:
+        """The cost, or what is cached of the job's prompt, has changed."""
+        standing_of(job).table.set_cost(self._cost, job.cached_input_tokens)
+        self.on_forecasts([job])
+
+    def on_forecasts(self, jobs: Sequence[Job]) -> None:
+        """What was seen of the jobs' answers has changed. Computed for all of them together, as
+        scores come after every step."""
+        for job in jobs:
+            standing = standing_of(job)
+            standing.refined, standing.interval = False, -1
+        seen = [(job, job.refined) for job in jobs if job.refined is not None]
+        for num_lengths in dict.fromkeys(refined.lengths.size for _, refined in seen):
+            self._refine([(job, r) for job, r in seen if r.lengths.size == num_lengths])
+
+    def of(self, job: Job) -> Standing:
+        """The standing of a ranked job at its present age."""
+        standing = standing_of(job)
+        interval = job.generated_tokens // self.interval_tokens
+        if standing.interval != interval and not standing.refined:
+            standing.interval = interval
+            age_tokens = job.generated_tokens
+            _set(standing, standing.table.index(age_tokens), standing.steps_table.index(age_tokens))
+        return standing
+
+    def _refine(self, seen: Sequence[tuple[Job, Refined]]) -> None:
+        """All with as many lengths."""
+        age = np.array([refined.age_tokens for _, refined in seen])
+        lengths = np.stack([refined.lengths for _, refined in seen])
+        weights = np.stack([refined.weights for _, refined in seen])
+        inputs = np.array([[job.input_tokens, job.cached_input_tokens] for job, _ in seen])
+        input_tokens, cached_tokens = inputs[:, :1], inputs[:, 1:]
+        spent = self._cost(input_tokens, age[:, None], cached_tokens) * (age[:, None] > 0)
+        costs = self._cost(input_tokens, lengths, cached_tokens) - spent
+        indices = gittins_index(weights, costs).tolist()
+        steps = ((lengths * weights).sum(axis=1) - age).tolist()
+        for (job, _), index, num_left in zip(seen, indices, steps, strict=True):
+            standing = standing_of(job)
+            standing.refined = True
+            _set(standing, index, num_left)
+
+
+def standing_of(job: Job) -> Standing:
+    """Of a job that Indices has ranked."""
+    assert isinstance(job.standing, Standing)
+    return job.standing
+
+
+def _set(standing: Standing, index: float, steps: float) -> None:
+    standing.index, standing.log_index, standing.steps = index, math.log(index), steps
