@@ -14,6 +14,7 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.messages import Scores, StepTimes
 from patches.probe.setup import probing_of
 from patches.scheduler.calibration import Calibration
+from patches.scheduler.early_aborts import EarlyAborts
 from patches.scheduler.jobs import Failures, Jobs
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.kv_swap import KvSwap
@@ -60,6 +61,7 @@ class SchedulerState:
         self.headroom = Headroom(0, scheduler.page_size)  # of the last plan
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures)
+        self.early_aborts = EarlyAborts()
         self.metrics = SchedulerMetrics(scheduler)
         self.slo = SloMeter(self.metrics)
         self.probing = probing_of(scheduler, self.policy, config.probe)
@@ -82,9 +84,11 @@ class SchedulerState:
         self._pass_s = 0.0
         self._longest_pass_s = 0.0
 
-    def news(self) -> StepTimes | None:
-        """On rank 0: step times to tell to all ranks."""
-        return self.calibration.news(self._server)
+    def news(self) -> list[StepTimes | Scores]:
+        """On rank 0: what to tell to all ranks."""
+        scores = None if self.probing is None else self.probing.news()
+        found = (self.calibration.news(self._server), scores)
+        return [news for news in found if news is not None]
 
     def told(self, news: StepTimes) -> None:
         """On all ranks: go by the step times that rank 0 has learned."""
@@ -160,11 +164,6 @@ class SchedulerState:
             self.probing.told(scores)
         except Exception:
             self.failures.count("take in scores")
-
-    def weights_updated(self) -> None:
-        """See Probing.weights_updated."""
-        if self.probing is not None:
-            self.probing.weights_updated()
 
     def plan(self, running_batch: Batch) -> Plan:
         """The plan of the coming pass; first come, first served if the policy fails."""
