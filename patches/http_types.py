@@ -39,12 +39,10 @@ class Request(Protocol):
     conversation_id: object
     sampling_params: Any
     batch_size: int
-    is_single: bool
     priority: object
     routed_dp_rank: int | None
 
     def __getitem__(self, i: int) -> Request: ...
-
     def contains_mm_input(self) -> bool: ...
 
 
@@ -101,11 +99,8 @@ class TokenizerManager(Protocol):
     _result_dispatcher: Any
 
     def abort_request(self, rid: str) -> None: ...
-
     def _handle_abort_req(self, recv_obj: Any) -> None: ...
-
     def auto_create_handle_loop(self) -> None: ...
-
     def _dispatch_to_scheduler(self, obj: Any) -> None: ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +14,80 @@ _NO_HOOKS = "no plugin is loaded in its processes"
 _NO_ANSWERS = "it gives no answers whose length could be predicted"
 _UNTRIED = "it has not been tried with sage-sched"
 
-# What it is called, whether the server's arguments ask for it, why not.
-_REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    (
-        "SGLANG_RUST_SERVER",
-        lambda args: os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y"),
-        "its front end is not Python, so no prompt can be read",
-    ),
-    (
-        "SGLANG_HTTP_SERVER_APP_PATH and --tokenizer-worker-num above 1",
-        lambda args: args.tokenizer_worker_num > 1 and has_other_app(),
-        _NO_HOOKS,
-    ),
-    (
-        "--tokenizer-worker-num above 1 on SGLang 0.5.22",
-        lambda args: args.tokenizer_worker_num > 1 and not serves_named_app(),
-        _NO_HOOKS,
-    ),
-    ("--use-ray", lambda args: args.use_ray, _NO_HOOKS),
-    ("--smg-grpc-mode", lambda args: args.smg_grpc_mode or args.grpc_mode, _NO_HOOKS),
-    ("--skip-tokenizer-init", lambda args: args.skip_tokenizer_init, "prompts cannot be read"),
-    (
-        "--pp-size above 1",
-        lambda args: args.pp_size > 1,
-        "its scheduler keeps a running batch per stage",
-    ),
-    ("--disaggregation-mode", lambda args: args.disaggregation_mode != "null", _UNTRIED),
-    ("--encoder-only", lambda args: args.encoder_only, _NO_ANSWERS),
-    ("--is-embedding", lambda args: args.is_embedding, _NO_ANSWERS),
-    ("--dllm-algorithm", lambda args: args.dllm_algorithm is not None, _UNTRIED),
-    ("--enable-pdmux", lambda args: args.enable_pdmux, _UNTRIED),
-    (
-        "--abort-on-priority-when-disabled",
-        lambda args: args.abort_on_priority_when_disabled,
-        "a request's priority may say of which class it is",
-    ),
-    (
-        "--enable-priority-scheduling",
-        lambda args: args.enable_priority_scheduling,
+# What is refused, and why.
+_REFUSALS = {
+    "SGLANG_RUST_SERVER": "its front end is not Python, so no prompt can be read",
+    "SGLANG_HTTP_SERVER_APP_PATH and --tokenizer-worker-num above 1": _NO_HOOKS,
+    "--tokenizer-worker-num above 1 on SGLang 0.5.22": _NO_HOOKS,
+    "--use-ray": _NO_HOOKS,
+    "--smg-grpc-mode": _NO_HOOKS,
+    "--skip-tokenizer-init": "prompts cannot be read",
+    "--pp-size above 1": "its scheduler keeps a running batch per stage",
+    "--disaggregation-mode": _UNTRIED,
+    "--encoder-only": _NO_ANSWERS,
+    "--is-embedding": _NO_ANSWERS,
+    "--dllm-algorithm": _UNTRIED,
+    "--enable-pdmux": _UNTRIED,
+    "--abort-on-priority-when-disabled": "a request's priority may say of which class it is",
+    "--enable-priority-scheduling": (
         "priorities and predicted cost are two orders of one queue; classes of requests "
-        "([slo.classes.NAME] of --sage-config) under --schedule-policy proserve take its place",
+        "([slo.classes.NAME] of --sage-config) under --schedule-policy proserve take its place"
     ),
-)
+}
+# --sage-shadow only looks on. Of these, it refuses those where it would see nothing.
+_REFUSED_WITH_SHADOW = (
+    "SGLANG_RUST_SERVER", "--use-ray", "--smg-grpc-mode", "--skip-tokenizer-init", "--encoder-only",
+    "--is-embedding", "--dllm-algorithm", "--tokenizer-worker-num above 1",
+)  # fmt: skip
+# What prefills that are cut between layers (patches/scheduler/slices.py) need, and what they do not
+# survive, or have not been tried with.
+_NEEDED_FOR_SLICES = ("--disable-overlap-schedule", "--chunked-prefill-size -1")
+_REFUSED_WITH_SLICES = (
+    "--tp-size above 1", "--pp-size above 1", "--enable-dp-attention", "--speculative-algorithm",
+    "--enable-lora", "--enable-mixed-chunk", "--enable-two-batch-overlap",
+    "--enable-hierarchical-cache",
+)  # fmt: skip
+_REFUSED_WITH_DISPATCH = {
+    "--enable-dp-attention": "its replicas take every step together",
+    "--tokenizer-worker-num above 1": "each HTTP process knows of its own requests alone",
+}
+
+# Those of the above that are more than a flag that is set, or a number that is too high.
+_SPECIAL: Mapping[str, Callable[[Any], bool]] = {
+    "SGLANG_RUST_SERVER": lambda args: (
+        os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y")
+    ),
+    "SGLANG_HTTP_SERVER_APP_PATH and --tokenizer-worker-num above 1": lambda args: (
+        args.tokenizer_worker_num > 1 and has_other_app()
+    ),
+    "--tokenizer-worker-num above 1 on SGLang 0.5.22": lambda args: (
+        args.tokenizer_worker_num > 1 and not serves_named_app()
+    ),
+    "--smg-grpc-mode": lambda args: args.smg_grpc_mode or args.grpc_mode,
+    "--disaggregation-mode": lambda args: args.disaggregation_mode != "null",
+    "--chunked-prefill-size -1": lambda args: args.chunked_prefill_size == -1,
+    "--enable-lora": lambda args: bool(args.enable_lora or args.lora_paths),
+}
+
+
+def is_asked_for(server_args: Any, what: str) -> bool:
+    """Whether the server's arguments ask for it. what: a key of _SPECIAL, "--flag", or "--flag
+    above N"."""
+    if what in _SPECIAL:
+        return _SPECIAL[what](server_args)
+    flag, _, most = what.partition(" above ")
+    value = getattr(server_args, flag.removeprefix("--").replace("-", "_"))
+    return bool(value > int(most) if most else value)
 
 
 def refuse_unsupported(server_args: Any) -> None:
     """Raises UnsupportedServerError if the server is asked for something named above."""
-    for name, asked_for, reason in _REFUSALS:
-        if asked_for(server_args):
+    name = server_args.schedule_policy
+    for what, reason in _REFUSALS.items():
+        if is_asked_for(server_args, what):
             raise UnsupportedServerError(
-                f"--schedule-policy {server_args.schedule_policy} does not work with {name}: "
-                f"{reason}. Leave one of them out."
+                f"--schedule-policy {name} does not work with {what}: {reason}. Leave one of them "
+                "out."
             )
 
 
@@ -79,79 +102,38 @@ def refuse_trace(path: str | None) -> None:
         )
 
 
-# What prefills that are cut between layers (patches/scheduler/slices.py) ask for, and what they do
-# not survive, or have not been tried with.
-_NEEDED_FOR_SLICES: dict[str, Callable[[Any], bool]] = {
-    "--disable-overlap-schedule": lambda args: bool(args.disable_overlap_schedule),
-    "--chunked-prefill-size -1": lambda args: args.chunked_prefill_size == -1,
-}
-_REFUSED_WITH_SLICES: dict[str, Callable[[Any], bool]] = {
-    "--tp-size above 1": lambda args: args.tp_size > 1,
-    "--pp-size above 1": lambda args: args.pp_size > 1,
-    "--enable-dp-attention": lambda args: bool(args.enable_dp_attention),
-    "--speculative-algorithm": lambda args: args.speculative_algorithm is not None,
-    "--enable-lora": lambda args: bool(args.enable_lora or args.lora_paths),
-    "--enable-mixed-chunk": lambda args: bool(args.enable_mixed_chunk),
-    "--enable-two-batch-overlap": lambda args: bool(args.enable_two_batch_overlap),
-    "--enable-hierarchical-cache": lambda args: bool(args.enable_hierarchical_cache),
-}
-
-
 def refuse_slices(server_args: Any, config: SageConfig) -> None:
-    """Before SGLang starts its processes: raises UnsupportedServerError if prefills are to be cut
-    on a server that cannot."""
+    """Raises UnsupportedServerError if prefills are to be cut on a server that cannot."""
     parameters = config.policy.get("qllm")
     if server_args.schedule_policy != "qllm" or parameters is None or not parameters.slice_ms:
         return
-    for flag, is_there in _NEEDED_FOR_SLICES.items():
-        if not is_there(server_args):
-            raise UnsupportedServerError(f"policy.qllm.slice_ms needs {flag}. Add it, or set it 0.")
-    for flag, is_there in _REFUSED_WITH_SLICES.items():
-        if is_there(server_args):
+    for what in _NEEDED_FOR_SLICES:
+        if not is_asked_for(server_args, what):
+            raise UnsupportedServerError(f"policy.qllm.slice_ms needs {what}. Add it, or set it 0.")
+    for what in _REFUSED_WITH_SLICES:
+        if is_asked_for(server_args, what):
             raise UnsupportedServerError(
-                f"policy.qllm.slice_ms does not work with {flag}: it has not been tried. Leave one "
+                f"policy.qllm.slice_ms does not work with {what}: it has not been tried. Leave one "
                 "of them out."
             )
 
 
-# Of these, what --sage-shadow, which only looks on, cannot do either.
-_BLIND = (
-    "SGLANG_RUST_SERVER", "--use-ray", "--smg-grpc-mode", "--skip-tokenizer-init", "--encoder-only",
-    "--is-embedding", "--dllm-algorithm",
-)  # fmt: skip
-
-
 def refuse_shadow(server_args: Any) -> None:
     """Raises UnsupportedServerError if the server is one that --sage-shadow cannot see into."""
-    found = [name for name, asked_for, _ in _REFUSALS if name in _BLIND and asked_for(server_args)]
-    if server_args.tokenizer_worker_num > 1:
-        found.append("--tokenizer-worker-num above 1")
-    if found:
-        raise UnsupportedServerError(
-            f"--sage-shadow does not work with {found[0]}: it sees no prompts there, or no "
-            "answers. Leave one of them out."
-        )
+    for what in _REFUSED_WITH_SHADOW:
+        if is_asked_for(server_args, what):
+            raise UnsupportedServerError(
+                f"--sage-shadow does not work with {what}: it sees no prompts there, or no "
+                "answers. Leave one of them out."
+            )
 
 
 def refuse_dispatch(server_args: Any, config: SageConfig) -> None:
     """Raises UnsupportedServerError if the router would not see all requests that it places."""
-    if not config.router.dispatch:
-        return
-    for flag, is_there, reason in (
-        (
-            "--enable-dp-attention",
-            server_args.enable_dp_attention,
-            "its replicas take every step together",
-        ),
-        (
-            "--tokenizer-worker-num above 1",
-            server_args.tokenizer_worker_num > 1,
-            "each HTTP process knows of its own requests alone",
-        ),
-    ):
-        if is_there:
+    for what, reason in _REFUSED_WITH_DISPATCH.items():
+        if config.router.dispatch and is_asked_for(server_args, what):
             raise UnsupportedServerError(
-                f"router.dispatch = {config.router.dispatch!r} does not work with {flag}: {reason}."
+                f"router.dispatch = {config.router.dispatch!r} does not work with {what}: {reason}."
             )
 
 

@@ -15,6 +15,7 @@ from patches.engine_types import Scheduler
 from patches.probe.recorder import Recorder
 from patches.probe.scores import Probing
 from patches.probe.tap import Observer, Tap
+from patches.refusals import is_asked_for
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.fingerprint import fingerprint
 from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
@@ -28,20 +29,14 @@ logger = logging.getLogger(__name__)
 _ANY_SERVER = ServerFacts(1, 1, StepTimeConfig().step_time(), 0.0)
 # Recorded: this many layers at most, evenly from the first to the last but one.
 _NUM_RECORDED = 6
-# What hidden states are not read with, each with the reason.
-_REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    (
-        "--enable-return-hidden-states",
-        lambda args: args.enable_return_hidden_states,
-        "SGLang would give the states that are captured to its clients",
+# What hidden states are not read with, and why.
+_REFUSALS = {
+    "--enable-return-hidden-states": (
+        "SGLang would give the states that are captured to its clients"
     ),
-    (
-        "--speculative-algorithm",
-        lambda args: args.speculative_algorithm is not None,
-        "SGLang shows no states of tokens that a draft proposed",
-    ),
-    ("--enable-dp-attention", lambda args: args.enable_dp_attention, "it has not been tried"),
-)
+    "--speculative-algorithm": "SGLang shows no states of tokens that a draft proposed",
+    "--enable-dp-attention": "it has not been tried",
+}
 
 
 def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
@@ -56,8 +51,8 @@ def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
         )
     if not config.file and not config.record:
         return
-    for flag, asked_for, reason in _REFUSALS:
-        if asked_for(server_args):
+    for flag, reason in _REFUSALS.items():
+        if is_asked_for(server_args, flag):
             raise UnsupportedServerError(f"[probe] does not work with {flag}: {reason}.")
     folder = Path(server_args.model_path)
     try:
