@@ -2,9 +2,9 @@
 
 `python -m tests.cradle FD` starts a server, or a program, for each order that comes over the socket
 FD, whose other end is nursery.py. Most of a server's start is imports, in each of its processes.
-Here they are done once: of SGLang what its own command imports before it loads plugins, and what
-others wrote. All further modules of SGLang, and ours, each process imports itself as ever: plugins
-go by which are there, and what is hooked is hooked before others have copied it.
+Here they are done once: of what others wrote, and of SGLang what all its processes import. Its
+modules that hold a process together each imports itself as ever, as plugins go by which of them are
+there; so it does with ours.
 
 What a server spawns is born likewise, of a copy of this process that has done nothing else: each
 process of a server has one, as a child of its own.
@@ -13,6 +13,7 @@ process of a server has one, as a child of its own.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import importlib.metadata
 import json
@@ -39,7 +40,11 @@ import setproctitle
 
 from bench.engines.clock.priority import take_place_of_session
 
-# What takes longest of what SGLang's processes import of others.
+# What takes longest of what all processes of SGLang import of itself, and of others.
+_OF_SGLANG = (
+    "sglang.srt.managers.io_struct", "sglang.srt.managers.tokenizer_manager",
+    "sglang.srt.managers.schedule_policy", "sglang.srt.configs",
+)  # fmt: skip
 _OF_OTHERS = (
     "torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx", "openai.types.responses",
     "openai.types.realtime", "fastapi", "compressed_tensors.config", "xgrammar", "jsonschema",
@@ -93,7 +98,10 @@ def _imported() -> list[str]:
     for name in _OF_OTHERS:
         with suppress(ImportError):
             importlib.import_module(name)
+    for name in _OF_SGLANG:
+        importlib.import_module(name)
     setproctitle.getproctitle()  # looks for where titles go, before the environment is another
+    gc.freeze()  # what is here now no process looks through again
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [entry for entry in sys.path[1:] if entry not in named]
 

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 
@@ -18,6 +20,8 @@ from bench.engines.server import server
 from bench.engines.server.policy_server import CPU_ENV
 
 _MAX_ANSWER_BYTES = 32
+# Those of bench/engines/server/model.py, and what theirs are made of.
+_MODELS = {"llama", "mixtral", "minicpm3"}
 
 
 class Born:
@@ -62,6 +66,7 @@ class Nursery:
         # The number of threads is read by what has been imported.
         if tuple(command[:3]) == server.STOCK_COMMAND and CPU_ENV.items() <= env.items():
             order = {"module": command[2], "argv": [*command[2:]]}
+            env = {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models()), **env}
         pid, pidfds = self._ordered(order | {"env": {**env}}, output)
         return Born(int(pid), *pidfds)
 
@@ -102,3 +107,10 @@ class Nursery:
                 pass_fds=[theirs.fileno()],
             )
         return self._orders
+
+
+def _other_models() -> list[str]:
+    """SGLang's modules of the models that no test has, which else each scheduler imports."""
+    (folder,) = find_spec("sglang").submodule_search_locations  # type: ignore[union-attr]
+    models = {file.stem for file in Path(folder, "srt", "models").glob("*.py")}
+    return sorted(models - _MODELS)
