@@ -10,6 +10,9 @@ OTHER_RELEASES ?= 0.5.22
 # Of the tests of one server all go to one worker, and those that take longest come first.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 20
 
+# Compiled once, and not in each of some hundred processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all check lint test-release two-servers dist sbom site gpu-check lock clean
 
 demo: $(VENV)/ready
@@ -68,6 +71,7 @@ gpu-check: $(VENV)/ready
 # Of the others pip refuses a file whose hash is not in requirements.txt, which is complete.
 $(VENV)/ready: $(VENV)/packages pyproject.toml
 	$(BIN)/python -m pip install --no-deps --no-build-isolation --quiet --editable .
+	$(BIN)/python -c 'from predictor_store.predict import token_vectors; token_vectors.token_vectors()'
 	touch $@
 
 $(VENV)/packages: $(VENV)/python requirements.txt

@@ -69,9 +69,15 @@ def group_of(item: pytest.Item) -> str:
     return shared[0] if shared else item.path.stem
 
 
+def of_this_run(factory: pytest.TempPathFactory) -> Path:
+    """A folder that its workers share."""
+    folder = factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 def cache_with_encoder(factory: pytest.TempPathFactory) -> Path:
     """A user's cache that holds the encoder, which takes a minute to make, and no more."""
-    with (factory.getbasetemp().parent / "encoder.lock").open("w") as lock:
+    with (of_this_run(factory) / "encoder.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # for the other workers of this run
         token_vectors()
     folder = factory.mktemp("cache")
@@ -124,7 +130,7 @@ class Stock:
 @pytest.fixture(scope="package")
 def stock(_staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stock:
     """Of a server that is gone by now. One worker asks for all."""
-    shared = tmp_path_factory.getbasetemp().parent
+    shared = of_this_run(tmp_path_factory)
     with (shared / "stock.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (kept := shared / "stock.pickle").exists():

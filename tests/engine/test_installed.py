@@ -4,6 +4,7 @@ the commands of the site's first pages do what they say there."""
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,15 @@ from bench.engines.server.server import Server
 from tests.engine.conftest import cache_with_encoder
 from tests.engine.serving import CPU_FLAGS, UNHURRIED, wait_until
 from tests.installed import Installed, build, somebodys_folder
+from tests.nursery import Nursery
 from tests.pages import DOCS, blocks
+
+_MODULE = """
+import os, runpy, sys
+os.chdir(os.environ["FOLDER"])
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 class Reader:
@@ -41,11 +50,23 @@ class Reader:
 
     def types(self, command: str) -> str:
         """What it prints. Fails if its exit status is not 0."""
-        typed = command.replace("MODEL", self._model).replace("30000", self.port)
+        typed = self._typed(command)
         typed = typed.replace(
             "sage-sched set", f"sage-sched set --url http://127.0.0.1:{self.port}"
         )
-        done = subprocess.run(
+        return _printed(typed, self._run(typed))
+
+    def types_stock(self, command: str, nursery: Nursery) -> str:
+        """The same of a module of SGLang, in whose command there is nothing of ours."""
+        python, flag, module, *argv = shlex.split(self._typed(command))
+        assert (python, flag) == ("python", "-m")
+        return _printed(command, nursery.run(_MODULE, module, *argv, FOLDER=str(self.folder)))
+
+    def _typed(self, command: str) -> str:
+        return command.replace("MODEL", self._model).replace("30000", self.port)
+
+    def _run(self, typed: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", typed],
             cwd=self.folder,
             env=self._env,
@@ -53,8 +74,6 @@ class Reader:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{typed}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
 
     def starts(self, serve: str, log: Path, *flags: str) -> Server:
         """A server by this command, which the page has for a terminal of its own."""
@@ -67,6 +86,11 @@ class Reader:
         return Server(Path(self._model), all_flags, log=log, env=env, command=command)
 
 
+def _printed(typed: str, done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, f"{typed}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("installed")
@@ -74,7 +98,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_it_serves_and_the_pages_commands_run(
-    installed: Installed, model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    installed: Installed,
+    model: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    nursery: Nursery,
 ) -> None:
     cache = cache_with_encoder(tmp_path_factory)
     reader = Reader(installed, somebodys_folder(tmp_path / "work"), model, cache)
@@ -90,7 +118,8 @@ def test_it_serves_and_the_pages_commands_run(
         assert '"completion_tokens":16' in reader.types(generate)
         assert "num_records" in reader.types(info)
         for command_line in reader.commands_of("compare.md"):
-            assert re.search(r"Successful requests: +2", reader.types(command_line))
+            benchmarked = reader.types_stock(command_line, nursery)
+            assert re.search(r"Successful requests: +2", benchmarked)
         state = requests.get(f"{server.url}/server_info", timeout=60).json()["internal_states"][0]
     assert state["sage"]["predictor"]["worker_alive"]
     # One by hand, and of the benchmark two and one to warm up, twice.

@@ -28,8 +28,7 @@ def release(folder: Path, renamed: dict[str, tuple[str, str]]) -> None:
     for path in source.iterdir():
         if path.name not in ("srt", "version.py", "__pycache__"):
             (ours / path.name).symlink_to(path)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(source / "srt", ours / "srt", ignore=ignored, copy_function=_link)
+    shutil.copytree(source / "srt", ours / "srt", copy_function=_link)
     (ours / "version.py").write_text(f'__version__ = "{RELEASE}"\n', encoding="utf-8")
     for file, (old, new) in renamed.items():
         text = (ours / file).read_text(encoding="utf-8")

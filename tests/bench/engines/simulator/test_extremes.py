@@ -41,7 +41,7 @@ PROMISED = [
 ]
 
 
-def traffic(num_requests: int = 60) -> list[SimRequest]:
+def traffic(num_requests: int = 30) -> list[SimRequest]:
     """Some are promised something, more than fit at once."""
     requests = mixed(num_requests, 200.0, 1)
     some = [Hints(urgency=1 + n % 5) if n % 2 else PROMISED[17 * n % 144] for n in range(100)]
