@@ -40,5 +40,5 @@ def _read(parse: Callable[[str], Any], form: str, text: str) -> Any:
     try:
         return parse(text)
     except (tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError) as error:
-        # It says which line; YAML's goes over several.
+        # It says which line. YAML's message has several lines.
         raise ConfigError(f"it is not {form}: {' '.join(str(error).split())}") from error

@@ -69,9 +69,19 @@ def circles_of(arrows: dict[str, set[str]]) -> list[str]:
     return [name for name in arrows if name in reached(name)]
 
 
-@pytest.mark.parametrize("package", ["patches"])
+@pytest.mark.parametrize("package", ["patches", "predictor_store"])
 def test_no_module_imports_itself_through_others(package: str) -> None:
     assert not circles_of(arrows_of(package))
+
+
+def test_the_predictors_rooms_import_one_another_one_way() -> None:
+    rooms: dict[str, set[str]] = {}
+    for name, wanted in arrows_of("predictor_store").items():
+        of = {".".join(one.split(".")[:2]) for one in wanted if one.count(".") > 1}
+        room = ".".join(name.split(".")[:2])
+        rooms[room] = rooms.get(room, set()) | (of - {room})
+    assert len(rooms) > 6
+    assert not circles_of(rooms)
 
 
 def test_a_circle_would_be_found() -> None:

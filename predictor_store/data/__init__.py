@@ -1,1 +1,5 @@
-"""Reads prompts and answers from data sets, logs and dumps, and fills a store with them."""
+"""Prompts and answers out of data sets, logs and dumps, and the store that they fill.
+
+Doors: `files` (raw rows of anything), `datasets` (prompts and lengths), `server_records` (what
+SGLang writes down), `warm` (Observation, and the command) and the command in `store_info`.
+"""

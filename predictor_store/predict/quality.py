@@ -29,6 +29,9 @@ class Forecast:
     blind: LengthDistribution | None
 
 
+NO_FORECAST = Forecast(None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Scored:
     source: str

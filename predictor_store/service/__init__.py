@@ -1,1 +1,7 @@
-"""The prediction worker: its process, its sockets and its messages."""
+"""The prediction worker: its process, its sockets and its messages.
+
+Doors: `client` (PredictorClient, which asks), `supervisor` (SharedWorker, for several HTTP
+processes), `link` (PredictorError) and the command in `serve_command`. From the inside out:
+`worker` does the work and knows no socket; `server` is the loop around it, in which each client has
+a `connection` and speaks `lines` or `http`; `worker_process` runs both.
+"""

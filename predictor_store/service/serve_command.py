@@ -27,9 +27,8 @@ from sage_sched.fields import ConfigError
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Serves until it is told to end (Ctrl-C, SIGTERM). Servers use it whose settings name it: "
-        "[predictor] service = ADDRESS. Each model has a history of its own, in a folder of its "
-        "own in the store."
+        "Serves until Ctrl-C or SIGTERM. Servers use it if their settings name it: [predictor] "
+        "service = ADDRESS. Each model has its own history, in its own folder of the store."
     )
     parser.add_argument(
         "--listen",
@@ -44,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 2 with one line on stderr where it cannot serve."""
+    """Serves until a signal ends it. Exit code 2 with one line on stderr if it cannot serve."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     try:
         config = read_config(args.sage_config)

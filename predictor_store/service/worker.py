@@ -18,7 +18,7 @@ from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.features import excerpt
 from predictor_store.predict.history import Place
 from predictor_store.predict.model import ModelHistory, folder_of_model
-from predictor_store.predict.quality import Forecast
+from predictor_store.predict.quality import NO_FORECAST, Forecast
 from predictor_store.service import protocol
 from predictor_store.store.file import Record
 from predictor_store.store.store import file_of
@@ -57,31 +57,22 @@ class Outgoing(NamedTuple):
 
 
 @dataclass(slots=True)
-class PendingPrompt:
-    """A prompt that waits for its vector, and the answers to it that have ended meanwhile."""
+class Prompt:
+    """What a client asked. finished: answers that ended before it was embedded. vector, forecast:
+    once it is. place: of its answer's record while that goes on."""
 
-    handle: int
     text: str
     scope: str
     asked: Asked
     finished: list[Answer] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Embedded:
-    """What recording an answer needs of its prompt. place: its record while it is generated."""
-
-    vector: NDArray[np.float32]
-    scope: str
-    prompt: str | None
-    forecast: Forecast
-    session: str
+    vector: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    forecast: Forecast = NO_FORECAST
     place: Place | None = None
 
     def record(self, answer: Answer) -> Record:
         """The prompt with this answer."""
         num_in, num_out, censored, _ = answer
-        return Record(self.vector, num_out, num_in, censored, "history", self.prompt, self.scope)
+        return Record(self.vector, num_out, num_in, censored, "history", self.text, self.scope)
 
 
 @dataclass(slots=True)
@@ -90,8 +81,8 @@ class Client:
 
     model: str
     history: ModelHistory | None = None
-    queue: dict[int, PendingPrompt] = field(default_factory=dict)
-    embedded: OrderedDict[int, Embedded] = field(default_factory=OrderedDict)
+    queue: dict[int, Prompt] = field(default_factory=dict)
+    embedded: OrderedDict[int, Prompt] = field(default_factory=OrderedDict)
 
 
 class Worker:
@@ -160,7 +151,7 @@ class Worker:
                 except ValueError:
                     by.history.counts["num_malformed"] += 1
                     return
-                by.queue[handle] = PendingPrompt(handle, excerpt(text), scope, asked)
+                by.queue[handle] = Prompt(excerpt(text), scope, asked)
                 self._bound_queues()
             case {
                 "finished": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
@@ -180,9 +171,9 @@ class Worker:
         """Embeds one batch of prompts and predicts for it."""
         self._take_loaded()
         batch = self._next_batch()
-        vectors = self._embedder.embed([prompt.text for _, prompt in batch])
-        for (client, prompt), vector in zip(batch, vectors, strict=True):
-            self._predict(client, prompt, vector)
+        vectors = self._embedder.embed([prompt.text for _, _, prompt in batch])
+        for (client, handle, prompt), vector in zip(batch, vectors, strict=True):
+            self._predict(client, handle, prompt, vector)
         sent, self._outbox = self._outbox, []
         return sent
 
@@ -248,37 +239,40 @@ class Worker:
             most.history.counts["num_dropped"] += 1
             most.history.counts["num_unrecorded"] += len(oldest.finished)
 
-    def _next_batch(self) -> list[tuple[int, PendingPrompt]]:
+    def _next_batch(self) -> list[tuple[int, int, Prompt]]:
         # Clients take turns. Each client's newest prompt goes first: under overload the oldest have
         # missed their deadline anyway, and are embedded later, for the history.
-        batch: list[tuple[int, PendingPrompt]] = []
+        batch: list[tuple[int, int, Prompt]] = []
         longest = 0
         while waiting := [client for client, by in self._clients.items() if by.queue]:
             for client in waiting:
                 queue = self._clients[client].queue
-                newest = queue[next(reversed(queue))]
-                longest = max(longest, min(len(newest.text), _MAX_READ_CHARS))
+                newest = next(reversed(queue))
+                longest = max(longest, min(len(queue[newest].text), _MAX_READ_CHARS))
                 if batch and longest * (len(batch) + 1) > _MAX_BATCH_CHARS:
                     return batch
-                batch.append((client, queue.pop(newest.handle)))
+                batch.append((client, newest, queue.pop(newest)))
                 self._clients.move_to_end(client)
         return batch
 
-    def _predict(self, client: int, prompt: PendingPrompt, vector: NDArray[np.float32]) -> None:
+    def _predict(
+        self, client: int, handle: int, prompt: Prompt, vector: NDArray[np.float32]
+    ) -> None:
         by = self._clients[client]
         assert by.history is not None
-        session = prompt.asked.session
-        vector = by.history.described(vector, prompt.asked)
-        forecast = by.history.forecast(vector, prompt.scope, session)
-        served = protocol.encode_distribution(by.history.served(forecast))
-        self._outbox.append(Outgoing(client, {"predicted": prompt.handle, "distribution": served}))
-        text = prompt.text if self._config.store.keep_prompts else None
-        by.embedded[prompt.handle] = Embedded(vector, prompt.scope, text, forecast, session)
+        prompt.vector = by.history.described(vector, prompt.asked)
+        prompt.forecast = by.history.forecast(prompt.vector, prompt.scope, prompt.asked.session)
+        served = protocol.encode_distribution(by.history.served(prompt.forecast))
+        self._outbox.append(Outgoing(client, {"predicted": handle, "distribution": served}))
+        if not self._config.store.keep_prompts:
+            prompt.text = ""
+        by.embedded[handle] = prompt
         if sum(len(client.embedded) for client in self._clients.values()) > _MAX_HANDLES:
             most = max(self._clients.values(), key=lambda client: len(client.embedded))
             most.embedded.popitem(last=False)
-        for answer in prompt.finished:
-            self._finish(by, prompt.handle, answer)
+        finished, prompt.finished = prompt.finished, []
+        for answer in finished:
+            self._finish(by, handle, answer)
 
     def _finish(self, by: Client, handle: int, answer: Answer) -> None:
         assert by.history is not None
@@ -287,8 +281,8 @@ class Worker:
         elif handle in by.embedded:
             of = by.embedded[handle]
             place, of.place = of.place, None
-            record = of.record(answer)
-            by.history.record(record, of.forecast, answer.was_late, of.session, place)
+            session = of.asked.session
+            by.history.record(of.record(answer), of.forecast, answer.was_late, session, place)
         else:
             by.history.counts["num_unrecorded"] += 1
 
