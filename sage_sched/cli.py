@@ -44,15 +44,13 @@ COMMANDS = {
         "train a guess at how urgent prompts are",
     ),
     "store info": ("predictor_store.data.store_info", "show what the predictor's store holds"),
-    "bench": ("bench.comparison.command", "compare policies on real servers"),
+    "bench": ("bench.experiment.compare", "compare policies on real servers"),
+    "bench run": ("bench.experiment.run_command", "run an experiment, simulated or on servers"),
+    "bench list": ("bench.experiment.list_command", "list the experiments"),
+    "bench table": ("bench.experiment.table_command", "show what experiments have recorded"),
     "bench fit": ("bench.engines.server.fit", "measure a server's step times"),
     "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),
     "bench predictor": ("bench.predictor.command", "hold predictors against answered prompts"),
-    "bench paper": ("bench.paper.command", "re-run SageSched's evaluation in the simulator"),
-    "bench urgency": ("bench.triage.command", "urgent requests among others, simulated"),
-    "bench slo": ("bench.slo.command", "compare policies by deadlines met, in the simulator"),
-    "bench cluster": ("bench.cluster.command", "compare dispatchers on many engines, simulated"),
-    "bench agents": ("bench.comparison.agents", "compare policies on sessions of coding agents"),
 }
 
 

@@ -61,7 +61,7 @@ def test_the_command_says_what_it_does_in_an_empty_environment(
     empty = Installed(tmp_path / "environment", built[1], requirements=False)
     shown = empty.run("sage-sched", "--help", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert "bench paper" in shown.stdout
+    assert "bench run" in shown.stdout
     # A folder that somebody works in is not hidden by one of ours, nor taken for it.
     theirs = somebodys_folder(tmp_path / "work")
     mine = empty.run("python", "-m", "bench.mine", cwd=theirs)
@@ -83,7 +83,7 @@ RUN = (
     "urgency train {work}/labels.jsonl --out {work}/urgency.safetensors",
     "explain --summary {work}/trace.jsonl",
     "whatif {work}/log.csv --preset h800-qwen3-32b --seeds 1 --output {work}/whatif",
-    "bench paper --figures 11 --seeds 1 --num-requests 9 --output {work}/paper",
+    "bench run newcomers --seeds 1 --output {work}/bench",
     "serve --help",  # in the place of this process
 )
 _RUNNER = """

@@ -19,13 +19,13 @@ from bench.calibration.validation import (
     summarize,
     table,
 )
-from bench.comparison import command
-from bench.comparison.side_by_side import compare_policies
-from bench.comparison.stats import ordered
 from bench.engines.clock.device import device_note
 from bench.engines.server.server import ServerError
+from bench.engines.server.side_by_side import compare_policies
+from bench.experiment import compare as command
+from bench.experiment.stats import ordered
+from bench.workloads.named import load_workload
 from bench.workloads.prompts import WorkloadError
-from bench.workloads.source import load_workload
 from predictor_store.terminal import print_json, speaker
 from sage_sched.fields import ConfigError
 
@@ -91,7 +91,7 @@ def plot(points: Sequence[Point], note: str, file: Path) -> None:
     """Simulated against measured mean TTLT, a point a run, with the band of 3 %."""
     import matplotlib.pyplot as plt  # it takes a second to load
 
-    from bench.comparison.plots import STYLE, colors
+    from bench.experiment.plot import STYLE, colors
 
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(6, 5.4), layout="constrained")

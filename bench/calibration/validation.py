@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bench.comparison.stats import ordered
+from bench.engines.rival import Rival
 from bench.engines.simulator.presets import PRESETS, Engine
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
-from bench.rival import Rival
+from bench.experiment.stats import ordered
 from bench.workloads.foresight import Foresight, Predict
 from bench.workloads.prompts import Workload, WorkloadRequest, sample
 from predictor_store.config_file import read_config
@@ -104,7 +104,7 @@ def _simulated(
         run["rate"],
         run["seed"],
         (run["mean_e2e_latency_ms"] / 1e3, run["p99_e2e_latency_ms"] / 1e3),
-        (metrics["mean_ttlt_s"], metrics["p99_ttlt_s"]),
+        (metrics["mean_e2e_latency_ms"] / 1e3, metrics["p99_e2e_latency_ms"] / 1e3),
     )
 
 

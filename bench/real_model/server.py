@@ -12,10 +12,10 @@ from typing import Any
 import requests
 import yaml
 
+from bench.engines.rival import Rival
 from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
 from bench.engines.server.server import Server, ServerError
 from bench.real_model.fetch import FetchError, fetch
-from bench.rival import Rival
 from sage_sched.registry import policy_names
 
 QUESTION = "What is the capital of France? Answer in one sentence."

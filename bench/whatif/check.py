@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.calibration.validation import engine_of, read_runs
-from bench.comparison import command
-from bench.comparison.side_by_side import compare_policies
-from bench.comparison.stats import ordered
 from bench.engines.clock.device import device_note
 from bench.engines.server.server import ServerError
+from bench.engines.server.side_by_side import compare_policies
+from bench.experiment import compare as command
+from bench.experiment.stats import ordered
 from bench.whatif.answer import answer_of
 from bench.whatif.engine import OwnServer
 from bench.whatif.read import read_log
+from bench.workloads.named import load_workload
 from bench.workloads.prompts import Workload, WorkloadError, sample
-from bench.workloads.source import load_workload
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.fields import ConfigError
 

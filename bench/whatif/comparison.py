@@ -59,11 +59,11 @@ def _row(outcome: Outcome, first: Outcome, seed: int) -> Row:
 
     return Row(
         outcome.policy,
-        mean("mean_ttlt_s"),
-        mean("p99_ttlt_s"),
-        mean("mean_ttft_s"),
-        mean("p99_itl_s"),
-        mean("longest_gap_s"),
+        mean("mean_e2e_latency_ms") / 1e3,
+        mean("p99_e2e_latency_ms") / 1e3,
+        mean("mean_ttft_ms") / 1e3,
+        mean("p99_itl_ms") / 1e3,
+        mean("max_itl_ms") / 1e3,
         mean("mean_waited_s"),
         mean("arriving_throughput"),
         _ratio(outcome, first, seed, np.mean),

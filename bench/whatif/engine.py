@@ -24,7 +24,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """engine: as it runs; policy: its own, as bench.rival.Rival writes it, "" if it is not known.
+    """engine: as it runs; policy: its own, as bench.engines.rival.Rival has it, "" if nobody knows.
     description: for people. crps_gain: how good its predictions were lately; None: nobody knows."""
 
     engine: Engine

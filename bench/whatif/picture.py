@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 
-from bench.comparison.plots import STYLE, colors, svg_text
+from bench.experiment.plot import STYLE, colors, svg_text
 from bench.whatif.comparison import Row
 
 

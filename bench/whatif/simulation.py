@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
+from bench.engines.rival import Rival
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
-from bench.rival import Rival
 from bench.whatif.log import Logged
 from bench.whatif.shared_prompts import spans_of
 from bench.whatif.told import Forecasts, Told

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.radix_tree import Span, cut
 from bench.engines.simulator.request import SimRequest
+from bench.experiment.spec import Arm
 from bench.workloads.prompts import WorkloadError, stable_hash
+from bench.workloads.source import Purpose, Source
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from sage_sched.steps import attended_pairs
@@ -126,7 +129,7 @@ def requests_of(
                     output_tokens=min(output_tokens, cap_tokens),
                     max_new_tokens=cap_tokens,
                     distribution=foreseen,
-                    class_name="agent",
+                    class_name="first step" if index == first else "later step",
                     spans=spans[-1],
                     follows=None if index == first else index - 1,
                     pause_s=min(pause_s, max_pause_s),
@@ -149,6 +152,62 @@ def _scaled(
         yield (input_tokens, output_tokens, shared_tokens), pause_s
         last_start_s = step.start_s
         service_s = _alone_s(engine, input_tokens, output_tokens, shared_tokens)
+
+
+class Agents(Source):
+    """Sessions of one half of the recorded ones, foreseen by the lengths of the other half.
+
+    engine: to whose pool their token counts are cut.
+    """
+
+    unit = "sessions"
+    # So many a second an engine takes before their steps wait long.
+    capacity = 0.008
+
+    def __init__(
+        self,
+        data: Path,
+        engine: Engine,
+        *,
+        max_pause_s: float = 300.0,
+        max_steps: int = 60,
+    ) -> None:
+        sessions = read_sessions(data / TRACE)
+        self._engine = engine
+        self._factor = factor_for(sessions, self._engine)
+        self._halves = {
+            half: [session for session in sessions if held_out(session) == half]
+            for half in (True, False)
+        }
+        self._max_pause_s, self._max_steps = max_pause_s, max_steps
+
+    @property
+    def description(self) -> str:
+        return (
+            f"{len(self._halves[True])} recorded sessions of coding agents, token counts divided "
+            f"by {self._factor:.1f}; no text, so that all answers are foreseen alike"
+        )
+
+    def requests(
+        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
+    ) -> list[SimRequest]:
+        asked = self._halves[purpose != Purpose.TUNING]
+        rng = np.random.default_rng(seed)
+        rounds = range(0, len(arrivals_s), len(asked))
+        chosen = np.concatenate([rng.permutation(len(asked)) for _ in rounds])[: len(arrivals_s)]
+        return requests_of(
+            [asked[i] for i in chosen],
+            arrivals_s.tolist(),
+            factor=self._factor,
+            engine=self._engine,
+            foreseen=self.all_answers(),
+            max_pause_s=self._max_pause_s,
+            max_steps=self._max_steps,
+            cap_tokens=cap,
+        )
+
+    def all_answers(self) -> LengthDistribution:
+        return known_lengths(self._halves[False], self._factor)
 
 
 def _alone_s(engine: Engine, input_tokens: int, output_tokens: int, cached_tokens: int) -> float:

@@ -13,8 +13,9 @@ from predictor_store.data.files import RowError, raw_rows
 
 # pulse: so many Poisson arrivals, as the paper has it: most of them are served when none comes any
 # more. sustained: Poisson arrivals for so long that what comes after the last matters little.
-# bursts: as a pulse, but the requests come in crowds.
-LOADS = ("pulse", "sustained", "bursts")
+# bursts: as a pulse, but the gaps vary four times as much. crowds: 40 at once, at Poisson's times.
+LOADS = ("pulse", "sustained", "bursts", "crowds")
+CROWD = 40
 PULSE_REQUESTS = 300
 # How long sustained load goes on, in times that a request is in service while the server is full:
 # five times the mean TTLT where a request waits as long as it is then served.
@@ -26,6 +27,9 @@ def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
     """Ascending times of one of LOADS, the first at 0, shape (num_requests,)."""
     if load == "bursts":
         return bursty_arrivals(num_requests, seed, BURST_VARIATION)
+    if load == "crowds":
+        starts = poisson_arrivals(-(-num_requests // CROWD), seed) * CROWD
+        return np.repeat(starts, CROWD)[:num_requests]
     return poisson_arrivals(num_requests, seed)
 
 

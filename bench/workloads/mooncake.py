@@ -14,9 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.radix_tree import cut
 from bench.engines.simulator.request import SimRequest
+from bench.experiment.spec import Arm
+from bench.workloads.agents import spread_of
 from bench.workloads.prompts import WorkloadError
+from bench.workloads.source import Purpose, Source
 from predictor_store.data.files import DatasetError, RowError, raw_rows
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
@@ -103,3 +110,43 @@ def requests_of_trace(
             )
         )
     return requests
+
+
+class MooncakeTrace(Source):
+    """A trace of your own, `rate` times as fast as recorded. Its first tenth foresees the rest."""
+
+    recorded = True
+
+    def __init__(self, trace: Path, engine: Engine, shrink: float) -> None:
+        found = read_mooncake(trace)
+        num_first = max(1, len(found) // 10)
+        if len(found) <= num_first:
+            raise WorkloadError(f"{trace} holds {len(found)} requests, allowed: 2 or more")
+        longest = max(each.input_tokens for each in found)
+        self._factor = max(shrink, longest / (engine.kv_pool_tokens / 2))
+        lengths = [each.output_tokens / self._factor for each in found[:num_first]]
+        self._foreseen = spread_of(lengths)
+        self._trace = found[num_first:]
+        self._name = trace.name
+
+    @property
+    def description(self) -> str:
+        return (
+            f"{len(self._trace)} requests of {self._name}, token counts divided by "
+            f"{self._factor:.1f}; all answers are foreseen alike"
+        )
+
+    def requests(
+        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
+    ) -> list[SimRequest]:
+        """All of the trace's: arrivals_s holds how many times as fast as recorded they come."""
+        return requests_of_trace(
+            self._trace,
+            factor=self._factor,
+            speed=float(arrivals_s[0]),
+            foreseen=self._foreseen,
+            cap_tokens=cap,
+        )
+
+    def all_answers(self) -> LengthDistribution:
+        return self._foreseen

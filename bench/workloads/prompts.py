@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from predictor_store.data.warm import Observation
 # The other prompts are for evaluation.
 HISTORY_SHARE = 0.4
 MAX_HISTORY_PER_CLASS = 500
+# Of prompts that come again, the share that comes reworded, and how.
+_REWORDED = 1 / 3
+_FORMS = ("Please: {}", "Hi! {}", "{} Thanks.", "Question: {}")
 
 
 class WorkloadError(ValueError):
@@ -37,11 +40,15 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests by purpose, disjoint by prompt; description: how they came about."""
+    """Requests by purpose, disjoint by prompt where zipf is 0; description: how they came about.
+
+    zipf: above 0 prompts come again, the k-th most popular one as often as k to the minus zipf.
+    """
 
     history: tuple[WorkloadRequest, ...]
     evaluation: tuple[WorkloadRequest, ...]
     description: str
+    zipf: float = 0.0
 
     @classmethod
     def split(cls, requests: Iterable[WorkloadRequest], description: str) -> Workload:
@@ -53,13 +60,38 @@ class Workload:
             purpose.append(request)
         return cls(tuple(history), tuple(evaluation), description)
 
+    def drawn(
+        self,
+        number: int,
+        seed: int,
+        is_wanted: Callable[[WorkloadRequest], bool] = lambda _: True,
+        *,
+        from_history: bool = False,
+        again: bool = True,
+    ) -> list[WorkloadRequest]:
+        """So many requests, every class as often, in random order.
+
+        again: where there are too few, they come again, in another order each time; else there are
+        fewer. Prompts that come by Zipf's law always do.
+        """
+        pool = [r for r in (self.history if from_history else self.evaluation) if is_wanted(r)]
+        if self.zipf:
+            return _popular(pool, number, seed, self.zipf)
+        chosen = sample(pool, number, seed, at_most=True)
+        rng, drawn = np.random.default_rng([seed, 3]), list(chosen)
+        while again and len(drawn) < number:
+            drawn += [chosen[i] for i in rng.permutation(len(chosen))]
+        return drawn[:number]
+
     def observations(self) -> list[Observation]:
         """The history, for warm_store; its classes mixed, in an order that is always the same.
 
-        At most MAX_HISTORY_PER_CLASS of each, so that no dataset crowds out the others.
+        At most MAX_HISTORY_PER_CLASS of each, so that no dataset crowds out the others; of prompts
+        that come again, all.
         """
         mixed = sorted(self.history, key=lambda request: stable_hash("order of " + request.prompt))
-        left = Counter({request.class_name: MAX_HISTORY_PER_CLASS for request in mixed})
+        most = len(mixed) if self.zipf else MAX_HISTORY_PER_CLASS
+        left = Counter({request.class_name: most for request in mixed})
         observations = []
         for request in mixed:
             if left[request.class_name] > 0:
@@ -93,6 +125,25 @@ def sample(
         pool = list(prompts.values())
         chosen += [pool[j] for j in rng.choice(len(pool), wanted, replace=False)]
     return [chosen[j] for j in rng.permutation(len(chosen))]
+
+
+def _popular(
+    pool: Sequence[WorkloadRequest], number: int, seed: int, zipf: float
+) -> list[WorkloadRequest]:
+    """Prompts by Zipf's law, a third of them reworded, each time with one of its answers."""
+    rng = np.random.default_rng([seed, 4])
+    answers = defaultdict[str, list[WorkloadRequest]](list)
+    for request in pool:
+        answers[request.prompt].append(request)
+    prompts = sorted(answers, key=lambda prompt: stable_hash("rank of " + prompt))
+    weights = np.arange(1, len(prompts) + 1) ** -zipf
+    drawn = []
+    for i in rng.choice(len(prompts), number, p=weights / weights.sum()):
+        given = answers[prompts[i]]
+        request = given[int(rng.integers(len(given)))]
+        form = _FORMS[int(rng.integers(len(_FORMS)))] if rng.random() < _REWORDED else "{}"
+        drawn.append(replace(request, prompt=form.format(request.prompt)))
+    return drawn
 
 
 def stable_hash(text: str) -> int:

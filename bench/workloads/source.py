@@ -1,24 +1,65 @@
-"""Where a workload comes from: a data folder, or the generator."""
+"""What requests an experiment's loads are made of."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import ClassVar
 
-from bench.workloads import datasets, reasoning, synthetic
-from bench.workloads.prompts import Workload, WorkloadError
+import numpy as np
+from numpy.typing import NDArray
 
-WORKLOADS = ("mixed", "reasoning", "heavy-tailed")
+from bench.engines.simulator.request import SimRequest
+from bench.experiment.spec import Arm
+from bench.workloads.prompts import Workload
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import DEFAULT_URGENCY
+from sage_sched.slo.classes import SloConfig
 
 
-def load_workload(data: Path | None, name: str = "mixed") -> Workload:
-    """One of WORKLOADS, from the data folder, or generated. Raises WorkloadError where the one is
-    needed, or the other."""
-    if name == "heavy-tailed":
-        if data is not None:
-            raise WorkloadError("heavy-tailed makes its own prompts: it does not go with --data")
-        return synthetic.generate_heavy_tailed(3000, seed=0)
-    if name == "reasoning":
-        if data is None:
-            raise WorkloadError("reasoning needs prompts and lengths: give --data")
-        return reasoning.load(data)
-    return synthetic.generate(3000, seed=0) if data is None else datasets.load(data)
+class Purpose(StrEnum):
+    """What requests are drawn for. Nothing is reported on those of the other two."""
+
+    REPORT = "report"
+    TUNING = "tuning"
+    CAPACITY = "capacity"
+
+
+class Source(ABC):
+    """Requests of one kind.
+
+    unit: what a rate counts. capacity: how many of them an engine sustains a second; None if that
+    is to be measured. workload: its prompts, which real servers can be asked; None if it has
+    lengths alone. recorded: whether requests come at the times of a trace.
+    """
+
+    unit: ClassVar[str] = "requests"
+    recorded: ClassVar[bool] = False
+    capacity: float | None = None
+    workload: Workload | None = None
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """Whose prompts and lengths these are, and what of them is drawn."""
+
+    @abstractmethod
+    def requests(
+        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
+    ) -> list[SimRequest]:
+        """One request (or session) for each arrival, ascending times in seconds, shape (number,).
+
+        The same for all arms but for what is foreseen and said of them. cap: their max_new_tokens.
+        """
+
+    def all_answers(self) -> LengthDistribution:
+        """What servers are to foresee of every answer, where no text tells its length."""
+        raise NotImplementedError
+
+    def slo(self) -> SloConfig:
+        """What is promised on servers; bodies may say priorities."""
+        return SloConfig(trust="body")
+
+    def priority_of(self, request: SimRequest) -> int:
+        """What a request's body says, so that servers know of it what the simulator does."""
+        return DEFAULT_URGENCY - request.hints.urgency

@@ -24,13 +24,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.comparison import gpu as comparison
 from bench.engines.server import fit
 from bench.engines.server.facts import host_facts
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers
 from bench.engines.simulator.presets import PRESETS
-from bench.workloads.source import load_workload
+from bench.experiment import gpu as comparison
+from bench.workloads.named import load_workload
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
 from sage_sched.steps import StepTime, attended_pairs
@@ -113,7 +113,7 @@ class Checks:
         return {"said": said.getvalue().splitlines()}
 
     def comparison(self) -> dict[str, Any]:
-        """`fcfs`, tuned and not, and `sage` on the same requests (bench.comparison.gpu)."""
+        """`fcfs`, tuned and not, and `sage` on the same requests (bench.experiment.gpu)."""
         summary = self.folder / "comparison.json"
         argv = ["--device", self.args.device, "--output", str(self.folder / "comparison")]
         argv += ["--policies", "fcfs", "fcfs@clip=256", "sage", "--rates", "2x", "--seeds", "1"]

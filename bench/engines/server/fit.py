@@ -16,8 +16,8 @@ from bench.engines.server.client import drive
 from bench.engines.server.options import configure_servers, servers_of
 from bench.engines.server.policy_server import PolicyServers, load_tokenizer, scheduler_state
 from bench.engines.server.server import ServerError
+from bench.workloads.named import load_workload
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, sample
-from bench.workloads.source import load_workload
 from sage_sched.config import StepTimeConfig
 from sage_sched.fields import ConfigError
 

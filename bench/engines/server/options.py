@@ -18,7 +18,7 @@ from bench.engines.server.policy_server import (
     PolicyServers,
 )
 from bench.engines.simulator.presets import PRESETS
-from bench.workloads.source import WORKLOADS
+from bench.workloads.named import WORKLOADS
 from predictor_store.config_file import read_config
 
 

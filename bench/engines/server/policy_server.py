@@ -15,8 +15,8 @@ import yaml
 from bench.engines.clock.device import Device
 from bench.engines.clock.device_clock import STATE
 from bench.engines.clock.recall import remember
+from bench.engines.rival import Rival
 from bench.engines.server.server import STOCK_COMMAND, Server, ServerError
-from bench.rival import Rival
 from bench.workloads.prompts import WorkloadRequest, stable_hash
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.predict.embedder import fingerprint

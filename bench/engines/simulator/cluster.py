@@ -9,13 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from bench.cluster.routers import TotalRequests
 from bench.engines.simulator.node import gap_percentile_s
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import Result, result_of
 from bench.engines.simulator.run import check_requests, make_node
 from bench.engines.simulator.state import Options
+from bench.policies.routers import TotalRequests
 from sage_sched.config import SageConfig
 from sage_sched.routing import BLOCK_TOKENS, Ledger, Newcomer, Router
 

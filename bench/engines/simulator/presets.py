@@ -59,6 +59,26 @@ class Engine:
                 f"{self.slice_overhead_s} (allowed: 0 or more)"
             )
 
+    def shrunk(self, factor: float) -> Engine:
+        """An engine for which a token is what so many are for this one: fewer fit, and each takes
+        as much longer."""
+        if factor == 1:
+            return self
+        step = self.step_time
+        return replace(
+            self,
+            step_time=replace(
+                step,
+                prefill_token_s=step.prefill_token_s * factor,
+                prefill_pair_s=step.prefill_pair_s * factor**2,
+                decode_kv_token_s=step.decode_kv_token_s * factor,
+            ),
+            kv_pool_tokens=int(self.kv_pool_tokens / factor),
+            chunked_prefill_size=int(self.chunked_prefill_size / factor),
+            max_prefill_tokens=int(self.max_prefill_tokens / factor),
+            swap_token_s=self.swap_token_s * factor,
+        )
+
     def server_facts(self) -> ServerFacts:
         """What a policy may know of it."""
         return ServerFacts(

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.engines.run_metrics import run_metrics
 from bench.engines.simulator.fairness import fairness_metrics
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
-from bench.run_metrics import run_metrics
 from sage_sched.job import Hints
 from sage_sched.plan import Way
 from sage_sched.slo import Attainment
 from sage_sched.steps import attended_pairs
 
 _BOTH = (True, False)
-_QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
+_QUANTILES = (("median", 50), ("p90", 90), ("p99", 99))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,8 +30,10 @@ class Served:
 
     ttft_s, ttlt_s: from its arrival to its first and last token. alone_s: to its last token on an
     idle engine. input_tokens, answer_tokens: its true lengths. num_next_on_time: of its tokens but
-    the first, those that came when they were promised. hints: what was said of it.
+    the first, those that came when they were promised. hints: what was said of it. class_names:
+    what kind of request it is, which nobody was told.
     duration_s: from the first arrival to the last token.
+    cached_tokens: of all prompts, those that nobody had to compute; None where nobody counted.
     """
 
     arrival_s: NDArray[np.float64]
@@ -42,7 +44,9 @@ class Served:
     answer_tokens: NDArray[np.int64]
     num_next_on_time: NDArray[np.int64]
     hints: tuple[Hints, ...]
+    class_names: NDArray[np.str_]
     duration_s: float
+    cached_tokens: int | None
 
     @classmethod
     def of(
@@ -53,6 +57,7 @@ class Served:
         first_s: NDArray[np.float64],
         last_s: NDArray[np.float64],
         num_next_on_time: NDArray[np.int64],
+        cached_tokens: int | None = None,
         **more: Any,
     ) -> Self:
         """From when requests came, and when their first and last tokens did. more: of a Result."""
@@ -65,9 +70,67 @@ class Served:
             answer_tokens=np.array([request.output_tokens for request in requests]),
             num_next_on_time=num_next_on_time,
             hints=tuple(request.hints for request in requests),
+            class_names=np.array([request.class_name for request in requests]),
+            cached_tokens=cached_tokens,
             duration_s=float(last_s.max() - arrival_s.min()),
             **more,
         )
+
+    def metrics(self) -> dict[str, float]:
+        """The run in numbers, by the names of SGLang's bench_serving where it has one."""
+        numbers: dict[str, float] = {}
+        for name, of_s in (("e2e_latency", self.ttlt_s), ("ttft", self.ttft_s)):
+            numbers[f"mean_{name}_ms"] = 1e3 * float(of_s.mean())
+            for quantile, percent in _QUANTILES:
+                numbers[f"{quantile}_{name}_ms"] = 1e3 * float(np.percentile(of_s, percent))
+        first_s, last_s = self.arrival_s + self.ttft_s, self.arrival_s + self.ttlt_s
+        later = np.maximum(self.answer_tokens - 1, 1)
+        output_tokens = int(self.answer_tokens.sum())
+        waited_ms = 1e3 * (self.ttlt_s - self.alone_s) / self.answer_tokens
+        numbers |= {
+            **run_metrics(self.arrival_s, first_s, last_s, self.answer_tokens, self.alone_s),
+            **fairness_metrics(
+                self.arrival_s, last_s, self.alone_s, self.input_tokens, self.answer_tokens
+            ),
+            "mean_tpot_ms": 1e3 * float(((last_s - first_s) / later).mean()),
+            "mean_waited_per_token_ms": float(waited_ms.mean()),
+            "p99_waited_per_token_ms": float(np.percentile(waited_ms, 99)),
+            "output_throughput": output_tokens / self.duration_s,
+            "total_throughput": (output_tokens + int(self.input_tokens.sum())) / self.duration_s,
+            "request_throughput": len(self.ttlt_s) / self.duration_s,
+            "largest_slowdown": float((self.ttlt_s / self.alone_s).max()),
+            "duration": self.duration_s,
+        }
+        if self.cached_tokens is not None:
+            numbers["cached_share"] = self.cached_tokens / float(self.input_tokens.sum())
+        return numbers
+
+    def session_metrics(self) -> dict[str, float]:
+        """Of sessions, without the pauses between their steps; none where there are none."""
+        spent_s: dict[str, float] = defaultdict(float)
+        for hints, seconds in zip(self.hints, self.ttlt_s.tolist(), strict=True):
+            if hints.session:
+                spent_s[hints.session] += seconds
+        sessions_ms = 1e3 * np.array([*spent_s.values()])
+        if not sessions_ms.size:
+            return {}
+        return {
+            "mean_session_ms": float(sessions_ms.mean()),
+            "p99_session_ms": float(np.percentile(sessions_ms, 99)),
+        }
+
+    def only(self, class_names: Collection[str]) -> Served:
+        """The requests of these classes, at least one."""
+        chosen = np.isin(self.class_names, list(class_names))
+        arrays = {
+            field.name: getattr(self, field.name)[chosen]
+            for field in fields(Served)
+            if isinstance(getattr(self, field.name), np.ndarray)
+        }
+        hints = tuple(h for h, is_of in zip(self.hints, chosen, strict=True) if is_of)
+        last_s = arrays["arrival_s"] + arrays["ttlt_s"]
+        duration_s = float(last_s.max() - arrays["arrival_s"].min())
+        return Served(**arrays, hints=hints, duration_s=duration_s, cached_tokens=None)
 
     def attainment(self) -> dict[str, Any]:
         """How far requests got what they were promised."""
@@ -106,34 +169,17 @@ class Result(Served):
     wall_s: float
 
     def metrics(self) -> dict[str, float]:
-        """The run in numbers, by name."""
-        numbers = {
-            "mean_ttlt_s": float(self.ttlt_s.mean()),
-            "mean_ttft_s": float(self.ttft_s.mean()),
-        }
-        for name, percent in _QUANTILES:
-            numbers[f"{name}_ttlt_s"] = float(np.percentile(self.ttlt_s, percent))
-            numbers[f"{name}_ttft_s"] = float(np.percentile(self.ttft_s, percent))
-        first_s, last_s = self.arrival_s + self.ttft_s, self.arrival_s + self.ttlt_s
-        output_tokens = int(self.answer_tokens.sum())
+        """And what the engine did."""
         return {
-            **numbers,
-            **run_metrics(self.arrival_s, first_s, last_s, self.answer_tokens, self.alone_s),
-            **fairness_metrics(
-                self.arrival_s, last_s, self.alone_s, self.input_tokens, self.answer_tokens
-            ),
-            "output_throughput": output_tokens / self.duration_s,
-            "largest_slowdown": float((self.ttlt_s / self.alone_s).max()),
+            **Served.metrics(self),
             "num_retractions": float(self.num_retractions.sum()),
-            "longest_gap_s": float(self.longest_gap_s.max()),
-            "p99_gap_s": float(np.percentile(self.longest_gap_s, 99)),
-            "p99_itl_s": self.p99_itl_s,
+            "max_itl_ms": 1e3 * float(self.longest_gap_s.max()),
+            "p99_itl_ms": 1e3 * self.p99_itl_s,
             "num_yields": float(self.num_yields.sum()),
             "num_out_of_memory": float(sum(self.yields[True, way] for way in Way)),
             "num_left_in_tree": float(sum(self.yields[short, Way.LEAVE] for short in _BOTH)),
-            "simulated_tokens": float(output_tokens + self.prefill_tokens),
+            "simulated_tokens": float(int(self.answer_tokens.sum()) + self.prefill_tokens),
             "moved_tokens": float(self.moved_tokens),
-            "duration_s": self.duration_s,
         }
 
 
@@ -167,6 +213,7 @@ def result_of(
         first_s,
         last_s,
         np.array([p.num_next_on_time for p in ordered]),
+        cached_tokens=sum(request.input_tokens for request in requests) - prefill_tokens,
         num_retractions=np.array([p.num_retractions for p in ordered]),
         longest_gap_s=np.array([p.longest_gap_s for p in ordered]),
         num_yields=np.array([p.job.num_yields for p in ordered]),

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from bench.engines.rival import Rival
 from bench.engines.simulator.node import Node, gap_percentile_s
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
@@ -15,7 +16,6 @@ from bench.engines.simulator.result import Result, result_of
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
 from bench.policies.srpt_oracle import ORACLE, SrptOracle, SrptOracleParameters
-from bench.rival import Rival
 from sage_sched.config import SageConfig
 from sage_sched.policy import Policy
 from sage_sched.registry import policy_named
@@ -32,8 +32,8 @@ def simulate(
     """Serve the requests (at least one, in order of arrival) on one engine.
 
     policy: one that is not registered, or the name of one that is, of stock.STOCK, or ORACLE;
-    tuned as bench.rival.Rival says. Of config only the section policy counts: the policy gets
-    the engine's own step time. on_served: called as each has its last token. Raises ValueError for
+    tuned as bench.engines.rival.Rival says. Of config only the section policy counts: the policy
+    gets the engine's own step time. on_served: called as each has its last token. Raises ValueError for
     an unknown policy and for requests that the engine cannot serve.
     """
     began = time.perf_counter()

@@ -14,8 +14,8 @@ from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.run import simulate
 from bench.whatif import check
 from bench.workloads.arrivals import poisson_arrivals
+from bench.workloads.named import load_workload
 from bench.workloads.prompts import sample
-from bench.workloads.source import load_workload
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 
 PRESET, POLICIES = "h800-80gb-qwen3-32b", ("fcfs", "fcfs@clip=256")

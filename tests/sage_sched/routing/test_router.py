@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cluster.routers import ROUTERS, router_named
+from bench.policies.routers import ROUTERS, router_named
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError
 from sage_sched.job import Hints

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import requests
 
-from bench.comparison.side_by_side import Settings, compare_policies
 from bench.engines.clock.device import Device
 from bench.engines.server.policy_server import (
     CPU_ENGINE_FLAGS,
@@ -20,6 +19,7 @@ from bench.engines.server.policy_server import (
     scheduler_state,
 )
 from bench.engines.server.server import Server, ServerError
+from bench.engines.server.side_by_side import Settings, compare_policies
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.result import alone_s
 from bench.workloads import synthetic

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.cluster.routers import ROUTERS, router_named
 from bench.engines.simulator.cluster import _keys, simulate_cluster
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
+from bench.policies.routers import ROUTERS, router_named
 from sage_sched.config import SageConfig
 from sage_sched.routing import BLOCK_TOKENS
 from tests.bench.engines.simulator.traffic import SMALL, mixed, request

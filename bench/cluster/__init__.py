@@ -1,1 +1,0 @@
-"""Dispatchers on many simulated engines."""

@@ -1,1 +1,0 @@
-"""Policies compared on real servers, from the command to the report."""

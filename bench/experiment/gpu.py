@@ -1,0 +1,66 @@
+"""The comparison on a host with a GPU: `python -m bench.experiment.gpu`.
+
+Llama 3.1 8B's shape with SGLang's dummy weights and answers of recorded length, so that times are
+those of the real model and nothing is downloaded. Takes the options of `sage-sched bench`, with
+defaults for one GPU; each of the numbers it prints stands beside hardware and versions.
+
+On an air-gapped host, set up its environment first and write the model where there is a network
+(--write-model DIR), then name the folder and what its kernels need:
+
+    python -m bench.experiment.gpu --model-path DIR --data DATA --server-flags "--load-format dummy
+        --attention-backend triton --sampling-backend pytorch --grammar-backend xgrammar"
+
+`--shape tiny --device cpu` tries the same path on a small model where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from bench.engines.server.facts import host_facts
+from bench.engines.server.model import LLAMA_31_8B, write_model
+from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, CPU_MODEL
+from bench.experiment import compare as command
+
+SHAPES = {"llama31-8b": LLAMA_31_8B, "tiny": {**CPU_MODEL, "weights": False}}
+# A pool of some 200 requests of the workload: at twice the capacity it is full, as on a server in
+# use, without the minutes that filling the whole memory of a large GPU would take.
+GPU_FLAGS = ("--max-total-tokens", "131072", "--max-running-requests", "256")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.experiment.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.configure_runs(parser)
+    parser.add_argument("--shape", choices=SHAPES, default="llama31-8b", help="of the model")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--write-model", type=Path, metavar="DIR", help="write the model and end")
+    parser.set_defaults(num_requests=500, output=Path("results/gpu"), json=False)
+    args = parser.parse_args(argv)
+    if args.write_model is not None:
+        print(write_model(args.write_model, **SHAPES[args.shape]))
+        return 0
+    facts = host_facts()
+    if args.device == "cuda" and facts["gpu"] == "none":
+        print("bench.experiment.gpu: this host has no GPU that torch can use", file=sys.stderr)
+        return 2
+    if args.model_path is None:
+        args.model_path = write_model(args.output / "model", **SHAPES[args.shape])
+    if args.server_flags is None:
+        args.server_flags = ["--load-format", "dummy"]
+        args.server_flags += CPU_FLAGS if args.device == "cpu" else GPU_FLAGS
+    print(json.dumps(facts, indent=2))
+    print("server flags:", shlex.join(args.server_flags), flush=True)
+    env = CPU_ENV if args.device == "cpu" else {}
+    return command.run(args, server_env=env)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

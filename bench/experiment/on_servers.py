@@ -1,0 +1,99 @@
+"""An experiment's prompts, asked of real servers: on a device clock, or as fast as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.engines.clock.device import Device
+from bench.engines.clock.priority import go_first
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import (
+    CPU_ENGINE_FLAGS,
+    CPU_ENV,
+    CPU_FLAGS,
+    CPU_MODEL,
+    PolicyServers,
+)
+from bench.engines.server.side_by_side import Settings, compare_policies
+from bench.experiment.records import Provenance, Record, of_metrics
+from bench.experiment.simulated import Loaded
+from bench.experiment.spec import RECORDED, Arm, Experiment, SpecError
+
+
+def records_of_prompts(
+    experiment: Experiment,
+    loaded: Loaded,
+    arms: Sequence[Arm],
+    *,
+    output: Path,
+    model: Path | None,
+    server_flags: Sequence[str] | None,
+) -> Iterator[Record]:
+    """Of the runs that are valid. Raises SpecError, ServerError."""
+    load, columns = loaded.load, (*experiment.columns, *experiment.ratios)
+    of_simulations = load.parts or load.nodes > 1 or load.arrivals == RECORDED
+    if of_simulations or any(arm != Arm(policy=arm.policy, label=arm.label) for arm in arms):
+        raise SpecError(
+            f"load {load.name}: servers of prompts differ by policy alone, allowed: --engine sim"
+        )
+    folder = output / experiment.name
+    label_of = {arm.policy: arm.name for arm in arms}
+    workload = loaded.source.workload
+    assert workload is not None
+    settings = Settings(
+        workload=workload,
+        servers=_servers(experiment, loaded, folder, model, server_flags),
+        policies=tuple(label_of),
+        rates=(load.rate,),
+        num_seeds=experiment.seeds,
+        first_seed=experiment.first_seed,
+        num_requests=load.num_requests,
+        load=load.arrivals,
+        max_new_tokens=load.max_new_tokens,
+    )
+    made_by = Provenance.of_now()
+    for found in compare_policies(settings):
+        if found["valid"]:
+            yield record_of(
+                found, columns, made_by, experiment=experiment.name, load=load.name,
+                arm=label_of[found["policy"]], engine=experiment.engine,
+            )  # fmt: skip
+
+
+def record_of(
+    run: Mapping[str, Any], columns: Sequence[str], made_by: Provenance, **about: str
+) -> Record:
+    """Of a valid run of a comparison. about: the record's fields, of which arm and load are the
+    run's policy and rate unless they are given."""
+    given = {"load": run["rate"], "arm": run["policy"], "experiment": "", "engine": "server"}
+    return Record(
+        **{**given, **about},
+        policy=run["policy"],
+        seed=run["seed"],
+        metrics=of_metrics({**run.get("counters", {}).get("decisions", {}), **run}, columns),
+        made_by=made_by,
+    )
+
+
+def _servers(
+    experiment: Experiment,
+    loaded: Loaded,
+    folder: Path,
+    model: Path | None,
+    server_flags: Sequence[str] | None,
+) -> PolicyServers:
+    arm, load = experiment.arms[0], loaded.load
+    on_clock = experiment.engine == "clock"
+    if on_clock:
+        go_first()
+    flags = CPU_ENGINE_FLAGS if on_clock else CPU_FLAGS
+    return PolicyServers(
+        model=model or write_model(folder / "model", **CPU_MODEL),
+        folder=folder,
+        flags=flags if server_flags is None else tuple(server_flags),
+        env=CPU_ENV if on_clock or server_flags is None else {},
+        sage=arm.config,
+        device=Device(load.preset, experiment.speed, load.engine_of(arm)) if on_clock else None,
+    )

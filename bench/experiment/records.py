@@ -1,0 +1,132 @@
+"""What came of a run, as a line of JSON: what tables and pictures in docs are made from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+FOLDER = Path(__file__).parents[1] / "records"
+_VERSIONS = ("sglang", "torch", "numpy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """By what a record was made. commit: of the code, "" outside a checkout. imported: where the
+    numbers stood before there were records, "" if they were written down as they were made."""
+
+    commit: str = ""
+    command: str = ""
+    versions: str = ""
+    host: str = ""
+    imported: str = ""
+
+    @classmethod
+    def of_now(cls) -> Self:
+        """Of this process."""
+        words = ["sage-sched", *sys.argv[1:]]
+        return cls(
+            commit=_commit(),
+            command=shlex.join(words),
+            versions=", ".join(
+                f"{name} {found}" for name in _VERSIONS if (found := _version(name))
+            ),
+            host=f"{os.cpu_count()} cores",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One run of an arm under a load.
+
+    seed: None if the numbers are medians over several. engine: sim, clock or server. metrics: by
+    the names of SGLang's bench_serving where it has one (docs/bench.md).
+    """
+
+    experiment: str
+    load: str
+    arm: str
+    policy: str
+    seed: int | None
+    engine: str
+    metrics: Mapping[str, float]
+    made_by: Provenance = field(default_factory=Provenance)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What another record of the same takes the place of."""
+        return self.experiment, self.load, self.arm, self.seed, self.engine
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """Raises ValueError."""
+        try:
+            found = json.loads(line)
+            return cls(**{**found, "made_by": Provenance(**found["made_by"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"is no record: {error!r}") from error
+
+    def line(self) -> str:
+        """As parse reads it, metrics to five digits."""
+        rounded = {name: float(f"{value:.5g}") for name, value in self.metrics.items()}
+        return json.dumps(asdict(replace(self, metrics=rounded)))
+
+
+def file_of(experiment: str, folder: Path = FOLDER) -> Path:
+    """Where an experiment's records are."""
+    return folder / f"{experiment}.jsonl"
+
+
+def read(file: Path) -> list[Record]:
+    """In order; none where there is no file. Raises ValueError, which names the line."""
+    if not file.exists():
+        return []
+    records = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            records.append(Record.parse(line))
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number}: {error}") from error
+    return records
+
+
+def write(file: Path, new: Sequence[Record]) -> None:
+    """Beside those that are there, in the place of those of the same run."""
+    kept = {record.key: record for record in (*read(file), *new)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(record.line() + "\n" for record in kept.values()), encoding="utf-8")
+
+
+def of_metrics(metrics: Mapping[str, Any], columns: Iterable[str]) -> dict[str, float]:
+    """Those that a record keeps: of KEPT and these columns."""
+    wanted = dict.fromkeys((*KEPT, *columns))
+    return {name: float(metrics[name]) for name in wanted if name in metrics}
+
+
+# Beside what an experiment's columns name.
+KEPT = (
+    "mean_e2e_latency_ms", "median_e2e_latency_ms", "p99_e2e_latency_ms", "mean_ttft_ms",
+    "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "max_itl_ms", "mean_waited_s", "p99_waited_s",
+    "output_throughput", "arriving_throughput", "request_throughput", "duration", "drain_s",
+    "num_retractions", "num_yields", "num_out_of_memory",
+)  # fmt: skip
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

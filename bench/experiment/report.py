@@ -1,0 +1,107 @@
+"""The comparison as one HTML file that needs nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bench.engines.clock.device import device_note
+from bench.experiment import plot
+from bench.experiment.compare import as_experiment
+from bench.experiment.records import Record
+from bench.experiment.stats import headline, ordered
+from bench.experiment.table import rows
+
+Run = Mapping[str, Any]
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem;
+       color: #222 }
+p { max-width: 64rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.85rem }
+.wide { overflow-x: auto }
+th, td { padding: 0.25rem 0.45rem; text-align: right; border-bottom: 1px solid #ddd }
+th { vertical-align: bottom } td { white-space: nowrap }
+td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left }
+tr.ours { font-weight: 600; background: #fdf0ef }
+figure { margin: 1rem 0; overflow-x: auto } svg { max-width: 100%; height: auto }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.1rem 1rem; font-size: 0.88rem }
+dt { color: #666 } dd { margin: 0; overflow-wrap: anywhere } .note { color: #666 }
+"""
+
+
+def write_report(runs: Sequence[Run], records: Sequence[Record], path: Path) -> None:
+    """Settings, table and plots of a comparison."""
+    valid = [run for run in runs if run["valid"]]
+    seeds = sorted({run["seed"] for run in valid})
+    first = runs[0]["policy"]
+    sections = [
+        "<h1>sage-sched: policies compared on real servers</h1>",
+        *(f"<p><b>{escape(line)}</b></p>" for line in _opening(valid[0], records) if line),
+        f"<p>Medians over {len(seeds)} seeds. Ratios are to <b>{escape(first)}</b> on the same "
+        "arrivals, median over seeds with their range. TTLT: time to last token. Slowdown: TTLT "
+        "over the TTLT that the request would have on an idle server; the table shows the largest. "
+        "Waited: TTLT less the TTLT on an idle server. Arrivals: how long requests came, in mean "
+        "TTLTs. Drain: what the server took after the last arrival.</p>",
+        _html_table(records),
+        _invalid(runs),
+        _figure("Latency against arrival rate", plot.latency_against_rate(valid)),
+        _figure("How the times to the last token are distributed", plot.ttlt_distribution(valid)),
+        _figure("Who waits: slowdown by output length", plot.slowdown_by_length(valid)),
+        "<h2>Settings</h2>",
+        _settings(valid[0]),
+    ]
+    page = "\n".join(
+        [
+            '<!doctype html><html lang="en"><meta charset="utf-8">',
+            f"<title>sage-sched comparison</title><style>{_STYLE}</style>",
+            "<article>",
+            *sections,
+            "</article></html>\n",
+        ]
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+
+
+def _opening(run: Run, records: Sequence[Record]) -> tuple[str, str]:
+    """The result, and on what it was had."""
+    return headline(records), device_note(run["settings"])
+
+
+def _html_table(records: Sequence[Record]) -> str:
+    head, body = rows(as_experiment(records), records)
+    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    lines = [f'<div class="wide"><table><tr>{cells}</tr>']
+    for row in body:
+        mark = ' class="ours"' if "`sage`" in row else ""
+        cells = "".join(f"<td>{escape(cell.strip('`'))}</td>" for cell in row)
+        lines.append(f"<tr{mark}>{cells}</tr>".replace(" (", "<br>("))  # intervals below
+    return "\n".join([*lines, "</table></div>"])
+
+
+def _invalid(runs: Sequence[Run]) -> str:
+    lost = [run for run in runs if not run["valid"]]
+    if not lost:
+        return ""
+    reasons = ordered(
+        f"{run['policy']}, rate {run['rate']}, seed {run['seed']}: {run['invalid_reason']}"
+        for run in lost
+    )
+    items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+    return f"<p>Left out as invalid:</p><ul>{items}</ul>"
+
+
+def _figure(title: str, svg: str) -> str:
+    return f"<h2>{escape(title)}</h2><figure>{svg}</figure>"
+
+
+def _settings(run: Run) -> str:
+    items = "".join(
+        f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>"
+        for name, value in run["settings"].items()
+    )
+    return f"<dl>{items}</dl>"

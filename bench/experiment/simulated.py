@@ -1,0 +1,106 @@
+"""An arm's requests in the simulator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.engines.saturation import Saturation
+from bench.engines.simulator.cluster import simulate_cluster
+from bench.engines.simulator.deadline_rivals import RIVALS, rival
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import Result
+from bench.engines.simulator.run import simulate
+from bench.engines.simulator.state import Options
+from bench.experiment.spec import RECORDED, Arm, Load, requests_per_s
+from bench.policies.routers import router_named
+from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
+from bench.workloads.source import Purpose, Source
+from bench.workloads.sources import source_of
+
+# What a request waits for its prediction on a server, at most.
+PREDICTION_DELAY_S = 0.002
+_BURST_SEED = 1
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A load, and what its requests come from. trace: see bench.workloads.sources."""
+
+    load: Load
+    data: Path | None
+    trace: Path | None = None
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """Raises WorkloadError, SpecError."""
+        return source_of(self.load, self.data, self.trace)
+
+    @functools.cached_property
+    def saturated(self) -> Saturation:
+        """What one engine sustains under capacity_by, from a burst that is the same for all."""
+        arm = Arm(policy=self.load.capacity_by)
+        at_once = np.zeros(PULSE_REQUESTS)
+        cap = self.load.max_new_tokens
+        burst = self.source.requests(arm, at_once, _BURST_SEED, cap, Purpose.CAPACITY)
+        result = served(self.load, arm, burst, one_node=True)
+        return Saturation.measured(result.ttft_s, result.ttlt_s)
+
+    @functools.cached_property
+    def rate_per_s(self) -> float:
+        """Requests (or sessions) a second, on all nodes."""
+        if not self.load.rate.endswith("x"):
+            return requests_per_s(self.load.rate, 1.0)
+        capacity = self.source.capacity or self.saturated.capacity
+        return requests_per_s(self.load.rate, capacity * self.load.nodes)
+
+    def arrivals_s(self, seed: int) -> NDArray[np.float64]:
+        """When requests come."""
+        load = self.load
+        if load.arrivals == RECORDED:
+            return np.array([requests_per_s(load.rate, 1.0)])
+        number = load.num_requests
+        if number is None:
+            service_s = self.saturated.service_s if load.arrivals == "sustained" else 0.0
+            number = num_requests_of(load.arrivals, self.rate_per_s, service_s)
+        return arrivals_of(load.arrivals, number, seed) / self.rate_per_s
+
+    def requests(self, arm: Arm, seed: int, purpose: Purpose = Purpose.REPORT) -> list[SimRequest]:
+        """Those of a seed, the same for all arms but for what is foreseen and said of them."""
+        if self.load.parts:
+            return self._one_after_the_other(arm, seed, purpose)
+        cap = self.load.max_new_tokens
+        return self.source.requests(arm, self.arrivals_s(seed), seed, cap, purpose)
+
+    def _one_after_the_other(self, arm: Arm, seed: int, purpose: Purpose) -> list[SimRequest]:
+        requests: list[SimRequest] = []
+        for part in self._parts:
+            began_s = requests[-1].arrival_s + 1 / part.rate_per_s if requests else 0.0
+            arrivals_s = began_s + part.arrivals_s(seed)
+            cap = part.load.max_new_tokens
+            requests += part.source.requests(arm, arrivals_s, seed, cap, purpose)
+        return requests
+
+    @functools.cached_property
+    def _parts(self) -> list[Loaded]:
+        return [Loaded(part, self.data, self.trace) for part in self.load.parts]
+
+
+def served(
+    load: Load, arm: Arm, requests: Sequence[SimRequest], seed: int = 0, *, one_node: bool = False
+) -> Result:
+    """What the simulator makes of them. Raises ValueError where the policy is unknown."""
+    engine = load.engine_of(arm)
+    options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S, pace=load.pace)
+    if load.nodes > 1 and not one_node:
+        router = router_named(arm.dispatch, seed)
+        return simulate_cluster(
+            engine, load.nodes, arm.policy, arm.config, requests, options, router=router
+        )
+    policy = rival(arm.policy, engine.server_facts()) if arm.policy in RIVALS else arm.policy
+    return simulate(engine, policy, arm.config, requests, options)

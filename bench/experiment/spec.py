@@ -1,0 +1,260 @@
+"""What an experiment is, as a TOML file says it: arms under loads, with seeds.
+
+title = "What the file is about"
+arms = ["fcfs", "shortest-prefill-first@clip=256", {policy = "sage", settings = {...}}]
+
+[defaults]            # of each load
+workload = "real"
+rate = "2x"
+
+[loads."48 slots"]    # what differs; without loads there is one, of the defaults
+engine = {max_running_requests = 48}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from bench.engines.rival import Rival
+from bench.engines.simulator.presets import PRESETS, Engine
+from bench.workloads.arrivals import LOADS
+from sage_sched.config import SageConfig
+from sage_sched.fields import ConfigError
+
+T = TypeVar("T")
+FOLDER = Path(__file__).parents[1] / "experiments"
+PREDICTORS = ("semantic", "threshold alone", "input length", "none", "truth")
+RECORDED = "recorded"
+
+
+class SpecError(ValueError):
+    """An experiment that cannot be; the message says where, and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One row of a table.
+
+    policy: as bench.engines.rival.Rival writes it, tuned where it is SGLang's. label: of the row;
+        by default the policy.
+    settings: sections of our policies' configuration that differ from the defaults.
+    engine: fields of the engine that differ from the load's.
+    preempt: whether requests may leave the engine. predictor: one of PREDICTORS. wrong_by: a factor
+        on all lengths foreseen. noise: whether a uniform distribution is mixed in.
+    said_by: who says how urgent requests are, where a workload has several.
+    dispatch: the router before the engines, where a load has several.
+    flags: of servers alone.
+    """
+
+    policy: str
+    label: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    preempt: bool = True
+    predictor: str = "semantic"
+    wrong_by: float = 1.0
+    noise: bool = False
+    said_by: str = "expert"
+    dispatch: str = "total_requests"
+    flags: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its row."""
+        return self.label or self.policy
+
+    @property
+    def config(self) -> SageConfig:
+        """Our policies' settings. Raises ConfigError."""
+        return SageConfig.parse(self.settings)
+
+    @classmethod
+    def parse(cls, found: Any, where: str) -> Self:
+        """From a policy's name, or a table. Raises SpecError."""
+        arm = _parsed(cls, {"policy": found} if isinstance(found, str) else found, where)
+        try:
+            Rival.parse(arm.policy)
+            _ = arm.config
+        except (ValueError, ConfigError) as error:
+            raise SpecError(f"{where}: {error}") from error
+        _require(arm.predictor in PREDICTORS, where, "predictor", arm.predictor, PREDICTORS)
+        return arm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One column of an experiment.
+
+    workload: a name of bench.workloads.sources, or a table of it and its options.
+    rate: a number a second, or "2x" for twice what capacity_by sustains.
+    arrivals: one of bench.workloads.arrivals.LOADS, or RECORDED for those of a trace, which come
+        `rate` times as fast.
+    num_requests: a run; None for what the arrivals have.
+    preset, engine: the engine, and fields of it that differ. nodes: how many of them. shrink: an
+        engine with so many times fewer tokens of KV, each of which takes so many times as long.
+    pace: by how much steps take longer than policies are told.
+    parts: what comes one after the other in the place of all this, each what differs from it.
+    """
+
+    name: str
+    workload: Mapping[str, Any] = field(default_factory=lambda: {"name": "generated"})
+    rate: str = "2x"
+    arrivals: str = "sustained"
+    num_requests: int | None = None
+    max_new_tokens: int = 4096
+    preset: str = "h800-qwen3-32b"
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    nodes: int = 1
+    shrink: float = 1.0
+    pace: float = 1.0
+    capacity_by: str = "fcfs"
+    parts: Sequence[Load] = ()
+
+    def engine_of(self, arm: Arm) -> Engine:
+        """What an arm runs on."""
+        engine = PRESETS[self.preset].shrunk(self.shrink)
+        return dataclasses.replace(engine, **{**self.engine, **arm.engine})
+
+    @classmethod
+    def parse(cls, name: str, found: Mapping[str, Any], where: str) -> Self:
+        """Raises SpecError."""
+        given = dict(found)
+        if isinstance(given.get("workload"), str):
+            given["workload"] = {"name": given["workload"]}
+        if "rate" in given:
+            given["rate"] = f"{given['rate']}"
+        parts = given.pop("parts", ())
+        rest = {**given, "parts": [cls.parse(name, {**given, **part}, where) for part in parts]}
+        load = _parsed(cls, {"name": name, **rest}, where)
+        _require(load.preset in PRESETS, where, "preset", load.preset, PRESETS)
+        known = (*LOADS, RECORDED)
+        _require(load.arrivals in known, where, "arrivals", load.arrivals, known)
+        fields = {f.name for f in dataclasses.fields(Engine)}
+        for name in load.engine:
+            _require(name in fields, where, "engine", name, fields)
+        requests_per_s(load.rate, 1.0)
+        return load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """SGLang's policies by each clip and conservativeness. The best of them by its mean time to the
+    last token is the experiment's first arm. seeds: those on which nothing is reported."""
+
+    policies: Sequence[str]
+    clips: Sequence[int]
+    conservativeness: Sequence[float] = (1.0,)
+    seeds: Sequence[int] = (11, 12)
+
+    def arms(self) -> list[Arm]:
+        """All that are tried."""
+        tried = product(self.policies, self.clips, self.conservativeness)
+        specs = [
+            f"{policy}@clip={clip}" + ("" if share == 1 else f",conservativeness={share:g}")
+            for policy, clip, share in tried
+        ]
+        return [Arm(policy=spec) for spec in specs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """name: of the file. arms: ratios are to the first, or to `reference`. columns: of the table,
+    names of bench.experiment.metrics, beside the ratios. seeds: how many, from first_seed on."""
+
+    name: str
+    title: str
+    arms: Sequence[Arm]
+    loads: Sequence[Load]
+    columns: Sequence[str] = (
+        "mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_waited_s", "mean_ttft_ms", "p99_itl_ms",
+        "max_itl_ms", "arriving_throughput",
+    )  # fmt: skip
+    ratios: Sequence[str] = ("mean_e2e_latency_ms", "p99_e2e_latency_ms")
+    reference: str = ""
+    seeds: int = 3
+    first_seed: int = 0
+    engine: str = "sim"
+    speed: float = 4.0
+    tuned: Tuning | None = None
+    note: str = ""
+
+    @classmethod
+    def read(cls, name_or_file: str) -> Self:
+        """One of FOLDER, or a file of your own. Raises SpecError."""
+        file = FOLDER / f"{name_or_file}.toml"
+        if name_or_file.endswith(".toml"):
+            file = Path(name_or_file)
+        try:
+            found = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SpecError(
+                f"there is no experiment {name_or_file!r}, known: {', '.join(names())}"
+            ) from error
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"{file}: {error}") from error
+        return cls.parse(file.stem, found)
+
+    @classmethod
+    def parse(cls, name: str, found: Mapping[str, Any]) -> Self:
+        """Raises SpecError, which says where, and what is allowed."""
+        given = dict(found)
+        defaults = given.pop("defaults", {})
+        loads = given.pop("loads", {}) or {f"{defaults.get('rate', '2x')}": {}}
+        arms = [Arm.parse(arm, f"{name}: arms") for arm in given.pop("arms", ())]
+        tuned = given.pop("tuned", None)
+        experiment = _parsed(
+            cls,
+            {
+                **given,
+                "name": name,
+                "arms": arms,
+                "tuned": None if tuned is None else _parsed(Tuning, tuned, f"{name}: tuned"),
+                "loads": [
+                    Load.parse(load, {**defaults, **differs}, f"{name}: loads.{load}")
+                    for load, differs in loads.items()
+                ],
+            },
+            name,
+        )
+        labels = [arm.name for arm in arms]
+        _require(len(labels) == len(set(labels)), name, "arms", "of the same label", labels)
+        _require(bool(arms), name, "arms", "nothing", ["at least one policy"])
+        return experiment
+
+
+def names() -> list[str]:
+    """Of all experiments that come with this package."""
+    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+def requests_per_s(rate: str, capacity: float) -> float:
+    """What a rate means. Raises ValueError, which says what is allowed."""
+    number = rate.removesuffix("x")
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise SpecError(f"rate is {rate!r}, allowed: requests/s above 0 (3.5) or a multiple (2x)")
+    return value * capacity if rate.endswith("x") else value
+
+
+def _parsed(kind: type[T], given: Mapping[str, Any], where: str) -> T:
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in given:
+        _require(name in fields, where, "a key", name, fields)
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise SpecError(f"{where}: {error}") from error
+
+
+def _require(holds: bool, where: str, what: str, found: Any, allowed: Any) -> None:
+    if not holds:
+        raise SpecError(f"{where}: {what} is {found!r}, allowed: {', '.join(map(str, allowed))}")

@@ -1,0 +1,118 @@
+"""From records to medians over seeds, and ratios paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.experiment.records import Record
+
+# policy -> rate -> metric -> {"median", "ratio", "ratio_low", "ratio_high"}
+Summary = dict[str, dict[str, dict[str, dict[str, float]]]]
+# What a summary has of each run. SGLang's names (sglang/benchmark/serving.py); TTLT is its
+# end-to-end latency.
+METRICS = (
+    "mean_e2e_latency_ms", "median_e2e_latency_ms", "p90_e2e_latency_ms", "p99_e2e_latency_ms",
+    "mean_ttft_ms", "median_ttft_ms", "p90_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms",
+    "max_itl_ms", "largest_slowdown", "output_throughput", "request_throughput", "duration",
+    "mean_waited_s", "median_waited_s", "p99_waited_s", "arrivals_s", "arrivals_per_ttlt",
+    "arriving_throughput", "drain_s", "drain_share",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """To the reference on the same requests: the median over seeds, and the range of them all."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.median:.2f}"
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def ordered(values: Iterable[str]) -> list[str]:
+    """Distinct values in the order of their first appearance."""
+    return list(dict.fromkeys(values))
+
+
+def of_arm(records: Iterable[Record], load: str, arm: str) -> list[Record]:
+    """Of one load and arm."""
+    return [record for record in records if (record.load, record.arm) == (load, arm)]
+
+
+def median(records: Sequence[Record], metric: str) -> float:
+    """Over seeds; NaN where no record has the metric."""
+    found = [record.metrics[metric] for record in records if metric in record.metrics]
+    return float(np.median(found)) if found else float("nan")
+
+
+def ratio(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> Ratio | None:
+    """Paired by seed; None where there is no pair, or nothing to divide by."""
+    of_seed = {record.seed: record.metrics.get(metric, 0.0) for record in theirs}
+    ratios = [
+        record.metrics[metric] / of_seed[record.seed]
+        for record in ours
+        if of_seed.get(record.seed) and metric in record.metrics
+    ]
+    if not ratios:
+        return None
+    return Ratio(float(np.median(ratios)), float(min(ratios)), float(max(ratios)))
+
+
+def summarize(records: Sequence[Record]) -> Summary:
+    """Medians over seeds of METRICS, and of their ratios to the first arm's at the same seed, with
+    the range. Raises ValueError where there is no record."""
+    if not records:
+        raise ValueError("no valid run to summarize")
+    summary: Summary = {}
+    for arm in ordered(record.arm for record in records):
+        for load in ordered(record.load for record in records if record.arm == arm):
+            ours, theirs = (of_arm(records, load, name) for name in (arm, records[0].arm))
+            summary.setdefault(arm, {})[load] = {
+                metric: _row(ours, theirs, metric) for metric in METRICS
+            }
+    return summary
+
+
+def _row(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> dict[str, float]:
+    found = ratio(ours, theirs, metric) or Ratio(math.nan, math.nan, math.nan)
+    return {
+        "median": median(ours, metric),
+        "ratio": found.median,
+        "ratio_low": found.low,
+        "ratio_high": found.high,
+    }
+
+
+def headline(records: Sequence[Record]) -> str:
+    """What came of `sage` under the last load, in one sentence; "" where it was not compared."""
+    load, first = ordered(record.load for record in records)[-1], records[0].arm
+    ratios = {
+        arm: found
+        for arm in ordered(record.arm for record in records)
+        if (found := _mean_ratio(records, load, arm, first)) is not None
+    }
+    if first == "sage" or not {"sage", first} <= set(ratios):
+        return ""
+    ours = ratios.pop("sage")
+    best = min(ratios, key=lambda arm: ratios[arm].median)
+    sentence = (
+        f"Under sage the mean time to the last token was {ours.median:.2f} of what it was under "
+        f"{first} ({ours.low:.2f} to {ours.high:.2f} over the seeds)"
+    )
+    if best == first:
+        return f"{sentence}."
+    share = ours.median / ratios[best].median
+    return f"{sentence}, and {share:.2f} of what it was under {best}, the best of the others."
+
+
+def _mean_ratio(records: Sequence[Record], load: str, arm: str, first: str) -> Ratio | None:
+    ours, theirs = (of_arm(records, load, name) for name in (arm, first))
+    return ratio(ours, theirs, "mean_e2e_latency_ms")

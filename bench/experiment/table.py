@@ -1,0 +1,164 @@
+"""Records as tables: for people, and as the Markdown of pages, which may be out of date."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bench.experiment import records
+from bench.experiment.records import Record
+from bench.experiment.spec import Experiment
+from bench.experiment.stats import median, of_arm, ordered, ratio
+
+# A metric: its heading, and what it is shown times.
+_HEADINGS = {
+    "mean_e2e_latency_ms": ("mean, s", 1e-3),
+    "median_e2e_latency_ms": ("median, s", 1e-3),
+    "p90_e2e_latency_ms": ("p90, s", 1e-3),
+    "p99_e2e_latency_ms": ("p99, s", 1e-3),
+    "mean_ttft_ms": ("first token, s", 1e-3),
+    "median_ttft_ms": ("median first token, s", 1e-3),
+    "p99_ttft_ms": ("p99 first token, s", 1e-3),
+    "mean_tpot_ms": ("TPOT, ms", 1.0),
+    "p99_itl_ms": ("p99 ITL, ms", 1.0),
+    "max_itl_ms": ("longest gap, s", 1e-3),
+    "mean_waited_s": ("waited, s", 1.0),
+    "p99_waited_s": ("p99 waited, s", 1.0),
+    "mean_session_ms": ("session, s", 1e-3),
+    "p99_session_ms": ("p99 session, s", 1e-3),
+    "mean_waited_per_token_ms": ("waited a token, ms", 1.0),
+    "p99_waited_per_token_ms": ("p99 waited a token, ms", 1.0),
+    "output_throughput": ("tokens/s", 1.0),
+    "total_throughput": ("tokens/s, in and out", 1.0),
+    "arriving_throughput": ("tokens/s", 1.0),
+    "request_goodput": ("goodput, requests/s", 1.0),
+    "num_retractions": ("retracted", 1.0),
+    "num_out_of_memory": ("left", 1.0),
+    "num_yields": ("yields", 1.0),
+    "cached_share": ("cached", 1.0),
+    "tdg_ratio": ("TDG", 1.0),
+    "missed_tdg": ("missed TDG", 1.0),
+    "slo_attainment": ("attained", 1.0),
+}
+_ENGINES = {"sim": "simulated", "clock": "device clock", "server": "servers"}
+
+
+def rows(experiment: Experiment, found: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
+    """The table: its head, and a row for each load, engine and arm.
+
+    Ratios are to the experiment's reference, or to the first arm that the load has.
+    """
+    engines = ordered(record.engine for record in found)
+    loads = ordered(record.load for record in found)
+    lead = [
+        *(["load"] if len(loads) > 1 else []),
+        *(["by"] if len(engines) > 1 else []),
+        "policy",
+    ]
+    head = [
+        *lead,
+        *(f"{_unitless(_named(metric)[0])}, ratio" for metric in experiment.ratios),
+        *(_named(metric)[0] for metric in experiment.columns),
+    ]
+    body = []
+    for load in loads:
+        for engine in engines:
+            here = [r for r in found if (r.load, r.engine) == (load, engine)]
+            arms = ordered(record.arm for record in here)
+            reference = experiment.reference if experiment.reference in arms else arms[:1]
+            for arm in arms:
+                ours = of_arm(here, load, arm)
+                theirs = of_arm(here, load, "".join(reference))
+                body.append(
+                    [
+                        *([load] if len(loads) > 1 else []),
+                        *([_ENGINES.get(engine, engine)] if len(engines) > 1 else []),
+                        f"`{arm}`",
+                        *(_ratio(ours, theirs, metric) for metric in experiment.ratios),
+                        *(_value(ours, metric) for metric in experiment.columns),
+                    ]
+                )
+    return head, body
+
+
+def _named(metric: str) -> tuple[str, float]:
+    """Its heading and scale; of some classes alone they are named."""
+    base, _, classes = metric.partition(":")
+    heading, scale = _HEADINGS.get(base, (base.replace("_", " "), 1.0))
+    return (f"{classes.replace('+', ', ')}: {heading}" if classes else heading), scale
+
+
+def _unitless(heading: str) -> str:
+    return re.sub(r", (s|ms|requests/s)$", "", heading)
+
+
+def _ratio(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str:
+    found = ratio(ours, theirs, metric)
+    return "" if found is None else str(found)
+
+
+def _value(ours: Sequence[Record], metric: str) -> str:
+    value = median(ours, metric) * _named(metric)[1]
+    return "" if value != value else f"{round(value):d}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def markdown(experiment: Experiment, found: Sequence[Record]) -> str:
+    """As pages have it, with how it was made below."""
+    head, body = rows(experiment, found)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)]
+    return "\n".join([*lines, "", _made_by(found)])
+
+
+def plain(experiment: Experiment, found: Sequence[Record]) -> str:
+    """For a terminal."""
+    head, body = rows(experiment, found)
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in [head, *body]
+    ]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _made_by(found: Sequence[Record]) -> str:
+    """Which command made them, at which commit."""
+    said = []
+    for made_by in dict.fromkeys(record.made_by for record in found):
+        seeds = {r.seed for r in found if r.made_by == made_by} - {None}
+        about = [f"commit {made_by.commit}" if made_by.commit else "", made_by.imported]
+        about += [f"{len(seeds)} seeds" if len(seeds) > 1 else ""]
+        command = f"`{made_by.command}`" if made_by.command else "Imported"
+        said.append(f"{command} ({', '.join(filter(None, about))})")
+    return "Made by " + "; ".join(dict.fromkeys(said)) + "."
+
+
+_BLOCK = re.compile(
+    r"(<!-- records: (?P<name>[\w-]+)(?: loads: (?P<loads>[^>]*?))? -->\n).*?"
+    r"(?P<end><!-- end of records -->)",
+    re.S,
+)
+
+
+def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
+    """A page with each of its tables made again, between `<!-- records: NAME -->` and
+    `<!-- end of records -->`; `loads: A; B` takes these alone."""
+
+    def block(match: re.Match[str]) -> str:
+        name, loads = match["name"], match["loads"]
+        found = list(records_of(name))
+        if loads:
+            found = [record for record in found if record.load in loads.split("; ")]
+        made = markdown(Experiment.read(name), found) if found else "No records."
+        return f"{match[1]}\n{made}\n\n{match['end']}"
+
+    return _BLOCK.sub(block, page)
+
+
+def stale(pages: Sequence[Path], folder: Path = records.FOLDER) -> Iterator[tuple[Path, str]]:
+    """Pages whose tables are not what the records say, and what they would be."""
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        new = renewed(text, lambda name: records.read(records.file_of(name, folder)))
+        if new != text:
+            yield page, new

@@ -1,1 +1,0 @@
-"""The evaluation of SageSched, re-run in the simulator."""

@@ -1,1 +1,0 @@
-"""Urgent requests among others, simulated: triage of an emergency department."""

@@ -1,0 +1,128 @@
+"""Prompts with the lengths of their answers, foreseen as a server would."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.engines.rival import Rival
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.stock import STOCK
+from bench.experiment.spec import Arm
+from bench.policies.srpt_oracle import ORACLE
+from bench.workloads.foresight import (
+    Foresight,
+    Predict,
+    heavy_tailed,
+    token_counter,
+    truth,
+    with_factor,
+    with_heavy_tail,
+    with_noise,
+)
+from bench.workloads.named import load_workload
+from bench.workloads.prompts import Workload, WorkloadRequest, stable_hash
+from bench.workloads.source import Purpose, Source
+from sage_sched.config import PredictorConfig
+
+
+class Prompts(Source):
+    """A workload's requests. Those of one half are for tuning.
+
+    classes: those that are asked; all of them by default. prompt_factor: by which input tokens are
+    multiplied, as if whole papers came. heavy: one answer in ten is 20 times longer, which no
+    prompt tells.
+    """
+
+    def __init__(
+        self,
+        data: Path | None,
+        name: str,
+        *,
+        classes: Sequence[str] = (),
+        prompt_factor: int = 1,
+        heavy: bool = False,
+    ) -> None:
+        self._foresight = _foresight(data, name)
+        self.workload: Workload = self._foresight.workload
+        self._classes = classes
+        self._factor = prompt_factor
+        self._heavy = heavy
+
+    @property
+    def description(self) -> str:
+        changes = [
+            f" (classes {', '.join(self._classes)})" if self._classes else "",
+            f", prompts {self._factor} times as long" if self._factor > 1 else "",
+            ", one answer in ten 20 times longer" if self._heavy else "",
+        ]
+        return self.workload.description + "".join(changes)
+
+    def requests(
+        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
+    ) -> list[SimRequest]:
+        foresight = self._foresight
+        chosen = self._chosen(len(arrivals_s), seed, purpose)
+        encoder = "minilm" if arm.predictor == "threshold alone" else None
+        foresight.read(chosen, encoder)
+        predict = self._predict(arm, cap)
+        return [
+            SimRequest(
+                arrival_s=float(at),
+                input_tokens=self._factor * foresight.input_tokens(request),
+                output_tokens=min(request.output_tokens, cap),
+                max_new_tokens=cap,
+                distribution=predict(request),
+                class_name=request.class_name,
+            )
+            for at, request in zip(arrivals_s, chosen, strict=True)
+        ]
+
+    def _chosen(self, number: int, seed: int, purpose: Purpose) -> list[WorkloadRequest]:
+        chosen = self.workload.drawn(
+            number,
+            seed,
+            lambda request: self._is_for(request, purpose),
+            from_history=purpose == Purpose.CAPACITY,
+        )
+        return heavy_tailed(chosen, seed) if self._heavy else chosen
+
+    def _is_for(self, request: WorkloadRequest, purpose: Purpose) -> bool:
+        if self._classes and request.class_name not in self._classes:
+            return False
+        is_for_tuning = stable_hash("half " + request.prompt) % 2 == 1
+        return purpose == Purpose.CAPACITY or is_for_tuning == (purpose == Purpose.TUNING)
+
+    def _predict(self, arm: Arm, cap: int) -> Predict:
+        policy = Rival.parse(arm.policy).policy
+        if policy in STOCK:
+            return lambda request: None
+        if policy == ORACLE or arm.predictor == "truth":
+            return truth
+        predict = _predictor(self._foresight, arm)
+        if self._heavy:
+            predict = with_heavy_tail(predict)
+        if arm.wrong_by != 1:
+            predict = with_factor(predict, arm.wrong_by)
+        return with_noise(predict, cap) if arm.noise else predict
+
+
+def _predictor(foresight: Foresight, arm: Arm) -> Predict:
+    match arm.predictor:
+        case "threshold alone":
+            return foresight.of_threshold(0.8)
+        case "input length":
+            return foresight.of_input_length()
+        case "none":
+            return foresight.blind()
+        case _:
+            return foresight.semantic()
+
+
+@functools.cache
+def _foresight(data: Path | None, name: str) -> Foresight:
+    return Foresight(load_workload(data, name), PredictorConfig(), token_counter())

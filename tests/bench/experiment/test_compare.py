@@ -1,0 +1,99 @@
+"""The comparison itself, small, on real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.experiment.spec import SpecError, requests_per_s
+from bench.experiment.stats import METRICS
+from predictor_store.config_file import read_config
+from sage_sched.cli import main
+from sage_sched.config import StepTimeConfig
+
+
+def test_rates_are_absolute_or_of_the_capacity() -> None:
+    assert requests_per_s("3.5", capacity=2.0) == 3.5
+    assert requests_per_s("0.5x", capacity=3.0) == 1.5
+    for wrong in ("0", "-1x", "x", "2y", "nan", "inf"):
+        with pytest.raises(SpecError, match="allowed"):
+            requests_per_s(wrong, capacity=1.0)
+
+
+@pytest.mark.server
+def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, summary_file = tmp_path / "out", tmp_path / "deep" / "summary.json"
+    tuned = "fcfs@conservativeness=0.3,clip=512"
+    arguments = ["--policies", tuned, "sage", "--rates", "20", "--seeds", "1"]
+    arguments += ["--num-requests", "12", "--max-new-tokens", "64", "--load", "bursts"]
+    arguments += ["--output", str(output), "--summary", str(summary_file)]
+    assert main(["bench", *arguments]) == 0
+
+    runs = [json.loads(line) for line in (output / "runs.jsonl").read_text().splitlines()]
+    assert [run["policy"] for run in runs] == [tuned, "sage"]
+    for run in runs:
+        assert run["valid"]
+        assert run["completed"] == 12
+        assert run["request_rate"] == 20
+        assert max(run["requests"]["output_tokens"]) < 64
+        assert run["settings"]["sglang"]
+        assert run["settings"]["cpu"]
+        assert run["settings"]["arrivals"] == "bursts"
+    fcfs, sage = (run["requests"] for run in runs)
+    for same in ("class", "input_tokens", "output_tokens"):
+        assert fcfs[same] == sage[same]
+    # Under our policy every request of the run was ranked; the stock server has no such counter.
+    assert runs[0]["counters"] == {}
+    assert sum(runs[1]["counters"]["num_ranked"].values()) >= 12
+
+    summary = json.loads(summary_file.read_text())
+    assert list(summary) == [tuned, "sage"]
+    log = (output / "logs" / f"{tuned}-20-seed-0.log").read_text()
+    assert "'schedule_conservativeness': 0.3" in log
+    for by_rate in summary.values():
+        assert set(by_rate["20"]) == set(METRICS)
+        for row in by_rate["20"].values():
+            assert set(row) == {"median", "ratio", "ratio_low", "ratio_high"}
+    assert summary[tuned]["20"]["mean_e2e_latency_ms"]["ratio"] == 1.0
+    assert "mean TTLT" in capsys.readouterr().out
+    assert (output / "report.html").read_text().count("<svg") == 3
+
+    step_time = tmp_path / "step_time.yaml"
+    step_time.write_text("step_time: {decode_base_ms: 5.0}\n")
+    validate = ["--step-time", str(step_time), "--output", str(tmp_path / "validate")]
+    assert main(["bench", "validate", str(output / "runs.jsonl"), *validate]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    measured = {
+        line.split()[1]: float(line.split()[2]) for line in lines if line.split()[:1] == ["20"]
+    }
+    assert set(measured) == {tuned, "sage"}
+    for run in runs:
+        assert measured[run["policy"]] == pytest.approx(run["mean_e2e_latency_ms"] / 1e3, abs=0.01)
+    assert (tmp_path / "validate" / "validate.svg").exists()
+
+
+@pytest.mark.server
+def test_step_times_are_fitted_to_a_real_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "bench.engines.server.fit.PHASES", ((1, 160), (4, 128), (16, 128), (32, 96))
+    )
+    assert main(["bench", "fit", "--output", str(tmp_path)]) == 0
+    config = read_config(str(tmp_path / "step_time.yaml"))
+    assert config.step_time is not None
+    assert config.step_time.decode_base_ms + config.step_time.decode_request_ms > 0
+    assert config.step_time != StepTimeConfig()
+    assert "half of the steps" in capsys.readouterr().out
+
+
+def test_what_cannot_be_compared_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--data", str(tmp_path), "--output", str(tmp_path)]) == 2
+    assert "alpaca_eval.jsonl.gz" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["bench", "--rates", "fast"])
+    assert "'fast'" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Records, and pages whose tables are made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.experiment import records
+from bench.experiment.cli import pictures
+from bench.experiment.records import Provenance, Record
+from bench.experiment.table import renewed, stale
+from tests.bench.experiment.runs import record
+from tests.pages import DOCS
+
+MADE_BY = Provenance(commit="abc1234", command="sage-sched bench run readme")
+
+
+def of_readme(arm: str, seed: int, factor: float) -> Record:
+    return replace(record(arm, seed, factor=factor), experiment="readme", made_by=MADE_BY)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "readme.jsonl"
+    first, second = of_readme("fcfs", 0, 1.0), of_readme("sage", 0, 0.5)
+    records.write(file, [first, second])
+    assert records.read(file) == [first, second]
+    records.write(file, [replace(second, metrics={"duration": 1.23456789})])
+    assert [r.metrics.get("duration") for r in records.read(file)] == [10.0, 1.2346]
+    file.write_text("{}\n")
+    with pytest.raises(ValueError, match=r"readme\.jsonl, line 1: is no record"):
+        records.read(file)
+    assert records.read(tmp_path / "nothing.jsonl") == []
+
+
+def test_a_number_that_no_record_holds_makes_a_page_stale(tmp_path: Path) -> None:
+    found = [
+        of_readme(arm, seed, f) for arm, f in (("fcfs", 1.0), ("sage", 0.5)) for seed in (0, 1)
+    ]
+    records.write(records.file_of("readme", tmp_path), found)
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n\n<!-- records: readme -->\n<!-- end of records -->\n\nAfter.\n")
+    ((_, new),) = stale([page], tmp_path)
+    assert "| `sage` | 0.50 |" in new
+    assert "`sage-sched bench run readme` (commit abc1234, 2 seeds)" in new
+    assert new.startswith("Before.\n")
+    assert new.endswith("After.\n")
+    page.write_text(new)
+    assert list(stale([page], tmp_path)) == []
+    page.write_text(new.replace("0.50", "0.49"))
+    assert [found for found, _ in stale([page], tmp_path)] == [page]
+
+
+def test_a_page_may_take_some_loads_alone() -> None:
+    found = [replace(of_readme("fcfs", 0, 1.0), load=load) for load in ("a", "b", "c")]
+    page = "<!-- records: readme loads: a; c -->\n<!-- end of records -->\n"
+    new = renewed(page, lambda name: found)
+    assert [line.split("|")[1].strip() for line in new.splitlines() if "`fcfs`" in line] == [
+        "a",
+        "c",
+    ]
+
+
+def test_the_pages_say_what_the_records_say() -> None:
+    """If not: `sage-sched bench table --pages`."""
+    assert [page.name for page, _ in stale(sorted(DOCS.glob("*.md")))] == []
+
+
+def test_the_pictures_show_what_the_records_say() -> None:
+    """If not: `sage-sched bench table --pages`."""
+    for file, svg in pictures():
+        assert file.read_text(encoding="utf-8") == svg, file.name

@@ -1,0 +1,132 @@
+"""Experiments that come along, run small in the simulator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.experiment.run import Options, changed, run
+from bench.experiment.simulated import Loaded
+from bench.experiment.spec import Arm, Experiment, Load, SpecError
+from bench.workloads.prompts import WorkloadError
+from bench.workloads.source import Purpose
+from sage_sched.cli import main
+from tests.bench.recordings import azure_like, triage_like
+
+
+def small(name: str, **load: object) -> Experiment:
+    """Of one load and few requests."""
+    experiment = Experiment.read(name)
+    first = replace(experiment.loads[0], num_requests=24, **load)  # type: ignore[arg-type]
+    return replace(experiment, loads=[first], seeds=1)
+
+
+def test_all_arms_have_the_same_requests_and_other_seeds_have_others() -> None:
+    loaded = Loaded(Load(name="any", workload={"name": "mixed"}, rate="4", num_requests=20), None)
+    asked = [loaded.requests(Arm(policy=policy), 0) for policy in ("fcfs", "sage")]
+    lengths = [[(r.arrival_s, r.input_tokens, r.output_tokens) for r in of] for of in asked]
+    assert lengths[0] == lengths[1]
+    assert all(r.distribution is None for r in asked[0])
+    assert all(r.distribution is not None for r in asked[1])
+    assert loaded.requests(Arm(policy="sage"), 1) != asked[1]
+
+
+def test_nothing_is_tuned_on_what_is_reported() -> None:
+    loaded = Loaded(Load(name="any", workload={"name": "mixed"}, rate="4", num_requests=200), None)
+    drawn = {
+        purpose: {
+            (r.input_tokens, r.output_tokens, r.class_name)
+            for r in loaded.requests(Arm(policy="fcfs"), 0, purpose)
+        }
+        for purpose in Purpose
+    }
+    shared = drawn[Purpose.REPORT] & drawn[Purpose.TUNING]
+    assert len(shared) < 0.2 * len(drawn[Purpose.REPORT])  # of equal lengths, other prompts
+
+
+def test_the_best_tuned_policy_comes_first() -> None:
+    experiment = Experiment.parse(
+        "tuned",
+        {
+            "title": "",
+            "arms": ["sage"],
+            "tuned": {"policies": ["fcfs"], "clips": [64, 4096], "seeds": [5]},
+            "seeds": 1,
+            "defaults": {"workload": "mixed", "rate": 20, "num_requests": 60, "arrivals": "pulse"},
+        },
+    )
+    found = run(experiment, Options(), lambda _: None)
+    assert [record.arm for record in found] == ["fcfs@clip=64", "sage"]
+
+
+def test_parts_come_one_after_the_other() -> None:
+    part = Load(name="", workload={"name": "mixed"}, rate="4", num_requests=10, arrivals="pulse")
+    loaded = Loaded(replace(part, parts=[part, replace(part, max_new_tokens=64)]), None)
+    requests = loaded.requests(Arm(policy="fcfs"), 0)
+    assert [r.max_new_tokens for r in requests] == [4096] * 10 + [64] * 10
+    assert requests[9].arrival_s < requests[10].arrival_s
+
+
+def test_who_is_urgent_waits_less_if_somebody_says_so(tmp_path: Path) -> None:
+    triage_like(tmp_path)
+    experiment = replace(
+        small("urgency"), loads=[replace(small("urgency").loads[0], num_requests=150)]
+    )
+    found = {
+        record.arm: record.metrics
+        for record in run(experiment, Options(data=tmp_path), lambda _: None)
+    }
+    ttft_ms = {arm: metrics["mean_ttft_ms:1"] for arm, metrics in found.items()}
+    assert ttft_ms["urgency, by the expert"] < 0.5 * ttft_ms["fcfs"]
+    assert ttft_ms["urgency, by the expert"] < ttft_ms["urgency, by chance"]
+
+
+def test_deadlines_have_their_measures(tmp_path: Path) -> None:
+    found = run(small("slo"), Options(data=azure_like(tmp_path)), lambda _: None)
+    assert len(found) == len(Experiment.read("slo").arms)
+    for record in found:
+        assert 0 <= record.metrics["missed_tdg"] <= 1
+        assert record.metrics["p99_ttft_ms:w1"] > 0
+
+
+def test_every_dispatcher_has_its_row() -> None:
+    experiment = small("cluster", workload={"name": "mixed"}, nodes=3, rate="6")
+    found = run(experiment, Options(processes=2), lambda _: None)
+    assert [record.arm for record in found] == [arm.name for arm in experiment.arms]
+    assert all(record.metrics["mean_e2e_latency_ms"] > 0 for record in found)
+
+
+@pytest.mark.parametrize("name", ["best-effort", "newcomers", "mixed", "paper", "no-queue"])
+def test_what_needs_no_data_runs_small(name: str) -> None:
+    experiment = small(name, workload={"name": "mixed"}) if name == "no-queue" else small(name)
+    found = run(experiment, Options(), lambda _: None)
+    assert len(found) == len(experiment.arms)
+    for record in found:
+        assert {*experiment.columns, *experiment.ratios} <= set(record.metrics), record.arm
+
+
+def test_a_trace_of_your_own_comes_as_recorded(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 1000 * i, "input_length": 600, "output_length": 5 + i % 9, "hash_ids": [1, i]}
+        for i in range(40)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = f"bench run trace --trace {tmp_path / 't.jsonl'} --arms fcfs sage --output {tmp_path}"
+    assert main(command.split()) == 0
+    assert len((tmp_path / "records" / "trace.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(WorkloadError, match="give --data"):
+        run(small("readme"), Options(), lambda _: None)
+    with pytest.raises(SpecError, match="there is no workload 'nothing'"):
+        run(small("mixed", workload={"name": "nothing"}), Options(), lambda _: None)
+    with pytest.raises(SpecError, match="workload two kinds"):
+        run(small("newcomers", workload={"name": "two kinds", "x": 1}), Options(), lambda _: None)
+    with pytest.raises(SpecError, match="loads are"):
+        changed(Experiment.read("slo"), loads=["none"])
+    assert main(["bench", "run", "agents", "--data", str(tmp_path)]) == 2
+    assert "trace_agentic_coding" in capsys.readouterr().err

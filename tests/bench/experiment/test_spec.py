@@ -1,0 +1,81 @@
+"""Experiments as files: what they may say, and that a new one takes no code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.experiment.spec import Experiment, SpecError, names
+from sage_sched.cli import main
+from sage_sched.config import SageConfig
+
+NEW = """
+title = "Two policies under a load of my own"
+arms = ["fcfs@clip=256", {policy = "sage", label = "ours", settings.policy.sage.regret = 2.0}]
+
+[loads.crowded]
+workload = "two kinds"
+rate = 40
+arrivals = "crowds"
+num_requests = 120
+max_new_tokens = 128
+engine = {max_running_requests = 8}
+"""
+
+
+def test_a_new_experiment_is_under_twenty_lines_of_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(NEW.splitlines()) < 20
+    (tmp_path / "mine.toml").write_text(NEW, encoding="utf-8")
+    command = f"bench run {tmp_path / 'mine.toml'} --seeds 2 --output {tmp_path}"
+    assert main(command.split()) == 0
+    told = capsys.readouterr().out
+    assert "Two policies under a load of my own" in told
+    assert [line.split("`")[1] for line in told.splitlines() if "`" in line] == [
+        "fcfs@clip=256", "ours",
+    ]  # fmt: skip
+    lines = (tmp_path / "records" / "mine.jsonl").read_text().splitlines()
+    assert len(lines) == 2 * 2
+    # Made again they take the place of those that are there.
+    assert main(command.split()) == 0
+    assert (tmp_path / "records" / "mine.jsonl").read_text().splitlines() == lines
+
+
+def test_an_arm_is_a_policy_with_settings() -> None:
+    tuned, ours = Experiment.parse(
+        "any", {"arms": ["fcfs@clip=256", {"policy": "sage"}], "title": ""}
+    ).arms
+    assert (tuned.name, ours.name) == ("fcfs@clip=256", "sage")
+    assert ours.config == SageConfig()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"arms": []}, "at least one policy"),
+        ({"arms": ["fcfs@clip=none"]}, "clip is"),
+        ({"arms": ["sage", "sage"]}, "of the same label"),
+        ({"arms": [{"policy": "sage", "settings": {"policy": {"sage": {"x": 1}}}}]}, "x"),
+        ({"arms": [{"policy": "sage", "colour": "red"}]}, "'colour', allowed: policy"),
+        ({"arms": ["sage"], "defaults": {"arrivals": "often"}}, "'often', allowed: pulse"),
+        ({"arms": ["sage"], "defaults": {"preset": "abacus"}}, "'abacus', allowed: h800"),
+        ({"arms": ["sage"], "defaults": {"rate": "fast"}}, "multiple"),
+        ({"arms": ["sage"], "defaults": {"engine": {"wheels": 4}}}, "'wheels', allowed"),
+    ],
+)
+def test_what_cannot_be_says_where_and_what_is_allowed(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        Experiment.parse("any", {"title": "", **wrong})
+
+
+def test_those_that_come_along_are_listed_and_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "list"]) == 0
+    told = capsys.readouterr().out
+    assert [line.split()[0] for line in told.splitlines()] == names()
+    assert {"readme", "filled", "repeated", "paper", "slo", "urgency", "agents", "cluster"} <= set(
+        names()
+    )
+    assert main(["bench", "run", "nothing"]) == 2
+    assert "known: agents" in capsys.readouterr().err

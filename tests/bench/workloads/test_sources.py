@@ -1,0 +1,103 @@
+"""Requests by their kind: levels of urgency, deadlines, prompts whose lengths are real."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.workloads import real
+from bench.workloads.arrivals import CROWD, arrivals_of
+from bench.workloads.lengths import Promised, read_lengths
+from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest
+from bench.workloads.triage import LABELS, LENGTHS, SHARES, read_triage, said_by
+from tests.bench.recordings import azure_like, triage_like
+from tests.pages import DOCS
+
+DATA = DOCS.parents[1] / "shared" / "data"
+
+
+def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
+    tmp_path: Path,
+) -> None:
+    triage = read_triage(triage_like(tmp_path))
+    drawn = triage.drawn(2000, 5)
+    expert, chance = (said_by(who, triage, drawn, 5) for who in ("expert", "chance"))
+    counts = Counter(expert)
+    assert [counts[level] / 2000 for level in range(1, 6)] == pytest.approx(SHARES, abs=0.03)
+    assert Counter(chance) == counts
+    assert chance != expert
+    assert set(said_by("nobody", triage, drawn, 5)) == {3}
+    at_once = np.zeros(2000)
+    one, other = (triage.requests(drawn, said, at_once, 5, 1024) for said in (expert, chance))
+    assert [r.output_tokens for r in one] == [r.output_tokens for r in other]
+    assert [r.hints.urgency for r in one] == expert
+    assert [r.class_name for r in other] == list(map(str, expert))
+    # The answers that foretell are not among those that come.
+    assert len(triage.history) + len(triage.lengths) == 60
+
+
+def test_without_recordings_there_is_nothing_to_simulate(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="there is no file"):
+        read_triage(tmp_path)
+    triage_like(tmp_path)
+    (tmp_path / LENGTHS).unlink()
+    with pytest.raises(Exception, match=LENGTHS):
+        read_triage(tmp_path)
+    assert (tmp_path / LABELS).exists()
+    with pytest.raises(WorkloadError):
+        read_lengths(tmp_path, "azure", held_out=True)
+
+
+def test_crowds_come_at_the_same_mean_rate() -> None:
+    poisson, crowds = (arrivals_of(load, 4000, 1) for load in ("pulse", "crowds"))
+    assert poisson[-1] == pytest.approx(4000, rel=0.1)
+    assert crowds[-1] == pytest.approx(4000, rel=0.25)
+    assert set(Counter(crowds.tolist()).values()) == {CROWD}
+
+
+def test_what_is_reported_on_was_not_tuned_on(tmp_path: Path) -> None:
+    data = azure_like(tmp_path)
+    tuned, reported = (read_lengths(data, "azure", held_out=held) for held in (False, True))
+    known = set(zip(*(column.tolist() for column in tuned.history), strict=True))
+    for lengths in (tuned, reported):
+        assert not known & set(
+            zip(lengths.input_tokens.tolist(), lengths.output_tokens.tolist(), strict=True)
+        )
+    assert sorted(tuned.input_tokens.tolist()) != sorted(reported.input_tokens.tolist())
+
+
+def test_servers_are_told_classes_by_priorities(tmp_path: Path) -> None:
+    source = Promised(azure_like(tmp_path), "azure", weights=(2.0, 1.0, 4.0))
+    of_class = {name: given.priority for name, given in source.slo().classes.items()}
+    assert of_class == {"w1": 1, "w2": 2, "w4": 3}
+
+
+def test_prompts_that_come_again_do_so_by_zipfs_law_with_other_answers() -> None:
+    pool = tuple(
+        WorkloadRequest(f"prompt {i}", 10 * i + n, "repeated") for i in range(50) for n in range(4)
+    )
+    workload = Workload(pool, pool, "", zipf=1.0)
+    drawn = workload.drawn(3000, seed=1)
+    assert drawn == workload.drawn(3000, seed=1)
+    plain = Counter(
+        request.prompt for request in drawn if request.prompt.startswith("prompt")
+        and not request.prompt.endswith("Thanks.")
+    )  # fmt: skip
+    assert sum(plain.values()) / 3000 == pytest.approx(2 / 3, abs=0.05)
+    (_, most), (_, second) = plain.most_common(2)
+    assert most / second == pytest.approx(2, rel=0.3)
+    assert len({r.output_tokens for r in drawn if r.prompt == plain.most_common(1)[0][0]}) == 4
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the folder of recorded answers")
+def test_every_length_is_one_models_own_answer_to_that_very_prompt() -> None:
+    workload = real.load(DATA)
+    assert {r.class_name for r in workload.evaluation} == {"chat", "gsm", "math-l5", "crux"}
+    assert not {r.prompt for r in workload.history} & {r.prompt for r in workload.evaluation}
+    repeated = real.load_repeated(DATA)
+    shared = {r.prompt for r in repeated.history} & {r.prompt for r in repeated.evaluation}
+    assert len(shared) > 100
+    assert len(repeated.observations()) == len(repeated.history)
