@@ -47,7 +47,7 @@ COMMANDS = {
     "bench": ("bench.experiment.compare", "compare policies on real servers"),
     "bench run": ("bench.experiment.run_command", "run an experiment, simulated or on servers"),
     "bench list": ("bench.experiment.list_command", "list the experiments"),
-    "bench table": ("bench.experiment.table_command", "show what experiments have recorded"),
+    "bench table": ("bench.experiment.table_command", "show the results of experiments"),
     "bench fit": ("bench.engines.server.fit", "measure a server's step times"),
     "bench validate": ("bench.calibration.validate", "hold the simulator against real runs"),
     "bench predictor": ("bench.predictor.command", "hold predictors against answered prompts"),

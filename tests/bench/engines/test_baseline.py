@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.engines.baseline import ModelledTime, Saturation, UnloadedTime
+from bench.engines.baseline import ModelledTime, UnloadedTime
 from bench.engines.clock.device import Device
+from bench.engines.saturation import Saturation
 from bench.engines.server.client import Answer
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.run import simulate
