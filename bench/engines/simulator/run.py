@@ -33,8 +33,8 @@ def simulate(
 
     policy: one that is not registered, or the name of one that is, of stock.STOCK, or ORACLE;
     tuned as bench.engines.rival.Rival says. Of config only the section policy counts: the policy
-    gets the engine's own step time. on_served: called as each has its last token. Raises ValueError for
-    an unknown policy and for requests that the engine cannot serve.
+    gets the engine's own step time. on_served: called as each has its last token. Raises
+    ValueError for an unknown policy and for requests that the engine cannot serve.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
