@@ -1,7 +1,7 @@
 """How a length distribution and hints travel from the HTTP process to the schedulers.
 
-As flat lists under reserved keys of `sampling_params.custom_params`, the one part of a request
-that every hop of SGLang passes on as it is (sglang/srt/sampling/sampling_params.py).
+They are flat lists under reserved keys of `sampling_params.custom_params`, the one part of a
+request that every hop of SGLang passes on unchanged (sglang/srt/sampling/sampling_params.py).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
 _CAME = _PREFIX + "came_s"
 _ASKED = _PREFIX + "asked"
 _EXPLAIN = _PREFIX + "explain"
-# Of SGLang's customized_info and of an answer's meta_info: what is said of a request.
+# The key of what is said of a request, in SGLang's customized_info and an answer's meta_info.
 EXPLANATION = "sage"
-# A stamp is older than the tick that comes with it, but by no more than a request is awaited.
+# A stamp is older than the tick that comes with it, but not by more than a request may wait.
 _MOST_AGE_S = 3600.0
 
 
 def encode(distribution: LengthDistribution) -> dict[str, Any]:
-    """The reserved keys of a distribution, and their values."""
+    """A distribution under reserved keys."""
     return {_PREFIX + name: value for name, value in distribution.as_fields().items()}
 
 
 def encode_hints(hints: Hints) -> dict[str, Any]:
-    """The reserved keys of hints that were given, and their values."""
+    """The hints that were given, under reserved keys."""
     given = {name: getattr(hints, name) for name in _HINTS}
     return {
         _HINT_PREFIX + name: value
@@ -57,7 +57,7 @@ def decode_hints(custom_params: object) -> Hints:
 
 
 def clients_hints(custom_params: Mapping[str, Any]) -> Hints:
-    """What a client says of its request. Raises ValueError if malformed."""
+    """The hints that a client may give. Raises ValueError if malformed."""
     return _hints(custom_params, CLIENTS_HINTS)
 
 
@@ -67,18 +67,18 @@ def _hints(fields: Mapping[str, Any], names: tuple[str, ...]) -> Hints:
 
 
 def encode_stamp(came_s: float) -> dict[str, Any]:
-    """The reserved key that says when a request came, on the clock of the ticks."""
+    """When a request came, on the clock of the ticks, under a reserved key."""
     return {_CAME: came_s}
 
 
 def encode_asked(rid: str, came_s: float, begun_s: float) -> dict[str, Any]:
-    """The reserved key that says by which id a client knows a request, when it came, and when its
-    HTTP process began with it, on the clock of the ticks."""
+    """The id by which a client knows a request, when it came and when its HTTP process began with
+    it (on the clock of the ticks), under a reserved key."""
     return {_ASKED: [rid, came_s, begun_s]}
 
 
 def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
-    """The three; None where there are none."""
+    """The id, when it came and when it was begun; None if they are not there."""
     match custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None:
         case [str() as rid, float() as came_s, float() as begun_s]:
             return rid, came_s, begun_s
@@ -86,17 +86,17 @@ def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
 
 
 def encode_explain() -> dict[str, Any]:
-    """The reserved key by which a request's answer is to say what was predicted of it."""
+    """The wish that the answer tell what was predicted of it, under a reserved key."""
     return {_EXPLAIN: True}
 
 
 def decode_explain(custom_params: object) -> bool:
-    """Whether it is there."""
+    """Whether that wish is there."""
     return isinstance(custom_params, Mapping) and custom_params.get(_EXPLAIN) is True
 
 
 def decode_stamp(custom_params: object, now_s: float) -> float:
-    """When a request came, as its stamp says; now where it has none, or one that cannot be."""
+    """When a request came, by its stamp; now if it has none, or an impossible one."""
     came_s = custom_params.get(_CAME) if isinstance(custom_params, Mapping) else None
     if type(came_s) is float and now_s - _MOST_AGE_S <= came_s <= now_s:
         return came_s
@@ -104,7 +104,7 @@ def decode_stamp(custom_params: object, now_s: float) -> float:
 
 
 def _after(prefix: str, custom_params: Mapping[Any, Any]) -> dict[str, Any]:
-    """The values whose keys begin with a prefix, by what follows it."""
+    """The values whose keys begin with a prefix, by the rest of their keys."""
     return {
         key.removeprefix(prefix): value
         for key, value in custom_params.items()
@@ -113,7 +113,7 @@ def _after(prefix: str, custom_params: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def strip(custom_params: Mapping[str, Any]) -> dict[str, Any]:
-    """custom_params without the reserved keys, so that no client writes himself a short job."""
+    """custom_params without the reserved keys, so that no client can claim to be a short job."""
     return {
         key: value
         for key, value in custom_params.items()

@@ -12,7 +12,7 @@ SUPPORTED_RELEASES = ("0.5.22", "0.5.23")
 _COMMON = "sglang.srt.mem_cache.common"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _BACKUP = ("req", "tree_cache", "req_to_token_pool", "token_to_kv_pool_allocator", "backend")
-# What we call beside what we hook, and what we pass by name or count on.
+# What we call beside what we hook, with the parameters that we pass by name or rely on.
 CALLS = (
     (f"{_COMMON}.backup_kv_cache", _BACKUP),
     (f"{_COMMON}.restore_kv_cache", _BACKUP),
@@ -81,13 +81,13 @@ def thinking_of(chat: object) -> object:
 
 
 def keeps_ended() -> bool:
-    """Whether requests that have ended stay in the running batch for one more pass; until 0.5.22.
+    """Whether requests that have ended stay in the running batch for one more pass (until 0.5.22).
     They have nothing left to yield, and a policy that was switched to does not know them."""
     return _release() == "0.5.22"
 
 
 def drop_ended(running_batch: Batch) -> None:
-    """As Scheduler.get_next_batch_to_run of 0.5.23 does before each pass."""
+    """Take out what has ended, as Scheduler.get_next_batch_to_run of 0.5.23 does before a pass."""
     num_reqs = len(running_batch.reqs)
     running_batch.filter_batch()
     if len(running_batch.reqs) < num_reqs:
@@ -95,7 +95,7 @@ def drop_ended(running_batch: Batch) -> None:
 
 
 def _release() -> str:
-    # Here, as `sage-sched doctor` reads this module where SGLang cannot be imported.
+    # Imported here, as `sage-sched doctor` reads this module even if SGLang cannot be imported.
     import sglang.version
 
     return str(sglang.version.__version__)

@@ -1,4 +1,4 @@
-"""The series on /metrics that are ours, beside SGLang's own."""
+"""Our series on /metrics, beside SGLang's own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class _Kind(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-# Of each series its kind, what it says, and its labels beside SGLang's. Names end in their unit;
-# those of counts that only grow in _total.
+# The kind of each series, what it says, and its labels beside SGLang's. Names end in their unit;
+# counters end in _total.
 SERIES: Mapping[str, _Kind] = {
-    # Of the schedulers.
+    # From the schedulers.
     "policy_info": _Kind("gauge", "1 for the policy in force, 0 for earlier ones.", ("policy",)),
     "switches_total": _Kind("counter", "Changes of settings while the server runs."),
     "oldest_wait_seconds": _Kind("gauge", "Longest wait of those that wait now."),
@@ -41,7 +41,7 @@ SERIES: Mapping[str, _Kind] = {
     "slo_good_requests": _Kind("gauge", "Those that got all of it.", ("slo_class",)),
     "slo_attainment": _Kind("gauge", "Share of requests, by metric.", ("slo_class", "metric")),
     "tdg_ratio": _Kind("gauge", "Worth of tokens on time, of that of all.", ("slo_class",)),
-    # Of the HTTP processes.
+    # From the HTTP processes.
     "predictions_total": _Kind("counter", "Predictions by what they rest on.", ("source",)),
     "prediction_latency_seconds": _Kind("histogram", "Wait of a request for its prediction."),
     "prediction_misses_total": _Kind("counter", "Predictions later than predictor.deadline_ms."),
@@ -58,7 +58,7 @@ SERIES: Mapping[str, _Kind] = {
 class Series:
     """The series of one process.
 
-    labels: SGLang's own of this process, which all of them bear.
+    labels: SGLang's own labels of this process, which all of them carry.
     """
 
     def __init__(self, labels: Mapping[str, Any]) -> None:
@@ -67,24 +67,24 @@ class Series:
         self._set: set[str] = set()
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """What a gauge says now."""
+        """Set a gauge."""
         self._set.add(name)
         self._of(name, labels).set(value)
 
     def unset(self, name: str) -> None:
-        """A gauge without labels of its own says nothing now: it is not there, or no number, as the
-        files of several processes keep what was there once. No alert fires by that."""
+        """A gauge without labels of its own has no value now. If it had one it becomes NaN, as the
+        files of several processes keep a series once it is there. No alert fires on NaN."""
         if name in self._set:
             self._of(name, {}).set(math.nan)
 
     def count(self, name: str, total: float, **labels: str) -> None:
-        """How far a counter has come since the process started."""
+        """Set a counter to its total since the process started."""
         key = (name, *labels.values())
         self._of(name, labels).inc(max(0.0, total - self._totals.get(key, 0.0)))
         self._totals[key] = total
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """One more of what a histogram is of."""
+        """Add a value to a histogram."""
         self._of(name, labels).observe(value)
 
     def _of(self, name: str, labels: Mapping[str, str]) -> Any:
@@ -94,8 +94,8 @@ class Series:
 
 @cache
 def _registered(name: str, labels: tuple[str, ...]) -> Any:
-    """Made when first used, long after SGLang has told prometheus_client where its processes meet,
-    which must come before it is imported."""
+    """Made when first used: SGLang has to tell prometheus_client where its processes meet before it
+    is imported."""
     from prometheus_client import Counter, Gauge, Histogram
 
     kind, what, own = SERIES[name]

@@ -82,7 +82,7 @@ def register() -> None:
 def activate() -> str | None:
     """Entry point of the group sglang.srt.platforms."""
     find_parts()
-    platform: str | None = import_module("patches.platform.cpu_platform").activate()
+    platform: str | None = import_module("patches.platform").activate()
     return platform
 
 

@@ -1,1 +1,1 @@
-"""Hooks in the HTTP process: predictions, claims, refusals, settings and dispatch."""
+"""An HTTP process. Its door is hooks.py; replica_watch.py is for the data-parallel controller."""

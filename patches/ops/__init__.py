@@ -1,1 +1,1 @@
-"""For operators: the doctor, the commands serve, run, set and explain, and shadow mode."""
+"""What operators run: commands, the doctor, shadow mode."""

@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def events_of(file: Path) -> Iterator[Event]:
-    """What is in the file before it, if it was full, and in it; a line that was cut is left out.
-    Raises OSError."""
+    """The events in FILE.1, if there is one, and in the file, without truncated lines. Raises
+    OSError."""
     before = Path(f"{file}.1")
     for path in [before, file] if before.exists() else [file]:
         with path.open(encoding="utf-8", errors="replace") as lines:

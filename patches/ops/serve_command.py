@@ -16,7 +16,7 @@ _HELP = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Become `sglang serve argv`, see with_policy; or say which flags there are."""
+    """Become `sglang serve argv` (see with_policy), or print the help."""
     asks_for_help = bool({"-h", "--help"} & {*argv})
     names_model = bool(argv) and not argv[0].startswith("-")
     names_model |= value_of(argv, "--model-path", "--model", "--config") is not None
@@ -43,8 +43,8 @@ def with_policy(argv: Sequence[str]) -> list[str]:
 
 
 def value_of(argv: Sequence[str], *flags: str) -> str | None:
-    """Of the last of these flags that is given, as `--flag value` or `--flag=value`; "" if its
-    value is missing. None if none is given."""
+    """The value of the last of these flags that is given, as `--flag value` or `--flag=value`; ""
+    if the value is missing. None if no flag is given."""
     found = None
     for arg, following in zip(argv, (*argv[1:], ""), strict=False):
         name, has_value, value = arg.partition("=")

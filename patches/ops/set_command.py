@@ -1,4 +1,4 @@
-"""`sage-sched set`: change by what a running server goes."""
+"""`sage-sched set`: change the settings of a running server."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _TIMEOUT_S = 60.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Change by what a running server goes, without a restart, and show it. Without a "
-        "NAME=VALUE it is only shown. For example: sage-sched set schedule_policy=ssjf "
+        "Change the settings of a running server without a restart, and show them. Without a "
+        "NAME=VALUE they are only shown. For example: sage-sched set schedule_policy=fcfs "
         "policy.sage.regret=4 preemption.enabled=false"
     )
     parser.add_argument(
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def changes_of(assignments: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, the name dotted, as the mapping that the server takes. Values are those of TOML;
-    what is none is text. Raises ValueError."""
+    """Turn NAME=VALUE, with dotted names, into the mapping that the server takes. Values are read
+    as TOML, or else as text. Raises ValueError."""
     changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
@@ -81,7 +81,7 @@ def _key(file: str | None) -> str:
 
 
 def _asked(url: str, key: str, changes: dict[str, Any]) -> Any:
-    """What the server goes by now. Raises ValueError with the server's reason, OSError."""
+    """The settings now in force. Raises ValueError with the server's reason, OSError."""
     request = urllib.request.Request(
         f"{url}/sage/settings",
         data=json.dumps(changes).encode() if changes else None,

@@ -1,1 +1,1 @@
-"""Reads hidden states inside the model's forward pass, and tells scores to all ranks."""
+"""Hidden states of the model, read by a probe. Its door is setup.py."""

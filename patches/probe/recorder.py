@@ -1,4 +1,4 @@
-"""Writes hidden states down, for a probe to be trained on."""
+"""Records hidden states, to train a probe on."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _QUEUE_BATCHES = 256
 
 
 class Recorder:
-    """Of rank 0: rows of states at the ages at which scores are of use, and at ages of a phase that
-    differs between requests; and each answer's length, when it is known.
+    """Records on rank 0: states at the ages at which scores are used, and at other ages that differ
+    between requests; and the length of each answer, once it is known.
 
-    A thread of its own writes. What it cannot take is dropped, and the oldest segments go once the
-    folder holds as much as it may. States say what the text was: files are their owner's alone.
+    A thread of its own writes. What it cannot take is dropped, and the oldest segments are deleted
+    when the folder is full. States reveal the text, so only the owner can read the files.
     """
 
     def __init__(self, folder: Path, max_bytes: int, layers: Sequence[int], about: dict[str, Any]):
-        """layers: whose states come. about: the model. Raises OSError."""
+        """layers: those that are recorded. about: the model. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder, self._max_bytes = folder, max_bytes
         self._type = row_type(len(layers), int(about["hidden_size"]))
@@ -66,7 +66,7 @@ class Recorder:
         self._put(rows.tobytes(), b"", len(chosen))
 
     def ended(self, req: Req, num_tokens: int) -> None:
-        """An answer is complete."""
+        """An answer is complete: record its length."""
         job, distribution = req.sage.job, req.sage.job.distribution
         if self._is_stopped or distribution is None:
             return

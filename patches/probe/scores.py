@@ -1,4 +1,4 @@
-"""On rank 0: what was read of the model's states, made scores that are told to all ranks."""
+"""Turns what rank 0 reads of hidden states into scores that all ranks use."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from sage_sched.probe import Refiner, Refining, from_steps, in_steps, refiner_of
 
 logger = logging.getLogger(__name__)
 
-# Of scores that are not delivered, as SGLang skips broadcasts: the latest.
+# How many undelivered scores are kept. SGLang may skip broadcasts.
 _MAX_PENDING = 65_536
-# A message costs every rank a broadcast, and numpy's calls the same for few rows as for many: with
-# more requests running than this, scores are told every so many passes, some tokens late.
+# A message costs every rank a broadcast, and numpy's calls cost the same for few rows as for many.
+# With more requests running than this, scores are sent every few passes, some tokens late.
 MANY_RUNNING = 128
 PASSES_A_MESSAGE = 4
 
 
 def refining_of(policy: Policy, probe: ProbeFile | None) -> Refining | None:
-    """What takes scores in; None if the policy takes none."""
+    """What uses the scores; None if the policy uses none."""
     refiner = refiner_of(policy, None if probe is None else probe.reading)
     return None if refiner is None else Refining(refiner, policy)
 
 
 def why_no_probe(policy: Policy, probing: Probing | None) -> str:
-    """Why a policy cannot go by the probe that there is; "" if it can, or goes by none."""
+    """Why a policy cannot use the loaded probe; "" if it can, or needs none."""
     if not policy.refines_by:
         return ""
     if probing is None or probing.probe is None:
@@ -46,7 +46,7 @@ def why_no_probe(policy: Policy, probing: Probing | None) -> str:
 
 
 class Probing:
-    """Of one scheduler; rank 0's alone reads."""
+    """The probe of one scheduler. Only rank 0 reads hidden states."""
 
     def __init__(self, policy: Policy, probe: ProbeFile | None, recorder: Recorder | None) -> None:
         self.probe = probe
@@ -64,7 +64,7 @@ class Probing:
         self._num_held_back = 0
 
     def follow(self, policy: Policy, jobs: Sequence[Job]) -> None:
-        """On all ranks: from now on go by another policy, for which why_no_probe gave no reason."""
+        """On all ranks: from now on go by another policy, which why_no_probe allows."""
         self.refining = refining_of(policy, self.probe)
         self._drop(len(self._steps))
         self._was_believed = True
@@ -74,14 +74,14 @@ class Probing:
                     self.refining.arrived(job)
 
     def weights_updated(self) -> None:
-        """The probe was trained on other ones: from now on it is the prompt alone."""
+        """The probe was trained on other weights: from now on only the prompt counts."""
         self.is_stale = True
         if self.refining is not None:
             logger.warning("the model's weights were updated: its probe is not used any more")
             self.refining.stop("the model's weights were updated")
 
     def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
-        """See patches.probe.tap.Sink. Never raises: it would end the server."""
+        """See patches.probe.tap.Sink. Never raises, as that would end the server."""
         if not self._reads:
             return
         try:
@@ -90,7 +90,7 @@ class Probing:
             if self.recorder is not None and states is not None:
                 self.recorder.read(batch, commits, states)
         except Exception:
-            # What was told is on its way to the other ranks, so this one goes on listening.
+            # Scores may be on their way to the ranks, so this one still takes them in.
             logger.exception("hidden states are read no longer")
             self._reads, self.recorder = False, None
 
@@ -118,7 +118,7 @@ class Probing:
         del self._arrivals[:number], self._ages[:number], self._steps[:number]
 
     def news(self) -> Scores | None:
-        """In every pass: what to tell all ranks. It is said until it has come back."""
+        """In every pass: what to tell all ranks. It is repeated until it comes back."""
         if self.refining is None:
             return None
         is_believed = self.refining.deserves_belief
@@ -140,7 +140,7 @@ class Probing:
         )
 
     def _holds_back(self) -> bool:
-        """Whether this pass goes by without a message."""
+        """Whether this pass sends no message."""
         self._num_held_back += 1
         held = self._num_running > MANY_RUNNING and self._num_held_back < PASSES_A_MESSAGE
         if not held:
@@ -148,10 +148,10 @@ class Probing:
         return held
 
     def told(self, scores: Scores) -> None:
-        """On all ranks: it has come. Raises what the policy raises."""
+        """On all ranks: scores have come. Raises what the policy raises."""
         if self.refining is None:
             return
-        # On rank 0, what has come is told no more.
+        # Rank 0 need not repeat what has come.
         self._drop(len(self._steps) - (self._number - scores.number) if self._steps else 0)
         self.refining.believe(scores.is_believed)
         if scores.arrivals:
@@ -159,7 +159,7 @@ class Probing:
             self.refining.scored(scores.arrivals, scores.ages, from_steps(steps))
 
     def ended(self, req: Req) -> None:
-        """On all ranks: its answer is complete."""
+        """On all ranks: an answer is complete."""
         job = req.sage.job
         if self.refining is not None:
             self.refining.ended(job)

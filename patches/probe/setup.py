@@ -1,4 +1,4 @@
-"""Whether a probe fits the server, and how it is put there."""
+"""Checks that a probe fits the server, and installs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 # To ask a policy what it needs.
 _ANY_SERVER = ServerFacts(1, 1, StepTimeConfig().step_time(), 0.0)
-# Recorded: this many layers at most, evenly from the first to the last but one.
+# How many layers are recorded at most, evenly from the first to the last but one.
 _NUM_RECORDED = 6
 # What hidden states are not read with, and why.
 _REFUSALS = {
@@ -41,7 +41,7 @@ _REFUSALS = {
 
 def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
     """Before SGLang starts its processes: raises UnsupportedServerError if the policy needs a probe
-    and there is none, or if the probe is not of this model."""
+    and has none, or if the probe is not for this model."""
     name, config = server_args.schedule_policy, sage_config.probe
     policy = policy_named(name, sage_config.policy, _ANY_SERVER)
     if policy.refines_by and not config.file:
@@ -99,14 +99,14 @@ def model_shape(folder: Path) -> tuple[int, int]:
 
 
 def recorded_layers(num_layers: int) -> list[int]:
-    """Those whose states are written down, from 0. Never the last, whose output SGLang does not
-    capture."""
+    """The layers to record, counted from 0. The last is never among them, as SGLang does not
+    capture its output."""
     number = min(_NUM_RECORDED, num_layers - 1)
     return sorted({round(i * (num_layers - 2) / max(1, number - 1)) for i in range(number)})
 
 
 def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing | None]) -> None:
-    """On every rank, before graphs are captured."""
+    """Called on every rank before graphs are captured."""
     if not config.file and not config.record:
         return
     model = runner.model
@@ -125,7 +125,7 @@ def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing 
 
 
 def probing_of(scheduler: Scheduler, policy: Policy, config: ProbeConfig) -> Probing | None:
-    """None if nothing is read of hidden states."""
+    """None if hidden states are not read."""
     if not config.file and not config.record:
         return None
     probe = ProbeFile.read(Path(config.file).expanduser()) if config.file else None

@@ -1,4 +1,4 @@
-"""Reads hidden states while the model runs, inside its forward pass and so inside CUDA graphs."""
+"""Reads hidden states within the model's forward pass, and so within CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from torch.nn.functional import linear
 from patches.engine_types import Batch
 from predictor_store.probe.file import ProbeFile
 
-# More rows than any step samples; of a step that has more, nothing is read.
+# More rows than any step samples. A step with more is not read.
 _MAX_ROWS = 4096
 
 
 class Sink(Protocol):
-    """Takes what was read once the tokens are committed."""
+    """Takes what was read, once the tokens are committed."""
 
     def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
-        """commits: by request of the batch, sglang's CommittedTokens or None. logits: (rows, bins);
-        states: (rows, layers, hidden); None if there is no probe, or nothing is recorded."""
+        """commits: sglang's CommittedTokens or None, by request. logits: (rows, bins), None without
+        a probe. states: (rows, layers, hidden), None if nothing is recorded."""
         ...
 
 
 class Tap:
-    """Of one rank. All ranks capture, as capturing completes sums across ranks; rank 0 reads.
+    """The tap of one rank. All ranks capture, as capturing completes sums across ranks; rank 0
+    reads.
 
-    The logits of a probe, and the states that are recorded, are written into buffers of their own
-    within the forward pass, so that a graph's replay writes them anew.
+    Within the forward pass, the probe's logits and the states to record are written into buffers of
+    their own, so that replaying a graph writes them anew.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class Tap:
             self.states = torch.zeros(shape, dtype=torch.float16, device=device)
 
     def capture(self, captured: Any, sample_rows: torch.Tensor | None) -> None:
-        """captured: the layers' outputs, a list or packed into one tensor, with a row for each
-        token of which the pass makes logits; sample_rows: those that a token is sampled from, if
-        not all are."""
+        """captured: the layers' outputs, as a list or packed into one tensor, with a row for each
+        token whose logits the pass computes. sample_rows: the rows that a token is sampled from;
+        None for all."""
         if isinstance(captured, torch.Tensor):
             captured = captured.chunk(len(self.layers), dim=-1)
         if sample_rows is not None:
@@ -76,16 +77,16 @@ class Observer:
     """Carries what a tap has read to the scheduler (sglang/srt/sampling/sampling_observer.py)."""
 
     def __init__(self, tap: Tap, sink: Callable[[], Sink | None]) -> None:
-        """sink: of the scheduler of this process; None as long as there is none."""
+        """sink: returns that of this process's scheduler; None until there is one."""
         self._tap = tap
         self._sink = sink
 
     def is_active(self, sampling_info: Any) -> bool:
-        """In every step."""
+        """Asked in every step."""
         return self._sink() is not None
 
     def before_grammar(self, logits: torch.Tensor, sampling_info: Any) -> bool:
-        """Anything but None, or after_sample is not called."""
+        """Must not be None, or after_sample is not called."""
         return True
 
     def after_sample(self, state: bool, token_ids: torch.Tensor) -> OnDevice | None:
@@ -107,7 +108,7 @@ class OnDevice:
         self._sink = sink
 
     def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> OnHost:
-        """With what the step gives back."""
+        """Together with the step's result."""
         copies = [None if t is None else copy_tensor(t) for t in self._tensors]
         return OnHost(copies, self._sink)
 

@@ -1,1 +1,1 @@
-"""Hooks in a scheduler process: order, admission, preemption, and what they need to know."""
+"""A scheduler process. Its door is hooks.py; state.py has what we keep there."""

@@ -1,4 +1,5 @@
-"""SGLang's PrefillAdder keeps our headroom free (managers/schedule_policy.py)."""
+"""Where SGLang's admission (PrefillAdder, managers/schedule_policy.py) is made to reserve what the
+plan says."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def add_one(
     *args: Any,
     **kw: Any,
 ) -> Any:
-    """PrefillAdder.add_one_req, which reads what to ask for off the cap."""
+    """PrefillAdder.add_one_req, which reserves by the cap: it sees our headroom as the cap."""
     if state.settings.is_stock:
         return original(adder, req, *args, **kw)
     job = req.sage.job
@@ -33,8 +34,8 @@ def add_one(
 
 
 def correct(state: SchedulerState, adder: Any) -> None:
-    """Replace what a new PrefillAdder has set aside for the running requests. Those of a prefill
-    that is parked between two layers have answers to come too, and SGLang does not see them."""
+    """Replace what a new PrefillAdder has set aside for the running requests by our headroom. It
+    also covers a prefill that is parked between two layers, which SGLang does not see."""
     if adder.running_batch is None:
         return
     reqs, parked = adder.running_batch.reqs, [] if state.slices is None else state.slices.parked

@@ -1,8 +1,8 @@
-"""Prefills of best effort that give way between two layers, under policy qllm. Experimental.
+"""Best-effort prefills that pause between layers for urgent requests (policy qllm, experimental).
 
 SGLang can compute a prefill some layers at a time (ForwardMode.SPLIT_PREFILL, for --enable-pdmux);
-the state between two slices stays in `batch.split_forward_batch`. Here one scheduler does so alone:
-between two slices it takes in requests, lets those that are latency-sensitive pass, and goes on.
+the state between two slices stays in `batch.split_forward_batch`. Here the scheduler uses this
+without pdmux: between two slices it takes in requests, serves the latency-sensitive, and goes on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sage_sched.policy import Policy
 
 
 def slices_of(scheduler: Scheduler, policy: Policy) -> Slices | None:
-    """Of a scheduler that starts under this policy; None if its prefills stay whole. Raises
-    UnsupportedServerError if its model cannot be cut."""
+    """For a scheduler that starts under this policy; None if its prefills stay whole. Raises
+    UnsupportedServerError if the model's prefills cannot be cut."""
     if not _is_asked_for(policy):
         return None
     model = scheduler.tp_worker.model_runner.model
@@ -52,28 +52,28 @@ def _is_asked_for(policy: Policy) -> bool:
 
 
 def _attach(model: Any) -> None:
-    """SGLang's Mixtral is its Llama but for what is in a layer (models/mixtral.py, llama.py), so
-    that some layers at a time are computed alike. SGLang has the method for Llama alone."""
+    """Give Mixtral the method for some layers at a time, which SGLang has for Llama only. The two
+    models (models/mixtral.py, llama.py) differ only within a layer."""
     from sglang.srt.models.llama import LlamaForCausalLM
     from sglang.srt.models.mixtral import MixtralForCausalLM
 
     if isinstance(model, MixtralForCausalLM) and not hasattr(model, "forward_split_prefill"):
         MixtralForCausalLM.forward_split_prefill = LlamaForCausalLM.forward_split_prefill
-        model.model.config = model.config  # where Llama's looks for the number of layers
+        model.model.config = model.config  # where Llama's method looks for the number of layers
 
 
 def settle(scheduler: Scheduler, result: object) -> None:
-    """Wait until the device has computed a slice. It is launched asynchronously: without this all
-    layers would be queued before anybody could pass."""
+    """Wait until the device has computed a slice. Slices are launched asynchronously: without this
+    all layers would be queued before anybody could pass."""
     if scheduler.device != "cpu":
         scheduler.device_module.current_stream().synchronize()
 
 
 class Slices:
-    """One scheduler's.
+    """The cut prefills of one scheduler.
 
-    parked: the requests of the prefill that is between two slices; they run nowhere, and will need
-        memory for their answers.
+    parked: the requests of the prefill that is between two slices. They are in no batch that
+        SGLang sees, but will need memory for their answers.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -85,7 +85,7 @@ class Slices:
         self._num_passed = 0
 
     def stats(self) -> dict[str, int]:
-        """Counters for /server_info: prefills that gave way, where, and to how many requests."""
+        """Counters for /server_info: prefills that were cut, cuts, and requests that passed."""
         return {
             "num_prefills": self._num_prefills,
             "num_cuts": self._num_cuts,
@@ -93,7 +93,7 @@ class Slices:
         }
 
     def layers_of(self, batch: Batch) -> int:
-        """How many layers of a batch a slice has; 0 if it is computed whole."""
+        """Layers per slice of a batch; 0 if it is computed whole."""
         state = self._scheduler.sage
         policy = state.policy
         if batch.forward_mode != ForwardMode.EXTEND or not _is_asked_for(policy):
@@ -113,7 +113,7 @@ class Slices:
     def run(
         self, batch: Batch, layers: int, launch: Callable[[Batch], Any], cut: Callable[[], None]
     ) -> Any:
-        """Scheduler.run_batch of a prefill, some layers at a time. cut: is called at each cut."""
+        """Scheduler.run_batch of a prefill, some layers at a time. cut: called at each cut."""
         scheduler = self._scheduler
         backend = scheduler.tp_worker.model_runner.attn_backend
         self._num_prefills += 1
@@ -125,15 +125,15 @@ class Slices:
                 cut()
                 self._num_cuts += 1
                 self._give_way()
-                # Others have run: what attention keeps of a batch is theirs, and SGLang is not to
-                # look for this one's input, nor to count it once more.
+                # Others have run: attention's metadata is theirs, and SGLang must not look for this
+                # batch's input, nor count its tokens again.
                 backend.init_forward_metadata(batch.split_forward_batch)
                 batch.input_ids = batch.split_forward_batch.input_ids
                 scheduler.processed_tokens_counter -= batch.extend_num_tokens
             batch.forward_mode = ForwardMode.SPLIT_PREFILL
             batch.split_index = first
             batch.split_forward_count = min(layers, self._num_layers - first)
-            scheduler.enable_pdmux = True  # by which SGLang's run_batch knows slices
+            scheduler.enable_pdmux = True  # tells SGLang's run_batch of slices
             try:
                 result = launch(batch)
             finally:
@@ -144,8 +144,8 @@ class Slices:
         return result
 
     def _give_way(self) -> None:
-        """Receive; those who pass are prefilled; and if any of those that decode are like them, all
-        get a token."""
+        """Receive requests and prefill those that pass. If any running request would pass too, all
+        running requests get a token."""
         scheduler, policy = self._scheduler, self._scheduler.sage.policy
         assert isinstance(policy, Qllm)
         self._receive()
@@ -155,7 +155,7 @@ class Slices:
             self._join(batch)
         running = scheduler.running_batch
         drop_ended(running)
-        # Without memory for it others would be retracted, and the parked cannot be.
+        # Without enough memory SGLang would retract requests, and it cannot retract the parked.
         if any(policy.passes(req.sage.job) for req in running.reqs) and running.check_decode_mem():
             decoding = scheduler.update_running_batch(running)
             if decoding is not None and not decoding.is_empty():
@@ -166,7 +166,7 @@ class Slices:
         scheduler.process_batch_result(batch, scheduler.run_batch(batch))
 
     def _join(self, batch: Batch) -> None:
-        """Those of a prefill that have more to say decode on."""
+        """The unfinished requests of a prefill go on to decode."""
         scheduler = self._scheduler
         batch.filter_batch()
         if batch.is_empty():
@@ -177,7 +177,7 @@ class Slices:
             scheduler.running_batch.merge_batch(batch)
 
     def _receive(self) -> None:
-        """Take in new requests. What else has come is for the end of the prefill."""
+        """Take in new requests. Other messages wait for the end of the prefill."""
         scheduler = self._scheduler
         inbox = scheduler._deferred_input_requests
         inbox.extend(scheduler.request_receiver.recv_requests(local_reqs=[]))
@@ -187,7 +187,7 @@ class Slices:
             scheduler._request_dispatcher(message)
 
     def _admitted(self) -> Batch | None:
-        """A prefill of those who pass, as far as SGLang finds memory and slots for them."""
+        """A prefill of those that pass, if SGLang finds memory and slots for them."""
         scheduler, state = self._scheduler, self._scheduler.sage
         policy, running = state.policy, scheduler.running_batch
         assert isinstance(policy, Qllm)
@@ -209,8 +209,8 @@ class Slices:
 
 @contextmanager
 def _alone(scheduler: Scheduler, passing: list[Req]) -> Iterator[None]:
-    """These alone wait, and nobody yields to them. The mark of a full batch was made for another,
-    and stays."""
+    """Within this, only these requests wait, and nobody yields to them. The mark of a full batch
+    is lifted, and put back afterwards."""
     state, running = scheduler.sage, scheduler.running_batch
     hidden = [req for req in scheduler.waiting_queue if req not in passing]
     preemption, was_full = state.preemption, running.batch_is_full
@@ -223,8 +223,8 @@ def _alone(scheduler: Scheduler, passing: list[Req]) -> Iterator[None]:
 
 
 def _new_requests(inbox: Iterable[Any]) -> list[Any]:
-    """Those that can be taken in at once. They pass one another, health checks and aborts of single
-    requests; behind whatever else (a pause, a flush, weights) they wait for it."""
+    """The new requests that can be taken in at once: those ahead of any message that concerns all
+    (a pause, a flush, weights). They overtake health checks and aborts of single requests."""
     found = []
     for message in inbox:
         if isinstance(message, TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput):
@@ -236,7 +236,7 @@ def _new_requests(inbox: Iterable[Any]) -> list[Any]:
 
 
 def _needs_more(message: Any) -> bool:
-    """Whether SGLang does more with it than dispatch it (Scheduler.process_input_requests)."""
+    """Whether SGLang does more with it than dispatch (Scheduler.process_input_requests)."""
     each = message if isinstance(message, BatchTokenizedGenerateReqInput) else (message,)
     return any(
         one.mm_inputs is not None or one.positional_embed_overrides is not None for one in each
@@ -244,7 +244,7 @@ def _needs_more(message: Any) -> bool:
 
 
 def _can_be_cut(batch: Batch) -> bool:
-    """Whether SGLang's slices do all that its whole prefills do for these requests
+    """Whether SGLang's slices do everything for these requests that a whole prefill does
     (TpModelWorker.forward_batch_split_prefill)."""
     if batch.is_prefill_only or batch.return_hidden_states:
         return False

@@ -1,8 +1,9 @@
 """Which requests may yield: an allow-list of what is known to survive a swap.
 
-A swapped request loses its row and its KV slots, and gets others. What SGLang keeps elsewhere by
+A swapped request loses its row and its KV slots, and gets others. Whatever else SGLang keeps by
 row, by slot or by step would be lost or mixed up. So a request yields only if everything that it
-and its server use is named here. Anything else, and whatever a later release adds, stays.
+and its server use is named here. All other requests stay, and so do those that use something that a
+later release adds.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ def _names(*structs: type[msgspec.Struct]) -> set[str]:
     return {field.name for struct in structs for field in msgspec.structs.fields(struct)}
 
 
-# Flags that an operator may have set. Tried: those in tests/engine. Of the others each either
-# chooses kernels or their launch, which keep nothing about a request, or concerns the processes
-# around the scheduler, or what it logs.
+# Flags that an operator may have set. Those in tests/engine were tried. Each of the others either
+# chooses kernels or their launch, which keep nothing about a request, or concerns logs or the
+# processes around the scheduler.
 _FLAGS = (
     _names(serving.Serving, observability.Observability, exec_.ExecGraph, exec_.ExecComm)
-    # These cut an answer's KV short, or look into it.
+    # These shorten an answer's KV, or look into it.
     - {"strip_thinking_cache", "enable_strict_thinking"}
     - {"kv_events_config", "kv_canary", "kv_canary_real_data", "kv_canary_sweep_interval"}
     - {"forward_hooks", "msprobe_dump_config", "debug_tensor_dump_input_file"}
 ) | {
-    # Of the host and its processes.
+    # The host and its processes.
     "device", "base_gpu_id", "gpu_id_step", "random_seed", "watchdog_timeout",
     "soft_watchdog_timeout", "sleep_on_idle", "numa_node", "gc_threshold", "nccl_port",
     "dist_timeout", "dist_init_addr", "enable_p2p_check", "tp_size", "dp_size",
     "load_balance_method",
-    # Of the model's weights.
+    # The model's weights.
     "model_path", "load_format", "model_loader_extra_config", "trust_remote_code",
     "context_length", "revision", "json_model_override_args", "dtype", "quantization",
     "weight_loader_disable_mmap", "weight_loader_prefetch_checkpoints", "download_dir",
-    # Of memory and scheduling.
+    # Memory and scheduling.
     "mem_fraction_static", "max_running_requests", "max_queued_requests", "max_total_tokens",
     "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "schedule_policy",
     "schedule_conservativeness", "page_size", "disable_overlap_schedule", "enable_mixed_chunk",
@@ -57,18 +58,18 @@ _FLAGS = (
     "sampling_backend", "fp8_gemm_runner_backend", "fp4_gemm_runner_backend",
     "bf16_gemm_backend", "disable_flashinfer_autotune", "triton_attention_num_kv_splits",
     "triton_attention_reduce_in_fp32", "flashinfer_mla_disable_ragged", "moe_runner_backend",
-    # What a request may ask for; see _REQUEST for whether it then may yield.
+    # What a request may ask for; _REQUEST says whether it then may yield.
     "grammar_backend", "disable_outlines_disk_cache", "enable_custom_logit_processor",
     "enable_return_hidden_states", "enable_return_routed_experts",
 }  # fmt: skip
 
 # Parameters of Req that may have any value.
 _REQUEST = {
-    # Who asks, for what, and how the answer goes back: nothing of it is on the device.
+    # Who asks, for what, and how the answer goes back: none of this is on the device.
     "rid", "origin_input_text", "origin_input_ids", "origin_input_ids_unpadded",
     "sampling_params", "stream", "eos_token_ids", "vocab_size", "metrics_collector",
     "time_stats", "http_worker_ipc", "routing_key", "routed_dp_rank", "priority",
-    # Part of the radix tree's key. A swapped request is inserted again by the same key.
+    # Parts of the radix tree's key. A swapped request is inserted again under the same key.
     "extra_key", "cache_salt", "session_id",
     # Lists on the request, which grow with each token.
     "return_logprob", "top_logprobs_num", "token_ids_logprob", "return_hidden_states",
@@ -76,11 +77,11 @@ _REQUEST = {
     "custom_logit_processor",
     # Counted on the request, token by token.
     "require_reasoning",
-    # Where it begins matters only to those who ask for experts, which stay.
+    # It matters only to requests that ask for experts, which stay.
     "routed_experts_start_len",
-    # Of disaggregated servers, which are refused (patches/refusals.py); clients may send them.
+    # For disaggregated servers, which are refused (patches/refusals.py). Clients may send them.
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
-    # Of the server: the same for all its requests, and checked there.
+    # The same for all requests of a server, and checked there.
     "disagg_mode", "dllm_config",
 }  # fmt: skip
 
@@ -91,17 +92,17 @@ _SAMPLING = {
     "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval",
     # Applied to each step's logits anew, the seed by position.
     "temperature", "top_p", "top_k", "min_p", "logit_bias", "sampling_seed", "custom_params",
-    # Counted in the batch, and counted again at the return (patches/swap.py).
+    # Counted in the batch, and counted again on return (patches/scheduler/kv_copy.py).
     "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens",
     # Each sample is a request of its own.
     "n",
-    # The grammar's state is on the request, and stays there (patches/swap.py).
+    # The grammar's state stays on the request (patches/scheduler/kv_copy.py).
     "json_schema", "regex", "ebnf", "structural_tag", "ebnf_full_assistant",
 }  # fmt: skip
 
 
 def why_none_yields(scheduler: Scheduler) -> str | None:
-    """What rules out that any request of this server yields; None if nothing does."""
+    """What keeps all requests of this server from yielding; None if nothing does."""
     allocator = scheduler.token_to_kv_pool_allocator
     pool, tree = allocator.get_kvcache(), scheduler.tree_cache
     model = scheduler.model_config
@@ -116,10 +117,10 @@ def why_none_yields(scheduler: Scheduler) -> str | None:
             return f"memory of type {type(found).__name__}"
     reasons = {
         "a radix tree of more than full attention": tree.tree_components != (ComponentType.FULL,),
-        # SGLang's copy leaves the scales behind.
+        # SGLang's copy omits the scales.
         "a quantized KV cache": getattr(pool, "is_quantized_kv_cache", False),
         "SGLANG_USE_HND_KVCACHE": getattr(pool, "use_hnd", False),
-        # They keep more about a request than its KV.
+        # These keep more about a request than its KV.
         "an encoder-decoder model": model.is_encoder_decoder,
         "n-gram embeddings": model.use_ngram_embedding,
         "a multimodal model": model.is_multimodal,
@@ -131,7 +132,7 @@ def why_none_yields(scheduler: Scheduler) -> str | None:
 
 
 def why_it_stays(req: Req) -> str | None:
-    """What of a request is not known to survive a swap; None if all of it is."""
+    """What a request uses that is not known to survive a swap; None if nothing."""
     if req.beam_group is not None:
         return "beam search"
     if req.multimodal_inputs is not None:
@@ -142,15 +143,15 @@ def why_it_stays(req: Req) -> str | None:
     ):
         for name, unused in defaults.items():
             value = getattr(owner, name)
-            # Of another type first, as a tensor has no truth value.
+            # Types are compared first, as a tensor has no truth value.
             if value is not unused and (type(value) is not type(unused) or value != unused):
                 return name
     return None
 
 
 def _set_flags(server_args: Any) -> set[str]:
-    """The fields that were given another value than their default. SGLang keeps this record as the
-    operator wrote it, and resolves defaults elsewhere (server_args.py, resolve_once)."""
+    """The fields that differ from their defaults. SGLang keeps this record as the operator wrote
+    it, and resolves defaults elsewhere (server_args.py, resolve_once)."""
     unset = type(server_args)(model_path="")
     names = (field.name for field in msgspec.structs.fields(type(server_args)))
     return {name for name in names if getattr(server_args, name) != getattr(unset, name)}
@@ -158,7 +159,7 @@ def _set_flags(server_args: Any) -> set[str]:
 
 @cache
 def _request_defaults() -> dict[str, object]:
-    """Of each parameter of a request that is not on the list: the attribute and its value if it is
+    """For each parameter of a request that is not on the list: its name, and its value when it is
     not used."""
     parameters = inspect.signature(schedule_batch.Req.__init__).parameters
     return {

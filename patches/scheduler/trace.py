@@ -1,7 +1,7 @@
 """--sage-trace FILE: what happened to each request and why, as JSON lines.
 
-Written by a thread of its own, so that no scheduler waits for a disk; what that cannot take in is
-left out and counted.
+A thread of its own writes, so that no scheduler waits for a disk. Lines that it cannot take are
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sage_sched.plan import Action, Yield
 
 logger = logging.getLogger(__name__)
 
-# The file and the one before it, FILE.1, are no larger than this each.
+# The largest size of the file, and of the previous one, FILE.1.
 MAX_BYTES = 128 * 2**20
-# Of lines that wait for the disk.
+# The most lines that wait for the disk.
 _MOST_WAITING = 100_000
 _WRITES_EVERY_S = 0.2
 
 
 def trace_of(scheduler: Scheduler) -> Trace | None:
-    """None if none is asked for, or another rank writes it. With data parallelism each scheduler
-    has a file of its own, FILE.dpN."""
+    """None if no trace is asked for, or another rank writes it. With data parallelism each
+    scheduler has a file of its own, FILE.dpN."""
     path: str | None = getattr(scheduler.server_args, "_sage_trace", None)
     if path is None:
         return None
@@ -45,7 +45,7 @@ def trace_of(scheduler: Scheduler) -> Trace | None:
 
 
 class Trace:
-    """One scheduler's. Nothing here raises: what is traced matters more than the trace."""
+    """The trace of one scheduler. Nothing here raises: serving matters more than the trace."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
@@ -59,7 +59,7 @@ class Trace:
         threading.Thread(target=self._write_forever, daemon=True).start()
 
     def policy(self, name: str) -> None:
-        """From now on it goes by this one."""
+        """The policy from now on."""
         self._add("policy", name=name, at=time.time())
 
     def came(self, req: Req, num_waiting: int, num_running: int) -> None:
@@ -80,7 +80,7 @@ class Trace:
     def carried_out(
         self, actions: Sequence[Action], rids: Mapping[Job, str], left: Sequence[str]
     ) -> None:
-        """These of a plan's actions were. left: those for whom there was no room after all."""
+        """These actions of a plan were. left: the requests that found no room after all."""
         for action in actions:
             if (rid := rids.get(action.job)) is None:
                 continue
@@ -97,7 +97,7 @@ class Trace:
             self._add(name, **about)
 
     def runs(self, batch: Batch) -> None:
-        """A batch is about to run: whose waits end with it."""
+        """A batch is about to run, which ends the waits of its requests."""
         for req in batch.reqs:
             waits = req.sage.waits
             if waits.since_s is not None:
@@ -134,7 +134,7 @@ class Trace:
             logger.error("decisions are no longer written to %s: %s", self._path, error)
 
     def _write(self, file: IO[bytes]) -> IO[bytes]:
-        """What waits; the file to go on with, as a full one makes way."""
+        """Write the waiting lines. Returns the file to go on with: a full one is replaced."""
         while self._lines:
             content = (self._lines[0] + "\n").encode()
             if file.tell() + len(content) > self._max_bytes:
@@ -149,7 +149,7 @@ class Trace:
 
     def _opened(self) -> IO[bytes]:
         file = open(self._path, "ab", opener=_own)  # noqa: SIM115
-        os.fchmod(file.fileno(), 0o600)  # one that there was, too
+        os.fchmod(file.fileno(), 0o600)  # an existing file too
         return file
 
     def stats(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The platform class of cpu_platform, apart from it because importing it imports SGLang."""
+"""The platform's class, in a file of its own because importing it imports SGLang."""
 
 from __future__ import annotations
 
