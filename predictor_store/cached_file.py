@@ -1,4 +1,4 @@
-"""Our files in the user's cache: what takes long to make, or is learned, and can be lost."""
+"""Our files in the user's cache: slow to make or learned, and no harm if they are lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGEST_BYTES = 32
 
 
 def cache_folder() -> Path:
-    """Where a server keeps what it is told no other place for."""
+    """The folder for files that have no configured place."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser().absolute() / "sage-sched"
 

@@ -1,4 +1,4 @@
-"""What commands share: options' values, and where output goes: people, a program, or nobody."""
+"""Shared by all commands: checks of options' values, and output for people or programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 
 def field_and_value(text: str) -> tuple[str, str]:
-    """Of an option FIELD=VALUE."""
+    """Parse an option FIELD=VALUE."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
@@ -21,14 +21,14 @@ def field_and_value(text: str) -> tuple[str, str]:
 
 
 def at_least_one(text: str) -> int:
-    """Of an option that counts something."""
+    """Parse an option that counts something."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def server_url(text: str) -> str:
-    """Of an option that names a server; http:// may be left out."""
+    """Parse an option that names a server; http:// may be left out."""
     url = text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(url)
@@ -48,12 +48,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def speaker(args: argparse.Namespace) -> Callable[..., None]:
-    """What prints text for people; with --json it prints nothing."""
+    """A print for people; with --json it prints nothing."""
     return (lambda *_, **__: None) if args.json else print
 
 
 def print_json(found: Any) -> None:
-    """One document."""
+    """Print one JSON document."""
     print(json.dumps(found, indent=2))
 
 

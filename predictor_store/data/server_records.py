@@ -184,7 +184,7 @@ class Husk:
             if isinstance(part, Mapping):
                 self.fields.update((str(name), value) for name, value in part.items())
 
-    # Of pickled lists, dicts and sets of other classes.
+    # Called for pickled lists, dicts and sets of other classes.
     def append(self, _: object) -> None:
         pass
 
@@ -195,7 +195,7 @@ class Husk:
 
 
 class _Unpickler(pickle.Unpickler):
-    """A pickle may run whatever it likes when it is loaded; here it gets Husks alone."""
+    """Loading a pickle can run any code that it names; here every class is a Husk."""
 
     def find_class(self, module: str, name: str) -> Any:
         return Husk

@@ -193,7 +193,8 @@ def _num_tokens(tokenizer: Any, text: str) -> int:
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """Of a model's folder, or of a model in the cache of the hub. Raises DatasetError."""
+    """Load the tokenizer of a model's folder, or of a model in the hub's cache. Raises
+    DatasetError."""
     folder = Path(model_path).expanduser()
     is_folder = folder.is_dir()
     if not is_folder and (model_path.startswith(("/", ".", "~")) or folder.exists()):

@@ -14,7 +14,7 @@ from predictor_store.predict.minilm import MiniLM
 from predictor_store.predict.static_encoder import StaticEncoder
 from sage_sched.config import PredictorConfig
 
-# Of the numbers that come after the encoder's part of a vector.
+# How many numbers come after the encoder's part of a vector.
 NUM_BESIDE = NUM_FEATURES + asked.NUM_FEATURES
 DEFAULT_ENCODER = PredictorConfig().encoder
 # More than either encoder reads of almost any text; bounds what a tokenizer does with one of 1 MB.
@@ -27,17 +27,17 @@ _ENCODERS: dict[str, type[StaticEncoder] | type[MiniLM]] = {
 
 
 def embedding_dimension(encoder: str = DEFAULT_ENCODER) -> int:
-    """Of the encoder's part of a vector, which comes first."""
+    """The size of the encoder's part of a vector, which comes first."""
     return _ENCODERS[encoder].num_dimensions
 
 
 def searched_columns(encoder: str = DEFAULT_ENCODER) -> NDArray[np.int64] | None:
-    """Those of the encoder's numbers that a search reads; None for all of them."""
+    """The columns of the encoder's part that a search reads; None for all of them."""
     return _ENCODERS[encoder].searched
 
 
 def dimension(encoder: str = DEFAULT_ENCODER) -> int:
-    """Of a whole vector."""
+    """The size of a whole vector."""
     return embedding_dimension(encoder) + NUM_BESIDE
 
 

@@ -89,7 +89,7 @@ class History:
         self._prompts = np.zeros(capacity, np.int64)
         self._slots_of_prompt: defaultdict[int, set[int]] = defaultdict(set)
         self.num_of_same_prompt = np.zeros(capacity, np.int64)
-        # Those of records, and some that were.
+        # Of the scopes that records have, and of some that records had.
         self._scope_numbers: dict[str, int] = {}
         self._num_scopes = 0
         self._dimension = embedding_dimension

@@ -48,7 +48,7 @@ class MiniLM:
         return f"all-MiniLM-L6-v2/{MAX_TOKENS} tokens/{weights_digest()}"
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Of unit length, shape (len(texts), num_dimensions). texts: in UTF-8."""
+        """Vectors of unit length, shape (len(texts), num_dimensions). texts: valid UTF-8."""
         vectors = np.empty((len(texts), self.num_dimensions), np.float32)
         tokens = [np.array(each.ids, np.int64) for each in self._tokenizer.encode_batch(texts)]
         # Sorted by length, so that short ones are not padded to long ones.

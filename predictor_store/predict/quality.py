@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from sage_sched.distribution import LengthDistribution
 
-# So many answers decide.
+# Whether predictions are used is decided by this many answers.
 WINDOW = 500
-# Fewer answers say nothing.
+# With fewer answers, figures mean nothing.
 LEAST_TO_TELL = 50
 
 

@@ -18,7 +18,7 @@ MAX_TOKENS = 400
 # How a prompt begins says what is asked for: its first tokens count once more, by themselves.
 _NUM_FIRST = 12
 _FIRST_WEIGHT = 0.7
-# Of a token's vector.
+# The dimensions of a token's vector.
 _NUM_DIMENSIONS = 384
 # Part of the cached file's name and of the encoder's fingerprint: a change of how vectors are made
 # is a new file, and a store of the old ones is not read.
@@ -49,7 +49,7 @@ class StaticEncoder:
         return f"token vectors {_RECIPE} of all-MiniLM-L6-v2/{MAX_TOKENS} tokens/{weights_digest()}"
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Of unit length, shape (len(texts), num_dimensions). texts: in UTF-8."""
+        """Vectors of unit length, shape (len(texts), num_dimensions). texts: valid UTF-8."""
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         vectors = np.empty((len(texts), self.num_dimensions), np.float32)
         for vector, each in zip(vectors, encoded, strict=True):

@@ -7,13 +7,13 @@ import struct
 from pathlib import Path
 
 _NAMES = ("config.json", "tokenizer.json")
-# Of each file of weights: its header, which names all tensors, and this many blocks across it.
+# Read of each file of weights: its header, which names all tensors, and this many blocks.
 _NUM_BLOCKS = 256
 _BLOCK_BYTES = 4096
 
 
 def fingerprint(folder: Path) -> str:
-    """Of config, tokenizer, and blocks of the weights, sampled evenly; 16 hexadecimal digits.
+    """16 hexadecimal digits, from config, tokenizer and evenly sampled blocks of the weights.
 
     Raises OSError, ValueError if there is no config.json, or a file of weights has no header.
     """

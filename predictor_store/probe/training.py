@@ -48,7 +48,7 @@ class Recipe:
     num_epochs: int = 30
 
     def edges(self, longest_tokens: int) -> NDArray[np.int64]:
-        """Of the bins."""
+        """The bins' edges, in tokens, rising from 0."""
         if self.name == "trail":
             width = _TRAIL_TOKENS / _TRAIL_BINS
             return np.array([*np.rint(np.arange(_TRAIL_BINS) * width), _MOST_TOKENS], np.int64)

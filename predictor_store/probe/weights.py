@@ -69,14 +69,14 @@ def crps(left: float, lengths: NDArray[np.float64], weights: NDArray[np.float64]
 
 
 def without_scores(reading: Reading) -> Reading:
-    """By the prompt alone."""
+    """A reading that ignores the probe's scores."""
     return replace(reading, alpha=1.0, beta=np.zeros(1), gamma=1.0)
 
 
 def weighed(
     recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
 ) -> Reading:
-    """With the alpha, beta and gamma under which the lengths of these rows' answers are likeliest.
+    """The reading whose alpha, beta and gamma make the lengths of these rows' answers likeliest.
 
     First with one beta for all ages. Then each band's beta in turn, and alpha and gamma again,
     until nothing improves.
@@ -156,7 +156,7 @@ def _replayed(
 def forecasts(
     recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
 ) -> Iterator[Forecast]:
-    """For each of the rows, from its prompt and its scores."""
+    """For each of the rows, from the prompt and all scores so far."""
     for job, _, answer in _replayed(recording, log_p, Posterior(reading), rows):
         refined = job.refined
         if refined is not None:
@@ -170,8 +170,8 @@ def alone(
     edges: NDArray[np.int64],
     rows: NDArray[np.bool_],
 ) -> Iterator[Forecast]:
-    """For each of the rows, from its last scores alone, the bins at their middles. The last bin,
-    which has no end, counts as as wide as the one before."""
+    """For each of the rows, from its scores only, with each bin at its middle. The last bin has no
+    end; it is taken to be as wide as the one before."""
     ends = np.append(edges[:-1], 2 * edges[-2] - edges[-3])
     middles: NDArray[np.float64] = (ends[:-1] + 1 + ends[1:]) / 2
     for row in np.flatnonzero(rows).tolist():

@@ -63,7 +63,7 @@ class PredictorClient:
         self._next_handle = 0
         self._prior: LengthDistribution | None = None
         self._worker_stats: dict[str, Any] = {}
-        # Of the workers before this one.
+        # Counted by the workers before this one.
         self._past = Counter[str]()
         self._counts = Counter[str]()
         self._latencies_ms = deque[float](maxlen=_LATENCY_WINDOW)
@@ -233,7 +233,7 @@ class PredictorClient:
             case {"predicted": int(handle), "distribution": encoded}:
                 self._is_silent = False
                 answer = self._waiting.get(handle)
-                # Past its deadline, nobody waits for it.
+                # Past its deadline the request has gone on.
                 if answer is not None and not answer.done():
                     distribution = protocol.decode_distribution(encoded)
                     answer.set_result(Prediction(handle, distribution))

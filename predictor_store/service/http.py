@@ -18,7 +18,7 @@ from sage_sched.distribution import LengthDistribution
 
 PATH = "/predict"
 _MAX_BODY_BYTES = 1 << 20
-# Of requests that come before the last one is answered.
+# What a client may send before its last request is answered.
 _MAX_AHEAD_BYTES = 1 << 16
 # From a complete request to its answer.
 _ANSWER_SECONDS = 10.0

@@ -148,7 +148,7 @@ def start_worker(config: SageConfig) -> Link:
 
 
 def _own_path() -> str:
-    """PYTHONPATH with this package's folder, which may be on nobody's path."""
+    """PYTHONPATH, with the folder of this package added: it may be on no path."""
     folder = str(Path(__file__).parents[2])
     return os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
 

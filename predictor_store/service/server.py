@@ -122,8 +122,8 @@ class Server:
                 self._add(connected)
 
     def _make_room(self) -> None:
-        """Hangs up on the oldest client that has not said the token, so that strangers, however
-        many they are, keep nobody out."""
+        """Hangs up on the oldest client that has not said the token: any number of strangers cannot
+        keep others out."""
         unknown = (number for number, each in self._connections.items() if not each.is_known)
         if (number := next(unknown, None)) is not None:
             self._hang_up(number)
@@ -165,8 +165,8 @@ class Server:
 
     @contextmanager
     def _at_risk_of(self, number: int) -> Iterator[None]:
-        """Whatever goes wrong ends this connection alone. Afterwards the loop waits for what the
-        client sends, and for it to take in what is unsent."""
+        """An error ends only this connection. Afterwards the loop waits for what the client sends,
+        and until it can take in what is unsent."""
         try:
             yield
         except (OSError, ValueError):

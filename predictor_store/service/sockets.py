@@ -137,7 +137,7 @@ def set_up(connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _GONE_SECONDS // 2)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _GONE_SECONDS // 6)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        # Of what is sent and not acknowledged; the default is a quarter of an hour.
+        # For data that is sent and not acknowledged; the default is a quarter of an hour.
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE_SECONDS)
 
 

@@ -61,8 +61,8 @@ class Supervisor:
 class SharedWorker:
     """The worker of a server that has several HTTP processes: they share it over a socket.
 
-    The server's main process starts it, and it ends with that. config: for the HTTP processes, with
-    predictor.service where the worker listens.
+    The server's main process starts it, and it ends with that process. config: for the HTTP
+    processes; its predictor.service is where the worker listens.
     """
 
     def __init__(self, config: SageConfig) -> None:

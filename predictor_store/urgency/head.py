@@ -41,7 +41,7 @@ class UrgencyHead:
     temperature: divides the sums before they become probabilities. under_cost: how much worse a
     guess of one level too few is than one too many. confusion: of prompts that were held out, how
     many of each level (1 to 5, and none) were guessed to be of 1 to 5; six rows of five, () if
-    nobody counted.
+    it was not counted.
     """
 
     weights: NDArray[np.float32]
@@ -51,7 +51,7 @@ class UrgencyHead:
     confusion: tuple[tuple[int, ...], ...] = ()
 
     def probabilities(self, text: str) -> Floats:
-        """Of levels 1 to 5, and of none; shape (6,)."""
+        """The probabilities of levels 1 to 5 and of none, shape (6,)."""
         words = hashed(text)
         scale = 1.0 / math.sqrt(max(1, words.size))
         return _softmax(self.weights[words].sum(axis=0) * scale + self.biases, self.temperature)
