@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
 from sage_sched.best_effort import Qllm
-from sage_sched.entry_points import find_parts
+from sage_sched.parts_finder import find_parts
 from sage_sched.policies.fcfs_fill import FcfsFill
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import Policy

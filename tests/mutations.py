@@ -360,7 +360,7 @@ MUTATIONS = (
     ),
     Mutation(
         "somebody's own package is taken for ours",
-        "sage_sched/entry_points.py",
+        "sage_sched/parts_finder.py",
         "sys.meta_path.insert(0, _PartsFinder(folder, names))",
         "sys.meta_path.append(_PartsFinder(folder, names))",
         "tests/test_package.py::test_sglang_knows_the_policies_beside_somebodys_own_packages",

@@ -32,7 +32,7 @@ from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of, folder_of
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
-from sage_sched.entry_points import parts_folder
+from sage_sched.parts_finder import parts_folder
 
 _INSTALL = f'install it: pip install "sglang=={SUPPORTED_RELEASES[-1]}"'
 _LEAST_FREE_BYTES = 200e6
