@@ -45,7 +45,7 @@ test-release: $(VENV)/ready
 two-servers: $(VENV)/ready
 	$(PYTHON) -m venv results/router
 	results/router/bin/pip install --quiet smg==1.13.0
-	$(BIN)/python -m bench.checks.two_servers --smg results/router/bin/smg
+	$(BIN)/python -m tests.checks.two_servers --smg results/router/bin/smg
 
 # Source distribution and wheel, in dist/.
 dist: $(VENV)/ready
@@ -55,7 +55,7 @@ dist: $(VENV)/ready
 
 # What is installed, with licences: results/sbom.json and results/licences.md.
 sbom: $(VENV)/ready
-	$(BIN)/python -m bench.checks.sbom
+	$(BIN)/python -m tests.checks.sbom
 
 # The site, as `make check` builds it in a test: results/site.
 site: $(VENV)/ready
@@ -87,7 +87,7 @@ $(VENV)/python:
 
 # Writes down the versions that are installed now, with hashes.
 lock: $(VENV)/ready
-	$(BIN)/python -m bench.checks.lock requirements.txt
+	$(BIN)/python -m tests.checks.lock requirements.txt
 
 clean:
 	rm -rf $(VENV) results dist build

@@ -6,8 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from bench.checks import lock
 from patches.compat import SUPPORTED_RELEASES
+from tests.checks import lock
 
 ROOT = Path(__file__).parents[1]
 

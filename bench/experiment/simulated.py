@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from bench.engines.saturation import Saturation
 from bench.engines.simulator.cluster import simulate_cluster
-from bench.engines.simulator.deadline_rivals import RIVALS, rival
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.experiment.spec import RECORDED, Arm, Load, requests_per_s
+from bench.policies.deadline_rivals import RIVALS, rival
 from bench.policies.routers import router_named
 from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
 from bench.workloads.source import Purpose, Source

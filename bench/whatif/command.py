@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.calibration.validation import read_step_time
 from bench.engines.rival import simulated_policy
 from bench.engines.simulator.presets import PRESETS
+from bench.engines.validation import read_step_time
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running, with_step_time

@@ -28,14 +28,11 @@ class WorkloadRequest:
     """A prompt and how many tokens its answer has, the end token counted.
 
     class_name: what kind of request it is, for sampling and reports; no server is told.
-    output_ids: the answer, if it is to be said token by token (bench.workloads.forced_tokens);
-        else its length alone is forced.
     """
 
     prompt: str
     output_tokens: int
     class_name: str
-    output_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ from bench.engines.server.facts import host_facts
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers
 from bench.engines.simulator.presets import PRESETS
-from bench.experiment import gpu as comparison
 from bench.workloads.named import load_workload
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
 from sage_sched.steps import StepTime, attended_pairs
 from tests.checks import exactness
+from tests.checks import gpu_comparison as comparison
 
 _PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")
 # Steps that presets are held against: prefilled tokens; requests and KV tokens of a decode step.
@@ -59,7 +59,7 @@ class Checks:
     def kv_move(self) -> dict[str, Any]:
         """KV to host memory and back: every bit the same, and the copy's speed beside the bus's."""
         define_missing()
-        from bench.checks import kv_move
+        from tests.checks import kv_move
 
         shape = self._shape()
         heads, hidden = shape.get("num_heads", 4), shape.get("hidden_size", 128)
@@ -76,7 +76,7 @@ class Checks:
 
     def nearest(self) -> dict[str, Any]:
         """The nearest of 10,000 and of 1,000,000 records, on the CPU and on the GPU."""
-        from bench.checks import nearest
+        from tests.checks import nearest
 
         sizes = (10_000, 1_000_000) if self.on_gpu else (1_000, 2_000)
         return {str(size): nearest.measure(self.args.device, size) for size in sizes}
@@ -113,7 +113,7 @@ class Checks:
         return {"said": said.getvalue().splitlines()}
 
     def comparison(self) -> dict[str, Any]:
-        """`fcfs`, tuned and not, and `sage` on the same requests (bench.experiment.gpu)."""
+        """`fcfs`, tuned and not, and `sage` on the same requests (tests.checks.gpu_comparison)."""
         summary = self.folder / "comparison.json"
         argv = ["--device", self.args.device, "--output", str(self.folder / "comparison")]
         argv += ["--policies", "fcfs", "fcfs@clip=256", "sage", "--rates", "2x", "--seeds", "1"]

@@ -74,7 +74,7 @@ def test_steps_are_held_against_a_preset() -> None:
 def test_a_copy_that_changes_a_bit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 
-    from bench.checks import kv_move
+    from tests.checks import kv_move
 
     original = TokenToKVPoolAllocator.load_cpu_copy
 

@@ -134,13 +134,8 @@ def _row(request: WorkloadRequest, tokenizer: Any, max_new_tokens: int) -> Datas
     from sglang.benchmark.datasets import DatasetRow
 
     from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
-    from bench.workloads.forced_tokens import TOKENS_KEY, ForcedTokens
 
-    num_tokens = _forced_tokens(request, max_new_tokens)
-    forced: dict[str, Any] = {LENGTH_KEY: num_tokens}
-    processor = ForcedLength.to_str()
-    if request.output_ids:
-        forced, processor = {TOKENS_KEY: request.output_ids}, ForcedTokens.to_str()
+    num_tokens = _forced_length(request, max_new_tokens)
     return DatasetRow(
         prompt=request.prompt,
         prompt_len=len(tokenizer.encode(request.prompt)),
@@ -149,14 +144,14 @@ def _row(request: WorkloadRequest, tokenizer: Any, max_new_tokens: int) -> Datas
             "sampling_params": {
                 "temperature": 0.0,
                 "max_new_tokens": max_new_tokens,
-                "custom_params": forced,
+                "custom_params": {LENGTH_KEY: num_tokens},
             },
-            "custom_logit_processor": processor,
+            "custom_logit_processor": ForcedLength.to_str(),
         },
     )
 
 
-def _forced_tokens(request: WorkloadRequest, max_new_tokens: int) -> int:
+def _forced_length(request: WorkloadRequest, max_new_tokens: int) -> int:
     # Below the cap, so that every answer ends at its end token; and not that token alone, which
     # has no text, so that SGLang's client would see no first token.
     return min(max(request.output_tokens, 2), max_new_tokens - 1)
@@ -207,7 +202,7 @@ def _error(request: WorkloadRequest, output: Any, max_new_tokens: int) -> str:
     # SGLang's client takes an error inside the stream for an answer, of the length asked for.
     if output.ttft == 0.0:
         return "no token came"
-    wanted = _forced_tokens(request, max_new_tokens)
+    wanted = _forced_length(request, max_new_tokens)
     if output.output_len != wanted:
         return f"{output.output_len} tokens came instead of {wanted}"
     return ""

@@ -20,7 +20,6 @@ from bench.engines.clock.device import MAX_LATE_SHARE, DeviceUse
 from bench.engines.run_metrics import run_metrics
 from bench.engines.saturation import Saturation
 from bench.engines.server.client import Answer, ServedRun, drive
-from bench.engines.server.countdown import Countdown
 from bench.engines.server.facts import host_facts
 from bench.engines.server.kept_server import KeptServer
 from bench.engines.server.policy_server import (
@@ -38,8 +37,6 @@ from sage_sched.registry import policy_names
 
 # How often a run is made, at most, that a device clock's host holds up.
 _TRIES = 3
-# About how long a server takes to start on an idle host, and to be reset.
-_START_S, _RESET_S = 15.0, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,17 +113,15 @@ def compare_policies(settings: Settings) -> Iterator[dict[str, Any]]:
             if _predicts(policy)
             for request in _chosen(settings, baseline, rate, seed)
         )
-        countdown = Countdown(list(_expected_s(settings, baseline, plan)))
         with tqdm(total=len(plan), desc="runs", unit="run") as progress:
             for policy, rate, seed in plan:
-                tqdm.write(f"{countdown}: {policy}, rate {rate}, seed {seed}")
+                tqdm.write(f"{policy}, rate {rate}, seed {seed}")
                 run = _run_in_time(settings, tokenizer, kept, baseline, policy, rate, seed)
                 run["settings"] = facts
                 with runs_file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(run) + "\n")
                 tqdm.write(_line(run))
                 progress.update()
-                countdown.next_run()
                 yield run
 
 
@@ -148,25 +143,6 @@ def _plan(settings: Settings) -> Iterator[tuple[str, str, int]]:
         for rate in settings.rates:
             for policy in (*policies[turn:], *policies[:turn]):
                 yield policy, rate, seed
-
-
-def _expected_s(
-    settings: Settings, baseline: Baseline, plan: Sequence[tuple[str, str, int]]
-) -> Iterator[float]:
-    """How long each run should take: what comes goes through at the capacity, and then the longest
-    answers end."""
-    previous = ""
-    for policy, rate, seed in plan:
-        chosen = _chosen(settings, baseline, rate, seed)
-        longest = min(max(r.output_tokens for r in chosen), settings.max_new_tokens)
-        pace = min(requests_per_s(rate, baseline.capacity), baseline.capacity)
-        drain_s = baseline.unloaded.seconds(1, longest)
-        fresh = settings.servers.device is None or policy != previous
-        yield (
-            (len(chosen) / pace + drain_s) / settings.servers.speed
-            + (_START_S if fresh else _RESET_S)
-        )
-        previous = policy
 
 
 def _run_in_time(settings: Settings, *of_run: Any) -> dict[str, Any]:

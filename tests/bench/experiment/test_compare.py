@@ -71,7 +71,6 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     assert set(measured) == {tuned, "sage"}
     for run in runs:
         assert measured[run["policy"]] == pytest.approx(run["mean_e2e_latency_ms"] / 1e3, abs=0.01)
-    assert (tmp_path / "validate" / "validate.svg").exists()
 
 
 @pytest.mark.server

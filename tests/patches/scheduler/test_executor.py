@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bench.checks.full_server import FullServer
 from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.kv_swap import KvSwap
 from sage_sched.plan import Budget, Way
 from sage_sched.policies.sage import Sage
 from sage_sched.view import SchedulerView
+from tests.checks.full_server import FullServer
 
 
 def test_a_policy_that_fails_at_the_plan_costs_the_plan_and_no_request(

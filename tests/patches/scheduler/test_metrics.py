@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bench.checks.full_server import stand_in_scheduler
 from patches.scheduler import metrics
 from patches.scheduler.metrics import SchedulerMetrics
 from patches.scheduler.preemption import Preemption
@@ -15,6 +14,7 @@ from patches.scheduler.state import SchedulerState
 from patches.series import SERIES
 from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.plan import Way
+from tests.checks.full_server import stand_in_scheduler
 from tests.patches.scheduler.test_state import request
 
 # Of a clock that stands still, however slow the host is.

@@ -10,7 +10,6 @@ import pytest
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from bench.checks.full_server import stand_in_batch, stand_in_scheduler
 from patches.carrier import encode, encode_hints
 from patches.messages import StepTimes
 from patches.scheduler.state import SchedulerState
@@ -19,6 +18,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from sage_sched.plan import Plan, Way, Yield
 from sage_sched.policies.sage import Sage
+from tests.checks.full_server import stand_in_batch, stand_in_scheduler
 
 
 def request(

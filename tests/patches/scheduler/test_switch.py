@@ -11,7 +11,6 @@ import pytest
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
-from bench.checks.full_server import stand_in_scheduler
 from patches.carrier import encode_hints, encode_stamp
 from patches.http import settings_route
 from patches.messages import SetSettings, SettingsNow
@@ -23,6 +22,7 @@ from sage_sched.fields import ConfigError
 from sage_sched.job import Hints
 from sage_sched.policies.sage import Sage
 from sage_sched.switch import Settings
+from tests.checks.full_server import stand_in_scheduler
 from tests.patches.scheduler.test_state import fail, ordered, request
 
 

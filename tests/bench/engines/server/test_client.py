@@ -11,7 +11,6 @@ import pytest
 
 from bench.engines.server.client import ServedRun, _row, drive
 from bench.workloads.forced_length import LENGTH_KEY
-from bench.workloads.forced_tokens import TOKENS_KEY
 from bench.workloads.prompts import WorkloadRequest
 
 GOOD = '{"text": "a b", "meta_info": {"completion_tokens": 2, "prompt_tokens": 4}}'
@@ -102,11 +101,7 @@ def test_an_answer_of_the_end_token_alone_is_made_one_longer(url: str) -> None:
     assert result.problem() == ""
 
 
-def test_an_answer_is_forced_token_by_token_if_its_tokens_are_known() -> None:
-    def forced(request: WorkloadRequest) -> dict[str, Any]:
-        body = _row(request, _Tokenizer(), 64).extra_request_body
-        found: dict[str, Any] = body["sampling_params"]["custom_params"]
-        return found
-
-    assert forced(WorkloadRequest("a", 3, "plan", (7, 8, 3))) == {TOKENS_KEY: (7, 8, 3)}
-    assert forced(WorkloadRequest("a", 3, "plan")) == {LENGTH_KEY: 3}
+def test_a_body_has_the_cap_of_all_and_its_own_length_where_no_scheduler_looks() -> None:
+    params = _row(WorkloadRequest("a", 3, "chat"), _Tokenizer(), 64).extra_request_body
+    sampling: dict[str, Any] = params["sampling_params"]
+    assert (sampling["max_new_tokens"], sampling["custom_params"]) == (64, {LENGTH_KEY: 3})

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from bench.calibration.validation import (
-    Point,
+from bench.engines.clock.device import device_note
+from bench.engines.server.server import ServerError
+from bench.engines.server.side_by_side import compare_policies
+from bench.engines.validation import (
     misordered,
     read_runs,
     read_step_time,
@@ -19,11 +18,7 @@ from bench.calibration.validation import (
     summarize,
     table,
 )
-from bench.engines.clock.device import device_note
-from bench.engines.server.server import ServerError
-from bench.engines.server.side_by_side import compare_policies
 from bench.experiment import compare as command
-from bench.experiment.stats import ordered
 from bench.workloads.named import load_workload
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import print_json, speaker
@@ -80,35 +75,7 @@ def run(args: argparse.Namespace) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     summary_file = args.summary or args.output / "summary.json"
     summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    plot(points, note, args.output / "validate.svg")
-    say(f"\nsummary: {summary_file}\nplot: {args.output / 'validate.svg'}")
+    say(f"\nsummary: {summary_file}")
     if num_invalid:
         print(f"{num_invalid} runs are invalid and left out, see {file}", file=sys.stderr)
     return 1 if num_invalid else 0
-
-
-def plot(points: Sequence[Point], note: str, file: Path) -> None:
-    """Simulated against measured mean TTLT, a point a run, with the band of 3 %."""
-    import matplotlib.pyplot as plt  # it takes a second to load
-
-    from bench.experiment.plot import STYLE, colors
-
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(6, 5.4), layout="constrained")
-        for policy, color in colors(ordered(point.policy for point in points)).items():
-            mine = [point for point in points if point.policy == policy]
-            measured_s = [point.measured_s[0] for point in mine]
-            simulated_s = [point.simulated_s[0] for point in mine]
-            axis.scatter(measured_s, simulated_s, s=18, color=color, label=policy)
-        both_s = [s for point in points for s in (point.measured_s[0], point.simulated_s[0])]
-        ends = np.array([0.9 * min(both_s), 1.1 * max(both_s)])
-        axis.plot(ends, ends, color="#444", lw=1)
-        axis.fill_between(ends, ends * 0.97, ends * 1.03, color="#444", alpha=0.1, lw=0)
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_xlabel("mean TTLT on the engine, s (log)")
-        axis.set_ylabel("mean TTLT in the simulator, s (log)")
-        axis.set_title(note, fontsize=8)
-        axis.legend(fontsize=8)
-        figure.savefig(file)
-        plt.close(figure)

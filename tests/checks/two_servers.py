@@ -1,6 +1,6 @@
 """Two servers behind a router, one of them killed and started again under load, as the page says.
 
-`python -m bench.checks.two_servers --smg PATH` types the example of docs/cluster.md into one shell,
+`python -m tests.checks.two_servers --smg PATH` types the example of docs/cluster.md into one shell,
 on a small model on the CPU and in a folder of its own, and counts what was lost. PATH is the
 program of smg 1.13 (`python3 -m venv router && router/bin/pip install smg==1.13.0`, then
 router/bin/smg). Exit code 1 if more was lost than what ran on the server that was killed, or the
@@ -35,7 +35,7 @@ from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
-_TYPED = "bench.checks.two_servers"
+_TYPED = "tests.checks.two_servers"
 _FIRST, _SECOND = "http://127.0.0.1:30001", "http://127.0.0.1:30002"
 _GAUGE, _ANSWERED = "sage:backlog_seconds", "sglang:num_requests"
 # Fewer at once than are asked, so that some wait.

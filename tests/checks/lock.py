@@ -77,7 +77,7 @@ def _normalized(name: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.checks.lock", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.checks.lock", description=__doc__)
     parser.add_argument("file", type=Path, help="is written anew; the lines of `#` stay")
     file = parser.parse_args(argv).file
     known, pins = read(file), installed()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.checks import lock
+from tests.checks import lock
 
 OLD, CPU, NEW = (digit * 64 for digit in "012")
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from bench.checks import two_servers
-from bench.checks.two_servers import NotFollowedError, Shell, gauge, read_statuses, unexplained
+from tests.checks import two_servers
+from tests.checks.two_servers import NotFollowedError, Shell, gauge, read_statuses, unexplained
 from tests.engine.serving import wait_until
 
 STATUSES = """\
@@ -59,7 +59,7 @@ def test_a_shell_goes_on_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
     def is_gone() -> bool:
         with suppress(psutil.NoSuchProcess):
-            return started.status() == psutil.STATUS_ZOMBIE
+            return bool(started.status() == psutil.STATUS_ZOMBIE)
         return True
 
     wait_until(is_gone)

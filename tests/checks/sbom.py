@@ -1,4 +1,4 @@
-"""What is installed, under which licences: `python -m bench.checks.sbom`.
+"""What is installed, under which licences: `python -m tests.checks.sbom`.
 
 Writes a bill of materials of this environment (CycloneDX 1.6, sbom.json) and a table by licence
 (licences.md) to a folder. What a package says of itself is all that it goes by: a licence that is
@@ -87,7 +87,7 @@ def _name(distribution: Distribution) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.checks.sbom", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.checks.sbom", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("results"), metavar="DIR")
     args = parser.parse_args(argv)
     packages = installed()

@@ -1,7 +1,7 @@
 """How long a scheduler takes to note a request, and for a whole pass: the view of its facts, the
 order, what running requests will still need, and who yields.
 
-`python -m bench.checks.queue_pass` times patches/scheduler/state.py, the code that the scheduler
+`python -m tests.checks.queue_pass` times patches/scheduler/state.py, the code that the scheduler
 runs, on requests with predicted lengths, and prints a table. No server is needed. `--policy
 proserve-expected` gives all of them deadlines.
 """
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.checks.full_server import NUM_RUNNING, FullServer, StandInRequest
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.registry import policy_type
+from tests.checks.full_server import NUM_RUNNING, FullServer, StandInRequest
 
 QUEUE_LENGTHS = (100, 1_000, 10_000)
 _NUM_PASSES = 50

@@ -6,9 +6,9 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.checks import lock, sbom
+from tests.checks import lock, sbom
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_pinned_package_is_in_it_with_its_version(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.calibration.validation import Point, engine_of, misordered, summarize, table
 from bench.engines.simulator.presets import PRESETS
+from bench.engines.validation import Point, engine_of, misordered, summarize, table
 from sage_sched.steps import StepTime
 
 

@@ -1,4 +1,4 @@
-"""The comparison on a host with a GPU: `python -m bench.experiment.gpu`.
+"""The comparison on a host with a GPU: `python -m tests.checks.gpu_comparison`.
 
 Llama 3.1 8B's shape with SGLang's dummy weights and answers of recorded length, so that times are
 those of the real model and nothing is downloaded. Takes the options of `sage-sched bench`, with
@@ -7,8 +7,8 @@ defaults for one GPU; each of the numbers it prints stands beside hardware and v
 On an air-gapped host, set up its environment first and write the model where there is a network
 (--write-model DIR), then name the folder and what its kernels need:
 
-    python -m bench.experiment.gpu --model-path DIR --data DATA --server-flags "--load-format dummy
-        --attention-backend triton --sampling-backend pytorch --grammar-backend xgrammar"
+    python -m tests.checks.gpu_comparison --model-path DIR --data DATA
+        --server-flags "--load-format dummy --attention-backend triton --sampling-backend pytorch --grammar-backend xgrammar"
 
 `--shape tiny --device cpu` tries the same path on a small model where there is no GPU.
 """
@@ -34,7 +34,7 @@ GPU_FLAGS = ("--max-total-tokens", "131072", "--max-running-requests", "256")
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.experiment.gpu",
+        prog="python -m tests.checks.gpu_comparison",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -49,7 +49,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     facts = host_facts()
     if args.device == "cuda" and facts["gpu"] == "none":
-        print("bench.experiment.gpu: this host has no GPU that torch can use", file=sys.stderr)
+        print(
+            "tests.checks.gpu_comparison: this host has no GPU that torch can use", file=sys.stderr
+        )
         return 2
     if args.model_path is None:
         args.model_path = write_model(args.output / "model", **SHAPES[args.shape])

@@ -108,13 +108,6 @@ def _simulated(
     )
 
 
-def simulate_as(policy: str, run: dict[str, Any], workload: Workload) -> Result:
-    """A run's requests and arrivals under another policy, one that needs no predictions. Raises
-    ValueError as simulate_runs."""
-    chosen = sample(workload.evaluation, len(run["requests"]["class"]), run["seed"])
-    return _result(policy, run, chosen, None, None)
-
-
 def _result(
     policy: str,
     run: dict[str, Any],

@@ -1,1 +1,0 @@
-"""The simulator held against real servers, and step times fitted to them."""
