@@ -8,7 +8,8 @@ On an air-gapped host, set up its environment first and write the model where th
 (--write-model DIR), then name the folder and what its kernels need:
 
     python -m tests.checks.gpu_comparison --model-path DIR --data DATA
-        --server-flags "--load-format dummy --attention-backend triton --sampling-backend pytorch --grammar-backend xgrammar"
+        --server-flags "--load-format dummy --attention-backend triton
+        --sampling-backend pytorch --grammar-backend xgrammar"
 
 `--shape tiny --device cpu` tries the same path on a small model where there is no GPU.
 """
