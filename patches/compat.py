@@ -39,7 +39,7 @@ CALLS = (
     (f"{_BATCH}.new_tokens_required_next_decode", ()),
     ("sglang.srt.managers.scheduler.Scheduler._reqs_finishing_inflight", ("batch",)),
     ("sglang.srt.managers.scheduler.Scheduler.abort_request", ("recv_req",)),
-    # Of prefills that are cut between layers.
+    # For prefills that are cut between layers.
     ("sglang.srt.managers.scheduler.Scheduler.update_running_batch", ("batch",)),
     ("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_split_prefill", ("batch",)),
     (

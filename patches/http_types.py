@@ -21,7 +21,7 @@ class ServerArgs(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Of the model."""
+    """The model's own."""
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
@@ -60,7 +60,7 @@ class TokenizedRequest(Protocol):
 
 
 class TokenizedSampling(SamplingParams, Protocol):
-    """Of a request that has not reached its scheduler: the cap may be left to it."""
+    """SamplingParams before the scheduler, which chooses the cap if it is None."""
 
     max_new_tokens: Any
     custom_params: Mapping[str, Any] | None

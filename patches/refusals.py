@@ -52,7 +52,7 @@ _REFUSED_WITH_DISPATCH = {
     "--tokenizer-worker-num above 1": "each HTTP process knows of its own requests alone",
 }
 
-# Those of the above that are more than a flag that is set, or a number that is too high.
+# How to tell, for those above that are more than a flag set or a number too high.
 _SPECIAL: Mapping[str, Callable[[Any], bool]] = {
     "SGLANG_RUST_SERVER": lambda args: (
         os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y")

@@ -18,7 +18,7 @@ _MAX_COUNT = 2**31 - 1
 
 
 def asked_of_chat(request: Any) -> Asked:
-    """Of a ChatCompletionRequest (entrypoints/openai/protocol.py), which pydantic has checked."""
+    """Read a ChatCompletionRequest (entrypoints/openai/protocol.py), checked by pydantic."""
     tools = request.tools or ()
     choice = request.tool_choice
     effort = request.reasoning_effort
@@ -40,7 +40,7 @@ def asked_of_chat(request: Any) -> Asked:
 
 
 def asked_of(obj: Request, of_chat: Asked | None) -> Asked:
-    """Of a GenerateReqInput, whose sampling parameters nobody has checked yet."""
+    """Read a GenerateReqInput. Nobody has checked its sampling parameters yet."""
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     asked = of_chat or NOTHING_ASKED
     stops = sampling.get("stop")

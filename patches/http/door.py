@@ -13,7 +13,7 @@ from patches.http_types import Request, TokenizedRequest, TokenizerManager
 
 
 def custom_params_of(obj: Request) -> Mapping[str, Any] | None:
-    """What a client gives beside. Raises ValueError unless it is an object, or nothing."""
+    """A client's custom_params. Raises ValueError unless they are an object, or None."""
     sampling = obj.sampling_params
     given = sampling.get("custom_params") if isinstance(sampling, dict) else None
     if given is not None and not isinstance(given, dict):

@@ -183,7 +183,7 @@ def model(path: str | None) -> str | None:
 
 
 def gpu(argv: Sequence[str]) -> str:
-    """What torch sees of accelerators, against what the flags ask for."""
+    """Whether torch sees the accelerators that the flags ask for."""
     import torch
 
     wanted = int(value_of(argv, "--tp-size", "--tensor-parallel-size", "--tp") or 1)
@@ -209,7 +209,7 @@ def gpu(argv: Sequence[str]) -> str:
 
 
 def host_memory(asked_gib: float) -> str:
-    """For the KV of requests that have left. asked_gib: the setting; 0: a share of what is free."""
+    """Whether there is enough for the KV of requests that yield. asked_gib: the setting."""
     free_gib = free_bytes() / 2**30
     if asked_gib > free_gib:
         raise FaultError(
@@ -226,7 +226,7 @@ def port(argv: Sequence[str]) -> str | None:
         return None
     host, text = value_of(argv, "--host") or "127.0.0.1", value_of(argv, "--port") or "30000"
     if not text.isdecimal() or int(text) > 65_535:
-        return None  # SGLang says so, of its flags
+        return None  # SGLang itself complains
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, int(text), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -245,7 +245,7 @@ def port(argv: Sequence[str]) -> str | None:
 
 
 def flags(argv: Sequence[str], with_settings: bool) -> str:
-    """By SGLang's own parser, with our plugin. with_settings: whether those can be read."""
+    """Whether SGLang's own parser takes them. with_settings: whether our settings can be read."""
     if not argv:
         return Note("none given: `sage-sched doctor FLAGS` looks at a server's")
     if not with_settings:

@@ -95,7 +95,7 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
 
 
 def _settings(argv: Sequence[str]) -> tuple[SageConfig, Finding]:
-    """As a server reads them; the defaults if it cannot."""
+    """The settings as a server reads them; the defaults if it cannot."""
     file = value_of(argv, "--sage-config") or os.environ.get("SAGE_CONFIG")
     try:
         config = read_config(file)

@@ -1,4 +1,4 @@
-"""What of sage-sched does not fit the SGLang that is installed: `python -m patches.ops.fit`.
+"""Lists what does not fit the installed SGLang: `python -m patches.ops.fit`.
 
 A server stops at the first thing that does not fit. This goes through all of them, whatever the
 release is called, so it also tells what a new release would take.
@@ -65,7 +65,7 @@ def _modules() -> Iterator[str]:
 
 
 def _checks() -> Iterator[Callable[[], None]]:
-    """Of what can be checked: a module that cannot be imported has been reported already."""
+    """The checks that can be made: a module that cannot be imported was reported already."""
     with contextlib.suppress(ImportError):
         from patches.hook import check_target
 
