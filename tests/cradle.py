@@ -12,6 +12,7 @@ process of a server has one, as a child of its own.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -101,9 +102,24 @@ def _imported() -> list[str]:
     for name in _OF_SGLANG:
         importlib.import_module(name)
     setproctitle.getproctitle()  # looks for where titles go, before the environment is another
-    gc.freeze()  # what is here now no process looks through again
+    _patch_no_more_than_copies()
+    gc.freeze()  # what is here now no process looks through again, but at its end
+    atexit.register(gc.unfreeze)
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [entry for entry in sys.path[1:] if entry not in named]
+
+
+def _patch_no_more_than_copies() -> None:
+    """For each hook SGLang looks through all modules for copies of what it hooks, which of a
+    class's method there are none."""
+    from sglang.srt.plugins import hook_registry
+
+    propagate = hook_registry._propagate_patch
+
+    def propagated(original: object, wrapped: object, source: object) -> int:
+        return 0 if isinstance(source, type) else int(propagate(original, wrapped, source))
+
+    hook_registry._propagate_patch = propagated
 
 
 def _answer(orders: socket.socket, pid: int, *, is_awaited: bool) -> None:

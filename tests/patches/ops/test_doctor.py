@@ -170,7 +170,7 @@ def no_service(patient: Patient) -> None:
 def a_damaged_encoder(patient: Patient) -> None:
     patient.breaks = (
         "import predictor_store.predict.static_encoder as encoder\n"
-        "def broken(self): raise FileNotFoundError('token vectors')\n"
+        "def broken(*_): raise FileNotFoundError('token vectors')\n"
         "encoder.StaticEncoder.__init__ = broken"
     )
 
