@@ -28,7 +28,7 @@ OF_SERVERS = {
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 COMMANDS = {
     "set": ("patches.ops.set_command", "change the settings of a running server"),
-    "explain": ("patches.ops.explain_command", "say what happened to requests and why, by a trace"),
+    "explain": ("bench.explain.command", "say what happened to requests and why, by a trace"),
     "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),
     "warm": ("predictor_store.data.warm", "fill the predictor's store from datasets"),
     "predictor serve": (

@@ -37,18 +37,9 @@ class IndexTable(ABC):
     believes_tail: ClassVar[bool] = False
 
     __slots__ = (
-        "_cached_tokens",
-        "_cost",
-        "_costs",
-        "_input_tokens",
-        "_interval",
-        "_interval_tokens",
-        "_known_tokens",
-        "_lengths",
-        "_max_tokens",
-        "_value",
-        "_weights",
-    )
+        "_cached_tokens", "_cost", "_costs", "_input_tokens", "_interval", "_interval_tokens",
+        "_known_tokens", "_lengths", "_max_tokens", "_value", "_weights",
+    )  # fmt: skip
 
     def __init__(
         self,

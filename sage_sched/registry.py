@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
 from sage_sched.best_effort import Qllm
@@ -75,31 +75,25 @@ def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts)
     return policy(dataclasses.replace(parameters, **policy.variants.get(name, {})), server)
 
 
-class _Offer(NamedTuple):
-    """A policy that somebody offers. place: where it comes from, for messages."""
-
-    place: str
-    load: Callable[[], object]
-
-
 class _Source(NamedTuple):
-    """Where a policy can be had. section: of the configuration."""
+    """Where a policy can be had. section: of the configuration. offers: of each that offers one of
+    this name, where it comes from, and what loads it."""
 
     section: str
-    offers: tuple[_Offer, ...]
+    offers: tuple[tuple[str, Callable[[], object]], ...]
 
     def load(self) -> type[Policy]:
         """Raises ValueError if the policy cannot be had, or if two are offered."""
         if len(self.offers) > 1:
-            places = " and ".join(offer.place for offer in self.offers)
+            places = " and ".join(place for place, _ in self.offers)
             raise ValueError(f"there are two policies {self.section!r}: {places}")
-        (offer,) = self.offers
+        ((place, load),) = self.offers
         try:
-            policy = offer.load()
+            policy = load()
         except Exception as error:
-            raise ValueError(f"{offer.place} cannot be loaded: {error!r}") from error
+            raise ValueError(f"{place} cannot be loaded: {error!r}") from error
         if not (isinstance(policy, type) and issubclass(policy, Policy)):
-            raise ValueError(f"{offer.place} is no subclass of Policy")
+            raise ValueError(f"{place} is no subclass of Policy")
         return policy
 
 
@@ -107,20 +101,15 @@ class _Source(NamedTuple):
 def _sources() -> dict[str, _Source]:
     sources: dict[str, _Source] = {}
     for section, policy in POLICIES.items():
-        source = _Source(section, (_Offer(policy.__qualname__, partial(_itself, policy)),))
+        source = _Source(section, ((policy.__qualname__, partial(POLICIES.get, section)),))
         sources |= dict.fromkeys((section, *policy.variants), source)
     for name in RIVALS:
-        sources[name] = _Source(name, (_Offer("bench.policies", partial(_rival, name)),))
+        sources[name] = _Source(name, (("bench.policies", partial(_rival, name)),))
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name not in SGLANG_POLICIES:  # they stay SGLang's, whatever is installed
             known = sources.get(point.name, _Source(point.name, ()))
-            offers = (*known.offers, _Offer(point.value, partial(EntryPoint.load, point)))
-            sources[point.name] = _Source(point.name, offers)
+            sources[point.name] = _Source(point.name, (*known.offers, (point.value, point.load)))
     return sources
-
-
-def _itself(policy: type[Policy]) -> object:
-    return policy
 
 
 def _rival(name: str) -> object:

@@ -69,7 +69,7 @@ def circles_of(arrows: dict[str, set[str]]) -> list[str]:
     return [name for name in arrows if name in reached(name)]
 
 
-@pytest.mark.parametrize("package", ["patches", "predictor_store"])
+@pytest.mark.parametrize("package", ["sage_sched", "patches", "predictor_store"])
 def test_no_module_imports_itself_through_others(package: str) -> None:
     assert not circles_of(arrows_of(package))
 
@@ -82,6 +82,50 @@ def test_the_predictors_rooms_import_one_another_one_way() -> None:
         rooms[room] = rooms.get(room, set()) | (of - {room})
     assert len(rooms) > 6
     assert not circles_of(rooms)
+
+
+ROOMS = {"best_effort", "probe", "routing", "slo", "urgency"}
+# Where names of policies, and sections of the configuration, become objects of the rooms.
+EDGE = {"sage_sched.config", "sage_sched.registry"}
+
+
+def room_of(module: str) -> str:
+    """The room of the core that a module belongs to, "" if it stands in front."""
+    name = [*module.split("."), ""][1]
+    return name if name in ROOMS else ""
+
+
+def test_what_stands_in_front_of_the_core_rests_on_no_room() -> None:
+    arrows = arrows_of("sage_sched")
+    front = {name: wanted for name, wanted in arrows.items() if not room_of(name)}
+    assert len(front) > 20
+    found = [
+        f"{name} imports {one}"
+        for name, wanted in front.items()
+        for one in wanted
+        if room_of(one) and name not in EDGE
+    ]
+    assert not found
+
+
+def test_the_rooms_of_the_core_are_entered_by_their_doors() -> None:
+    # The bench takes policies apart, and tests look at single parts.
+    modules = modules_of("sage_sched")
+    for room in ROOMS:
+        door = modules[f"sage_sched.{room}"].read_text(encoding="utf-8")
+        assert door.startswith('"""')
+        assert "__all__" in door
+    entering = {**modules, **modules_of("patches"), **modules_of("predictor_store")}
+    found = [
+        f"{name} imports {wanted}"
+        for name, file in entering.items()
+        for wanted in imports_of(file)
+        if wanted.count(".") > 1
+        and wanted.startswith("sage_sched.")
+        and room_of(wanted)
+        and not name.startswith(f"sage_sched.{room_of(wanted)}")
+    ]
+    assert not found
 
 
 def test_no_room_of_patches_imports_itself_through_others() -> None:

@@ -17,7 +17,7 @@ from bench.workloads.source import Purpose, Source
 from predictor_store.data.files import DatasetError, RowError, raw_rows
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
-from sage_sched.slo.classes import SloClass, SloConfig
+from sage_sched.slo import SloClass, SloConfig
 
 # Of a recording: its file, its fields, and by what lengths are divided, so that one fits a pool of
 # 72,000 tokens some dozens of times.

@@ -14,7 +14,7 @@ from bench.experiment.spec import Arm
 from bench.workloads.prompts import Workload
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY
-from sage_sched.slo.classes import SloConfig
+from sage_sched.slo import SloConfig
 
 
 class Purpose(StrEnum):

@@ -1,11 +1,10 @@
-"""One scheduling pass: the plan is carried out around SGLang's own pass."""
+"""What SGLang can do in a scheduling pass, and what its own part of it sees."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice, takewhile
 from typing import Any
 
 from sglang.srt.managers.scheduler import NextBatchPlan
@@ -13,34 +12,109 @@ from sglang.srt.managers.scheduler import NextBatchPlan
 from patches.compat import drop_ended, keeps_ended
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.kv_copy import is_swapped
-from patches.scheduler.preemption import Outcome
-from sage_sched.plan import Budget, Plan
+from patches.scheduler.state import SchedulerState
+from sage_sched import scheduling_pass
+from sage_sched.plan import Budget, Plan, Yield
 
 
 def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch) -> Any:
-    """Scheduler.get_new_batch_prefill, by the policy's plan.
-
-    SGLang's pass sees the requests that may enter now: never a swapped one, as it would prefill it.
-    If it goes by its own order (sage_sched.switch), it sees all.
-    """
+    """Scheduler.get_new_batch_prefill, by the policy's plan (sage_sched.scheduling_pass). If SGLang
+    goes by its own order (sage_sched.switch), its pass sees all requests."""
     if not scheduler.sage.plans():
         return original(running_batch)
     if keeps_ended():
         drop_ended(running_batch)
-    if scheduler.chunked_req is None and _has_nothing_to_plan(scheduler, running_batch):
-        return _showing(scheduler, [], lambda: original(running_batch))
-    plan = scheduler.sage.plan(running_batch)
-    if plan.order is None:
-        return _showing(scheduler, [], lambda: original(running_batch))
-    queue = [scheduler.waiting_queue[position] for position in plan.order]
-    if plan.decode_only:
-        scheduler.waiting_queue = queue
-        if scheduler.chunked_req is not None and _can_park(scheduler, running_batch):
+    this = _Pass(scheduler, original, running_batch)
+    scheduling_pass.run_pass(this)
+    return this.done
+
+
+class _Pass:
+    """A pass of SGLang's scheduler. running: the batch that runs, as far as the pass has come.
+    done: what SGLang's own part returned."""
+
+    def __init__(
+        self, scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch
+    ) -> None:
+        self.running = running_batch
+        self.done: Any = None
+        self._scheduler, self._original = scheduler, original
+        self._state: SchedulerState = scheduler.sage
+        self._preemption = self._state.preemption
+
+    @property
+    def queue(self) -> list[Req]:
+        return self._scheduler.waiting_queue
+
+    @queue.setter
+    def queue(self, queue: list[Req]) -> None:
+        self._scheduler.waiting_queue = queue
+
+    @property
+    def num_arrivals_planned(self) -> int:
+        return -1 if self._preemption is None else self._preemption.num_arrivals_planned
+
+    @num_arrivals_planned.setter
+    def num_arrivals_planned(self, num_arrivals: int) -> None:
+        if self._preemption is not None:
+            self._preemption.num_arrivals_planned = num_arrivals
+
+    @property
+    def is_full(self) -> bool:
+        return self._state.is_full(self.running)
+
+    @is_full.setter
+    def is_full(self, is_full: bool) -> None:
+        self.running.batch_is_full = is_full
+
+    @property
+    def num_arrivals(self) -> int:
+        return self._state.jobs.num_arrivals
+
+    @property
+    def runs_any(self) -> bool:
+        return not self.running.is_empty()
+
+    @property
+    def is_chunking(self) -> bool:
+        return self._scheduler.chunked_req is not None
+
+    def plan(self) -> Plan:
+        if not self.is_chunking and _has_nothing_to_plan(self._scheduler, self.running):
+            return Plan(order=None)
+        return self._state.plan(self.running)
+
+    def is_swapped(self, request: Req) -> bool:
+        return is_swapped(request)
+
+    def take_out(self, action: Yield) -> Req | None:
+        assert self._preemption is not None
+        gone: Req | None = self._preemption.take_out(self.running, action)
+        return gone
+
+    def bring_back(self, requests: Sequence[Req]) -> list[Req]:
+        assert self._preemption is not None
+        left: list[Req]
+        self.running, left = self._preemption.bring_back(self.running, requests)
+        return left
+
+    def carried_out(
+        self, plan: Plan, entering: list[Req], left: list[Req], yielded: list[Req]
+    ) -> None:
+        if self._preemption is not None:
+            self._preemption.carried_out(plan, self.queue, entering, left, yielded)
+
+    def admit(self, visible: Sequence[Req], budget: Budget) -> None:
+        with _within(self._scheduler, budget, self.running):
+            self.done = _showing(self._scheduler, visible, lambda: self._original(self.running))
+        self.running = self.done.running_batch
+
+    def decode_only(self) -> None:
+        if self.is_chunking and _can_park(self._scheduler, self.running):
             # SGLang's pass would prefill the next chunk.
-            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-        return _showing(scheduler, [], lambda: original(running_batch))
-    with _within(scheduler, plan.budget, running_batch):
-        return _carry_out(scheduler, plan, queue, original, running_batch)
+            self.done = NextBatchPlan(batch_to_run=None, running_batch=self.running)
+        else:
+            self.done = _showing(self._scheduler, [], lambda: self._original(self.running))
 
 
 def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
@@ -59,52 +133,6 @@ def _can_park(scheduler: Scheduler, running_batch: Batch) -> bool:
     may need, and SGLang does not retract it; and a delayer of prefills expects to be asked in every
     pass, on all ranks."""
     return scheduler.prefill_delayer is None and running_batch.check_decode_mem()
-
-
-def _carry_out(
-    scheduler: Scheduler,
-    plan: Plan,
-    queue: list[Req],
-    original: Callable[[Batch], Any],
-    running_batch: Batch,
-) -> Any:
-    preemption = scheduler.sage.preemption
-    was_full = scheduler.sage.is_full(running_batch)
-    outcome = Outcome(running_batch, rest=queue)
-    if preemption is not None:
-        num_arrivals = scheduler.sage.jobs.num_arrivals
-        outcome = preemption.carry_out(plan, num_arrivals, queue, running_batch)
-    # A full batch takes in those to whom others yielded; for them the mark is lifted.
-    lifts_mark = was_full and outcome.num_entering > 0
-    if lifts_mark:
-        outcome.running_batch.batch_is_full = False
-    scheduler.waiting_queue = [*outcome.fresh, *outcome.rest, *outcome.yielded]
-    num_open = plan.num_open + (0 if was_full and plan.is_new else outcome.num_left_out)
-    visible = [*outcome.fresh, *_open(plan, outcome, num_open)]
-    if not visible and outcome.running_batch.is_empty() and scheduler.chunked_req is None:
-        # A swapped request has just found no room, and nobody is about to give any back: others
-        # hold it, streaming sessions between turns say.
-        visible = [req for req in outcome.rest if not is_swapped(req)]
-    done = _showing(scheduler, visible, lambda: original(outcome.running_batch))
-    if preemption is None or preemption.num_arrivals_planned < 0:
-        return done
-    if lifts_mark:
-        left_out = any(req in scheduler.waiting_queue for req in outcome.fresh)
-        done.running_batch.batch_is_full |= not left_out
-    elif plan.is_new and not was_full and num_open > 0 and is_swapped(outcome.rest[0]):
-        # It found no room. SGLang would have marked the batch so for a request that it sees;
-        # without the mark a plan would be made before every step.
-        done.running_batch.batch_is_full |= not done.running_batch.is_empty()
-    return done
-
-
-def _open(plan: Plan, outcome: Outcome, num_open: int) -> Iterable[Req]:
-    """Who may enter after those of the plan's actions: of the first num_open nobody from behind a
-    swapped request, whose turn it is before theirs."""
-    may_enter = islice(outcome.rest, num_open)
-    if plan.swapped_go_first:
-        return takewhile(lambda req: not is_swapped(req), may_enter)
-    return (req for req in may_enter if not is_swapped(req))
 
 
 def _showing(scheduler: Scheduler, visible: Sequence[Req], call: Callable[[], Any]) -> Any:

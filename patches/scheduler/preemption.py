@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
@@ -16,36 +16,16 @@ from patches.scheduler.kv_copy import (
     can_leave_now,
     counts_tokens,
     freed_tokens,
-    is_swapped,
-    swapped,
 )
 from patches.scheduler.kv_swap import KvSwap
 from patches.scheduler.survival import why_it_stays, why_none_yields
 from sage_sched.config import PreemptionConfig
 from sage_sched.job import Job
-from sage_sched.plan import Action, Plan, Yield
+from sage_sched.plan import Plan, Yield
 from sage_sched.switch import Settings
 from sage_sched.view import Holding
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a plan's actions.
-
-    running_batch: with those in it that came back. num_entering: how many the actions let in.
-    num_left_out: how many they were to let in and did not, as an action failed.
-    fresh: of those let in, those that are to be prefilled. rest: the others that wait, in order,
-    first those left out. yielded: off the device now.
-    """
-
-    running_batch: Batch
-    num_entering: int = 0
-    num_left_out: int = 0
-    fresh: list[Req] = field(default_factory=list)
-    rest: list[Req] = field(default_factory=list)
-    yielded: list[Req] = field(default_factory=list)
 
 
 def preemption_of(
@@ -128,21 +108,31 @@ class Preemption:
                 self._num_staying[state.why_it_stays] += 1
         return state.why_it_stays is None
 
-    def carry_out(
-        self, plan: Plan, num_arrivals: int, queue: Sequence[Req], running_batch: Batch
-    ) -> Outcome:
-        """The plan's actions, up to one that fails. queue: the waiting, in the plan's order."""
-        if plan.is_new:
-            self.num_arrivals_planned = num_arrivals
+    def take_out(self, running_batch: Batch, action: Yield) -> Req | None:
+        """A running request leaves the device; None if it cannot."""
+        (req,) = (req for req in running_batch.reqs if req.sage.job is action.job)
+        out_of_memory = action.to is None
+        gone = self.swap.leave(running_batch, req, action.way, is_out_of_memory=out_of_memory)
+        return req if gone else None
+
+    def bring_back(self, running_batch: Batch, requests: Sequence[Req]) -> tuple[Batch, list[Req]]:
+        """The running batch with swapped requests in it, and those for which there is no room."""
+        running_batch, left = self.swap.resume(running_batch, requests)
+        for req in requests:
+            if req not in left:
+                req.sage.waits.ends()
+        return running_batch, left
+
+    def carried_out(
+        self,
+        plan: Plan,
+        queue: Sequence[Req],
+        entering: list[Req],
+        left: list[Req],
+        yielded: list[Req],
+    ) -> None:
+        """Count and trace what became of a plan's actions. queue: in the plan's order."""
         self._num_without_host_room += plan.num_without_host_room
-        entering, yielded = self._make_room(plan.actions, queue, running_batch)
-        rest = list(queue[len(entering) :])
-        back, left = swapped(entering), list[Req]()
-        fresh = [req for req in entering if not is_swapped(req)]
-        if back:
-            running_batch, left = self.swap.resume(running_batch, back)
-            if left:
-                self._plan_again(running_batch)
         if (trace := self._scheduler.sage.trace) is not None:
             known = (*queue[: len(plan.actions)], *yielded)
             trace.carried_out(
@@ -150,45 +140,9 @@ class Preemption:
                 {req.sage.job: req.rid for req in known},
                 [req.rid for req in left],
             )
-        for req in back:
-            if req not in left:
-                req.sage.waits.ends()
-        self._carried_out(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
-        num_planned = sum(not isinstance(action, Yield) for action in plan.actions)
-        num_left_out = num_planned - len(entering) + len(left)
-        return Outcome(running_batch, len(entering), num_left_out, fresh, [*left, *rest], yielded)
-
-    def _make_room(
-        self, actions: Sequence[Action], queue: Sequence[Req], running_batch: Batch
-    ) -> tuple[list[Req], list[Req]]:
-        """Those that may enter or come back, and those that yielded to them, or as memory ran
-        out: then who may use it is for the next plan, which knows that they wait."""
-        entering: list[Req] = []
-        yielded: list[Req] = []
-        running = {req.sage.job: req for req in running_batch.reqs} if actions else {}
-        for action in actions:
-            if not isinstance(action, Yield):
-                entering.append(queue[len(entering)])
-                continue
-            req, is_out_of_memory = running[action.job], action.to is None
-            gone = self.swap.leave(
-                running_batch, req, action.way, is_out_of_memory=is_out_of_memory
-            )
-            if gone:
-                yielded.append(req)
-            if is_out_of_memory or not gone:
-                self._plan_again(running_batch)
-            if not gone:
-                break
-        return entering, yielded
-
-    def _plan_again(self, running_batch: Batch) -> None:
-        """Before the next step, as the present plan could not be carried out: those that have
-        left made room that is to be given away."""
-        running_batch.batch_is_full = False
-        self.num_arrivals_planned = -1
+        self._agree(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
 
     @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
-    def _carried_out(self, entering: list[str], left: list[str], yielded: list[str]) -> None:
+    def _agree(self, entering: list[str], left: list[str], yielded: list[str]) -> None:
         """What became of a plan, by request id, for SGLang's own check that ranks go on alike
         (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER). left: entered by the plan, and found no room."""

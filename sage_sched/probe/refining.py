@@ -30,7 +30,6 @@ class Refiner(Protocol):
 
     def wants(self, age_tokens: int) -> bool:
         """Whether scores at this age are of use."""
-        ...
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """Revise these jobs (Job.revise) by scores at these ages; those that were. Tell their
@@ -39,13 +38,11 @@ class Refiner(Protocol):
         log_p: ln P(what is left of the answer at that age is in bin), shape (jobs, bins). An age
         that is not above the last one of a job's is no news (a token computed again), and ignored.
         """
-        ...
 
     def gain(self, job: Job) -> float | None:
         """Of an answer that has ended at its present age: by how much better, in nats, its length
         was foretold than by the prompt alone, given the age of the last scores. None if there were
         none, or if there is nothing to compare with."""
-        ...
 
 
 def in_steps(log_p: Floats) -> NDArray[np.int8]:

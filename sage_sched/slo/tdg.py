@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -55,14 +54,6 @@ class Promise:
     def ideal(self, num_tokens: int) -> float:
         """What an answer of so many tokens, at least one, is worth if all are on time."""
         return self.gained(True, num_tokens - 1)
-
-
-def gained(promise: Promise, token_s: Sequence[float]) -> float:
-    """What an answer is worth whose tokens came so many seconds after its arrival (eq. 3)."""
-    on_time = [
-        seconds <= promise.due_s(token, token_s[0]) for token, seconds in enumerate(token_s, 1)
-    ]
-    return promise.gained(on_time[0], sum(on_time[1:]))
 
 
 def num_on_time(

@@ -37,7 +37,15 @@ def paged(
         model,
         folder,
         warmed_store(folder / "store"),
-        flags=[*YIELDING_FLAGS, "--page-size", "16", "--disable-overlap-schedule"],
+        # More run than memory has room for to the end.
+        flags=[
+            *YIELDING_FLAGS,
+            "--max-running-requests",
+            "16",
+            "--page-size",
+            "16",
+            "--disable-overlap-schedule",
+        ],
         env=CHECKED,
         settings=YIELDING + "host_pool_gib = 0.0002\n",
         policy="fastserve",

@@ -29,7 +29,7 @@ from bench.experiment.spec import Arm, Load
 from bench.workloads.source import Source
 from predictor_store.data.warm import Observation
 from sage_sched.config import SageConfig
-from sage_sched.slo.tdg import Promise
+from sage_sched.slo import Promise
 
 _VOCABULARY = 16384
 # How often requests are served, at most, that the host held up: it may have been busy for a while.

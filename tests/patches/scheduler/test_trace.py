@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from patches.ops.explain_command import events_of
+from bench.explain.command import events_of
 from patches.scheduler.trace import Trace
 from sage_sched import cli
 from tests.engine.serving import wait_until

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,16 @@ from hypothesis import strategies as st
 
 from sage_sched.job import Hints
 from sage_sched.slo import Promise, num_on_time
-from sage_sched.slo.tdg import gained
 
 SECONDS = st.floats(0.001, 2.0)
+
+
+def gained(promise: Promise, token_s: Sequence[float]) -> float:
+    """What an answer is worth whose tokens came so many seconds after its arrival (eq. 3)."""
+    on_time = [
+        seconds <= promise.due_s(token, token_s[0]) for token, seconds in enumerate(token_s, 1)
+    ]
+    return promise.gained(on_time[0], sum(on_time[1:]))
 
 
 def by_hand(num_steps: int, first_s: float, growth_s: float, due_s: float, tpot_s: float) -> int:

@@ -1,0 +1,1 @@
+"""What a trace of a server says: `sage-sched explain`."""

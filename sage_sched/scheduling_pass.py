@@ -1,0 +1,149 @@
+"""One scheduling pass: an engine carries out a plan, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice, takewhile
+from typing import Protocol, TypeVar
+
+from sage_sched.plan import UNLIMITED, Budget, Plan, Yield
+
+Request = TypeVar("Request")
+
+
+class Engine(Protocol[Request]):
+    """What an engine can do in a pass: SGLang (patches/scheduler/executor.py) or the simulator.
+
+    queue: the requests that wait; set here in the order to serve them.
+    num_arrivals_planned: see SchedulerView; set to -1 if another plan is due.
+    is_full: the mark that nobody enters until a request leaves.
+    """
+
+    queue: list[Request]
+    num_arrivals_planned: int
+    is_full: bool
+
+    @property
+    def num_arrivals(self) -> int:
+        """How many requests have come."""
+
+    @property
+    def runs_any(self) -> bool:
+        """Whether any request decodes."""
+
+    @property
+    def is_chunking(self) -> bool:
+        """Whether a prompt is in the middle of its prefill."""
+
+    def plan(self) -> Plan:
+        """The plan of this pass."""
+
+    def is_swapped(self, request: Request) -> bool:
+        """Whether the request's KV is in host memory."""
+
+    def take_out(self, action: Yield) -> Request | None:
+        """Take a running request off the device; None if that fails."""
+
+    def bring_back(self, requests: Sequence[Request]) -> list[Request]:
+        """Let swapped requests decode on. Those for which there is no room are returned."""
+
+    def carried_out(
+        self, plan: Plan, entering: list[Request], left: list[Request], yielded: list[Request]
+    ) -> None:
+        """Note what became of the actions. left: of those entering, those without room."""
+
+    def admit(self, visible: Sequence[Request], budget: Budget) -> None:
+        """The engine's own pass, which sees only these waiting requests, and prefills as many of
+        them as find room within the budget. The others stay in the queue behind those left."""
+
+    def decode_only(self) -> None:
+        """The engine's own pass, which prefills nothing."""
+
+
+def run_pass(engine: Engine[Request]) -> None:
+    """Plan, and carry the plan out.
+
+    The engine's own pass never sees a swapped request, as it would prefill it.
+    """
+    plan = engine.plan()
+    if plan.order is None:
+        engine.admit([], UNLIMITED)
+        return
+    engine.queue = [engine.queue[position] for position in plan.order]
+    if plan.decode_only:
+        engine.decode_only()
+        return
+    was_full = engine.is_full
+    if plan.is_new:
+        engine.num_arrivals_planned = engine.num_arrivals
+    entering, yielded = _make_room(plan, engine)
+    fresh = [request for request in entering if not engine.is_swapped(request)]
+    back = [request for request in entering if engine.is_swapped(request)]
+    left = engine.bring_back(back) if back else []
+    if left:
+        _plan_again(engine)
+    engine.carried_out(plan, entering, left, yielded)
+    # When the batch is full, a request enters only by preempting one. For it the mark is lifted.
+    lifts_mark = was_full and bool(entering)
+    if lifts_mark:
+        engine.is_full = False
+    rest = [*left, *engine.queue[len(entering) :]]
+    engine.queue = [*fresh, *rest, *yielded]
+    num_planned = sum(not isinstance(action, Yield) for action in plan.actions)
+    num_left_out = num_planned - len(entering) + len(left)
+    num_open = plan.num_open + (0 if was_full and plan.is_new else num_left_out)
+    visible = [*fresh, *_open(plan, rest, num_open, engine)]
+    if not visible and not engine.runs_any and not engine.is_chunking:
+        # A swapped request has just found no room, and nobody is about to give any back: others
+        # hold it, streaming sessions between turns for example.
+        visible = [request for request in rest if not engine.is_swapped(request)]
+    engine.admit(visible, plan.budget)
+    if engine.num_arrivals_planned < 0:
+        return
+    if lifts_mark:
+        waiting = {id(request) for request in engine.queue}
+        if not any(id(request) in waiting for request in fresh):
+            engine.is_full = True
+    elif plan.is_new and not was_full and num_open > 0 and engine.is_swapped(rest[0]):
+        # It found no room. The engine would have marked the batch for a request that it sees;
+        # without the mark a plan would be made before every step.
+        engine.is_full = engine.is_full or engine.runs_any
+
+
+def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list[Request]]:
+    """Those that may enter or come back, and those that left, up to an action that fails.
+
+    If requests leave as memory runs out, who may use their room is for the next plan, which knows
+    that they wait.
+    """
+    entering: list[Request] = []
+    yielded: list[Request] = []
+    for action in plan.actions:
+        if not isinstance(action, Yield):
+            entering.append(engine.queue[len(entering)])
+            continue
+        gone = engine.take_out(action)
+        if gone is not None:
+            yielded.append(gone)
+        if action.to is None or gone is None:
+            _plan_again(engine)
+        if gone is None:
+            break
+    return entering, yielded
+
+
+def _plan_again(engine: Engine[Request]) -> None:
+    """Before the next step: those that have left made room that is to be given away."""
+    engine.is_full = False
+    engine.num_arrivals_planned = -1
+
+
+def _open(
+    plan: Plan, rest: Iterable[Request], num_open: int, engine: Engine[Request]
+) -> Iterable[Request]:
+    """Who may enter after those of the plan's actions: of the first num_open, nobody from behind a
+    swapped request if its turn is before theirs."""
+    may_enter = islice(rest, num_open)
+    if plan.swapped_go_first:
+        return takewhile(lambda request: not engine.is_swapped(request), may_enter)
+    return (request for request in may_enter if not engine.is_swapped(request))
