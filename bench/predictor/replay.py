@@ -29,9 +29,10 @@ def replay(
     *,
     general: GeneralLength | None = None,
     capacity: int = CAPACITY,
+    num_first: int = NUM_FIRST,
     name: str = "",
 ) -> dict[str, list[Outcome]]:
-    """Each candidate's outcomes, but for the first NUM_FIRST observations.
+    """Each candidate's outcomes, but for the first num_first observations.
 
     Answers to one prompt that follow one another are predicted before any of them is revealed.
     A cut answer is revealed and not judged. general: what is known beside the history; that must
@@ -47,7 +48,7 @@ def replay(
             chunk = groups[start : start + _CHUNK]
             vectors = embedder.embed([answers[0].prompt for answers in chunk])
             for answers, vector in zip(chunk, vectors, strict=True):
-                if num_revealed >= NUM_FIRST:
+                if num_revealed >= num_first:
                     history.fit()
                     for candidate, predict in candidates.items():
                         predicted = predict(history, vector)

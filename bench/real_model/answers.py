@@ -13,16 +13,17 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.real_model.decoder import Answer, Chat, Decoder
 from bench.real_model.fetch import MODEL_NAME, fetch
-from bench.workloads.chats import prompts
+from bench.workloads.chats import prompts, prompts_hash
 from bench.workloads.prompts import stable_hash
 from predictor_store.cached_file import cache_folder
 from predictor_store.probe.recording import ROWS, row_type
@@ -33,6 +34,7 @@ TEMPERATURE, CAP = 0.7, 1024
 SESSION = "offline"
 _DATASETS = ("sharegpt_prompts", "prompts_document_write", "alpaca_davinci003")
 _MAX_PROMPT_CHARS = 2500
+_MOST_REPEATED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +87,26 @@ def chat_ids(tokenizer: Any, prompt: str) -> tuple[int, ...]:
     return tuple(found["input_ids"])
 
 
-def make(wanted: list[tuple[str, str]], samples: list[int], num_slots: int, states: bool) -> None:
-    """Answer what is not answered yet, and say how it goes."""
+def repeated(asked: Sequence[tuple[str, str]]) -> list[tuple[str, str, int]]:
+    """Further samples, as real traffic repeats prompts: the prompt of rank r, by its hash, is asked
+    _MOST_REPEATED / r times in all (Zipf's law), but at least once."""
+    ranked = sorted(asked, key=lambda each: stable_hash(f"rank {each[0]}"))
+    return [
+        (*each, sample)
+        for rank, each in enumerate(ranked, 1)
+        for sample in range(1, round(_MOST_REPEATED / rank))
+    ]
+
+
+def make(wanted: Sequence[tuple[str, str, int]], num_slots: int, states: bool) -> None:
+    """Answer what is not answered yet (prompt, kind, sample), and say how it goes."""
     define_missing()
     from transformers import AutoTokenizer
 
     model = fetch()
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     known = {(each.prompt, each.sample) for each in read_answers()}
-    asked = [
-        (prompt, kind, sample)
-        for sample in samples
-        for prompt, kind in wanted
-        if (prompt, sample) not in known
-    ]
+    asked = [each for each in wanted if (each[0], each[2]) not in known]
     chats = [
         Chat(chat_ids(tokenizer, prompt), stable_hash(f"{sample} {prompt}"), TEMPERATURE, CAP)
         for prompt, _, sample in asked
@@ -137,15 +145,16 @@ def write_lengths(path: Path, number: int) -> None:
     found = {(each.prompt, each.sample): each.output_tokens for each in read_answers()}
     asked = prompts(number)
     for i, (prompt, _) in enumerate(asked):
-        of = [found[prompt, sample] for sample in range(9) if (prompt, sample) in found]
+        of = [
+            found[prompt, sample] for sample in range(_MOST_REPEATED) if (prompt, sample) in found
+        ]
         lengths |= {str(i): of} if of else {}
     about = {
-        "about": "Answer lengths in tokens, the end token counted, by number of the prompt in "
-        "bench.workloads.chats.prompts; one of 1024 was cut there.",
-        "model": f"{MODEL_NAME}, float32, its own chat template",
-        "sampling": {"temperature": TEMPERATURE, "max_new_tokens": CAP},
-        "command": f"python -m bench.real_model.answers --prompts {number} --lengths {path.name}",
-        "prompts_hash": f"{stable_hash(json.dumps(asked)):016x}",
+        "about": f"each with the length of {MODEL_NAME}'s own answer at temperature {TEMPERATURE}",
+        "unit": f"tokens, the end token counted; what has {CAP} was cut there",
+        "command": f"python -m bench.real_model.answers --prompts {number} --lengths {path}",
+        "num_prompts": number,
+        "prompts_hash": prompts_hash(asked),
         "lengths": lengths,
     }
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(of)}" for key, of in about.items())
@@ -164,8 +173,6 @@ def _write_states(folder: Path, made: Answered, answer: Answer) -> None:
     layers, size = answer.hidden[0][1].shape
     rows = [(made.arrival, age, states) for age, states in answer.hidden]
     with open(folder / f"{SESSION}-000000{ROWS}", "ab", opener=_own) as file:
-        import numpy as np
-
         file.write(np.array(rows, row_type(layers, size)).tobytes())
 
 
@@ -176,9 +183,9 @@ def _own(path: str, flags: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Answers of a real language model.")
     parser.add_argument("--prompts", type=int, default=336, help="generated ones (%(default)s)")
-    parser.add_argument("--samples", type=int, default=1, help="answers to each of them")
+    parser.add_argument("--repeated", action="store_true", help="more answers, by Zipf's law")
     parser.add_argument("--data", type=Path, help="folder with datasets, whose prompts come too")
-    parser.add_argument("--data-prompts", type=int, default=70, help="of each (%(default)s)")
+    parser.add_argument("--data-prompts", type=int, default=15, help="of each (%(default)s)")
     parser.add_argument("--states", action="store_true", help="keep hidden states of all layers")
     parser.add_argument("--slots", type=int, default=48, help="answered at a time (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="for torch (%(default)s)")
@@ -188,10 +195,13 @@ def main() -> int:
         write_lengths(args.lengths, args.prompts)
         return 0
     torch.set_num_threads(args.threads)
+    asked = prompts(args.prompts)
+    wanted = [(*each, 0) for each in asked]
     if args.data:
-        found = list(dataset_prompts(args.data, args.data_prompts))
-        make(found, [0], args.slots, args.states)
-    make(prompts(args.prompts), [*range(args.samples)], args.slots, args.states)
+        wanted += [(*each, 0) for each in dataset_prompts(args.data, args.data_prompts)]
+    if args.repeated:
+        wanted += repeated(asked)
+    make(wanted, args.slots, args.states)
     return 0
 
 

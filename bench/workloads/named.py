@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.workloads import datasets, real, reasoning, synthetic
+from bench.workloads import chats, datasets, real, reasoning, synthetic
 from bench.workloads.prompts import Workload, WorkloadError
 
 # mixed: real prompts, half of the lengths drawn; generated ones without a data folder.
@@ -16,6 +16,7 @@ _OF_DATA: dict[str, Callable[[Path], Workload]] = {
     "reasoning": reasoning.load,
 }
 _GENERATED: dict[str, Callable[[], Workload]] = {
+    "chats": chats.answered,
     "mixed": lambda: synthetic.generate(3000, seed=0),
     "heavy-tailed": lambda: synthetic.generate_heavy_tailed(3000, seed=0),
 }

@@ -34,9 +34,17 @@ import requests
 from tqdm import tqdm
 
 from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import CPU_ENV, PolicyServers, scheduler_state
+from bench.engines.server.policy_server import (
+    CPU_ENV,
+    PolicyServers,
+    load_tokenizer,
+    scheduler_state,
+)
 from bench.engines.server.server import Server, ServerError
 from bench.policies.fastserve import FastServeParameters
+from bench.real_model.answers import chat_ids
+from bench.real_model.fetch import fetch
+from bench.workloads.chats import prompts
 from sage_sched.config import HintsConfig, SageConfig
 from sage_sched.urgency import UrgencyParameters
 
@@ -46,6 +54,8 @@ _FEW, _ALONE = 6, 50
 # Room for all.
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", "24")
 _STARVED = ("--max-total-tokens", "640")
+_STARVED_BY_CHATS = ("--max-total-tokens", "1024")
+_LONGEST_CHAT_CHARS = 300
 _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
 )
@@ -111,6 +121,17 @@ RESTLESS = {
         sampling=tuple({"custom_params": {"urgency": level}} for level in (5, 4, 3, 2, 1)),
     ),
 }
+
+
+def chats(num_requests: int, model: Path) -> list[tuple[str, int]]:
+    """Real chats in the model's template, all different, and a cap for each answer."""
+    tokenizer = load_tokenizer(model)
+    rng = random.Random(0)
+    texts = [text for text, _ in prompts(4 * num_requests) if len(text) < _LONGEST_CHAT_CHARS]
+    return [
+        (tokenizer.decode(chat_ids(tokenizer, text)), rng.randint(_SHORTEST, _LONGEST))
+        for text in texts[:num_requests]
+    ]
 
 
 def crowd(num_requests: int, seed: int = 0) -> list[tuple[str, int]]:
@@ -200,12 +221,18 @@ class Undisturbed:
 
     @classmethod
     def ask(
-        cls, server: Server, asked: Sequence[tuple[str, int]], at_a_time: int, label: str
+        cls,
+        server: Server,
+        asked: Sequence[tuple[str, int]],
+        at_a_time: int,
+        label: str,
+        sampling: Sequence[Mapping[str, Any]] = ({},),
     ) -> Undisturbed:
         """The three, each with an empty cache. Raises ServerError."""
         answers = []
         for num_asked, width in ((len(asked), at_a_time), (len(asked), _FEW), (_ALONE, 1)):
-            answers.append(ask(server, asked[:num_asked], width, f"{label}, {width} at a time"))
+            name = f"{label}, {width} at a time"
+            answers.append(ask(server, asked[:num_asked], width, name, sampling))
             requests.post(f"{server.url}/flush_cache", timeout=60).raise_for_status()
         return cls(label, *answers)
 
@@ -236,6 +263,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tp", type=int, choices=(1, 2), default=1, help="default: %(default)s")
     parser.add_argument("--mla", action="store_true", help="a model with latent attention")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--real", action="store_true",
+        help="a real language model, which ends its answers itself (docs/real-model.md)",
+    )  # fmt: skip
     args = parser.parse_args(argv)
     try:
         return measure(args)
@@ -246,18 +277,25 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(args: argparse.Namespace) -> int:
     """Both servers, one after the other, and what was found, printed; the exit code."""
-    asked = crowd(args.num_requests)
     restless = RESTLESS[args.policy]
     attention = "mla" if args.mla else "mha"
     on_cpu = args.device == "cpu"
     kernels = ("--device", "cpu", "--attention-backend", "torch_native") if on_cpu else ()
-    servers = PolicyServers(
-        model=write_model(
+    if args.real:
+        model = fetch()
+        asked, starved_pool = chats(args.num_requests, model), _STARVED_BY_CHATS
+        ended = tuple({**sampling, "ignore_eos": False} for sampling in restless.sampling)
+        restless = replace(restless, sampling=ended)
+    else:
+        asked, starved_pool = crowd(args.num_requests), _STARVED
+        model = write_model(
             _OUTPUT / f"model-{attention}-{args.dtype}-{args.device}",
             dtype=args.dtype,
             latent_attention=args.mla,
             hidden_size=128 if on_cpu else _GPU_HIDDEN_SIZE,
-        ),
+        )
+    servers = PolicyServers(
+        model=model,
         folder=_OUTPUT,
         flags=(
             *kernels, "--dtype", args.dtype,
@@ -269,9 +307,10 @@ def measure(args: argparse.Namespace) -> int:
         sage=restless.config,
     )  # fmt: skip
     with replace(servers, flags=servers.flags + _ROOMY).server("fcfs", "calm") as server:
-        calm = Undisturbed.ask(server, asked, restless.at_a_time, "nobody yields")
+        ends = restless.sampling[:1] if args.real else ({},)
+        calm = Undisturbed.ask(server, asked, restless.at_a_time, "nobody yields", ends)
     slots = ("--max-running-requests", str(restless.num_slots))
-    starved = replace(servers, flags=servers.flags + _STARVED + slots)
+    starved = replace(servers, flags=servers.flags + starved_pool + slots)
     with starved.server(args.policy, "yielding") as server:
         found = ask(server, asked, restless.at_a_time, "they yield", restless.sampling)
         counts = scheduler_state(server)["preemption"]

@@ -1,0 +1,126 @@
+"""Probes on the real model's hidden states: `python -m bench.real_model.trail`.
+
+Takes the states that bench.real_model.answers --states kept, adds what the product's predictor said
+of each answer before it began, and trains as `sage-sched train-probe` does, which
+compares all layers. Appends a record to bench/records/real_model.jsonl with --record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.real_model.answers import CAP, SESSION, Answered, answers_folder, read_answers
+from bench.real_model.fetch import fetch
+from bench.real_model.records import append
+from bench.workloads.prompts import stable_hash
+from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
+from predictor_store.predict.history import History
+from predictor_store.predict.predictor import predict
+from predictor_store.predict.regression import GeneralLength
+from predictor_store.probe.command import table
+from predictor_store.probe.fingerprint import fingerprint
+from predictor_store.probe.recording import ANSWERS, ROWS, Recording, about_recording, row_type
+from predictor_store.probe.training import RECIPES, train
+from predictor_store.torchvision_schemas import define_missing
+from sage_sched.distribution import LengthDistribution
+
+_LOSS = re.compile(r"layer (\d+), epoch \d+ of \d+: held-out loss ([\d.]+) nats")
+
+
+def told(answers: Sequence[Answered]) -> list[LengthDistribution]:
+    """What the predictor says of each, in order of time, having seen those before it."""
+    embedder = Embedder(DEFAULT_ENCODER)
+    general = GeneralLength.shipped(DEFAULT_ENCODER)
+    history = History.of_encoder(embedder.encoder, 10_000, general)
+    found = []
+    for answer, vector in zip(
+        answers, embedder.embed([each.prompt for each in answers]), strict=True
+    ):
+        history.fit()
+        said = predict(history, vector)
+        assert said is not None  # something is known in general
+        found.append(said.capped(CAP))
+        history.add(vector, answer.output_tokens, answer.is_cut, "history")
+    return found
+
+
+def complete(folder: Path, answers: Sequence[Answered]) -> None:
+    """Make of the states in the folder a recording as a server leaves it."""
+    model = fetch()
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    layers = [*range(config["num_hidden_layers"])]
+    about = {"layers": layers, "hidden_size": config["hidden_size"]}
+    about_recording(folder, {**about, "fingerprint": fingerprint(model)})
+    mixed = sorted(answers, key=lambda each: each.arrival)
+    random.Random(0).shuffle(mixed)
+    lines = [
+        json.dumps(
+            {
+                "session": SESSION,
+                "arrival": answer.arrival,
+                "prompt": f"{stable_hash(answer.prompt):016x}",
+                "tokens": answer.output_tokens,
+                "is_cut": answer.is_cut,
+                "cap": CAP,
+                **said.as_fields(),
+            }
+        )
+        for answer, said in zip(mixed, told(mixed), strict=True)
+    ]
+    (folder / f"{SESSION}-000000{ANSWERS}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    kind = row_type(len(layers), config["hidden_size"])
+    size = (folder / f"{SESSION}-000000{ROWS}").stat().st_size
+    print(f"{len(lines)} answers, {size // kind.itemsize} rows of {len(layers)} layers", flush=True)
+
+
+def trained(recording: Recording, recipe: str) -> dict[str, Any]:
+    """As `sage-sched train-probe` trains: what it reports, and each layer's held-out loss."""
+    lines: list[str] = []
+    made = train(recording, RECIPES[recipe], say=lines.append)
+    losses: dict[int, float] = {}
+    for layer, loss in _LOSS.findall("\n".join(lines)):
+        losses[int(layer)] = min(losses.get(int(layer), float("inf")), float(loss))
+    reading = made.probe.reading
+    print(f"\n**{recipe}**: layer {made.probe.layer}, alpha {reading.alpha:g}, beta {reading.beta}")
+    print(table(made.qualities), flush=True)
+    return {
+        "experiment": "probe",
+        "recipe": recipe,
+        "num_answers": len(recording.lengths),
+        "num_rows": len(recording.ages),
+        "layer": made.probe.layer,
+        "loss_nats_by_layer": losses,
+        "alpha": reading.alpha,
+        "beta": reading.beta.tolist(),
+        "gamma": reading.gamma,
+        "by_age": {
+            name: {age: asdict(score) for age, score in quality.items()}
+            for name, quality in made.qualities.items()
+        },
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Probes on a real model's hidden states.")
+    parser.add_argument("--record", action="store_true", help="append to bench/records")
+    args = parser.parse_args()
+    define_missing()
+    folder = answers_folder()
+    complete(folder, read_answers())
+    recording = Recording.read(folder)
+    reports = [trained(recording, recipe) for recipe in ("log", "trail")]
+    if args.record:
+        append(reports, "python -m bench.real_model.trail --record")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Prompts from templates, with a real model's answer lengths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.workloads import chats
+from bench.workloads.prompts import WorkloadError
+
+
+def test_prompts_are_distinct_and_always_the_same() -> None:
+    asked = chats.prompts(400)
+    assert len({text for text, _ in asked}) == 400
+    assert asked == chats.prompts(500)[:400]
+    assert len({kind for _, kind in asked}) == 14
+
+
+def test_lengths_vary_with_the_kind_and_within_it() -> None:
+    workload = chats.answered()
+    by_kind: dict[str, list[int]] = {}
+    for request in (*workload.history, *workload.evaluation):
+        by_kind.setdefault(request.class_name, []).append(request.output_tokens)
+    medians = [np.median(lengths) for lengths in by_kind.values()]
+    assert max(medians) > 5 * min(medians)
+    assert all(len(set(lengths)) > 5 for lengths in by_kind.values())
+    assert min(min(lengths) for lengths in by_kind.values()) >= 1
+
+
+def test_lengths_of_other_prompts_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = json.loads(chats.LENGTHS_FILE.read_text("ascii")) | {"prompts_hash": "of others"}
+    (tmp_path / "lengths.json").write_text(json.dumps(known))
+    monkeypatch.setattr(chats, "LENGTHS_FILE", tmp_path / "lengths.json")
+    with pytest.raises(WorkloadError, match="of other prompts"):
+        chats.answered()
