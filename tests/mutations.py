@@ -999,7 +999,7 @@ MUTATIONS = (
         "patches/ops/shadow.py",
         "os.fchmod(self._fd, 0o600)",
         "os.fchmod(self._fd, 0o644)",
-        "tests/patches/ops/test_shadow_record.py::test_what_is_written_is_read_back",
+        "tests/patches/ops/test_shadow.py::test_what_is_written_is_read_back",
     ),
     Mutation(
         "the shadow writes into requests",

@@ -1,4 +1,5 @@
-"""What SGLang can do in a scheduling pass, and what its own part of it sees."""
+"""SGLang's side of a scheduling pass: what it can do (a port of sage_sched.scheduling_pass), and
+what its own part of the pass sees."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from sage_sched.plan import Budget, Plan, Yield
 
 
 def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch) -> Any:
-    """Scheduler.get_new_batch_prefill, by the policy's plan (sage_sched.scheduling_pass). If SGLang
-    goes by its own order (sage_sched.switch), its pass sees all requests."""
+    """Scheduler.get_new_batch_prefill by the policy's plan. Under SGLang's own order
+    (sage_sched.switch) its pass sees all requests."""
     if not scheduler.sage.plans():
         return original(running_batch)
     if keeps_ended():
@@ -30,8 +31,8 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
 
 
 class _Pass:
-    """A pass of SGLang's scheduler. running: the batch that runs, as far as the pass has come.
-    done: what SGLang's own part returned."""
+    """A pass of SGLang's scheduler. running: the running batch by now. done: what SGLang's own
+    part returned."""
 
     def __init__(
         self, scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch
@@ -118,8 +119,8 @@ class _Pass:
 
 
 def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether nobody waits, or nobody may enter until a request leaves, and memory does not run
-    out. A plan would say so too; this spares the view of a long queue before every step."""
+    """Whether memory suffices, and nobody waits or can enter before a request leaves. A plan would
+    say the same; this saves looking at a long queue before every step."""
     state = scheduler.sage
     if state.preemption is not None and state.is_short(running_batch):
         return False
@@ -129,15 +130,15 @@ def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
 
 
 def _can_park(scheduler: Scheduler, running_batch: Batch) -> bool:
-    """Whether a prompt may wait between two chunks while others decode. It holds memory that they
-    may need, and SGLang does not retract it; and a delayer of prefills expects to be asked in every
-    pass, on all ranks."""
+    """Whether a prompt may wait between two chunks while others decode. It may not if they need its
+    memory, as SGLang does not retract it; nor if a prefill delayer is used, which all ranks have to
+    ask in every pass."""
     return scheduler.prefill_delayer is None and running_batch.check_decode_mem()
 
 
 def _showing(scheduler: Scheduler, visible: Sequence[Req], call: Callable[[], Any]) -> Any:
-    """Call something that sees these of the waiting requests alone. Those whose grammars get ready
-    meanwhile, which SGLang puts behind them, wait for a plan that knows of them."""
+    """Call something that sees only these of the waiting requests. Requests that SGLang appends
+    meanwhile, because their grammars are ready, wait for a plan that knows them."""
     state, hidden = scheduler.sage, scheduler.waiting_queue
     if visible:
         shown = {id(req) for req in visible}
@@ -153,9 +154,8 @@ def _showing(scheduler: Scheduler, visible: Sequence[Req], call: Callable[[], An
 
 
 def without_swapped(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
-    """Call something that looks at the queue and must not see swapped requests, as they are not
-    waiting for a start. The queue stays as it is: a function that only one rank calls must not
-    change it."""
+    """Call something that must not see swapped requests in the queue, as they have started already.
+    The queue is restored unchanged, because only one rank may be calling this."""
     if scheduler.sage.preemption is None:
         return call()
     queue = scheduler.waiting_queue
@@ -168,8 +168,8 @@ def without_swapped(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _within(scheduler: Scheduler, budget: Budget, running_batch: Batch) -> Iterator[None]:
-    """A pass that prefills no more than a budget says, in whole units of what this server can cut
-    prompts into, at least one."""
+    """Within this, SGLang prefills no more than the budget, rounded down to units by which this
+    server can cut prompts, but at least one unit."""
     prefill_tokens, chunk_tokens = scheduler.max_prefill_tokens, scheduler.chunked_prefill_size
     unit_tokens = math.lcm(scheduler.page_size, scheduler.truncation_align_size or 1)
     scheduler.sage.chunk_limit_tokens = _units(budget.chunk_tokens, unit_tokens)

@@ -1,4 +1,4 @@
-"""Running requests yield, and swapped ones come back."""
+"""Who may leave the device on this server, and how plans that say so are carried out."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.calibration import Calibration
-from patches.scheduler.kv_copy import (
-    can_leave_now,
-    counts_tokens,
-    freed_tokens,
-)
+from patches.scheduler.kv_copy import can_leave_now, counts_tokens, freed_tokens
 from patches.scheduler.kv_swap import KvSwap
 from patches.scheduler.survival import why_it_stays, why_none_yields
 from sage_sched.config import PreemptionConfig
@@ -31,7 +27,7 @@ logger = logging.getLogger(__name__)
 def preemption_of(
     scheduler: Scheduler, settings: Settings, calibration: Calibration
 ) -> Preemption | None:
-    """None if nobody is to leave the device, or this server cannot swap."""
+    """None if no request may leave the device, or this server cannot swap."""
     config = settings.config.preemption
     if not config.enabled or settings.is_stock:
         return None
@@ -42,7 +38,7 @@ def preemption_of(
 
 
 class Preemption:
-    """One scheduler's.
+    """Preemption on one scheduler.
 
     swap: takes requests off the device and back.
     num_arrivals_planned: how many requests had come when the last plan was made; -1 if it could not
@@ -60,7 +56,7 @@ class Preemption:
         self._num_without_host_room = 0
 
     def follow(self, settings: Settings) -> None:
-        """From now on requests leave by another policy, or none does any more: then those that have
+        """From now on requests leave by another policy. If none may leave any more, those that have
         left come back."""
         config = settings.config.preemption
         self.config = replace(config, enabled=config.enabled and not settings.is_stock)
@@ -68,8 +64,8 @@ class Preemption:
         self.num_arrivals_planned = -1
 
     def stats(self) -> dict[str, Any]:
-        """Counters for /server_info. num_staying: requests that were asked to yield and may not, by
-        what they use."""
+        """Counters for /server_info. num_staying: requests that were chosen to yield but may not,
+        by what they use."""
         return {
             **self.swap.stats(),
             "num_without_host_room": self._num_without_host_room,
@@ -77,7 +73,7 @@ class Preemption:
         }
 
     def holdings(self, running: Sequence[Req]) -> Callable[[Job], Holding | None]:
-        """For a view: what the running requests hold; None for one that has to stay."""
+        """For a view: what a running request holds; None if it has to stay."""
         requests: dict[Job, Req] = {}
 
         def holding(job: Job) -> Holding | None:
@@ -88,7 +84,7 @@ class Preemption:
                 return None
             return Holding(
                 kv_tokens=req.seqlen,
-                # What it found in the radix tree at its start, it will find again.
+                # It will find again what it found in the radix tree at its start.
                 cached_tokens=min(req.cached_tokens, req.seqlen),
                 freed_tokens=freed_tokens(self._scheduler, req),
                 stays_whole=counts_tokens(req),
@@ -144,5 +140,5 @@ class Preemption:
 
     @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
     def _agree(self, entering: list[str], left: list[str], yielded: list[str]) -> None:
-        """What became of a plan, by request id, for SGLang's own check that ranks go on alike
-        (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER). left: entered by the plan, and found no room."""
+        """For SGLang's check that ranks agree (SGLANG_ENABLE_RANK_CONSENSUS_CHECKER): what became
+        of a plan, by request id. left: requests that were to enter and found no room."""
