@@ -34,6 +34,7 @@ TEMPERATURE, CAP = 0.7, 1024
 SESSION = "offline"
 _DATASETS = ("sharegpt_prompts", "prompts_document_write", "alpaca_davinci003")
 _MAX_PROMPT_CHARS = 2500
+_MAX_TOKENS = 2048
 _MOST_REPEATED = 16
 
 
@@ -99,22 +100,24 @@ def repeated(asked: Sequence[tuple[str, str]]) -> list[tuple[str, str, int]]:
 
 
 def make(wanted: Sequence[tuple[str, str, int]], num_slots: int, states: bool) -> None:
-    """Answer what is not answered yet (prompt, kind, sample), and say how it goes."""
+    """Answer what is not answered yet (prompt, kind, sample), and say how it goes. Prompts that are
+    too long for the cache are left out."""
     define_missing()
     from transformers import AutoTokenizer
 
     model = fetch()
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     known = {(each.prompt, each.sample) for each in read_answers()}
-    asked = [each for each in wanted if (each[0], each[2]) not in known]
-    chats = [
-        Chat(chat_ids(tokenizer, prompt), stable_hash(f"{sample} {prompt}"), TEMPERATURE, CAP)
-        for prompt, _, sample in asked
-    ]
+    asked, chats = [], []
+    for prompt, kind, sample in wanted:
+        ids = chat_ids(tokenizer, prompt)
+        if (prompt, sample) not in known and len(ids) + CAP <= _MAX_TOKENS:
+            asked.append((prompt, kind, sample))
+            chats.append(Chat(ids, stable_hash(f"{sample} {prompt}"), TEMPERATURE, CAP))
     folder = answers_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     num_tokens = 0
-    decoder = Decoder(model, num_slots=num_slots)
+    decoder = Decoder(model, num_slots=num_slots, max_tokens=_MAX_TOKENS)
     found = decoder.answer(chats, _is_recorded if states else None)
     with open(folder / "answers.jsonl", "a", encoding="utf-8", opener=_own) as file:
         for i, answer in enumerate(found, 1):

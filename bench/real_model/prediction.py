@@ -1,6 +1,7 @@
 """The product's predictor on the real model's answers: `python -m bench.real_model.prediction`.
 
-Every answer is predicted and then revealed, in an order drawn once. Appends a record a row to
+Every answer is predicted and then revealed, in an order drawn once. One that was cut at its cap
+counts as that long, which is what the server pays for. Appends a record a row to
 bench/records/real_model.jsonl with --record.
 """
 
@@ -30,21 +31,20 @@ _NUM_COLD = 100
 
 
 def streams(answers: Sequence[Answered]) -> dict[str, list[Observation]]:
-    """By name, in order of time: each prompt once; and prompts repeated by Zipf's law."""
+    """By name, in order of time; those that are repeated are so by Zipf's law."""
     generated = [each for each in answers if not _is_of_dataset(each)]
     groups = {
-        "all prompts, each once": [each for each in answers if each.sample == 0],
         "generated prompts, each once": [each for each in generated if each.sample == 0],
-        "prompts of datasets": [each for each in answers if _is_of_dataset(each)],
         "generated prompts, repeated": generated,
     }
+    if len(answers) - len(generated) > _NUM_COLD:
+        groups["with prompts of datasets"] = list(answers)
     found = {}
     for name, group in groups.items():
         mixed = sorted(group, key=lambda each: each.arrival)
         random.Random(name).shuffle(mixed)
         found[name] = [
-            Observation(each.prompt, each.output_tokens, each.input_tokens, each.is_cut)
-            for each in mixed
+            Observation(each.prompt, each.output_tokens, each.input_tokens) for each in mixed
         ]
     return found
 
