@@ -12,9 +12,7 @@ process of a server has one, as a child of its own.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import gc
 import importlib
 import importlib.metadata
 import json
@@ -103,8 +101,6 @@ def _imported() -> list[str]:
         importlib.import_module(name)
     setproctitle.getproctitle()  # looks for where titles go, before the environment is another
     _patch_no_more_than_copies()
-    gc.freeze()  # what is here now no process looks through again, but at its end
-    atexit.register(gc.unfreeze)
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [entry for entry in sys.path[1:] if entry not in named]
 
