@@ -126,7 +126,8 @@ def _made_by(found: Sequence[Record]) -> str:
     said = []
     for made_by in dict.fromkeys(record.made_by for record in found):
         seeds = {r.seed for r in found if r.made_by == made_by} - {None}
-        about = [f"commit {made_by.commit}" if made_by.commit else "", made_by.imported]
+        about = [f"commit {made_by.commit}" if made_by.commit else ""]
+        about += [f"imported from {made_by.imported}" if made_by.imported else ""]
         about += [f"{len(seeds)} seeds" if len(seeds) > 1 else ""]
         command = f"`{made_by.command}`" if made_by.command else "Imported"
         said.append(f"{command} ({', '.join(filter(None, about))})")
