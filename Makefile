@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-all check lint test-release two-servers dist sbom site gpu-check lock clean
 
 demo: $(VENV)/ready
-	$(BIN)/python -m bench.experiment.demo
+	$(BIN)/sage-sched demo
 
 check: lint
 	$(PYTEST) -m "not server and not slow and not long"

@@ -27,6 +27,7 @@ OF_SERVERS = {
 }
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 COMMANDS = {
+    "demo": ("bench.experiment.demo", "see what it is worth: SGLang's policies tuned, and ours"),
     "set": ("patches.ops.set_command", "change the settings of a running server"),
     "explain": ("bench.explain.command", "say what happened to requests and why, by a trace"),
     "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),

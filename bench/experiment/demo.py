@@ -1,71 +1,179 @@
-"""The main job, end to end: `make demo`.
+"""`sage-sched demo`: the same requests under SGLang's tuned policies and under ours.
 
-Real servers under stock policies, one of them tuned, and ours, on the same work, on the device
-clock of a GPU whose memory the model nearly fills: that is where scheduling matters. Prompts and
-lengths are real where ../shared/data is beside the checkout, else generated.
+On real servers whose steps take as long as a modelled GPU's (minutes), or simulated (a minute). The
+prompts come from templates; how long their answers are, a real model said (bench/real_model).
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from bench.engines.clock.device import Device
-from bench.engines.clock.priority import go_first
-from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import (
-    CPU_ENGINE_FLAGS,
-    CPU_ENV,
-    CPU_MODEL,
-    PolicyServers,
-)
+import numpy as np
+
 from bench.engines.server.server import ServerError
-from bench.engines.server.side_by_side import Settings
-from bench.experiment.compare import compare_and_report
-from bench.workloads.named import load_workload
-from sage_sched.config import SageConfig
+from bench.experiment.lanes import Lane, picture
+from bench.experiment.records import Record
+from bench.experiment.report import html_table, write_page
+from bench.experiment.run import Options, best_tuned
+from bench.experiment.run import run as run_experiment
+from bench.experiment.simulated import Loaded, served
+from bench.experiment.spec import Arm, Experiment
+from bench.experiment.stats import median, of_arm, ratio
+from bench.experiment.table import plain
 
-ROOT = Path(__file__).parents[2]
-DATA = ROOT.parent / "shared" / "data"
-OUTPUT = ROOT / "results" / "demo"
-
-DEVICE = Device.named("h800-80gb-qwen3-32b", speed=6.0)
-POLICIES = ("fcfs", "fcfs@conservativeness=0.1", "shortest-prefill-first", "sage")
-# More than twice what fcfs sustains.
-RATES = ("4",)
-NUM_SEEDS = 3
-NUM_REQUESTS = 120
+OURS = "sage"
 
 
-def main() -> int:
-    go_first()
-    data = DATA if DATA.is_dir() else None
-    prompts = f"prompts of {data}" if data else "generated prompts"
-    print(
-        f"{len(POLICIES)} policies x {NUM_SEEDS} seeds x {NUM_REQUESTS} requests on real servers,"
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--simulate", action="store_true", help="in the simulator: a minute, and no server"
     )
-    print(f"{prompts}: about 7 minutes on 2 cores.\n", flush=True)
-    settings = Settings(
-        workload=load_workload(data),
-        servers=PolicyServers(
-            model=write_model(OUTPUT / "model", **CPU_MODEL),
-            folder=OUTPUT,
-            flags=CPU_ENGINE_FLAGS,
-            env=CPU_ENV,
-            sage=SageConfig(),
-            device=DEVICE,
-        ),
-        policies=POLICIES,
-        rates=RATES,
-        num_seeds=NUM_SEEDS,
-        num_requests=NUM_REQUESTS,
+    parser.add_argument("--seeds", type=int, help="how many runs of each policy (3)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("results"), metavar="DIR",
+        help="DIR/demo gets report and runs (default: %(default)s)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 1 if a run was invalid; 2, with a line on stderr, if nothing could be compared."""
+    experiment = Experiment.read("demo")
+    loaded = Loaded(experiment.loads[0], None)
+    rivals, capacity = _rivals(experiment, loaded)
+    experiment = replace(
+        experiment,
+        arms=[experiment.arms[0], *rivals, *experiment.arms[1:]],
+        tuned=None,
+        engine="sim" if args.simulate else experiment.engine,
+        seeds=args.seeds or experiment.seeds,
     )
+    print(_plan(experiment, loaded, capacity), flush=True)
     try:
-        return compare_and_report(settings, OUTPUT / "summary.json")
+        found = run_experiment(experiment, Options(output=args.output), lambda _: None)
     except ServerError as error:
-        print(f"demo: {error}", file=sys.stderr)
+        print(f"sage-sched demo: {error}", file=sys.stderr)
         return 2
+    best = _best_of_sglang(experiment, found)
+    experiment = replace(experiment, reference=best.name)
+    says = sentence(found, experiment.loads[0].name, best.name)
+    report = args.output / experiment.name / "report.html"
+    lanes = [_lane(experiment, loaded, arm, found, report.parent) for arm in (best, _ours())]
+    write_page(
+        report,
+        "What scheduling is worth where requests queue",
+        [
+            f"<p><b>{says}</b></p>",
+            picture(lanes),
+            html_table(experiment, found),
+            f"<p>{_how(experiment)}</p>",
+            f"<p>{_limit(capacity)}</p>",
+        ],
+    )
+    print(f"\n{plain(experiment, found)}\n\n{_how(experiment)}\n{_limit(capacity)}")
+    print(f"report: {report}\n\n{says}")
+    return 0 if len(found) == len(experiment.arms) * experiment.seeds else 1
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def sentence(found: Sequence[Record], load: str, best: str) -> str:
+    """What came of it. best: the arm of SGLang's that ratios are to."""
+    ours, theirs = of_arm(found, load, OURS), of_arm(found, load, best)
+    mean, waited, tail = (
+        ratio(ours, theirs, metric)
+        for metric in ("mean_e2e_latency_ms", "mean_waited_s", "p99_e2e_latency_ms")
+    )
+    if mean is None or waited is None or tail is None:
+        return f"There are no valid runs of {OURS} and {best} to compare."
+    seconds = [median(arm, "mean_e2e_latency_ms") / 1e3 for arm in (ours, theirs)]
+    return (
+        f"Under {OURS} an answer was complete after {seconds[0]:.0f} s on average, under the best "
+        f"of SGLang's tuned policies ({best}) after {seconds[1]:.0f} s: {mean.median:.2f} of it "
+        f"({mean.low:.2f} to {mean.high:.2f} over the seeds). The wait was {waited.median:.2f}, "
+        f"the 99th percentile {tail.median:.2f} of it."
+    )
+
+
+def _rivals(experiment: Experiment, loaded: Loaded) -> tuple[list[Arm], float]:
+    """Each of SGLang's policies at its best, tuned in the simulator on other requests; and how many
+    requests a second the best of them sustains."""
+    assert experiment.tuned is not None
+    arms = [
+        best_tuned(replace(experiment, tuned=replace(experiment.tuned, policies=[policy])), loaded)
+        for policy in experiment.tuned.policies
+    ]
+    load = loaded.load
+    sustained = [Loaded(replace(load, capacity_by=arm.policy), None).saturated for arm in arms]
+    return arms, max(each.capacity for each in sustained)
+
+
+def _plan(experiment: Experiment, loaded: Loaded, capacity: float) -> str:
+    where = "simulated" if experiment.engine == "sim" else "on real servers: about 7 minutes"
+    return (
+        f"{len(experiment.arms)} policies x {experiment.seeds} seeds x "
+        f"{loaded.load.num_requests} requests, {where}.\n"
+        f"SGLang at its best sustains {capacity:.1f} of these requests a second (simulated); "
+        f"{loaded.rate_per_s:.1f} a second come, so that they queue under any policy.\n"
+    )
+
+
+def _best_of_sglang(experiment: Experiment, found: Sequence[Record]) -> Arm:
+    load = experiment.loads[0].name
+
+    def mean(arm: Arm) -> float:
+        value = median(of_arm(found, load, arm.name), "mean_e2e_latency_ms")
+        return float("inf") if value != value else value
+
+    return min((arm for arm in experiment.arms if arm.name != OURS), key=mean)
+
+
+def _ours() -> Arm:
+    return Arm(policy=OURS)
+
+
+def _lane(
+    experiment: Experiment, loaded: Loaded, arm: Arm, found: Sequence[Record], folder: Path
+) -> Lane:
+    """Its first run."""
+    seed = experiment.first_seed
+    waited_s = median(of_arm(found, loaded.load.name, arm.name), "mean_waited_s")
+    title = f"{arm.name}: requests waited {waited_s:.0f} s on average"
+    if experiment.engine == "sim":
+        result = served(loaded.load, arm, loaded.requests(arm, seed))
+        times = (result.arrival_s, result.ttft_s, result.ttlt_s)
+    else:
+        runs = map(json.loads, (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines())
+        columns = next(
+            run["requests"] for run in runs if (run["policy"], run["seed"]) == (arm.policy, seed)
+        )
+        names = ("sent_ms", "ttft_ms", "e2e_latency_ms")
+        sent, first, last = (np.array(columns[name], float) / 1e3 for name in names)
+        times = (sent - sent.min(), first, last)
+    arrival, first, last = times
+    return Lane(title, arrival, arrival + first, arrival + last, is_ours=arm.name == OURS)
+
+
+def _how(experiment: Experiment) -> str:
+    load = experiment.loads[0]
+    where = (
+        "Simulated"
+        if experiment.engine == "sim"
+        else "Real SGLang servers with a small model, whose steps take as long as on the modelled "
+        "GPU (no GPU was measured)"
+    )
+    return (
+        f"{where}: {load.preset} with room for {load.engine['kv_pool_tokens']:,} tokens of KV, "
+        f"{load.rate} requests/s. Medians over {experiment.seeds} seeds; ratios are to "
+        f"{experiment.reference}, paired by seed. The prompts are generated; the lengths of their "
+        "answers are a real model's own (SmolLM2-135M-Instruct, temperature 0.7)."
+    )
+
+
+def _limit(capacity: float) -> str:
+    return (
+        f"If nobody waits, no order can help: below {capacity:.1f} requests/s, which SGLang at its "
+        "best sustains here, all of these answer about equally fast."
+    )

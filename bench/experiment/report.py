@@ -11,6 +11,7 @@ from bench.engines.clock.device import device_note
 from bench.experiment import plot
 from bench.experiment.compare import as_experiment
 from bench.experiment.records import Record
+from bench.experiment.spec import Experiment
 from bench.experiment.stats import headline, ordered
 from bench.experiment.table import rows
 
@@ -29,6 +30,9 @@ td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left }
 tr.ours { font-weight: 600; background: #fdf0ef }
 figure { margin: 1rem 0; overflow-x: auto } svg { max-width: 100%; height: auto }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.1rem 1rem; font-size: 0.88rem }
+.lanes h3 { font-size: 1rem; margin: 1rem 0 0.2rem } .lanes svg { display: block }
+.axis { display: flex; justify-content: space-between; color: #666; font-size: 0.85rem }
+figcaption { color: #666; margin-top: 0.4rem }
 dt { color: #666 } dd { margin: 0; overflow-wrap: anywhere } .note { color: #666 }
 """
 
@@ -39,14 +43,13 @@ def write_report(runs: Sequence[Run], records: Sequence[Record], path: Path) -> 
     seeds = sorted({run["seed"] for run in valid})
     first = runs[0]["policy"]
     sections = [
-        "<h1>sage-sched: policies compared on real servers</h1>",
         *(f"<p><b>{escape(line)}</b></p>" for line in _opening(valid[0], records) if line),
         f"<p>Medians over {len(seeds)} seeds. Ratios are to <b>{escape(first)}</b> on the same "
         "arrivals, median over seeds with their range. TTLT: time to last token. Slowdown: TTLT "
         "over the TTLT that the request would have on an idle server; the table shows the largest. "
         "Waited: TTLT less the TTLT on an idle server. Arrivals: how long requests came, in mean "
         "TTLTs. Drain: what the server took after the last arrival.</p>",
-        _html_table(records),
+        html_table(as_experiment(records), records),
         _invalid(runs),
         _figure("Latency against arrival rate", plot.latency_against_rate(valid)),
         _figure("How the times to the last token are distributed", plot.ttlt_distribution(valid)),
@@ -54,11 +57,17 @@ def write_report(runs: Sequence[Run], records: Sequence[Record], path: Path) -> 
         "<h2>Settings</h2>",
         _settings(valid[0]),
     ]
+    write_page(path, "sage-sched: policies compared on real servers", sections)
+
+
+def write_page(path: Path, title: str, sections: Sequence[str]) -> None:
+    """A page of these pieces of HTML, the title above them."""
     page = "\n".join(
         [
             '<!doctype html><html lang="en"><meta charset="utf-8">',
-            f"<title>sage-sched comparison</title><style>{_STYLE}</style>",
-            "<article>",
+            '<meta name="viewport" content="width=device-width">',
+            f"<title>{escape(title)}</title><style>{_STYLE}</style>",
+            f"<article><h1>{escape(title)}</h1>",
             *sections,
             "</article></html>\n",
         ]
@@ -72,8 +81,9 @@ def _opening(run: Run, records: Sequence[Record]) -> tuple[str, str]:
     return headline(records), device_note(run["settings"])
 
 
-def _html_table(records: Sequence[Record]) -> str:
-    head, body = rows(as_experiment(records), records)
+def html_table(experiment: Experiment, records: Sequence[Record]) -> str:
+    """The table of rows(), ours marked."""
+    head, body = rows(experiment, records)
     cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = [f'<div class="wide"><table><tr>{cells}</tr>']
     for row in body:

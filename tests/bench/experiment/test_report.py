@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from bench.experiment.compare import compare_and_report
-from bench.experiment.demo import POLICIES
 from bench.experiment.plot import colors, mean_against_tail
 from bench.experiment.report import write_report
 from bench.experiment.spec import Experiment, names
 from bench.experiment.stats import summarize
 from tests.bench.experiment.runs import recorded, run
-from tests.browser import BROWSER, measured
 
 
 class _Page(HTMLParser):
@@ -78,15 +76,6 @@ def test_the_table_comes_before_the_report_and_json_in_its_place(
     with pytest.raises(OSError, match="no room"):
         compare_and_report(settings, None)
     assert "mean, ratio" in capsys.readouterr().out
-
-
-@pytest.mark.skipif(not BROWSER, reason="no chromium here")
-def test_the_demos_report_is_no_wider_than_a_phone_or_a_window(tmp_path: Path) -> None:
-    runs = [run(policy, seed, rate="4") for policy in POLICIES for seed in range(3)]
-    write_report(runs, recorded(runs), tmp_path / "site" / "report.html")
-    found = measured(tmp_path / "site", (400, 1400), tmp_path)
-    assert [one["found"] for one in found] == [[], []]
-    assert all(one["shown"] for one in found)
 
 
 def test_no_two_arms_of_a_picture_are_of_one_colour() -> None:

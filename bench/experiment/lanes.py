@@ -1,0 +1,62 @@
+"""A picture of who waited: one line a request, a lane a policy, in one scale of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LINE_PX = 3
+_WAITS, _ANSWERED, _OURS = "#c9c9c9", "#4c78a8", "#d62728"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One run. arrival_s, first_s, last_s: when each request came, and when its first and last
+    token did, in seconds since the run began; shape (requests,)."""
+
+    title: str
+    arrival_s: NDArray[np.float64]
+    first_s: NDArray[np.float64]
+    last_s: NDArray[np.float64]
+    is_ours: bool = False
+
+
+def picture(lanes: Sequence[Lane]) -> str:
+    """HTML: text beside stretching SVG, so that it can be read on a narrow screen too."""
+    end_s = max(float(lane.last_s.max()) for lane in lanes)
+    parts = [_lane(lane, end_s) for lane in lanes]
+    ticks = np.linspace(0, end_s, 5)
+    axis = "".join(f"<span>{tick:.0f} s</span>" for tick in ticks)
+    return "\n".join(
+        [
+            '<figure class="lanes">',
+            *parts,
+            f'<div class="axis">{axis}</div>',
+            "<figcaption>Each line is one request, in the order of their arrival: grey while it "
+            "waits for its first token, coloured while its answer comes.</figcaption></figure>",
+        ]
+    )
+
+
+def _lane(lane: Lane, end_s: float) -> str:
+    color = _OURS if lane.is_ours else _ANSWERED
+    order = np.argsort(lane.arrival_s, kind="stable")
+    height = _LINE_PX * len(order)
+    bars = []
+    for row, i in enumerate(order):
+        y = row * _LINE_PX + _LINE_PX / 2
+        arrival, first, last = (
+            float(times[i]) / end_s * 1000 for times in (lane.arrival_s, lane.first_s, lane.last_s)
+        )
+        bars.append(f'<path d="M{arrival:.1f} {y}H{first:.1f}" stroke="{_WAITS}"/>')
+        bars.append(f'<path d="M{first:.1f} {y}H{max(last, first + 1):.1f}" stroke="{color}"/>')
+    return (
+        f"<h3>{escape(lane.title)}</h3>"
+        f'<svg viewBox="0 0 1000 {height}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(lane.title)}" style="width:100%;height:{height}px" '
+        f'stroke-width="{_LINE_PX - 1}">{"".join(bars)}</svg>'
+    )
