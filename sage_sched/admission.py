@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# Where moves cost next to nothing, and for as long as nobody runs.
+# If moves cost next to nothing, and as long as nobody runs.
 FEWEST_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Room for so many decode steps of all who run, and of those who enter or come back.
+    """Room for so many decode steps of all running jobs, and of those that enter or come back.
 
-    Answers get no more of the pool than that: when it is used up, the last of the order yields
-    (sage_sched.departure). So a forecast of their lengths is not needed to let them in.
+    Nothing else is reserved for answers: when the room is used up, the last of the order leaves
+    (sage_sched.departure). So admission needs no forecast of their lengths.
     """
 
     num_steps: int
@@ -26,17 +26,17 @@ class Headroom:
 
     @classmethod
     def of(cls, view: SchedulerView) -> Headroom:
-        """As many steps as are worth it.
+        """As many steps as pay.
 
-        Whoever fits enters, so that the pool is as full as the headroom lets it be. With n jobs
-        running, H steps use up n H tokens. Then one leaves, and moving its KV costs p seconds:
-        p / (H t) of the server's time, if a step takes t. Meanwhile n H / 2 of P tokens stood
-        empty on average, and with them that share of the server's work. The sum is smallest at
+        The pool is as full as the headroom lets it be. With n jobs running, H steps use up n H
+        tokens. Then one job leaves, and moving its KV costs p seconds: p / (H t) of the server's
+        time, if a step takes t. Meanwhile n H / 2 of P tokens stood empty on average, and with them
+        that share of the server's work. The sum is smallest at
 
             H = sqrt(2 p P / (n t))
 
-        which is the economic order quantity (Harris 1913). Answers that end give room back too, so
-        fewer leave than that, and H is on the safe side.
+        which is the economic order quantity (Harris 1913). Answers that end free room too, so fewer
+        leave than that, and H is on the safe side.
         """
         num_running = max(1, len(view.running))
         kv_tokens = view.running_kv_tokens

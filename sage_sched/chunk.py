@@ -1,4 +1,4 @@
-"""What a chunked prompt leaves of a pass to jobs that go before it."""
+"""Which jobs enter beside the next chunk of a chunked prompt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sage_sched.view import SchedulerView
 
 @dataclass(frozen=True, slots=True)
 class Guests:
-    """Waiting jobs that may get in during a pass.
+    """Waiting jobs that may enter during a pass.
 
-    order: positions of SchedulerView.waiting: those of the guests first, then all others.
+    order: positions of SchedulerView.waiting: the guests first, then all others.
     num_guests: how many of the order are guests.
-    num_too_long: jobs that go before the chunked prompt and wait for its end all the same: the
-        engine chunks one prompt at a time, and theirs fit beside no chunk of it.
+    num_too_long: jobs that go before the chunked prompt but have to wait for its end: the engine
+        chunks one prompt at a time, and theirs fits beside no chunk.
     """
 
     order: list[int]
@@ -36,11 +36,11 @@ def guests_beside(
     policy: Policy,
     view: SchedulerView,
 ) -> Guests:
-    """Of the first num_open of the order, those that may get in beside the next chunk.
+    """Of the first num_open of the order, the jobs that may enter beside the next chunk.
 
-    They are those with KV in host memory, which need no prefill, and those that go before the
-    chunked prompt, as long as all fit and leave it a page. Those to whom nobody may yield wait.
-    Nobody gets in past one that is promised its turn.
+    These are jobs with KV in host memory, which need no prefill, and jobs that go before the
+    chunked prompt, as long as all fit and leave it a page. Jobs to which nobody may yield wait.
+    Nobody enters past a promised job.
     """
     most_tokens = left_tokens = _pass_tokens(budget, view) - view.page_size
     guests: list[int] = []
@@ -63,8 +63,7 @@ def guests_beside(
 
 
 def shortened(budget: Budget, entering: Iterable[Job], view: SchedulerView) -> Budget:
-    """The budget of a pass in which these are prefilled beside a chunk: it is shorter by what they
-    need."""
+    """The budget if these are prefilled beside a chunk: the chunk is shorter by what they need."""
     reserved_tokens = sum(_prompt_tokens(job, view) for job in entering)
     if not reserved_tokens:
         return budget
@@ -73,8 +72,7 @@ def shortened(budget: Budget, entering: Iterable[Job], view: SchedulerView) -> B
 
 
 def _goes_before(job: Job, chunked: Job, policy: Policy, view: SchedulerView) -> bool:
-    """Whether a waiting ranked job's turn is before the chunked one's; by arrival if the policy
-    cannot rank that."""
+    """Whether a waiting ranked job goes before the chunked one; by arrival if that is unranked."""
     if chunked.is_ranked or chunked.is_promised:
         return place_of(job, policy, view) < place_of(chunked, policy, view)
     return job.is_promised or job.arrival < chunked.arrival

@@ -40,10 +40,7 @@ COMMANDS = {
         "predictor_store.probe.command",
         "train a probe on hidden states that a server wrote down",
     ),
-    "urgency train": (
-        "predictor_store.urgency.command",
-        "train a guess at how urgent prompts are",
-    ),
+    "urgency train": ("predictor_store.urgency.command", "train a guess at how urgent prompts are"),
     "store info": ("predictor_store.data.store_info", "show what the predictor's store holds"),
     "bench": ("bench.experiment.compare", "compare policies on real servers"),
     "bench run": ("bench.experiment.run_command", "run an experiment, simulated or on servers"),

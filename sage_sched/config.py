@@ -135,18 +135,6 @@ class RouterConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportConfig:
-    """What routers in front of several servers are told.
-
-    predicted_load: `/v1/loads` counts the answers of those that wait among
-        num_waiting_uncached_tokens, as far as they are foreseen, so that a router which goes by
-        that number sees a long answer before it is there.
-    """
-
-    predicted_load: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PreemptionConfig:
     """Running requests that leave, with their KV swapped to host memory: they yield to others, if
     the policy preempts, and the last of the order leaves when memory runs out.
@@ -226,7 +214,6 @@ class SageConfig:
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     urgency: UrgencyConfig = field(default_factory=UrgencyConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
-    export: ExportConfig = field(default_factory=ExportConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     step_time: StepTimeConfig | None = None
 
@@ -265,7 +252,6 @@ _SECTIONS: dict[str, type[Any]] = {
     "probe": ProbeConfig,
     "urgency": UrgencyConfig,
     "router": RouterConfig,
-    "export": ExportConfig,
     "preemption": PreemptionConfig,
     "step_time": StepTimeConfig,
 }

@@ -25,7 +25,7 @@ from sage_sched.preemption import (
 from sage_sched.twins import twins_of_those_served
 from sage_sched.view import SchedulerView
 
-# Of how many of the first to serve it is looked up what is cached, in every plan.
+# Every plan looks up what is cached of so many of the first to serve.
 _NUM_LOOKED_UP = 8
 _WORTH_IT = "its place is behind, by more than its move takes"
 
@@ -33,12 +33,12 @@ _WORTH_IT = "its place is behind, by more than its move takes"
 def decide(view: SchedulerView, policy: Policy) -> Plan:
     """The plan of one pass, to be read from the top. Raises what the policy raises.
 
-    If memory runs out, the last of the order yield, and who enters is for the next pass, which
-    knows that they wait. While a prompt is being chunked, jobs that go before it get in beside its
-    next chunk, as far as they fit (sage_sched.chunk). A full batch takes in those alone to whom
-    others yield: letting requests trickle in, a prefill step each while all others wait, costs more
-    than it gains (srpt-oracle, H800 preset at 8 requests/s: mean TTLT 10 % above no preemption,
-    against 1 % below this way).
+    If memory runs out, the last of the order leave. Who enters is for the next pass, which knows
+    that they wait. While a prompt is being chunked, jobs that go before it enter beside its next
+    chunk, as far as they fit (sage_sched.chunk). When the batch is full, a job enters only by
+    preempting one: to let requests trickle in, a prefill step each while all others wait, costs
+    more than it gains (srpt-oracle, H800 preset at 8 requests/s: mean TTLT 10 % above no
+    preemption, against 1 % below this way).
     """
     chunked = view.chunked
     if (
@@ -51,8 +51,8 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
         rank_anew(jobs, policy)
     policy.on_pass(view)
     headroom = Headroom.of(view)
-    if view.is_short and (yields := _out_of_memory(view, policy, headroom)):
-        return Plan(range(len(view.waiting)), yields, headroom_steps=headroom.num_steps)
+    if view.is_short and view.may_leave and (yields := make_room(view, policy, headroom)):
+        return Plan(range(len(view.waiting)), tuple(yields), headroom_steps=headroom.num_steps)
     order, num_open = _held_back_last(_order_by_cached(policy, view), policy, view)
     order = policy.tenants.in_turn(order, num_open, view)
     twins = twins_of_those_served(order[:num_open], view)
@@ -92,8 +92,8 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
 
 
 def _order_by_cached(policy: Policy, view: SchedulerView) -> list[int]:
-    """The order in which to serve the waiting, by what is cached of their prompts now: of new jobs
-    and of the first to serve; of the others by what was when they were looked up last."""
+    """The order in which to serve the waiting jobs. What is cached of their prompts is looked up
+    for new jobs and for the first to serve; of the others the last answer counts."""
     jobs = view.waiting
     _look_up([p for p, job in enumerate(jobs) if not job.was_looked_up], policy, view)
     order = serving_order(policy, view)
@@ -105,8 +105,8 @@ def _order_by_cached(policy: Policy, view: SchedulerView) -> list[int]:
 def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> bool:
     """Whether more or less is cached of any of these waiting jobs than was known.
 
-    Not asked of the swapped, which need no prefill, nor of a streaming session's: it lends its KV
-    to whoever asks (SGLang's session/streaming_session.py).
+    Swapped jobs need no prefill. A streaming session's job must not be looked up: it would lend
+    its KV to whoever asks (SGLang's session/streaming_session.py).
     """
     has_news = False
     for position in positions:
@@ -121,7 +121,7 @@ def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> b
 
 
 def _has_news(view: SchedulerView, policy: Policy) -> bool:
-    """While the batch is full, a plan can only change with a new request or a new index."""
+    """Whether a plan can be another one while the batch is full: by a new request or index."""
     if not view.can_swap:
         return False
     interval = policy.refresh_interval_tokens
@@ -131,8 +131,8 @@ def _has_news(view: SchedulerView, policy: Policy) -> bool:
 
 
 def _held_back_last(order: list[int], policy: Policy, view: SchedulerView) -> tuple[list[int], int]:
-    """The order with those at its end that the policy holds back (Policy.key), and how many are
-    not. If there is nobody else, none is: a server must not stand still."""
+    """The order with the jobs that the policy holds back (Policy.key) at its end, and how many are
+    not held back. If there is nobody else, all may enter: a server must not stand still."""
 
     def is_held_back(position: int) -> bool:
         job = view.waiting[position]
@@ -149,7 +149,7 @@ def _held_back_last(order: list[int], policy: Policy, view: SchedulerView) -> tu
 
 
 def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerView) -> int:
-    """How many may enter where swapped jobs are passed over: not past one that is promised."""
+    """How many may enter if swapped jobs are passed over: nobody passes a promised one."""
     for number, position in enumerate(order[:num_open]):
         job = view.waiting[position]
         if not job.is_promised:
@@ -159,19 +159,14 @@ def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerVie
     return num_open
 
 
-def _out_of_memory(view: SchedulerView, policy: Policy, headroom: Headroom) -> tuple[Yield, ...]:
-    """Who yields as memory runs out; nobody where the engine has to find a way of its own."""
-    return tuple(make_room(view, policy, headroom)) if view.may_leave else ()
-
-
 def _turns(
     queue: Sequence[Job], policy: Policy, headroom: Headroom, view: SchedulerView
 ) -> tuple[list[Turn], int]:
-    """Who of the first of the queue gets in, and who yields to them; and how many would have
+    """Who of the first in the queue enters, and who yields to them; and how many would have
     yielded, had host memory room for them.
 
-    If nobody may yield, that matters beside a chunk alone: SGLang lets in as many as there is room
-    for, and finds out itself for how many that is.
+    If nobody may yield, that only matters beside a chunk: otherwise the engine itself finds out how
+    many there is room for.
     """
     chunked = view.chunked
     if not queue or (not view.can_swap and (chunked is None or view.batch_is_full)):

@@ -15,11 +15,11 @@ _MEMORY_RUNS_OUT = "memory runs out, and it is the last of the order"
 
 
 class Departure(NamedTuple):
-    """What it takes to let a running job go, and what that gives back.
+    """How a running job leaves, and what that costs and frees.
 
-    way: where its KV stays. price_s: seconds of the server that its way out and back takes.
-    freed_tokens: tokens that admission gets back: the KV that nobody else holds, and what is set
-    aside for the rest of its answer. host_tokens: KV that goes to host memory.
+    way: where its KV stays. price_s: seconds of the server for its way out and back.
+    freed_tokens: KV that nobody else holds, and what was set aside for the job's next steps.
+    host_tokens: KV that goes to host memory.
     """
 
     way: Way
@@ -62,11 +62,11 @@ def departure_of(
 
 
 def make_room(view: SchedulerView, policy: Policy, headroom: Headroom) -> list[Yield]:
-    """Who yields as memory runs out: from the end of the order, until the headroom is there for all
-    others. Somebody goes on, so that there is progress: the first, or a prompt that is chunked.
+    """Who leaves when memory runs out: from the end of the order, until the others have their
+    headroom. The first of the order, or a prompt that is being chunked, goes on.
 
-    By place alone: of the last quarter of the order, those with the most KV or with the least were
-    no better (H800 preset, four loads: mean TTLT within 1 %).
+    Only the place counts: to pick those with the most or the least KV from the last quarter of the
+    order was no better (H800 preset, four loads: mean TTLT within 1 %).
     """
     needed_tokens = headroom.set_aside_tokens(view.running)
     short_tokens = sum(needed_tokens) - view.room_tokens

@@ -12,13 +12,13 @@ from sage_sched.view import SchedulerView
 
 
 def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
-    """The positions of the waiting jobs in the order in which to serve them: the promised by
-    arrival, then the others by key, then arrival.
+    """The positions of the waiting jobs in the order in which to serve them: promised jobs by
+    arrival, then the others by key and arrival.
 
-    What the policy cannot rank waits for as many others as waited when it came, as under first
-    come, first served: its place is the length of the queue less the number of jobs that have come
-    since. So the order depends on who waits, and not on how the queue was ordered before: that may
-    differ between tensor-parallel ranks.
+    A job that the policy cannot rank waits for as many others as waited when it came, as under
+    first come, first served: its place is the length of the queue less the number of jobs that
+    have come since. So the order depends only on who waits, not on the queue's previous order,
+    which may differ between tensor-parallel ranks.
     """
     jobs = view.waiting
     places = _places(jobs, policy, view)
@@ -45,8 +45,8 @@ def retention_order(
 ) -> list[int]:
     """The positions of running jobs, from the first to keep to the first to retract.
 
-    default: SGLang's own order of them. What the policy cannot rank has its place in that one,
-        behind those that are promised their turn.
+    default: SGLang's own order of them. A job that the policy cannot rank keeps its place in it,
+        behind the promised ones.
     """
     rank_anew(jobs, policy)
     places = _places(jobs, policy, view)
@@ -57,10 +57,10 @@ def retention_order(
 
 
 def rank_anew(jobs: Iterable[Job], policy: Policy) -> None:
-    """Those of the jobs that were ranked before the policy knew the server as it does now."""
+    """Rank the jobs again that were ranked by older step times."""
     revision = policy.revision
     for job in [job for job in jobs if job.ranked_at != revision]:
-        # First of all: a policy that raises costs one pass.
+        # First, so that a policy that raises costs one pass only.
         job.ranked_at = revision
         job.place = None
         if job.is_ranked:
@@ -68,7 +68,7 @@ def rank_anew(jobs: Iterable[Job], policy: Policy) -> None:
 
 
 def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[tuple[float, int]]:
-    """(key, arrival) of each; computed once an age and revision unless the policy's keys move, as a
+    """(key, arrival) of each, computed once an age and revision unless the policy's keys move: a
     queue of a thousand is ordered in every pass."""
     if policy.moves:
         return [place_of(job, policy, view) for job in jobs]

@@ -22,11 +22,10 @@ _PREFILL_STEPS = 2.0
 
 
 class Those(NamedTuple):
-    """Some that wait, in their order, or that run; arrays of shape (jobs,).
+    """Waiting jobs in their order, or running ones; arrays of shape (jobs,).
 
-    places: in the queue, or those that each would have there. steps: decode steps that each has to
-    go, on average. held: of the scarce room, meanwhile. indices: what its completion costs, in any
-    unit.
+    places: in the queue, or where a running job would be. steps: decode steps to go, on average.
+    held: scarce room that it holds meanwhile. indices: what its completion costs, in any unit.
     """
 
     places: Floats

@@ -18,10 +18,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """A running job makes room: for a waiting one or, as memory runs out, for the others that run.
-
-    to: None in the second case.
-    """
+    """A running job leaves: for a waiting one or, if `to` is None, because memory runs out."""
 
     job: Job
     way: Way
@@ -31,7 +28,7 @@ class Yield:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """A waiting job is prefilled next; the engine's own check of memory has the last word."""
+    """A waiting job is prefilled next, if the engine finds memory for it."""
 
     job: Job
     reason: str
@@ -50,11 +47,10 @@ Action = Yield | Enter | Resume
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much a pass may prefill; None leaves it to SGLang.
+    """How much a pass may prefill; None leaves it to the engine.
 
     prefill_tokens: of all requests together; 0: decode only, as long as anybody runs.
     chunk_tokens: of the prompt that is being chunked, above 0.
-    reason: for the log.
     """
 
     prefill_tokens: int | None = None
@@ -76,20 +72,17 @@ UNLIMITED = Budget()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One pass, to be carried out in the order of its fields.
+    """One pass, to be carried out in the order of its fields (sage_sched.scheduling_pass).
 
-    order: positions of SchedulerView.waiting, in the order to serve it; None: it stays as it is.
-    actions: who yields, enters and resumes. One that fails ends them: the rest is planned anew.
-    num_open: after those that the actions let in, so many of the order may enter as far as the
-        engine finds memory for them.
-    swapped_go_first: whether nobody enters from behind a swapped job; else it is passed over.
+    order: positions of SchedulerView.waiting, in the order to serve them; None: it stays as it is.
+    actions: who yields, enters and resumes. The first one that fails ends them.
+    num_open: how many more of the order may enter, as far as the engine finds memory.
+    swapped_go_first: whether a swapped job keeps those behind it from entering.
     decode_only: prefill nothing, not even the next chunk.
-    budget: how much to prefill.
-    headroom_steps: for so many decode steps memory stays free, of those who run and of each who
-        enters (sage_sched.admission.Headroom).
+    headroom_steps: see sage_sched.admission.Headroom.
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: jobs that would have yielded, had host memory room for their KV.
-    num_too_long: jobs that go before the chunked prompt, and whose own fits beside no chunk of it.
+    num_too_long: see sage_sched.chunk.Guests.
     """
 
     order: Sequence[int] | None
@@ -105,5 +98,5 @@ class Plan:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether jobs yield as memory runs out: nobody was put in order, and nobody enters."""
+        """Whether jobs leave because memory runs out. Then nobody enters."""
         return any(isinstance(action, Yield) and action.to is None for action in self.actions)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sage_sched.fairness import Tenants
-from sage_sched.index import REFRESH_INTERVAL_TOKENS
+from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.steps import ServerFacts
@@ -49,11 +49,15 @@ class Policy(ABC):
     most_yields: int = 4
     revision: int = 0
 
-    def __init__(self, parameters: Any, server: ServerFacts) -> None:
-        """server: sizes and step times as known at the start, see on_server."""
+    def __init__(
+        self, parameters: Any, server: ServerFacts, indices: Indices | None = None
+    ) -> None:
+        """server: sizes and step times as known at the start, see on_server. indices: if the policy
+        goes by such; they are kept up to date here."""
         self.parameters = parameters
         self.server = server
         self.tenants = Tenants()
+        self._kept = indices
 
     def on_arrival(self, job: Job) -> bool:
         """A job has come; whether the policy can rank it. One that it cannot rank keeps its turn,
@@ -63,11 +67,17 @@ class Policy(ABC):
     def on_forecast(self, job: Job) -> None:
         """What a ranked job rests on has changed while it waits or runs: it was revised, more or
         less of its prompt is cached, or the server is known better."""
-        self.on_arrival(job)
+        if self._kept is None:
+            self.on_arrival(job)
+        else:
+            self._kept.on_forecast(job)
 
     def on_forecasts(self, jobs: Sequence[Job]) -> None:
         """What was seen of these ranked jobs' answers has revised how long they are (Job.refined).
-        All at once, as it is done after many steps, for many jobs."""
+        All at once, as scores come after every step."""
+        if self._kept is not None:
+            self._kept.on_forecasts(jobs)
+            return
         for job in jobs:
             self.on_forecast(job)
 
@@ -76,6 +86,8 @@ class Policy(ABC):
         before it is compared with others again, so that all are ranked by the same times."""
         self.server = server
         self.revision += 1
+        if self._kept is not None:
+            self._kept.on_server(server)
 
     def on_pass(self, view: SchedulerView) -> None:
         """A pass is about to order the jobs. What may be promised (Job.promise), is now."""

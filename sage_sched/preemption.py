@@ -27,15 +27,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A waiting job that gets in, and those that yield for it (none: there is room)."""
+    """A waiting job that enters, and the running ones that yield for it (none: there is room)."""
 
     newcomer: Job
     victims: tuple[Victim, ...] = ()
 
 
 def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
-    """Whether a running job would, for nothing, yield to the first of the waiting: in most passes
-    none would, and all else is spared."""
+    """Whether a running job would yield to the first of the waiting at price zero. In most passes
+    none would, and the rest of the work is spared."""
     if not may_displace(first):
         return False
     key = policy.key(first, view)
@@ -47,8 +47,8 @@ def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
 
 
 def may_displace(job: Job) -> bool:
-    """Whether others may have to yield to it. Not to one that keeps its memory after its answer:
-    they might never get theirs back."""
+    """Whether others may have to yield to it. If it keeps its memory after its answer, they might
+    never get theirs back."""
     return job.is_ranked and not job.keeps_memory
 
 
@@ -63,16 +63,16 @@ def plan_turns(
     most_yields: int,
     departure: Callable[[Job], Departure | None],
 ) -> list[Turn]:
-    """The turns of the candidates, in their order, up to the first that cannot get in.
+    """The turns of the candidates, in their order, up to the first that cannot enter.
 
     running: the ranked running jobs.
-    departure: how a running job would leave; None if it has to stay. It is asked only about jobs
-    that the policy would let go for nothing, as the answer takes time to find.
+    departure: how a running job would leave; None if it has to stay. Costly: called only for jobs
+    that would be preempted at price zero.
 
-    A candidate gets in with a slot free and more tokens free than it needs. Only jobs of a worse
-    key for which `policy.should_preempt` holds yield to it, the worst first and no more than
-    needed; not one that is promised its turn or has yielded most_yields times, nor one that would
-    free nothing of what is short.
+    A candidate enters if a slot is free and more tokens than it needs. Jobs of a worse key yield to
+    it if `policy.should_preempt` holds, the worst first and no more than needed. A job does not
+    yield if it is promised its turn, has yielded most_yields times, or would free nothing of what
+    is short.
     """
     left = [
         (policy.key(job, view), job.arrival, job)
@@ -109,8 +109,8 @@ def _is_behind(key: float, entry: tuple[float, int, Job]) -> bool:
 
 
 def _enough(willing: Iterator[Victim], short_slots: int, short_tokens: int) -> list[Victim] | None:
-    """The first of the willing that together free what is short (nothing if that is 0 or less),
-    without those that the later ones make superfluous; None if all do not suffice."""
+    """The first of the willing that together free what is short (0 or less: nothing is), without
+    those that later ones make superfluous; None if all together do not suffice."""
     chosen: list[Victim] = []
     while short_slots > 0 or short_tokens > 0:
         victim = next(willing, None)

@@ -41,12 +41,7 @@ class StepTime:
         )
 
     def mixed_s(
-        self,
-        num_prefills: int,
-        num_tokens: int,
-        num_pairs: float,
-        num_decodes: int,
-        kv_tokens: int,
+        self, num_prefills: int, num_tokens: int, num_pairs: float, num_decodes: int, kv_tokens: int
     ) -> float:
         """Seconds of one step that does both. It reads the weights once, so the smaller of the two
         bases counts for nothing."""

@@ -26,7 +26,6 @@ _FIXED = {
     "slo": _AT_THE_START,
     "urgency": _AT_THE_START,
     "router": _AT_THE_START,
-    "export": "its hook was placed when the schedulers started",
     "probe": "it was put into the model at the start, before its graphs were captured",
     "step_time": "they are learned while the server runs, unless they were given at its start",
 }

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: what one request computes right now, no other computes beside it."""
+"""A prompt that shares a prefix with one being prefilled waits and reuses its KV."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Iterable, Sequence
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# Of so many of the first to serve it is asked whether they have a twin.
+# So many of the first to serve are compared.
 _NUM_COMPARED = 16
 
 
 def twins_of_those_served(order: Sequence[int], view: SchedulerView) -> list[int]:
     """The positions of waiting jobs that had better wait for one more pass.
 
-    These are jobs of whose prompt another one computes a beginning first, if to compute that twice
-    takes longer than one more prefill step. Others compute: the chunked one, those without a token
-    yet (SGLang's overlap plans a pass before the radix tree has what the last one computed), and
-    those before it in the order, which is of the waiting that may enter. One that is promised its
-    turn never waits.
+    Another job computes the beginning of their prompt first, and computing it twice would take
+    longer than one more prefill step. That other job is the chunked one, one that runs and has no
+    token yet (SGLang's overlap plans a pass before the radix tree has what the last one computed),
+    or one before it in the order. A promised job never waits.
     """
     begun = [job for job in view.running if not job.generated_tokens]
     if view.chunked is not None:
@@ -48,8 +47,8 @@ def _has_twin(
 
 
 def _is_long(num_tokens: int, job: Job, view: SchedulerView) -> bool:
-    """Whether so many tokens, less those of them that a job needs not compute, take longer than a
-    prefill step does at least."""
+    """Whether the tokens of these that a job has to compute take longer than the fixed time of a
+    prefill step."""
     new_tokens = num_tokens - max(job.cached_tokens, job.prefilled_tokens)
     step_time = view.server.step_time
     return new_tokens * step_time.prefill_token_s > step_time.prefill_base_s

@@ -11,12 +11,12 @@ from sage_sched.steps import ServerFacts
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a running job holds, as one who would let it go sees it.
+    """What a running job holds.
 
     kv_tokens: to be moved out and back, or to be computed again.
     cached_tokens: of these, what a prefill would find in the radix tree.
-    freed_tokens: KV that its leaving gives back: what it holds alone, and what nobody else locks.
-    stays_whole: whether it may not be computed again.
+    freed_tokens: KV that becomes free if it leaves: nobody else holds or locks it.
+    stays_whole: whether its KV must not be computed again.
     """
 
     kv_tokens: int
@@ -29,12 +29,12 @@ class Holding:
 class SchedulerView:
     """What is true at one pass, the same on every tensor-parallel rank.
 
-    Nobody keeps it: through it requests would live on, and their KV in host memory.
+    Nobody keeps a view: it would keep requests alive, and their KV in host memory.
 
     now_s: rank 0's clock, as broadcast; 0 at no particular moment.
     served_tokens: prefilled and decoded by the server so far.
-    num_arrivals: how many requests have come. num_arrivals_planned: how many had when the last plan
-        was made; -1 if it could not be carried out, so that another is due.
+    num_arrivals: how many requests have come. num_arrivals_planned: how many had come when the last
+        plan was made; -1 if another one is due.
     waiting: jobs in the queue. swapped: those of them whose KV is in host memory.
     running: jobs that decode. chunked: the one in the middle of its prefill.
     batch_is_full: SGLang's mark: nobody enters until a request leaves.
@@ -47,13 +47,13 @@ class SchedulerView:
     server: its step times and sizes.
     can_swap: whether KV can be moved to host memory and back. may_leave: whether running jobs may
         leave the device; if not, those that have left come back.
-    cached_tokens: of the waiting job at this position, what a prefill would find in the radix tree.
-        Asked of new jobs and of the first to serve, as the answer takes time to find.
-    common_tokens: with how many tokens the prompt of the waiting job at this position begins that
-        another one's begins with too: of the one that waits at that position, is being chunked, or
-        runs and has no token yet. 0 if these are no more than what is cached of it.
-    holding: what a running job holds; None if it has to stay. Asked of those alone that a policy
-        would let go for nothing, as the answer takes time to find.
+    cached_tokens: how many tokens of the waiting job at this position the radix tree has. Costly:
+        called only for new jobs and for the first to serve.
+    common_tokens: how many first tokens the prompt of the waiting job at this position shares with
+        another one: of the job that waits at that position, is being chunked, or runs and has no
+        token yet. 0 if no more than what is cached of it.
+    holding: what a running job holds; None if it has to stay. Costly: called only for jobs that
+        would be preempted at price zero.
     """
 
     now_s: float

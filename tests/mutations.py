@@ -365,13 +365,6 @@ MUTATIONS = (
         f"{_DISPATCH}::test_a_request_goes_where_less_work_is_foreseen",
     ),
     Mutation(
-        "the answers of those that wait are left out of what routers are told",
-        "sage_sched/routing/backlog.py",
-        "return round(sum(_foreseen_left_tokens(job) for job in waiting))",
-        "return 0",
-        "tests/sage_sched/routing/test_backlog.py::test_the_answers_of_those_that_wait_count",
-    ),
-    Mutation(
         "somebody's own package is taken for ours",
         "sage_sched/parts_finder.py",
         "sys.meta_path.insert(0, _PartsFinder(folder, names))",

@@ -17,11 +17,11 @@ from typing import Any
 import patches
 from patches.compat import CALLS
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import ExportConfig, SageConfig
+from sage_sched.config import SageConfig
 
 # It places hooks when it is imported.
 _NOT_IMPORTED = ("patches.http.worker",)
-_CONFIG = SageConfig(export=ExportConfig(predicted_load=True))
+_CONFIG = SageConfig()
 # In the order of a server's start. Hooks are a list, or made by a function with these arguments.
 _HOOKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("patches.plugin", "first_hooks", {"of_scheduler": True, "of_controller": True}),

@@ -24,7 +24,6 @@ from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names
-from sage_sched.routing import answer_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -261,14 +260,3 @@ def _reports(hooks: Hooks, config: SageConfig) -> None:
             logger.exception("/server_info lacks what sage-sched counts")
             stats = {"slo": {}, "error": repr(error)}
         result.internal_state["sage"] = stats
-
-    if not config.export.predicted_load:
-        return
-
-    @hooks.at(
-        f"{_COMPONENTS}.load_inquirer.SchedulerLoadInquirer.get_num_waiting_uncached_tokens", AROUND
-    )
-    def around_waiting_tokens(original: Any, self: Any) -> int:
-        num_tokens: int = original(self)
-        jobs = (req.sage.job for req in self.get_waiting_queue() if hasattr(req, "sage"))
-        return num_tokens + answer_tokens(jobs)

@@ -62,24 +62,15 @@ class Qllm(Policy):
     Parameters = QllmParameters
 
     def __init__(self, parameters: QllmParameters, server: ServerFacts) -> None:
-        super().__init__(parameters, server)
-        self.slice_s = parameters.slice_ms / 1e3
         self._indices = Indices(server)
+        super().__init__(parameters, server, self._indices)
+        self.slice_s = parameters.slice_ms / 1e3
         self._head_start_tokens = parameters.level_pools * server.kv_pool_tokens
         self._hold_back = HoldBack(parameters.decode_share, self._level)
 
     def on_arrival(self, job: Job) -> bool:
         """Foresee how long it has to go; a job of unknown length keeps its turn."""
         return self._indices.rank(job)
-
-    def on_server(self, server: ServerFacts) -> None:
-        """All costs are others."""
-        super().on_server(server)
-        self._indices.on_server(server)
-
-    def on_forecast(self, job: Job) -> None:
-        """Foresee anew how long it has to go."""
-        self._indices.on_forecast(job)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """The work that was done when it came; for BE also what may overtake it."""

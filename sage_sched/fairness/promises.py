@@ -15,13 +15,13 @@ class Promises:
     """Keeps account of whom the server has worked for, and promises jobs their turn.
 
     Of all work (tokens, prefill and decode) that the server has done since a job came, some was for
-    those that came before it, the rest for itself and those that came after it. It is promised its
-    turn once, at a pass that orders the jobs,
+    jobs that came before it, the rest for itself and later ones. It is promised its turn once, at a
+    pass that orders the jobs,
 
         work since it came > (1 + regret) * (of that, for those before it) + one batch
 
-    where a batch is the KV tokens that those who run hold at that pass. From then on it is ahead of
-    all that are not promised, among those that are by arrival (sage_sched.order), and yields to
+    where a batch is the KV tokens that running jobs hold at that pass. From then on it goes before
+    all jobs that are not promised, among promised ones by arrival (sage_sched.order), and yields to
     nobody.
 
     Theorem: let k overtake j: k came after j, and is let in (enters, or resumes) while j waits.
@@ -38,11 +38,10 @@ class Promises:
     server had done when j came was for those before it. Hence what it has done since, less the
     Job.served_tokens of j and all that came after it, was for those before it. QED.
 
-    What does not hold: a promise does not find memory where there is none. If a swapped job has
-    found no room, and nobody runs who could give any back, others enter
-    (patches/scheduler/executor.py).
+    What does not hold: a promise finds no memory where there is none. If a swapped job has found no
+    room, and nobody runs who could give any back, others enter (sage_sched.scheduling_pass).
 
-    With regret 0 each is promised its turn as it comes: first come, first served. With infinity
+    With regret 0 each job is promised its turn as it comes: first come, first served. With infinity
     none is.
     """
 
@@ -64,7 +63,7 @@ class Promises:
             self._served_at_arrival = np.append(self._served_at_arrival, served_tokens)
 
     def look(self, view: SchedulerView) -> None:
-        """Promise their turn to those whose bound is passed. Before the jobs are ordered."""
+        """Promise their turn to jobs whose bound is passed, before the jobs are ordered."""
         if not self._jobs:
             return
         self.forget(view)
@@ -76,8 +75,8 @@ class Promises:
             self._jobs[place].promise()
 
     def forget(self, view: SchedulerView) -> None:
-        """Those before the first that is unfinished, if it is worth the search. One that the view
-        does not know of, as its grammar is not ready, say, is promised its turn: whatever is
+        """Drop jobs that came before the first unfinished one, if that is worth the search. A job
+        that the view does not know (its grammar may not be ready) is promised its turn: whatever is
         served from now on came after it."""
         unfinished = [*view.waiting, *view.running]
         if view.chunked is not None:

@@ -1,4 +1,4 @@
-"""Since when each session's requests count as waiting."""
+"""When the requests of a session count as come."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _MOST_SESSIONS = 10_000
 
 
 class Sessions:
-    """A session is one task to its owner, so that its requests count as come when it began.
+    """A session is one task to its owner, so all its requests count as come when it began.
 
-    Under a load of many sessions those that began first then end first, and fewer of them share the
-    KV pool at a time. Its first request would be last of all: it counts as come with the oldest of
-    those that wait, as does a request of no session.
+    Then, of many sessions, those that began first end first, and fewer of them share the KV pool at
+    a time. The first request of a session would be last of all: it counts as come with the oldest
+    that waits, as does a request of no session.
 
-    Times are tokens that the server had served.
+    Times are in tokens that the server had served.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Sessions:
         self._later: dict[Job, int] = {}
 
     def came_at(self, job: Job) -> int:
-        """Of a job that arrives now: when it counts as come, as far as that is known yet."""
+        """When a job that arrives now counts as come, as far as that is known yet."""
         name = job.hints.session
         if name in self._began:
             began = self._later[job] = self._began[name] = self._began.pop(name)
@@ -40,8 +40,8 @@ class Sessions:
         return job.served_at_arrival_tokens
 
     def moved_up(self, waiting: Iterable[Job]) -> tuple[list[Job], int]:
-        """The jobs that have come since the last pass and go by others' sessions, and the time at
-        which they count as come; none if no session's later request waits."""
+        """The jobs that have come since the last pass and count as come with a session's, and that
+        time; none if no session's later request waits."""
         new, self._new = self._new, []
         if not self._later:
             return [], 0

@@ -1,4 +1,4 @@
-"""Fair shares among the tenants of a class: who has had the least service goes first."""
+"""Fair shares among the tenants of a class: the one with the least service so far goes first."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Name = tuple[str, str]
 
 
 class Service:
-    """What each has had, in tokens by weight: the counters of VTC (Sheng et al., OSDI 2024,
-    Algorithm 2).
+    """How much service each tenant has had, in tokens by weight: the counters of VTC (Sheng et al.,
+    OSDI 2024, Algorithm 2).
 
-    Who begins to wait has had at least what the least served of its class has had that waits
-    already, or, if nobody does, that waited last: nobody saves up service by staying away.
+    A tenant that begins to wait is lifted to the least served of its class that waits already or,
+    if nobody waits, that waited last: nobody saves up service by staying away.
     """
 
     def __init__(self, name_of: Callable[[Job], Name | None]) -> None:
@@ -41,7 +41,7 @@ class Service:
         self._waited: dict[str, set[Name]] = {}
 
     def look(self, view: SchedulerView) -> None:
-        """At each plan: count what was done since the last one, for those that have ended too."""
+        """At each plan: count the work since the last one, of ended requests too."""
         counted: dict[Job, tuple[Name, int]] = {}
         for job in (*view.waiting, *view.running):
             known = self._counted.pop(job, None)
@@ -99,9 +99,9 @@ class Tenants:
         self._looks = False
 
     def in_turn(self, order: list[int], num_open: int, view: SchedulerView) -> list[int]:
-        """The order with the places of such a class given to its tenants in turn, each with its
-        own requests in the order that they had. What nobody may overtake, and what is held back,
-        from num_open on, stays where it is."""
+        """The order with the places of such a class given to its tenants in turn, each with its own
+        requests in their order. Promised jobs, and those held back (from num_open on), keep their
+        places."""
         fair = [job for job in view.waiting if job.hints.shares_fairly]
         if not fair and not self._looks:
             return order
@@ -121,8 +121,8 @@ class Tenants:
         return found
 
     def _turns(self, jobs: Sequence[Job]) -> Iterator[int]:
-        """Of jobs of one class in their order: which comes next. To what a tenant has had is added
-        what its requests ahead of this one will take (VTC with length prediction, section 4.4)."""
+        """Which job of one class, given in their order, comes next. To what a tenant has had is
+        added what its requests ahead will take (VTC with length prediction, section 4.4)."""
         queues: dict[Name, deque[int]] = {}
         for i, job in enumerate(jobs):
             queues.setdefault(_name_of(job), deque()).append(i)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,10 +65,10 @@ class Sage(Policy):
     indices_type: ClassVar[type[Indices]] = Indices
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
-        super().__init__(parameters, server)
+        self._indices = self.indices_type(server)
+        super().__init__(parameters, server, self._indices)
         self.refines_by = "posterior" if parameters.posterior else ""
         self._aging_tokens = AGING_POOLS * server.kv_pool_tokens
-        self._indices = self.indices_type(server)
         self._promises = Promises(parameters.regret)
         self._sessions = Sessions()
         self._outlook = Outlook(self._indices, self._key)
@@ -93,19 +92,6 @@ class Sage(Policy):
     def forget(self, view: SchedulerView) -> None:
         """In place of on_pass, if another order counts at this pass."""
         self._promises.forget(view)
-
-    def on_server(self, server: ServerFacts) -> None:
-        """All costs are others."""
-        super().on_server(server)
-        self._indices.on_server(server)
-
-    def on_forecast(self, job: Job) -> None:
-        """Compute its index anew."""
-        self._indices.on_forecast(job)
-
-    def on_forecasts(self, jobs: Sequence[Job]) -> None:
-        """Compute the indices of all of them at once."""
-        self._indices.on_forecasts(jobs)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """`ln G + a / w`, see the class."""

@@ -47,20 +47,3 @@ def backlog_s(unfinished: Iterable[Job], expected_share: float, server: ServerFa
     batch = min(num_jobs, server.max_running_requests, fit)
     num_steps = max(total_left / batch, longest_left)
     return prefill_s + num_steps * server.step_time.decode_s(batch, int(batch * mean_kv))
-
-
-def answer_tokens(waiting: Iterable[Job]) -> int:
-    """Of the answers of those that wait, as far as they are foreseen; one of which nothing is known
-    counts for nothing. One that outlived all that was foreseen goes on for as long as it has gone
-    on (Lindy's law)."""
-    return round(sum(_foreseen_left_tokens(job) for job in waiting))
-
-
-def _foreseen_left_tokens(job: Job) -> float:
-    if job.distribution is None:
-        return 0.0
-    age_tokens = job.generated_tokens
-    most_tokens = max(0, job.max_new_tokens - age_tokens)
-    longer = job.distribution.surviving(age_tokens) if age_tokens else job.distribution
-    left_tokens = float(age_tokens) if longer is None else longer.mean() - age_tokens
-    return min(left_tokens, most_tokens)

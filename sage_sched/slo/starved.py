@@ -8,11 +8,11 @@ from sage_sched.view import SchedulerView
 
 
 class StarvedShare:
-    """Who of them goes first, by arrival, as long as the work done for such has been less than
+    """Picks the job that goes first, by arrival, as long as the work for such jobs is less than
     their share.
 
-    That is ours: to serve them first, whatever else is due, makes overload last (ProServe, section
-    3.2).
+    This is ours: to serve them before whatever else is due would make overload last (ProServe,
+    section 3.2).
     """
 
     def __init__(self, share: float, most_tokens: float) -> None:

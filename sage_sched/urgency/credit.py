@@ -7,13 +7,12 @@ from sage_sched.view import SchedulerView
 
 
 class Credit:
-    """Grants jobs their way to the front, for as much work (tokens) as it has.
+    """Grants jobs their way to the front, as far as its credit (tokens of work) goes.
 
-    It begins with `most_tokens`, has never more, and earns `share` of all that the server does. A
-    grant costs what the job is foreseen to need, and is made only if there is so much. Whatever a
-    job with a grant takes beyond that is charged as it takes it, so that jobs with a grant are
-    given at most share of all work, and most_tokens, and what the granted ones that are still
-    unfinished go on to need beyond their forecasts.
+    It begins with `most_tokens`, never has more, and earns `share` of all work of the server. A
+    grant costs what the job is foreseen to need, and is made only if there is so much. What a
+    granted job takes beyond that is charged as it takes it. So granted jobs get at most that share
+    of all work, plus most_tokens, plus what unfinished ones still need beyond their forecasts.
     """
 
     def __init__(self, share: float, most_tokens: int) -> None:

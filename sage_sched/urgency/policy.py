@@ -62,8 +62,8 @@ class Urgency(Policy):
     Parameters = UrgencyParameters
 
     def __init__(self, parameters: UrgencyParameters, server: ServerFacts) -> None:
-        super().__init__(parameters, server)
         self._indices = Indices(server)
+        super().__init__(parameters, server, self._indices)
         self._piece_tokens = parameters.level_pools * server.kv_pool_tokens
         self._credit = Credit(parameters.share, server.kv_pool_tokens)
         self._hold_back = HoldBack(parameters.decode_share, self.level)
@@ -75,15 +75,6 @@ class Urgency(Policy):
         if is_ranked and job.hints.urgency == 1:
             self._claims.append(job)
         return is_ranked
-
-    def on_server(self, server: ServerFacts) -> None:
-        """All costs are others."""
-        super().on_server(server)
-        self._indices.on_server(server)
-
-    def on_forecast(self, job: Job) -> None:
-        """Compute its index anew."""
-        self._indices.on_forecast(job)
 
     def on_pass(self, view: SchedulerView) -> None:
         """Grant jobs of level 1 their way to the front, by arrival, as far as there is credit."""
