@@ -15,7 +15,7 @@ MAX_NAME_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What was said of a request's importance, by an operator or a trusted client.
+    """How important a request is, by an operator or a trusted client.
 
     weight: how much it counts, 0.001 to 1000.
     ttft_slo_ms, tpot_slo_ms: targets for its first token and for each further one, 0.001 to 1e9;
@@ -74,7 +74,7 @@ CLIENTS_HINTS = ("weight", "ttft_slo_ms", "tpot_slo_ms", "urgency", "session", "
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
-    """One request, as a policy sees it. The executor keeps its age and its tokens current.
+    """One request, as a policy sees it. The engine keeps its age and its tokens current.
 
     arrival: how many requests came before it.
     input_tokens: length of its prompt.
@@ -88,12 +88,12 @@ class Job:
     keeps_memory: whether its KV outlives its answer (a streaming session's).
     generated_tokens: its age. Set by grow() alone.
     prefilled_tokens: of the prompt that is being chunked, what is done.
-    cached_tokens: of its sequence, what the radix tree had when it was looked up last. For a
-        running job that was when it entered.
+    cached_tokens: of its sequence, what the radix tree had when it was looked up last; for a
+        running job, when it entered.
     was_looked_up: whether it ever was.
     held_tokens: KV that it will give back at its end, while it runs.
-    served_tokens: what the server has worked off for it, prefill and decode, what it computed again
-        too; of all jobs together as much as SchedulerView.served_tokens.
+    served_tokens: the server's work for it so far, prefill and decode, recomputed tokens too. Those
+        of all jobs add up to SchedulerView.served_tokens.
     num_yields: how often it has left the device for others.
     is_promised: whether nobody may overtake it any more (sage_sched.fairness.promises).
     is_ranked: whether its policy can rank it.
@@ -140,8 +140,8 @@ class Job:
             self.place = None
 
     def find(self, cached_tokens: int) -> bool:
-        """The radix tree has so many tokens of its sequence now; whether that is news. If so, tell
-        its policy (Policy.on_forecast)."""
+        """The radix tree has so many tokens of its sequence now; whether that has changed. If so,
+        tell its policy (Policy.on_forecast)."""
         self.was_looked_up = True
         is_news = cached_tokens != self.cached_tokens
         if is_news:
@@ -155,22 +155,22 @@ class Job:
         return min(self.cached_tokens, self.input_tokens)
 
     def revise(self, refined: Refined | None) -> None:
-        """What was seen of its answer says this of its length; None: nothing to be believed. Tell
-        its policy (Policy.on_forecasts) afterwards."""
+        """Its length by what was seen of its answer; None: nothing is believed. Tell its policy
+        (Policy.on_forecasts) afterwards."""
         self.refined = refined
         self.revision += 1
         self.place = None
 
     def meet(self) -> None:
-        """It comes before another policy, which knows nothing of it. Its age, its tokens and what
-        it was promised stay."""
+        """Another policy takes over, which knows nothing of it. Its age, its tokens and its promise
+        stay."""
         self.is_ranked = True
         self.refined = None
         self.revision = self.ranked_at = 0
         self.place = self.standing = self.evidence = self.memo = None
 
     def promise(self) -> None:
-        """Nobody overtakes it any more."""
+        """From now on nobody overtakes it."""
         if not self.is_promised:
             self.is_promised = True
             self.place = None

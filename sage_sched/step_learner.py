@@ -21,16 +21,16 @@ COLUMNS = (
     "prefill_steps", "prefill_requests", "prefill_tokens", "prefill_pairs",
     "decode_steps", "decode_requests", "decode_kv_tokens",
 )  # fmt: skip
-# Of a prefill and a decode step that are not small: what makes coefficients of different units
-# comparable. What small steps alone were seen to take must not be foretold of larger ones.
+# A prefill and a decode step that are not small. They make coefficients of different units
+# comparable: what only small steps were seen to take must not be foretold of larger ones.
 _TYPICAL = np.array(
     [[1, 4, 2048, 4 * 512 * 512 / 2, 0, 0, 0], [0, 0, 0, 0, 1, 32, 32_768]], dtype=np.float64
 )
-# The prior is taken to be off by so much, as a share of a typical step: the noisier the steps, the
-# more of them it takes to outweigh it.
+# The prior is taken to be off by this share of a typical step: the noisier the steps, the more of
+# them it takes to outweigh it.
 _PRIOR_ERROR = 0.5
-# Of relative errors: those of more than so many standard deviations count as outliers; and the
-# least that a standard deviation is taken for.
+# Relative errors above so many standard deviations count as outliers; the least that a standard
+# deviation is taken for.
 _OUTLIER, _LEAST_SPREAD = 1.5, 0.01
 _MAX_ROUNDS, _TOLERANCE = 30, 1e-4
 # Of a typical step at least so much is for its tokens: noise hides a slope, and what a token takes
@@ -50,9 +50,8 @@ class StepLearner:
     """Step times from the latest steps. What these do not tell stays as it was learned or given,
     times one factor; see fit.
 
-    step_time: by now. num_steps: seen in all. error: by how much the latest steps, before they were
-    learned from, took more or less than foreseen, as a share of what was foreseen, half of them
-    less; None before anything was learned.
+    step_time: as known now. num_steps: seen in all. error: the median relative error of the latest
+    steps before they were learned from; None before anything was learned.
     """
 
     def __init__(self, start: StepTime) -> None:
@@ -95,8 +94,8 @@ class StepLearner:
 
 
 def is_worth_telling(new: StepTime, old: StepTime, server: ServerFacts) -> bool:
-    """Whether costs have changed by more than a tenth: most of them in seconds, or that of a
-    typical request beside what all have changed by."""
+    """Whether costs have changed by more than a tenth: most of them in seconds, or those of a
+    typical request relative to the others."""
     most_tokens = server.kv_pool_tokens // 4
     lengths = [min(tokens, most_tokens) for tokens in _TYPICAL_TOKENS]
     before, after = (seconds_on(replace(server, step_time=step_time)) for step_time in (old, new))
@@ -140,7 +139,7 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
 
 
 def factor(work: Array, seconds: Array, step_time: StepTime) -> float:
-    """By how much most steps take longer than step_time says; 1 where it says nothing of them."""
+    """How much longer most steps take than step_time says; 1 if it says nothing of them."""
     expected = work @ np.array(astuple(step_time))
     told = expected > 0
     return float(np.median(seconds[told] / expected[told])) if told.any() else 1.0

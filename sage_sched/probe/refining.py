@@ -15,7 +15,7 @@ from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.probe.posterior import DUE_INTERVAL_TOKENS, Posterior, Reading
 
-# A probe is believed as long as its last so many answers were foretold better than by the prompt.
+# A probe is believed as long as so many latest answers were foretold better than by the prompt.
 NUM_ANSWERS_JUDGED = 512
 # Scores travel in steps of so many nats, from the likeliest bin down.
 _STEP_NATS = 1 / 16
@@ -23,9 +23,9 @@ _LEAST_NATS = -127 * _STEP_NATS
 
 
 class Refiner(Protocol):
-    """Makes of a probe's scores what it refines the forecasts of jobs to.
+    """Refines the forecasts of jobs by a probe's scores.
 
-    Every tensor-parallel rank has one, and all are told the same in the same order.
+    Every tensor-parallel rank has one, and all get the same scores in the same order.
     """
 
     def wants(self, age_tokens: int) -> bool:
@@ -60,8 +60,7 @@ def from_steps(steps: NDArray[np.int8]) -> Floats:
 
 
 def refiner_of(policy: Policy, reading: Reading | None) -> Refiner | None:
-    """What the policy goes by, with a probe of this reading; None if it goes by none, or there is
-    none."""
+    """What refines forecasts for this policy; None if it takes no scores or there is no probe."""
     if reading is None or not policy.refines_by:
         return None
     refiner: Refiner = (policy.refiner or Posterior)(reading)
@@ -69,9 +68,10 @@ def refiner_of(policy: Policy, reading: Reading | None) -> Refiner | None:
 
 
 class Refining:
-    """Of one scheduler. Every tensor-parallel rank has one, and all are told the same.
+    """Feeds scores to a refiner, and judges the probe. Every tensor-parallel rank has one, and all
+    get the same scores.
 
-    deserves_belief: what this rank has found; rank 0's opinion is told to all (believe).
+    deserves_belief: the opinion of this rank; rank 0's is told to all (believe).
     """
 
     def __init__(self, refiner: Refiner, policy: Policy) -> None:
@@ -124,7 +124,7 @@ class Refining:
         return len(self._gains) < NUM_ANSWERS_JUDGED or sum(self._gains) >= 0
 
     def believe(self, is_believed: bool) -> None:
-        """Whether scores count from now on. They are taken in anyway, so that a probe can win back
+        """Whether scores count from now on. They are processed anyway, so that a probe can win back
         belief."""
         if is_believed != self._is_believed:
             self._is_believed = is_believed

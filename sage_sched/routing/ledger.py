@@ -1,4 +1,4 @@
-"""What was sent to which node, and how far it is: what a router goes by."""
+"""Which requests were sent to which node, and how far they are: what a router knows."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class _Sent:
 
 
 class Ledger:
-    """Every unfinished request, by node. Its facts are as old as what is told: a router hears of a
-    node's requests at times, and knows at once what it sends itself."""
+    """Every unfinished request, by node. A router hears of a node's requests from time to time, and
+    knows at once what it sends itself."""
 
     def __init__(self, num_nodes: int, server: ServerFacts) -> None:
         """server: of each node; they are equal."""
@@ -180,8 +180,8 @@ class Ledger:
         self._queue_heard_s[node] = now_s
 
     def running(self, node: int, num_requests: int, now_s: float) -> None:
-        """A node says how many of its requests have their first token, but not which. Those that
-        were sent there first are taken to be the ones of which nobody has told."""
+        """A node says how many of its requests have their first token, but not which. Those sent
+        there first are taken to be these."""
         if num_requests > self._num_running[node]:
             self._queue_heard_s[node] = now_s
         self._num_running[node] = num_requests

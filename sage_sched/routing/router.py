@@ -27,11 +27,12 @@ class Router(ABC):
 
 
 class PredictedCost(Router):
-    """Where the request costs all together the fewest seconds: its own and those of whom it meets.
+    """The node where the request costs all requests together the fewest seconds.
 
-    What is not cached of its prompt is prefilled while it and all others there wait. Then each of
-    the others makes its steps longer, for as long as both are foreseen to run, and it theirs, which
-    is taken to be as much again. So a prefix draws it to a node as far as that saves time.
+    While the uncached part of its prompt is prefilled, it and all others there wait. Then each of
+    the others makes its steps longer, for as long as both are foreseen to run, and it makes theirs
+    longer, which is taken to be as much again. So a cached prefix attracts it as far as that saves
+    time.
     """
 
     name = "predicted-cost"
@@ -62,12 +63,11 @@ class Thresholds:
 
 
 class GoRouting(Router):
-    """Of the nodes where a request adds almost the most gain: the least loaded of those that are
-    nearly idle; else the most loaded of those that still are not full; else the least loaded. Any
-    one if none gains.
+    """Of the nodes where a request adds almost the most gain: the least loaded of the nearly idle
+    ones; else the most loaded that is not full; else the least loaded. Any node if none gains.
 
     A node's gain is that of the first tokens that will be on time, if each comes when all that wait
-    there have (eq. 8, the estimate that depends on no request; section 4.3).
+    there have come (eq. 8, the estimate that depends on no request; section 4.3).
     """
 
     name = "gorouting"
