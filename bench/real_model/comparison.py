@@ -90,7 +90,7 @@ def main() -> int:
         print({name: round(x, 1) if isinstance(x, float) else x for name, x in rows[-1].items()})
         sys.stdout.flush()
         if args.record:
-            append(rows[-1:], "python -m bench.real_model.comparison --record")
+            append(rows[-1:], " ".join(["python -m bench.real_model.comparison", *sys.argv[1:]]))
     return 0
 
 
