@@ -130,6 +130,8 @@ def _made_by(found: Sequence[Record]) -> str:
         about += [f"imported from {made_by.imported}" if made_by.imported else ""]
         about += [f"{len(seeds)} seeds" if len(seeds) > 1 else ""]
         command = f"`{made_by.command}`" if made_by.command else "Imported"
+        if made_by.imported:  # the command is gone; the commit has it
+            command = made_by.command or "Imported"
         said.append(f"{command} ({', '.join(filter(None, about))})")
     return "Made by " + "; ".join(dict.fromkeys(said)) + "."
 

@@ -57,7 +57,7 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
         for row in by_rate["20"].values():
             assert set(row) == {"median", "ratio", "ratio_low", "ratio_high"}
     assert summary[tuned]["20"]["mean_e2e_latency_ms"]["ratio"] == 1.0
-    assert "mean TTLT" in capsys.readouterr().out
+    assert "mean, ratio" in capsys.readouterr().out
     assert (output / "report.html").read_text().count("<svg") == 3
 
     step_time = tmp_path / "step_time.yaml"
