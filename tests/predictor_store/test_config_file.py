@@ -17,14 +17,14 @@ def test_no_file_means_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sage.toml", '[policy.sage]\ncost = "output"\n[store]\ncapacity = 7\n'),
-        ("sage.yaml", "policy: {sage: {cost: output}}\nstore:\n  capacity: 7\n"),
+        ("sage.toml", "[policy.sage]\nregret = 3.0\n[store]\ncapacity = 7\n"),
+        ("sage.yaml", "policy: {sage: {regret: 3.0}}\nstore:\n  capacity: 7\n"),
     ],
 )
 def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     config = read_config(str(tmp_path / name))
-    assert (config.policy, config.store.capacity) == ({"sage": SageParameters(cost="output")}, 7)
+    assert (config.policy, config.store.capacity) == ({"sage": SageParameters(regret=3.0)}, 7)
 
 
 def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("sage.yaml", b"- 1\n"),
         ("sage.toml", b"\xff\xfe"),
         ("sage.json", b"{}"),
-        ("sage.toml", b"[policy.sage]\ncost = 3\n"),
+        ("sage.toml", b'[policy.sage]\nregret = "long"\n'),
     ],
 )
 def test_an_error_names_the_file(tmp_path: Path, name: str, content: bytes) -> None:
