@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -44,6 +46,21 @@ def test_every_pin_has_hashes_and_pip_is_told_to_demand_them() -> None:
     installs = re.findall(r"pip install .*-r requirements.txt", (ROOT / "Makefile").read_text())
     assert len(installs) == 1
     assert "--require-hashes" in installs[0]
+
+
+def test_what_the_makefile_imports_is_there() -> None:
+    """A marked set-up runs only on a fresh machine, where nobody looks."""
+    snippets = re.findall(r"python -c '([^']+)'", (ROOT / "Makefile").read_text())
+    imports = [
+        node
+        for snippet in snippets
+        for node in ast.walk(ast.parse(snippet))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    assert len(imports) == len(snippets) > 0
+    for node in imports:
+        module = importlib.import_module(f"{node.module}")
+        assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
 def test_the_container_is_of_a_supported_release_and_not_root() -> None:

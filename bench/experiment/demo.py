@@ -62,13 +62,14 @@ def run(args: argparse.Namespace) -> int:
     experiment = replace(experiment, reference=best.name)
     says = sentence(found, experiment.loads[0].name, best.name)
     report = args.output / experiment.name / "report.html"
-    lanes = [_lane(experiment, loaded, arm, found, report.parent) for arm in (best, _ours())]
+    shown = (best, Arm(policy=OURS))
+    lanes = [_lane(experiment, loaded, arm, found, report.parent) for arm in shown]
     write_page(
         report,
         "What scheduling is worth where requests queue",
         [
             f"<p><b>{says}</b></p>",
-            picture(lanes),
+            picture([lane for lane in lanes if lane is not None]),
             html_table(experiment, found),
             f"<p>{_how(experiment)}</p>",
             f"<p>{_limit(capacity)}</p>",
@@ -130,29 +131,23 @@ def _best_of_sglang(experiment: Experiment, found: Sequence[Record]) -> Arm:
     return min((arm for arm in experiment.arms if arm.name != OURS), key=mean)
 
 
-def _ours() -> Arm:
-    return Arm(policy=OURS)
-
-
 def _lane(
     experiment: Experiment, loaded: Loaded, arm: Arm, found: Sequence[Record], folder: Path
-) -> Lane:
-    """Its first run."""
-    seed = experiment.first_seed
+) -> Lane | None:
+    """Its first valid run; None if there is none."""
     waited_s = median(of_arm(found, loaded.load.name, arm.name), "mean_waited_s")
     title = f"{arm.name}: requests waited {waited_s:.0f} s on average"
     if experiment.engine == "sim":
-        result = served(loaded.load, arm, loaded.requests(arm, seed))
-        times = (result.arrival_s, result.ttft_s, result.ttlt_s)
+        result = served(loaded.load, arm, loaded.requests(arm, experiment.first_seed))
+        arrival, first, last = result.arrival_s, result.ttft_s, result.ttlt_s
     else:
         runs = map(json.loads, (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines())
-        columns = next(
-            run["requests"] for run in runs if (run["policy"], run["seed"]) == (arm.policy, seed)
-        )
+        valid = (run["requests"] for run in runs if run["valid"] and run["policy"] == arm.policy)
+        if (columns := next(valid, None)) is None:
+            return None
         names = ("sent_ms", "ttft_ms", "e2e_latency_ms")
         sent, first, last = (np.array(columns[name], float) / 1e3 for name in names)
-        times = (sent - sent.min(), first, last)
-    arrival, first, last = times
+        arrival = sent - sent.min()
     return Lane(title, arrival, arrival + first, arrival + last, is_ours=arm.name == OURS)
 
 

@@ -26,7 +26,10 @@ class Lane:
 
 
 def picture(lanes: Sequence[Lane]) -> str:
-    """HTML: text beside stretching SVG, so that it can be read on a narrow screen too."""
+    """HTML: text beside stretching SVG, so that it can be read on a narrow screen too. Nothing,
+    if there are no lanes."""
+    if not lanes:
+        return ""
     end_s = max(float(lane.last_s.max()) for lane in lanes)
     parts = [_lane(lane, end_s) for lane in lanes]
     ticks = np.linspace(0, end_s, 5)

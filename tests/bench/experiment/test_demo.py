@@ -71,8 +71,13 @@ def test_a_lane_on_servers_is_read_from_what_they_wrote(
 
     def served(experiment: demo.Experiment, options: Options, on_record: object) -> list[object]:
         runs = [
-            {"policy": arm.policy, "seed": experiment.first_seed, "requests": requests}
+            run
             for arm in experiment.arms
+            for run in (
+                {"policy": arm.policy, "seed": 0, "valid": False, "errors": ["late"]},
+                {"policy": arm.policy, "seed": 1, "valid": True, "requests": requests},
+            )
+            if run["valid"] or arm.policy == "sage"
         ]
         folder = options.output / experiment.name
         folder.mkdir(parents=True)
@@ -81,13 +86,17 @@ def test_a_lane_on_servers_is_read_from_what_they_wrote(
 
     monkeypatch.setattr(demo, "run_experiment", served)
     monkeypatch.setattr(demo, "picture", lambda lanes: drawn.extend(lanes) or "")
-    # No run was valid: told so, and no success.
+    # No record of a run that was valid: told so, and no success.
     assert demo.run(argparse.Namespace(simulate=False, seeds=1, output=tmp_path)) == 1
     for lane in drawn:
         assert lane.arrival_s.tolist() == [0.0, 1.0]
         assert lane.first_s.tolist() == [0.1, 1.2]
         assert lane.last_s.tolist() == [1.0, 4.0]
     assert [lane.is_ours for lane in drawn] == [False, True]
+
+
+def test_without_a_valid_run_there_is_no_picture() -> None:
+    assert picture([]) == ""
 
 
 def test_lanes_share_one_scale() -> None:
