@@ -133,7 +133,7 @@ def one_slot(model: Path, folder: Path) -> SageServer:
 
 
 def foreseeing(model: Path, folder: Path) -> SageServer:
-    """Started as users do; the cap of 250 tokens has room three times."""
+    """The cap of 250 tokens has room three times."""
     return SageServer(
         model,
         folder,
@@ -141,8 +141,6 @@ def foreseeing(model: Path, folder: Path) -> SageServer:
         flags=["--max-total-tokens", "800"],
         env=CHECKED,
         settings=f"{PATIENT}{COSTLY_PREFILLS}",
-        policy=None,
-        command=(str(BIN / "sage-sched"), "serve"),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from bench.engines.server.policy_server import CPU_ENV
-from bench.engines.server.server import STOCK_COMMAND, Server
+from bench.engines.server.server import Server
 from patches.compat import serves_named_app
 from predictor_store.data.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
@@ -53,10 +53,7 @@ SEVERAL_HTTP_PROCESSES = pytest.mark.skipif(
 
 
 class SageServer(Server):
-    """A server under one of our policies whose history is in `store`, prompts kept.
-
-    policy: None where the command chooses it.
-    """
+    """A server under one of our policies whose history is in `store`, prompts kept."""
 
     def __init__(
         self,
@@ -67,20 +64,16 @@ class SageServer(Server):
         flags: Sequence[str] = (),
         env: dict[str, str] | None = None,
         settings: str = "",
-        policy: str | None = "sage",
-        command: Sequence[str] = STOCK_COMMAND,
+        policy: str = "sage",
     ) -> None:
         config = folder / "sage.toml"
         config.write_text(f'[store]\npath = "{store}"\nkeep_prompts = true\n{settings}')
-        ours = ["--sage-config", str(config)]
-        if policy is not None:
-            ours += ["--schedule-policy", policy]
+        ours = ["--sage-config", str(config), "--schedule-policy", policy]
         super().__init__(
             model,
             [*CPU_FLAGS, *ours, *flags],
             log=folder / "server.log",
             env=CPU_ENV | (env or {}),
-            command=command,
         )
         self.store = store
 
