@@ -21,6 +21,7 @@ CALLS = (
     (f"{_COMMON}.release_kv_cache", ("req", "tree_cache", "checkpoint")),
     (f"{_COMMON}.evict_from_tree_cache", ("tree_cache", "num_tokens")),
     (f"{_COMMON}.match_kv_cache", ("req", "tree_cache")),
+    ("sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode", ()),
     (
         "sglang.srt.disaggregation.decode.alloc_for_decode_prealloc",
         ("req", "fill_len", "delta_len", "prefix_len", "total_prefix_len", "prefix_indices",

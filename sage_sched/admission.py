@@ -23,6 +23,7 @@ class Headroom:
 
     num_steps: int
     page_size: int
+    reserve_tokens: int = 1
 
     @classmethod
     def of(cls, view: SchedulerView) -> Headroom:
@@ -44,12 +45,16 @@ class Headroom:
         price_s = _price_s(view, kv_tokens // num_running)
         pool_tokens = view.server.kv_pool_tokens
         worth = 2 * price_s * pool_tokens / (num_running * step_s) if step_s > 0 else 0.0
-        most = max(FEWEST_STEPS, pool_tokens // (2 * num_running))
-        return cls(min(max(FEWEST_STEPS, math.ceil(math.sqrt(worth))), most), view.page_size)
+        reserve_tokens = view.server.reserve_tokens
+        fewest = max(FEWEST_STEPS, reserve_tokens)
+        most = max(fewest, pool_tokens // (2 * num_running))
+        num_steps = min(max(fewest, math.ceil(math.sqrt(worth))), most)
+        return cls(num_steps, view.page_size, reserve_tokens)
 
     def left_tokens(self, job: Job) -> int:
-        """What stays free for the rest of an answer, at least 1."""
-        return max(1, min(self.num_steps, job.max_new_tokens - job.generated_tokens))
+        """What stays free for the rest of an answer, at least what a step sets aside."""
+        left_tokens = job.max_new_tokens - job.generated_tokens
+        return max(self.reserve_tokens, min(self.num_steps, left_tokens))
 
     def needed_tokens(self, job: Job) -> int:
         """Of the KV pool, for a waiting job, but for a prefix that the radix tree may have."""

@@ -11,7 +11,8 @@ class StepTime:
 
     A prefill step of n requests that computes t tokens, which attend to p (query, key) pairs:
         prefill_base_s + n * prefill_request_s + t * prefill_token_s + p * prefill_pair_s
-    A decode step of n requests whose KV holds k tokens:
+    A decode step of n requests whose KV holds k tokens, which gives each of them one token (a step
+    of speculative decoding that gives each of them a tokens counts as a such steps):
         decode_base_s + n * decode_request_s + k * decode_kv_token_s
     """
 
@@ -65,6 +66,7 @@ class ServerFacts:
     max_running_requests: its slots.
     swap_token_s: seconds that one token's KV takes to host memory, or back, as known so far.
     mixes_steps: whether those that run decode beside a prefill (SGLang's --enable-mixed-chunk).
+    reserve_tokens: KV that a step sets aside for each request (speculative decoding: for drafts).
     """
 
     kv_pool_tokens: int
@@ -72,6 +74,7 @@ class ServerFacts:
     step_time: StepTime
     swap_token_s: float
     mixes_steps: bool = False
+    reserve_tokens: int = 1
 
     def swap_s(self, kv_tokens: int) -> float:
         """Seconds to move a request's KV to host memory and back."""

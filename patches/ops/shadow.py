@@ -31,7 +31,7 @@ from patches.http.asked import asked_of
 from patches.http.predict import is_internal, prompt_text, request_hooks, scope_of, state_of
 from patches.http.settings_route import add_refusing_route
 from patches.http_types import Awaited, BatchOutput, Request, ServerArgs, TokenizerManager
-from patches.scheduler.calibration import Calibration, ends_with_launch
+from patches.scheduler.calibration import Calibration, ends_with_launch, tokens_of
 from predictor_store.service.client import PredictorClient
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
@@ -254,8 +254,8 @@ def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
         return learned[0].steps.launched(batch, scheduler._sched_idled)
 
     @_harmless
-    def ended(scheduler: Scheduler, work: list[float] | None) -> None:
-        learned[0].steps.ended(work)
+    def ended(scheduler: Scheduler, work: list[float] | None, result: Any) -> None:
+        learned[0].steps.ended(work, num_tokens=tokens_of(result))
         step_time, num_slots = learned[0].step_time, scheduler.max_running_requests
         facts = ServerFacts(scheduler.max_total_num_tokens, num_slots, step_time, 0.0)
         if (news := learned[0].news(facts)) is not None:
@@ -268,7 +268,7 @@ def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
         work = launched(self, batch)
         result = original(self, batch, *args, **kw)
         if ends_with_launch(self.device):
-            ended(self, work)
+            ended(self, work, result)
         else:
             result.sage_work = work
         return result
@@ -278,7 +278,7 @@ def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
         done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
     ) -> None:
         if not ends_with_launch(self.device):
-            ended(self, getattr(result, "sage_work", None))
+            ended(self, getattr(result, "sage_work", None), result)
 
     @hooks.at(f"{_SCHEDULER}.get_internal_state", AFTER, "recv_req")
     @_harmless

@@ -24,6 +24,8 @@ from sage_sched.steps import ServerFacts, StepTime
 logger = logging.getLogger(__name__)
 
 _MAX_FILE_BYTES = 65_536
+# Of so many steps, the latest, the tokens that a speculative one gives are averaged.
+_MEAN_STEPS = 256
 
 
 def ends_with_launch(device: str) -> bool:
@@ -45,6 +47,8 @@ class StepMeter:
         that it took."""
         self._tell = tell
         self._since_s: float | None = None
+        self._num_decodes = 0
+        self._mean_tokens = 0.0
 
     def launched(self, batch: Batch, after_idle: bool) -> list[float] | None:
         """A batch is about to run: its work, to be given to ended(); None if it is no step."""
@@ -58,14 +62,29 @@ class StepMeter:
         since_s, self._since_s = self._since_s, now_s
         return None if since_s is None else now_s - since_s
 
-    def ended(self, work: list[float] | None, cut_s: Sequence[float | None] = ()) -> None:
-        """A step is over. cut_s: what cut() returned for it."""
+    def ended(
+        self,
+        work: list[float] | None,
+        cut_s: Sequence[float | None] = (),
+        num_tokens: float = 1.0,
+    ) -> None:
+        """A step is over. cut_s: what cut() returned for it. num_tokens: see tokens_of."""
         now_s = time.perf_counter()
         before_s = [seconds for seconds in cut_s if seconds is not None]
         is_known = len(before_s) == len(cut_s)
         if work is not None and is_known and self._since_s is not None:
-            self._tell(work, now_s - self._since_s + sum(before_s))
+            self._tell(self._by_tokens(work, num_tokens), now_s - self._since_s + sum(before_s))
         self._since_s = now_s
+
+    def _by_tokens(self, work: list[float], num_tokens: float) -> list[float]:
+        """The work of a step whose requests got so many tokens. Step times are those of one token
+        of each request, so a speculative step counts as several: as many as steps gave lately, as
+        a mean of ratios would be off by the spread."""
+        if not work[4]:
+            return work
+        self._num_decodes += 1
+        self._mean_tokens += (num_tokens - self._mean_tokens) / min(self._num_decodes, _MEAN_STEPS)
+        return [*work[:4], *(self._mean_tokens * n for n in work[4:])]
 
     def interrupted(self) -> None:
         """Something that is no part of a step takes time."""
@@ -87,6 +106,13 @@ def _work(batch: Batch) -> list[float] | None:
     pairs = sum(n * (c + n / 2) for c, n in zip(cached, new, strict=True))
     decoding_kv_tokens = sum(batch.prefix_lens[num_prefills:])
     return [1, num_prefills, sum(new), pairs, 0, num_decoding, decoding_kv_tokens]
+
+
+def tokens_of(result: Any) -> float:
+    """How many tokens each request got from a step, on average. It is 1 but for speculative
+    decoding (GenerationBatchResult, managers/utils.py)."""
+    accepted = getattr(result, "accept_lens", None)
+    return 1.0 if accepted is None or not len(accepted) else float(accepted.float().mean())
 
 
 class StepTimeFile:
@@ -146,6 +172,8 @@ def kind_of(scheduler: Scheduler) -> dict[str, str]:
         "quantization": str(args.quantization),
         "kv_cache_dtype": str(args.kv_cache_dtype),
         "tp_size": str(args.tp_size),
+        "speculative_algorithm": str(args.speculative_algorithm),
+        "speculative_num_draft_tokens": str(args.speculative_num_draft_tokens),
         "hardware": hardware,
     }
 

@@ -18,7 +18,7 @@ from patches.probe.scores import Probing
 from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler.admission import add_one, correct
-from patches.scheduler.calibration import ends_with_launch
+from patches.scheduler.calibration import ends_with_launch, tokens_of
 from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
@@ -205,7 +205,7 @@ def _steps(hooks: Hooks) -> None:
         else:
             result = original(self, batch, *args, **kw)
         if ends_with_launch(self.device):
-            steps.ended(work, cut_s)
+            steps.ended(work, cut_s, tokens_of(result))
         else:
             result.sage_work = (work, cut_s)
         return result
@@ -215,8 +215,9 @@ def _steps(hooks: Hooks) -> None:
         done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
     ) -> None:
         if not ends_with_launch(self.device):
-            self.sage.calibration.steps.ended(*getattr(result, "sage_work", (None,)))
-        self.sage.ended(batch)
+            work, cut_s = getattr(result, "sage_work", (None, ()))
+            self.sage.calibration.steps.ended(work, cut_s, tokens_of(result))
+        self.sage.ended(batch, result)
 
 
 def _weights_and_states(hooks: Hooks, process: _Process) -> None:

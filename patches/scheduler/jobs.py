@@ -132,6 +132,15 @@ class Jobs:
             for req in batch.reqs:
                 req.sage.job.served_tokens += 1
 
+    def accepted(self, batch: Batch, num_tokens: Any) -> None:
+        """Count what a speculative step gave each request beyond the one token that was counted
+        when it began. num_tokens: of each, at least 1; None if it was no such step."""
+        if num_tokens is None or batch.forward_mode.is_extend_without_speculative():
+            return
+        for req, accepted in zip(batch.reqs, num_tokens.tolist(), strict=False):
+            self.served_tokens += accepted - 1
+            req.sage.job.served_tokens += accepted - 1
+
     def running(self, reqs: Sequence[Req]) -> list[Job]:
         """The jobs of running requests, at their present age."""
         jobs = []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 
 from patches.engine_types import Batch, Req, Scheduler
 from patches.messages import Scores, StepTimes
@@ -52,6 +53,7 @@ class SchedulerState:
             self.calibration.step_time,
             swap_token_s=0.0,  # until something is swapped
             mixes_steps=scheduler.is_mixed_chunk,
+            reserve_tokens=_reserve_tokens(scheduler),
         )
         self._scheduler = scheduler
         self._server = server
@@ -175,7 +177,9 @@ class SchedulerState:
             self.failures.count("plan a pass")
             plan = decide(view, self._first_come)
         if plan.order is not None:
-            self.headroom = Headroom(plan.headroom_steps, view.page_size)
+            self.headroom = Headroom(
+                plan.headroom_steps, view.page_size, self._server.reserve_tokens
+            )
         self._num_too_long += plan.num_too_long
         if self._unplaced and plan.order is not None and not plan.is_out_of_memory:
             self._place(view, plan.order)
@@ -199,9 +203,10 @@ class SchedulerState:
             self.trace.runs(batch)
         self.jobs.about_to_run(batch)
 
-    def ended(self, batch: Batch) -> None:
+    def ended(self, batch: Batch, result: Any) -> None:
         """A batch's results are in. All ranks get the same ones between the same two passes."""
         self.slo.stepped(batch)
+        self.jobs.accepted(batch, getattr(result, "accept_lens", None))
         for req in self.jobs.ended(batch):
             was_aborted = isinstance(req.finished_reason, FINISH_ABORT)
             if self.trace is not None:
@@ -263,3 +268,7 @@ class SchedulerState:
             "trace": None if self.trace is None else self.trace.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
         }
+
+
+def _reserve_tokens(scheduler: Scheduler) -> int:
+    return 1 if scheduler.spec_algorithm.is_none() else int(get_alloc_reserve_per_decode())

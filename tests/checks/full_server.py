@@ -16,6 +16,7 @@ import torch
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from patches.carrier import encode, encode_hints
 from patches.scheduler.executor import run_pass
@@ -105,6 +106,8 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
             dp_size=1,
             nnodes=1,
             enable_dp_attention=False,
+            speculative_algorithm=None,
+            speculative_num_draft_tokens=None,
         ),
         model_config=SimpleNamespace(dtype=torch.float32),
         max_total_num_tokens=_KV_POOL_TOKENS,
@@ -118,6 +121,7 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
         device="cpu",
         is_hybrid_swa=False,
         is_mixed_chunk=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE,
         prefill_delayer=None,
         truncation_align_size=None,
         new_token_ratio_tracker=SimpleNamespace(current=0.5),

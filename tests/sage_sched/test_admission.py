@@ -65,3 +65,10 @@ def test_no_more_is_kept_free_than_the_cap_leaves() -> None:
     assert headroom.left_tokens(Job(0, 10, 500, None, 0)) == 50
     assert headroom.left_tokens(Job(0, 10, 500, None, 0, generated_tokens=490)) == 10
     assert headroom.needed_tokens(Job(0, 10, 500, None, 0, generated_tokens=490)) == 500 + 10 + 1
+
+
+def test_what_a_speculative_step_sets_aside_stays_free() -> None:
+    view = replace(running(4), server=replace(SERVER, reserve_tokens=24, swap_token_s=0.0))
+    headroom = Headroom.of(view)
+    assert headroom.num_steps >= 24
+    assert headroom.left_tokens(Job(0, 10, 500, None, 0, generated_tokens=499)) == 24

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from patches.scheduler.calibration import StepMeter
+from patches.scheduler.calibration import StepMeter, tokens_of
 from sage_sched.step_learner import COLUMNS
 
 
@@ -47,9 +48,9 @@ class Told:
     def launch(self, one: Any, after_idle: bool = False) -> Any:
         return self.meter.launched(one, after_idle=after_idle)
 
-    def end(self, work: Any, after_s: float) -> None:
+    def end(self, work: Any, after_s: float, num_tokens: float = 1.0) -> None:
         self.now_s += after_s
-        self.meter.ended(work)
+        self.meter.ended(work, num_tokens=num_tokens)
 
 
 @pytest.fixture
@@ -132,3 +133,16 @@ def test_a_prefill_whose_begin_was_not_seen_is_not_told_of(told: Told) -> None:
     work = told.launch(batch("extend", kv=[0], new=[100]))
     told.meter.ended(work, [told.meter.cut()])
     assert told.steps == []
+
+
+def test_a_speculative_step_counts_as_a_step_a_token(told: Told) -> None:
+    result = SimpleNamespace(accept_lens=torch.tensor([1, 4]))
+    told.end(told.launch(batch(kv=[5, 17]), after_idle=True), 3.0, tokens_of(result))
+    told.end(told.launch(batch(kv=[0], new=[4])), 1.0, tokens_of(result))
+    assert [dict(zip(COLUMNS, work, strict=True)) for work, _ in told.steps] == [
+        dict.fromkeys(COLUMNS, 0)
+        | {"decode_steps": 2.5, "decode_requests": 5.0, "decode_kv_tokens": 55.0},
+        dict.fromkeys(COLUMNS, 0)
+        | {"prefill_steps": 1, "prefill_requests": 1, "prefill_tokens": 4, "prefill_pairs": 8},
+    ]
+    assert tokens_of(SimpleNamespace(accept_lens=None)) == tokens_of(object()) == 1.0
