@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -152,6 +153,20 @@ class PreemptionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How evenly running requests get their tokens.
+
+    max_gap_ms: between two tokens of a request that stays on the device, as far as the server's
+        steps allow: sooner than that, prefills give way to a decode step. inf: no bound.
+    """
+
+    max_gap_ms: float = math.inf
+
+    def __post_init__(self) -> None:
+        require(self.max_gap_ms >= 1, "decode.max_gap_ms", self.max_gap_ms, "1 or more, or inf")
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimeConfig:
     """How long this server's steps take; see sage_sched.steps.
 
@@ -215,6 +230,7 @@ class SageConfig:
     urgency: UrgencyConfig = field(default_factory=UrgencyConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
     step_time: StepTimeConfig | None = None
 
     @classmethod
@@ -253,6 +269,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "urgency": UrgencyConfig,
     "router": RouterConfig,
     "preemption": PreemptionConfig,
+    "decode": DecodeConfig,
     "step_time": StepTimeConfig,
 }
 

@@ -59,7 +59,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
     if twins:
         others = [position for position in order[:num_open] if position not in twins]
         order, num_open = [*others, *twins, *order[num_open:]], len(others)
-    budget = policy.budget(view) or UNLIMITED
+    budget = policy.gap.within(policy.budget(view) or UNLIMITED, view)
     if budget.prefill_tokens == 0 and view.running:
         return Plan(order, decode_only=True, budget=budget, headroom_steps=headroom.num_steps)
     guests = Guests(order, num_open)

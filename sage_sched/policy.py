@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sage_sched.fairness import Tenants
+from sage_sched.gap import Gap
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
 from sage_sched.plan import Budget
@@ -37,6 +38,7 @@ class Policy(ABC):
         job's age reaches a multiple of it.
     most_yields: a job that has left the device so often yields to nobody any more.
     revision: how often its server's step times were found to be others.
+    gap: bounds the time between two tokens of those that run; whoever makes the policy sets it.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
@@ -57,6 +59,7 @@ class Policy(ABC):
         self.parameters = parameters
         self.server = server
         self.tenants = Tenants()
+        self.gap = Gap()
         self._kept = indices
 
     def on_arrival(self, job: Job) -> bool:

@@ -16,7 +16,7 @@ from sage_sched.registry import SGLANG_POLICIES, policy_names, policy_type, sect
 # draws on every rank by itself, from a state that what ran before may have moved.
 STOCK_POLICIES = SGLANG_POLICIES - {"priority", "random"}
 _NAME = "schedule_policy"
-_SECTIONS = ("policy", "preemption")
+_SECTIONS = ("policy", "preemption", "decode")
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _AT_THE_START = "the processes that take requests in have read it at their start"
 _FIXED = {

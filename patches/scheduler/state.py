@@ -27,6 +27,7 @@ from patches.scheduler.view import is_full, is_short, view_of
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
+from sage_sched.gap import Gap
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
 from sage_sched.policies.fcfs_fill import FcfsFill
@@ -117,7 +118,10 @@ class SchedulerState:
         Raises what the policy raises if it cannot be set up."""
         if settings.is_stock:
             return FcfsFill(NoParameters(), self._server)
-        return policy_named(settings.schedule_policy, settings.config.policy, self._server)
+        config = settings.config
+        policy = policy_named(settings.schedule_policy, config.policy, self._server)
+        policy.gap = Gap(config.decode.max_gap_ms / 1e3)
+        return policy
 
     def go_by(
         self, settings: Settings, policy: Policy, unfinished: Sequence[Req], now_s: float

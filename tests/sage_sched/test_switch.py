@@ -88,7 +88,7 @@ def test_nonsense_is_refused_and_never_worse(changes: Any) -> None:
 def test_of_each_section_it_is_said_why_it_cannot_change_if_it_cannot() -> None:
     sections = {*SageConfig().sections(), "step_time"}
     settings = Settings("sage", SageConfig())
-    for section in sections - {"policy", "preemption"}:
+    for section in sections - {"policy", "preemption", "decode"}:
         with pytest.raises(ConfigError, match=f"^{section} cannot change while the server runs: "):
             settings.changed({section: {}})
 

@@ -67,6 +67,7 @@ class Device:
                     name: _faster(given, self.speed) for name, given in sage.slo.classes.items()
                 },
             ),
+            decode=_faster(sage.decode, self.speed),
             step_time=sage.step_time and _faster(sage.step_time, self.speed),
         )
 

@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from bench.engines.simulator.node import gap_percentile_s
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import Result, result_of
@@ -51,7 +50,7 @@ def simulate_cluster(
         prefill_tokens=sum(node.prefill_tokens for node in cluster.nodes),
         moved_tokens=sum(node.moved_tokens for node in cluster.nodes),
         yields=sum((node.state.num_yields for node in cluster.nodes), Counter()),
-        p99_itl_s=gap_percentile_s(sum((node.gaps for node in cluster.nodes), Counter()), 99),
+        gaps=sum((node.gaps for node in cluster.nodes), Counter()),
         wall_s=time.perf_counter() - began,
     )
 

@@ -16,19 +16,19 @@ from bench.engines.simulator.executor import scheduling_pass
 from bench.engines.simulator.invariants import check_promises, check_state
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
+from bench.engines.simulator.result import GAPS_PER_S
 from bench.engines.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
 from bench.engines.simulator.stock import StockPolicy
 from bench.policies.srpt_oracle import SrptOracle
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.gap import Gap
 from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.policy import Policy
 from sage_sched.probe import Refining, refiner_of
 from sage_sched.slo import Promise, num_on_time
 from sage_sched.steps import attended_pairs
-
-_GAPS_PER_S = 10_000
 
 
 class Node:
@@ -55,13 +55,14 @@ class Node:
         self.num_outstanding = 0
         self.prefill_tokens = 0
         self.moved_tokens = 0
-        # Of all requests, how often each gap between two tokens came, in 1/_GAPS_PER_S.
+        # Of all requests, how often each gap between two tokens came, in 1/GAPS_PER_S.
         self.gaps: Counter[int] = Counter()
         self._policy = policy
         self._options = options
         self._on_finish = on_finish
         self._refining: Refining | None = None
         if isinstance(policy, Policy):
+            policy.gap = Gap(config.decode.max_gap_ms / 1e3)
             refiner = refiner_of(policy, options.reading)
             self._refining = None if refiner is None else Refining(refiner, policy)
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
@@ -202,7 +203,7 @@ class Node:
         self._refine([progress])
         if progress.first_token_s >= 0:
             progress.longest_gap_s = max(progress.longest_gap_s, self.now_s - progress.token_s)
-            self.gaps[round((self.now_s - progress.token_s) * _GAPS_PER_S)] += 1
+            self.gaps[round((self.now_s - progress.token_s) * GAPS_PER_S)] += 1
         progress.token_s = self.now_s
         if progress.first_token_s < 0:
             progress.first_token_s = self.now_s
@@ -249,10 +250,10 @@ class Node:
                     steps, first_s, growth_s, due_s, promise.tpot_s
                 )
             gap_s = self.now_s + first_s - progress.token_s
-            self.gaps[round(gap_s * _GAPS_PER_S)] += 1
+            self.gaps[round(gap_s * GAPS_PER_S)] += 1
             progress.longest_gap_s = max(progress.longest_gap_s, gap_s, last_s * (steps > 1))
             progress.token_s = self.now_s + seconds
-        self.gaps[round(seconds / steps * _GAPS_PER_S)] += (steps - 1) * len(decode)
+        self.gaps[round(seconds / steps * GAPS_PER_S)] += (steps - 1) * len(decode)
         self.now_s += seconds
         state.served(steps)
         state.pool.hold(decode.pages_needed(steps))
@@ -330,13 +331,3 @@ def _due_s(progress: Progress, token: int) -> float:
     assert progress.promise is not None
     came_s = progress.request.arrival_s
     return came_s + progress.promise.due_s(token, progress.first_token_s - came_s)
-
-
-def gap_percentile_s(gaps: Counter[int], percent: float) -> float:
-    """Of all gaps between two tokens of an answer (Node.gaps); 0 if there is none."""
-    left = percent / 100 * gaps.total()
-    for gap, number in sorted(gaps.items()):
-        left -= number
-        if left <= 0:
-            return gap / _GAPS_PER_S
-    return 0.0

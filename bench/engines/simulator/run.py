@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bench.engines.rival import Rival
-from bench.engines.simulator.node import Node, gap_percentile_s
+from bench.engines.simulator.node import Node
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import Result, result_of
@@ -62,7 +62,7 @@ def simulate(
         prefill_tokens=node.prefill_tokens,
         moved_tokens=node.moved_tokens,
         yields=node.state.num_yields,
-        p99_itl_s=gap_percentile_s(node.gaps, 99),
+        gaps=node.gaps,
         wall_s=time.perf_counter() - began,
     )
 

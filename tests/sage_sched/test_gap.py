@@ -1,0 +1,124 @@
+"""How long running answers wait between two tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_sched.config import DecodeConfig
+from sage_sched.fields import ConfigError
+from sage_sched.gap import Gap
+from sage_sched.job import Job
+from sage_sched.plan import UNLIMITED, Budget
+from sage_sched.steps import StepTime, attended_pairs
+from sage_sched.view import SchedulerView
+from tests.sage_sched.strategies import IDLE, SERVER
+
+# A prefill step takes 10 ms and 1 ms a token, a decode step 20 ms.
+STEPS = StepTime(0.010, 0.0, 0.001, 0.0, 0.020, 0.0, 0.0)
+PASS_TOKENS = 4096
+
+
+def job(generated_tokens: int = 5) -> Job:
+    found = Job(0, 100, 1000, None, 0)
+    found.grow(generated_tokens)
+    return found
+
+
+def view(*running: Job, served_tokens: int = 0, **more: object) -> SchedulerView:
+    server = replace(SERVER, step_time=STEPS)
+    facts = replace(IDLE, running=running, served_tokens=served_tokens, server=server)
+    return replace(facts, pass_tokens=PASS_TOKENS, **more)  # type: ignore[arg-type]
+
+
+def test_without_a_bound_a_budget_stays_as_it_is() -> None:
+    assert Gap().within(UNLIMITED, view(job())) is UNLIMITED
+
+
+def test_while_nobody_runs_nobody_waits_for_a_token() -> None:
+    assert Gap(0.1).within(UNLIMITED, view()) is UNLIMITED
+
+
+def test_what_is_prefilled_and_the_decode_step_after_it_take_no_longer_than_the_bound() -> None:
+    assert Gap(0.530).within(UNLIMITED, view(job())).prefill_tokens == 500
+
+
+def test_a_policys_own_smaller_budget_counts() -> None:
+    small = Budget(prefill_tokens=100, chunk_tokens=50, reason="its own")
+    assert Gap(0.530).within(small, view(job())) is small
+    large = Budget(prefill_tokens=3000, chunk_tokens=50, reason="its own")
+    assert Gap(0.530).within(large, view(job())) == replace(large, prefill_tokens=500)
+
+
+def test_prefills_add_up_until_a_decode_step_is_due() -> None:
+    gap, runs = Gap(0.530), job()
+    gap.within(UNLIMITED, view(runs))
+    # 200 tokens were prefilled, in 210 ms, and nobody has decoded.
+    left = gap.within(UNLIMITED, view(runs, job(1), served_tokens=200))
+    assert left.prefill_tokens == 290
+    due = gap.within(UNLIMITED, view(runs, job(1), served_tokens=490))
+    assert due.prefill_tokens == 0
+    # That step was decoded, and all begins anew.
+    runs.grow(6)
+    again = gap.within(UNLIMITED, view(runs, served_tokens=491))
+    assert again.prefill_tokens == 500
+
+
+def test_a_decode_step_that_nobody_asked_for_counts_too() -> None:
+    gap, runs = Gap(0.530), job()
+    gap.within(UNLIMITED, view(runs))
+    runs.grow(6)
+    assert gap.within(UNLIMITED, view(runs, served_tokens=201)).prefill_tokens == 500
+
+
+def test_if_the_one_that_was_looked_at_leaves_the_wait_begins_anew() -> None:
+    gap = Gap(0.530)
+    gap.within(UNLIMITED, view(job()))
+    assert gap.within(UNLIMITED, view(job(), served_tokens=400)).prefill_tokens == 500
+
+
+def test_a_bound_below_a_step_still_lets_prefills_go_on() -> None:
+    gap, runs = Gap(0.001), job()
+    assert gap.within(UNLIMITED, view(runs)).prefill_tokens == 64
+    assert gap.within(UNLIMITED, view(runs, served_tokens=64)).prefill_tokens == 0
+    assert gap.within(UNLIMITED, view(runs, served_tokens=64)).prefill_tokens == 64
+
+
+def test_steps_that_mix_are_bound_one_by_one() -> None:
+    gap, runs = Gap(0.530), job()
+    mixes = replace(SERVER, step_time=STEPS, mixes_steps=True)
+    for served_tokens in (0, 400, 800):
+        facts = replace(view(runs, served_tokens=served_tokens), server=mixes)
+        assert gap.within(UNLIMITED, facts).prefill_tokens == 500
+
+
+@given(
+    st.floats(0.05, 3),
+    st.integers(0, 30_000),
+    st.floats(0, 1e-3),
+    st.floats(0, 1e-7),
+)
+def test_the_time_of_a_chunk_far_into_a_prompt_is_foreseen(
+    most_s: float, done_tokens: int, token_s: float, pair_s: float
+) -> None:
+    steps = replace(STEPS, prefill_token_s=token_s, prefill_pair_s=pair_s)
+    chunked = Job(1, 40_000, 10, None, 0)
+    chunked.prefilled_tokens = done_tokens
+    facts = replace(view(job(), chunked=chunked), server=replace(SERVER, step_time=steps))
+    tokens = Gap(most_s).within(UNLIMITED, facts).prefill_tokens
+    whole = PASS_TOKENS if tokens is None else tokens
+    took_s = steps.prefill_s(1, whole, attended_pairs(done_tokens, whole))
+    assert took_s + steps.decode_s(1, 0) <= most_s * (1 + 1e-9) or whole == 64
+    if tokens is not None and tokens > 64:
+        more_s = steps.prefill_s(1, tokens + 1, attended_pairs(done_tokens, tokens + 1))
+        assert more_s + steps.decode_s(1, 0) > most_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.5, math.nan, -1])
+def test_an_impossible_bound_is_refused(bound: float) -> None:
+    with pytest.raises(ConfigError, match=r"decode.max_gap_ms is .*, allowed: 1 or more, or inf"):
+        DecodeConfig(bound)
