@@ -138,25 +138,46 @@ def _made_by(found: Sequence[Record]) -> str:
 
 
 _BLOCK = re.compile(
-    r"(<!-- records: (?P<name>[\w-]+)(?: loads: (?P<loads>[^>]*?))? -->\n).*?"
-    r"(?P<end><!-- end of records -->)",
-    re.S,
+    r"(<!-- records: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of records -->)", re.S
 )
+_FIGURE = re.compile(r"(<!--(?P<named>[\w-]+;[^>]+)-->)\d+(?:\.\d+)?")
 
 
 def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
-    """A page with each of its tables made again, between `<!-- records: NAME -->` and
-    `<!-- end of records -->`; `loads: A; B` takes these alone."""
+    """A page with its tables and figures made again.
+
+    A table stands between `<!-- records: NAME -->` and `<!-- end of records -->`. A figure follows
+    a comment that says what it is (see figure). Raises ValueError if no record holds a figure.
+    """
 
     def block(match: re.Match[str]) -> str:
-        name, loads = match["name"], match["loads"]
-        found = list(records_of(name))
-        if loads:
-            found = [record for record in found if record.load in loads.split("; ")]
-        made = markdown(Experiment.read(name), found) if found else "No records."
+        found = records_of(match["name"])
+        made = markdown(Experiment.read(match["name"]), found) if found else "No records."
         return f"{match[1]}\n{made}\n\n{match['end']}"
 
-    return _BLOCK.sub(block, page)
+    def number(match: re.Match[str]) -> str:
+        return match[1] + figure(match["named"], records_of)
+
+    return _FIGURE.sub(number, _BLOCK.sub(block, page))
+
+
+def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
+    """One number, as tables have it.
+
+    named: `EXPERIMENT;LOAD;ARM;METRIC`, or `ARM/REFERENCE` for their median ratio. `;ENGINE` may
+    follow; it is sim by default. Raises ValueError if no record holds it.
+    """
+    name, load, arms, metric, *engine = named.split(";")
+    here = [record for record in records_of(name) if [record.engine] == (engine or ["sim"])]
+    ours, *theirs = (of_arm(here, load, arm) for arm in arms.split("/"))
+    if theirs:
+        found = ratio(ours, theirs[0], metric)
+        text = "" if found is None else f"{found.median:.2f}"
+    else:
+        text = _value(ours, metric)
+    if not text:
+        raise ValueError(f"no record holds the figure {named!r}")
+    return text
 
 
 def stale(pages: Sequence[Path], folder: Path = records.FOLDER) -> Iterator[tuple[Path, str]]:

@@ -55,8 +55,7 @@ class Qllm(Policy):
     Not as in the paper: there BE waits for ever if LS keeps coming; its Algorithm 1 fills prefills
     of LS with those of BE, for whose end LS then waits; and no BE job begins while anybody decodes.
     Here LS is prefilled by itself, and decode steps have decode_share of the time while LS decodes
-    and BE is prefilled. In the paper each expert has a queue, and a batch stops at any of them;
-    docs/results.md says what that would cost and bring.
+    and BE is prefilled. In the paper each expert has a queue, and a batch stops at any of them.
     """
 
     Parameters = QllmParameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from bench.experiment import records
 from bench.experiment.cli import pictures
 from bench.experiment.records import Provenance, Record
-from bench.experiment.table import renewed, stale
+from bench.experiment.table import stale
 from tests.bench.experiment.runs import record
 from tests.pages import DOCS
 
 MADE_BY = Provenance(commit="abc1234", command="sage-sched bench run readme")
+FIGURE = r"<!--[\w-]+;[^>]+-->[\d.]*\d"
 
 
 def of_readme(arm: str, seed: int, factor: float) -> Record:
@@ -52,14 +54,30 @@ def test_a_number_that_no_record_holds_makes_a_page_stale(tmp_path: Path) -> Non
     assert [found for found, _ in stale([page], tmp_path)] == [page]
 
 
-def test_a_page_may_take_some_loads_alone() -> None:
-    found = [replace(of_readme("fcfs", 0, 1.0), load=load) for load in ("a", "b", "c")]
-    page = "<!-- records: readme loads: a; c -->\n<!-- end of records -->\n"
-    new = renewed(page, lambda name: found)
-    assert [line.split("|")[1].strip() for line in new.splitlines() if "`fcfs`" in line] == [
-        "a",
-        "c",
+def test_a_figure_in_the_text_is_a_record_s(tmp_path: Path) -> None:
+    found = [
+        replace(of_readme(arm, seed, f), engine="sim")
+        for arm, f in (("fcfs", 1.0), ("sage", 0.5))
+        for seed in (0, 1)
     ]
+    records.write(records.file_of("readme", tmp_path), found)
+    page = tmp_path / "page.md"
+    named = f"readme;{found[0].load};sage/fcfs;mean_e2e_latency_ms"
+    page.write_text(f"It takes <!--{named}-->0.50 of it.\n")
+    assert list(stale([page], tmp_path)) == []
+    page.write_text(f"It takes <!--{named}-->0.49 of it.\n")
+    ((_, new),) = stale([page], tmp_path)
+    assert new == f"It takes <!--{named}-->0.50 of it.\n"
+    page.write_text(f"It takes <!--{named};server-->0.50 of it.\n")
+    with pytest.raises(ValueError, match="no record holds the figure"):
+        list(stale([page], tmp_path))
+
+
+def test_the_results_page_has_no_figure_that_is_not_a_record_s() -> None:
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert len(re.findall(FIGURE, text)) > 50
+    rest = re.sub(rf"{FIGURE}|`[^`]*`", "", text)
+    assert re.findall(r"\d+\.\d+|\d+ (?:%|ms\b|s\b)|\| \d", rest) == []
 
 
 def test_the_pages_say_what_the_records_say() -> None:
