@@ -125,7 +125,7 @@ NOTHING_ASKED = Asked()
 def kind_of(features: NDArray[np.float32]) -> int:
     """A number for thinking, effort, tools, tool choice and format. Requests of different kinds may
     be answered at quite different length for the same words."""
-    return hash(features[:_NUM_KIND].astype(np.int8).tobytes())
+    return int(features[:_NUM_KIND].astype(np.int64) @ 3 ** np.arange(_NUM_KIND))
 
 
 def digest(*texts: str) -> str:

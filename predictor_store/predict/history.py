@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict, deque
 from typing import NamedTuple, Self
 
@@ -307,5 +308,8 @@ def _general_score(general: GeneralLength | None) -> LengthScore | None:
 
 def _prompt_number(vector: NDArray[np.float32]) -> int:
     # A prompt's vectors differ in their last bits by the batch that it was embedded in. Rounded so,
-    # one in a thousand pairs comes apart.
-    return hash(np.round(vector[:16] * 100).astype(np.int8).tobytes())
+    # one in a thousand pairs comes apart. A fit sums prompts in the order of their numbers, so
+    # these must not differ between processes, as Python's own hashes do.
+    rounded = np.round(vector[:16] * 100).astype(np.int8)
+    digest = hashlib.blake2b(rounded.tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
