@@ -47,7 +47,7 @@ def guests_beside(
     num_too_long = 0
     for position in order[:num_open]:
         job = view.waiting[position]
-        num_tokens = 0 if job in view.swapped else _prompt_tokens(job, view)
+        num_tokens = 0 if job in view.swapped else view.uncached_tokens(job)
         if num_tokens and may_displace(job) and not _goes_before(job, chunked, policy, view):
             break
         if may_displace(job) and num_tokens <= left_tokens:
@@ -64,7 +64,7 @@ def guests_beside(
 
 def shortened(budget: Budget, entering: Iterable[Job], view: SchedulerView) -> Budget:
     """The budget if these are prefilled beside a chunk: the chunk is shorter by what they need."""
-    reserved_tokens = sum(_prompt_tokens(job, view) for job in entering)
+    reserved_tokens = sum(view.uncached_tokens(job) for job in entering)
     if not reserved_tokens:
         return budget
     chunk_tokens = max(view.page_size, _pass_tokens(budget, view) - reserved_tokens)
@@ -76,12 +76,6 @@ def _goes_before(job: Job, chunked: Job, policy: Policy, view: SchedulerView) ->
     if chunked.is_ranked or chunked.is_promised:
         return place_of(job, policy, view) < place_of(chunked, policy, view)
     return job.is_promised or job.arrival < chunked.arrival
-
-
-def _prompt_tokens(job: Job, view: SchedulerView) -> int:
-    """What a prefill computes for a waiting job, in whole pages."""
-    num_tokens = job.input_tokens + job.generated_tokens - job.cached_tokens
-    return -(-num_tokens // view.page_size) * view.page_size
 
 
 def _pass_tokens(budget: Budget, view: SchedulerView) -> int:

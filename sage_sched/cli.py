@@ -57,15 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     find_parts(ALL)
     terminal = importlib.import_module("predictor_store.terminal")
     try:
-        args = command_line().parse_args(argv)
-        status = int(args.run(args))
+        status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except BrokenPipeError:
         terminal.stop_printing()
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except OSError as error:  # a file that is not there, a folder that cannot be written to
+    except OSError as error:  # a missing file, a folder that cannot be written to
         print(f"sage-sched: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
@@ -81,81 +80,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def command_line() -> argparse.ArgumentParser:
-    """All commands. The options of one are there once it is called."""
-    top = _Command(prog="sage-sched", **_group(""))
-    top.add_argument("--version", action="version", version=_versions())
-    parsers = {"": top}
-    for name, (module, what) in (OF_SERVERS | COMMANDS).items():
-        group, _, word = name.rpartition(" ")
-        if group not in parsers:
-            parsers[group] = parsers[""].add_command(group, **_group(group))
-        about = _group(name) if any(_within(name, other) for other in COMMANDS) else {}
-        parsers[name] = parsers[group].add_command(
-            word, module=module, takes_all=name in OF_SERVERS, **{"description": what, **about}
-        )
-    return top
+def _run(argv: list[str]) -> int:
+    names = (" ".join(argv[:2]), *argv[:1])
+    name = next((name for name in names if name in OF_SERVERS or name in COMMANDS), None)
+    if name is None:
+        return _help(argv)
+    words = argv[len(name.split()) :]
+    if name in OF_SERVERS:
+        return int(importlib.import_module(OF_SERVERS[name][0]).run(words))
+    importlib.import_module("predictor_store.terminal").keep_quiet()
+    module, what = COMMANDS[name]
+    command = importlib.import_module(module)
+    parser = _parser(name, description=what)
+    command.configure(parser)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.error(f"unknown: {' '.join(unknown)}; see {parser.prog} --help")
+    return int(command.run(args))
 
 
-class _Command(argparse.ArgumentParser):
-    """A command, a group of commands, or both, as `bench` is.
-
-    module: of the command, "" of a group. takes_all: it reads its arguments itself.
-    """
-
-    def __init__(self, *, module: str = "", takes_all: bool = False, **about: Any) -> None:
-        super().__init__(add_help=not takes_all, **about)
-        self._module, self._takes_all = module, takes_all
-        self._commands: argparse._SubParsersAction[_Command] | None = None
-        self.set_defaults(run=self._run_nothing)
-
-    def add_command(self, word: str, **about: Any) -> _Command:
-        """One of this group."""
-        if self._commands is None:
-            self._commands = self.add_subparsers(
-                metavar="COMMAND", parser_class=_Command, help="one of those below"
-            )
-        return self._commands.add_parser(word, **about)
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        args = sys.argv[1:] if args is None else args
-        is_within = self._commands is not None and args and args[0] in self._commands.choices
-        if not self._module or is_within:
-            return super().parse_known_args(args, namespace)
-        if not self._takes_all:
-            importlib.import_module("predictor_store.terminal").keep_quiet()
-        command = importlib.import_module(self._module)
-        if self._takes_all:
-            return argparse.Namespace(run=lambda _: command.run([*args])), []
-        command.configure(self)
-        self.set_defaults(run=command.run)
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unknown: {' '.join(unknown)}; see {self.prog} --help")
-        return found, []
-
-    def _run_nothing(self, _: argparse.Namespace) -> int:
-        self.print_help(sys.stderr)
-        return 2
+def _help(argv: list[str]) -> int:
+    """Of what names no command: a group of commands, such as `store`, or nothing that is known."""
+    group = argv[0] if argv and _within(argv[0]) else ""
+    parser = _parser(group)
+    if not group:
+        parser.add_argument("--version", action="version", version=_versions())
+    known = dict.fromkeys(other.removeprefix(group).split()[0] for other in _within(group))
+    parser.add_argument(
+        "command", metavar="COMMAND", nargs="?", choices=known, help="one of those below"
+    )
+    parser.parse_args(argv[1:] if group else argv)
+    parser.print_help(sys.stderr)
+    return 2
 
 
-def _group(name: str) -> dict[str, Any]:
-    """What argparse is to say of a group: which commands it has."""
-    rows = [
-        f"  {other:17} {what}"
-        for other, (_, what) in (OF_SERVERS | COMMANDS).items()
-        if _within(name, other)
-    ]
-    return {
-        "epilog": "\n".join(["commands (COMMAND --help says more):", *rows]),
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
+def _parser(name: str, **about: Any) -> argparse.ArgumentParser:
+    """Of a command, or of a group of commands, whose help lists them; "" for all of them."""
+    within = _within(name)
+    if within:
+        rows = [f"  {other:17} {what}" for other, what in within.items()]
+        about["epilog"] = "\n".join(["commands (COMMAND --help says more):", *rows])
+        about["formatter_class"] = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=f"sage-sched {name}".rstrip(), **about)
 
 
-def _within(name: str, other: str) -> bool:
-    return not name or other.startswith(f"{name} ")
+def _within(group: str) -> dict[str, str]:
+    """What each command of this group does, by name; "" is the group of all."""
+    commands = OF_SERVERS | COMMANDS
+    prefix = f"{group} " if group else ""
+    return {name: what for name, (_, what) in commands.items() if name.startswith(prefix)}
 
 
 def _versions() -> str:

@@ -22,7 +22,7 @@ from sage_sched.routing import ROUTERS
 from sage_sched.slo import SloClass, SloConfig
 from sage_sched.steps import StepTime
 
-# No step takes less: what rests on its time may divide by it.
+# The shortest step. Others divide by what a step takes.
 _LEAST_STEP_S = 1e-9
 ENCODERS = ("static", "minilm")
 
@@ -33,8 +33,8 @@ class StoreConfig:
 
     path: its folder; "" for the default, see predictor_store.store.store.default_path.
     capacity: records kept, first in first out (SageSched section 3.1: 10,000).
-    keep_prompts: store the prompts' text too; otherwise vectors and lengths alone.
-    on_disk: write down what the server learns; otherwise the folder is read, if there is one.
+    keep_prompts: store the prompts' text too, not only vectors and lengths.
+    on_disk: write what the server learns; if false, an existing folder is only read.
     """
 
     path: str = ""
@@ -54,9 +54,9 @@ class PredictorConfig:
         transformer that they are distilled from. It costs 40 times as much, and predicts better
         for long documents and for prompts that strangers repeat (docs/predictor.md).
     isolate: predict a LoRA adapter's answers only from its own records and from warm data.
-    deadline_ms: past it a request goes on with the prior. A worker that has time takes some 10 ms,
-        so this is for one that is overloaded or hung. Long, as a late prediction mostly costs time
-        that the request would spend in the queue, and none costs its place there.
+    deadline_ms: a request that waits longer goes on with the prior. A prediction takes some 10 ms;
+        the default is longer because waiting mostly costs time that the request would spend in
+        the queue, while going on without a prediction costs its place there.
     service: where a predictor service listens that several servers share (sage_sched.address);
         "" for a worker of the server's own.
     service_token_file: file with the token that a service on TCP asks for; "" for the environment
@@ -78,10 +78,10 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class HintsConfig:
-    """What is believed of a request's importance; see sage_sched.job.Hints.
+    """Whose word counts on a request's importance; see sage_sched.job.Hints.
 
     trust: none, or body: the fields of Hints in a request's own parameters. Whoever may send
-        requests can then go ahead of others.
+        requests can then get ahead of others.
     """
 
     trust: str = "none"
@@ -94,9 +94,9 @@ class HintsConfig:
 class ProbeConfig:
     """A probe that reads hidden states (docs/probe.md).
 
-    file: of the probe, for policies that go by one; "" for none.
-    record: a folder to write hidden states to, for a probe to be trained on; "" for none. They say
-        what prompts and answers were: the files are readable by their owner only.
+    file: the probe's, for policies that use one; "" for none.
+    record: a folder to write hidden states to, to train a probe on; "" for none. They leak what
+        prompts and answers say, so the files are readable by their owner only.
     record_gib: how much of them is kept, the latest.
     """
 
@@ -110,10 +110,10 @@ class ProbeConfig:
 
 @dataclass(frozen=True, slots=True)
 class UrgencyConfig:
-    """How urgent a request is, where neither its class nor its client says so.
+    """How urgent a request is if neither its class nor its client says so.
 
-    model: what guesses at prompts (`sage-sched urgency train`); "" for nothing: all are of level 3.
-        It misses about one urgent prompt in five.
+    model: a model that guesses from the prompt (`sage-sched urgency train`); it misses about one
+        urgent prompt in five. "": all requests are of level 3.
     """
 
     model: str = ""
@@ -123,8 +123,7 @@ class UrgencyConfig:
 class RouterConfig:
     """Which replica serves a request, on a server with --dp-size above 1.
 
-    dispatch: one of sage_sched.routing.ROUTERS; "" leaves it to SGLang's
-    --load-balance-method.
+    dispatch: one of sage_sched.routing.ROUTERS; "" leaves it to SGLang's --load-balance-method.
     """
 
     dispatch: str = ""
@@ -137,10 +136,10 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionConfig:
-    """Running requests that leave, with their KV swapped to host memory: they yield to others, if
+    """Running requests that leave, with their KV swapped to host memory: they yield to others if
     the policy preempts, and the last of the order leaves when memory runs out.
 
-    enabled: whether they do, on a server that can do it.
+    enabled: whether they leave, on a server that can do it.
     host_pool_gib: host memory for their KV, per scheduler rank; 0 for a share of what is free when
         the server starts.
     """
@@ -170,9 +169,9 @@ class DecodeConfig:
 class StepTimeConfig:
     """How long this server's steps take; see sage_sched.steps.
 
-    A server that has no such section learns them while it runs, and begins with the defaults. These
-    are derived for Qwen3-32B in bfloat16 on one H800 PCIe from published figures (65.6 GB of
-    weights, 262,144 bytes of KV a token, 2.0 TB/s at 80 %, 756 TFLOPS at 50 %).
+    Without this section a server learns them, beginning with the defaults. These are derived for
+    Qwen3-32B in bfloat16 on one H800 PCIe from published figures (65.6 GB of weights, 262,144 bytes
+    of KV a token, 2.0 TB/s at 80 %, 756 TFLOPS at 50 %).
     """
 
     prefill_base_ms: float = 41.0
@@ -184,9 +183,8 @@ class StepTimeConfig:
     decode_kv_token_ms: float = 0.000164
 
     def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            require(0 <= value < 1e6, f"step_time.{f.name}", value, "0 to 1000000 (ms)")
+        for name, value in dataclasses.asdict(self).items():
+            require(0 <= value < 1e6, f"step_time.{name}", value, "0 to 1000000 (ms)")
         step_time = self.step_time()
         for kind, seconds in (
             ("prefill", step_time.prefill_s(1, 1, 0.5)),
@@ -196,17 +194,12 @@ class StepTimeConfig:
             require(seconds >= _LEAST_STEP_S, takes, f"{seconds * 1e3:g} ms", "1e-6 ms or more")
 
     def step_time(self) -> StepTime:
-        """The same in seconds."""
-        return StepTime(
-            **{
-                f.name.removesuffix("_ms") + "_s": getattr(self, f.name) / 1e3
-                for f in dataclasses.fields(self)
-            }
-        )
+        """The same in seconds. Both classes have their fields in the same order."""
+        return StepTime(*(ms / 1e3 for ms in dataclasses.astuple(self)))
 
 
 def in_ms(step_time: StepTime) -> dict[str, float]:
-    """The fields of a StepTimeConfig that says the same, to six digits; whatever was learned."""
+    """The fields of a StepTimeConfig that says the same, to six digits; not checked."""
     return {
         name.removesuffix("_s") + "_ms": float(f"{seconds * 1e3:.6g}")
         for name, seconds in dataclasses.asdict(step_time).items()
@@ -217,8 +210,8 @@ def in_ms(step_time: StepTime) -> dict[str, float]:
 class SageConfig:
     """Everything that --sage-config can set, section by section.
 
-    policy: the parameters of policies, those of each `[policy.NAME]` that was given, by NAME.
-    step_time: None where the server is to learn them.
+    policy: the parameters of policies, from each `[policy.NAME]` that was given, by NAME.
+    step_time: None if the server is to learn them.
     """
 
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -250,15 +243,8 @@ class SageConfig:
 
     def sections(self) -> dict[str, Any]:
         """The mapping that parse takes."""
-        return {
-            **{
-                name: dataclasses.asdict(section)
-                for name in _SECTIONS
-                if (section := getattr(self, name)) is not None
-            },
-            "slo": self.slo.sections(),
-            "policy": {name: dataclasses.asdict(given) for name, given in self.policy.items()},
-        }
+        sections = dataclasses.asdict(self)
+        return {name: section for name, section in sections.items() if section is not None}
 
 
 _SECTIONS: dict[str, type[Any]] = {
@@ -275,32 +261,19 @@ _SECTIONS: dict[str, type[Any]] = {
 
 
 def _parse_slo(section: object) -> SloConfig:
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"section slo is {section!r:.80}, allowed: fields with values")
-    classes = section.get("classes", {})
-    if not isinstance(classes, Mapping):
-        raise ConfigError(f"slo.classes is {classes!r:.80}, allowed: sections [slo.classes.NAME]")
-    parsed = {
+    plain = _mapping("section slo", section, "fields with values")
+    given = _mapping("slo.classes", plain.pop("classes", {}), "sections [slo.classes.NAME]")
+    classes = {
         name: parse_section(SloClass, f"slo.classes.{name}", values)
-        for name, values in classes.items()
+        for name, values in given.items()
     }
-    plain = {name: value for name, value in section.items() if name != "classes"}
-    slo: SloConfig = parse_section(SloConfig, "slo", plain, classes=parsed)
+    slo: SloConfig = parse_section(SloConfig, "slo", plain, classes=classes)
     return slo
 
 
-def _is_address(text: str) -> bool:
-    try:
-        return not text or bool(address.Address.parse(text))
-    except ValueError:
-        return False
-
-
 def _parse_policies(sections: object) -> dict[str, Any]:
-    if not isinstance(sections, Mapping):
-        raise ConfigError(f"policy is {sections!r:.80}, allowed: sections [policy.NAME]")
     parsed = {}
-    for name, values in sections.items():
+    for name, values in _mapping("policy", sections, "sections [policy.NAME]").items():
         try:
             policy, section = policy_type(name), section_of(name)
         except ValueError as error:
@@ -309,3 +282,17 @@ def _parse_policies(sections: object) -> dict[str, Any]:
         require(section == name, f"section policy.{name}", values, allowed)
         parsed[name] = parse_section(policy.Parameters, f"policy.{name}", values)
     return parsed
+
+
+def _mapping(name: str, given: object, allowed: str) -> dict[Any, Any]:
+    """A copy of a mapping. Raises ConfigError if it is none."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name} is {given!r:.80}, allowed: {allowed}")
+    return dict(given)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return not text or bool(address.Address.parse(text))
+    except ValueError:
+        return False

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Source = Literal["history", "warm", "general", "prior", "truth"]
-# Below it, differences of sums of weights are rounding.
+# The least weight: differences between sums of weights below it are rounding errors.
 _LEAST_WEIGHT = 1e-12
 _TRUE = np.ones(1, np.bool_)
 SOURCES: tuple[Source, ...] = get_args(Source)
@@ -61,7 +61,7 @@ class LengthDistribution:
         )
 
     def as_fields(self) -> dict[str, Any]:
-        """Its fields as JSON knows them, for a message."""
+        """The fields as JSON values, for a message."""
         return {
             "lengths": self.lengths.tolist(),
             "weights": self.weights.tolist(),
@@ -92,9 +92,9 @@ class LengthDistribution:
     ) -> LengthDistribution:
         """From observed lengths in tokens, all of shape (n,), in any order, repeats allowed.
 
-        A censored observation (cut off by its cap) says "at least this long": its weight goes to
+        A censored observation (cut off by its cap) says "at least this long". Its weight goes to
         the longer observations in proportion to theirs, which is the product-limit estimate
-        (Efron 1967); where nothing longer was seen it stays where it is.
+        (Efron 1967). If none is longer, it stays where it is.
         """
         values = np.asarray(lengths, dtype=np.int64)
         mass = np.ones(values.size) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -116,9 +116,9 @@ class LengthDistribution:
         return int(self.lengths[min(int(reached), self.lengths.size - 1)])
 
     def crps(self, length: int) -> float:
-        """How far from the length that came, in tokens: the integral over x of
-        (P(X <= x) - [length <= x])^2 (Gneiting and Raftery 2007). The mean absolute error where a
-        point is predicted."""
+        """The continuous ranked probability score, in tokens: the integral over x of
+        (P(X <= x) - [length <= x])^2 (Gneiting and Raftery 2007). Of a single predicted length, it
+        is the absolute error."""
         steps = np.append(self.lengths, length)
         order = np.argsort(steps, kind="stable")
         x = steps[order].astype(float)
@@ -126,29 +126,30 @@ class LengthDistribution:
         return float(np.square(below[:-1] - (x[:-1] >= length)) @ np.diff(x))
 
     def has_within(self, length: int, share: float) -> bool:
-        """Whether a length is in the central interval of this probability, both ends counted."""
+        """Whether a length is in the central interval of this probability, both ends included."""
         return self.quantile(0.5 - share / 2) <= length <= self.quantile(0.5 + share / 2)
 
     def capped(self, max_tokens: int) -> LengthDistribution:
-        """With what exceeds max_tokens (at least 1) moved to it: the server stops there."""
+        """Longer lengths become max_tokens (at least 1), as the server stops there."""
         if self.lengths[-1] <= max_tokens:
             return self
         return self._rebuilt(np.minimum(self.lengths, max(max_tokens, 1)), self.weights)
 
     def scaled(self, factor: float) -> LengthDistribution:
-        """With all lengths so many times as long, in whole tokens, at least 1."""
+        """All lengths multiplied by factor, in whole tokens, at least 1."""
         lengths = np.maximum(np.rint(self.lengths * factor), 1).astype(np.int64)
         return self._rebuilt(lengths, self.weights)
 
     def surviving(self, age_tokens: int) -> LengthDistribution | None:
-        """Given that it is longer than age_tokens; None where no length of this one is."""
+        """The distribution given that the length exceeds age_tokens; None if no length does."""
         longer = self.lengths > age_tokens
         if not longer.any():
             return None
         return self._rebuilt(self.lengths[longer], self.weights[longer])
 
     def mixed(self, other: LengthDistribution, other_weight: float) -> LengthDistribution:
-        """other with probability other_weight in (0, 1), else this one; keeps this source."""
+        """A mixture of this distribution and another, which has other_weight, in (0, 1). Keeps this
+        one's source."""
         if not 0 < other_weight < 1:
             raise ValueError(f"other_weight is {other_weight}, must be between 0 and 1")
         return self._rebuilt(
@@ -157,10 +158,11 @@ class LengthDistribution:
         )
 
     def with_tail(self, max_tokens: int) -> LengthDistribution:
-        """With the chance of being longer than any length seen, at twice the longest.
+        """The distribution with a chance that the answer exceeds all lengths seen, put at twice the
+        longest of them.
 
         The next of n + 1 exchangeable draws is the longest with probability 1 / (n + 1). Nothing
-        is longer than max_tokens, so there is no tail where a length has reached it.
+        exceeds max_tokens, so there is no tail if a length has reached it.
         """
         longest = int(self.lengths[-1])
         if longest >= max_tokens:
@@ -172,7 +174,7 @@ class LengthDistribution:
         )
 
     def compressed(self, max_atoms: int) -> LengthDistribution:
-        """At most max_atoms lengths: neighbours in equal shares of probability, by their mean."""
+        """At most max_atoms lengths: groups of equal probability become their mean length."""
         if self.lengths.size <= max_atoms:
             return self
         middle = np.cumsum(self.weights) - self.weights / 2
@@ -185,7 +187,7 @@ class LengthDistribution:
     def _rebuilt(
         self, lengths: NDArray[np.int64], weights: NDArray[np.float64]
     ) -> LengthDistribution:
-        """Same evidence and source, other atoms (in any order)."""
+        """The same evidence and source with other atoms, in any order."""
         return LengthDistribution(*_merged(lengths, weights), self.effective_samples, self.source)
 
 
@@ -193,23 +195,19 @@ class LengthDistribution:
 class Refined:
     """The distribution of an answer's length at one age, by what was seen of the answer until then.
 
-    age_tokens: the age. lengths: of the whole answer, not decreasing, shape (n,). weights: shape
-    (n,), summing to 1; 0 where the length does not exceed the age.
+    lengths: of the whole answer, not decreasing, shape (n,). weights: shape (n,), summing to 1; 0
+    if the length does not exceed age_tokens.
     """
 
     age_tokens: int
     lengths: Floats
     weights: Floats
 
-    def mean_left_tokens(self) -> float:
-        """Of what is still to come, from age_tokens on."""
-        return float(self.lengths @ self.weights) - self.age_tokens
-
 
 def _merged(
     lengths: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Distinct lengths with their weights summed to 1, less the negligible ones."""
+    """Distinct lengths, without negligible ones; their weights sum to 1."""
     if lengths.size > 1 and not (lengths[1:] > lengths[:-1]).all():
         order = np.argsort(lengths, kind="stable")
         lengths, weights = lengths[order], weights[order]
@@ -225,12 +223,12 @@ def _merged(
 def _redistribute(
     values: NDArray[np.int64], mass: NDArray[np.float64], cut: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    # At equal length a finished answer counts before a cut one: the cut one was longer.
+    # At equal length a finished answer comes before a censored one, which was longer.
     order = np.lexsort((cut, values))
     values, mass, cut = values[order], mass[order], cut[order]
     after = np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)
     given = cut & (after > 0)
-    # What a cut one gives makes each longer one heavier by the same factor.
+    # What a censored one gives makes each longer one heavier by the same factor.
     factors = np.where(given, 1.0 + mass / np.where(given, after, 1.0), 1.0)
     scale = np.append(1.0, np.cumprod(factors)[:-1])
     return values, np.where(given, 0.0, mass * scale)

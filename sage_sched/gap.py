@@ -48,7 +48,7 @@ class Gap:
         if num_tokens < max(_LEAST_TOKENS, view.page_size):
             if self._prefilled_s:
                 self._prefilled_s = 0.0
-                return Budget(prefill_tokens=0, reason="answers would stand still for too long")
+                return Budget(prefill_tokens=0)
             num_tokens = max(_LEAST_TOKENS, view.page_size)
         given = budget.prefill_tokens
         if num_tokens >= (view.pass_tokens if given is None else given):

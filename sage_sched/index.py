@@ -4,7 +4,6 @@ and how much of the answer there is."""
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,15 +19,20 @@ from sage_sched.steps import ServerFacts
 REFRESH_INTERVAL_TOKENS = 200
 
 
-class IndexTable(ABC):
-    """The index at every refresh boundary, and past the longest length that was seen.
+class IndexTable:
+    """An index at every refresh boundary, and past the longest length that was seen: the Gittins
+    index, unless a subclass computes another.
 
-    Past that length the samples say nothing. A request is then taken to go on for as long as it has
-    been going (Lindy's law: the mean residual life of a Pareto tail of exponent 2). So its index
-    keeps rising: it neither keeps a stale good place nor loses every comparison for ever. The
-    chance of getting there, 1 / (samples + 1), is in the table from the start.
+    With X the request's cost, the index at age a is `inf over D > a of
+    E[min(X, D) - a | X > a] / P(X <= D | X > a)`: the least cost per completion that going on from
+    a can have (SageSched, section 3.3; Gittins 1989). The infimum is reached at an atom of X.
 
-    Each entry is computed when it is first asked for: most answers reach few boundaries, and a
+    Past the longest length the samples say nothing. A request is then expected to go on for as long
+    as it has been going (Lindy's law: the mean residual life of a Pareto tail of exponent 2). So
+    its index keeps rising: it neither keeps a stale good place nor loses every comparison for ever.
+    The chance of getting there, 1 / (samples + 1), is in the table from the start.
+
+    An entry is computed when it is first asked for: most answers reach few boundaries, and a
     thousand waiting requests, ranked anew because costs have changed, need one entry each.
 
     believes_tail: whether the samples count up to the end of that tail.
@@ -85,30 +89,16 @@ class IndexTable(ABC):
         first = int(np.searchsorted(self._lengths, age_tokens, side="right")) if age_tokens else 0
         return self._computed(self._weights[first:], self._costs[first:] - self._spent(age_tokens))
 
-    @abstractmethod
     def _computed(self, weights: Floats, costs: Floats) -> float:
         """The index if the remaining cost is one of these, increasing. The weights need not sum to
         1."""
+        return float(gittins_index(weights, costs))
 
     def _spent(self, output_tokens: int) -> float:
         # Nothing is spent before the start, whatever the model charges for the input.
         if not output_tokens:
             return 0.0
         return float(self._cost(self._input_tokens, output_tokens, self._cached_tokens))
-
-
-class GittinsTable(IndexTable):
-    """The Gittins index at every refresh boundary.
-
-    With X the request's cost, the index at age a is `inf over D > a of
-    E[min(X, D) - a | X > a] / P(X <= D | X > a)`: the least cost per completion that going on from
-    a can have (SageSched, section 3.3; Gittins 1989). The infimum is reached at an atom of X.
-    """
-
-    __slots__ = ()
-
-    def _computed(self, weights: Floats, costs: Floats) -> float:
-        return float(gittins_index(weights, costs))
 
 
 class MeanCost(IndexTable):
@@ -164,7 +154,7 @@ class Indices:
     """
 
     cost_on: Callable[[ServerFacts], Cost] = staticmethod(seconds_on)
-    table_type: type[IndexTable] = GittinsTable
+    table_type: type[IndexTable] = IndexTable
     interval_tokens: int = REFRESH_INTERVAL_TOKENS
 
     def __init__(self, server: ServerFacts) -> None:

@@ -154,6 +154,12 @@ class Job:
         """Of its prompt; of a retracted job's sequence more may be cached."""
         return min(self.cached_tokens, self.input_tokens)
 
+    def mean_tokens(self) -> float:
+        """Mean length of its answer, by its prompt; 0 if nothing is known."""
+        if self.distribution is None:
+            return 0.0
+        return self.distribution.capped(self.max_new_tokens).mean()
+
     def revise(self, refined: Refined | None) -> None:
         """Its length by what was seen of its answer; None: nothing is believed. Tell its policy
         (Policy.on_forecasts) afterwards."""

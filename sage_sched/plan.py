@@ -55,7 +55,6 @@ class Budget:
 
     prefill_tokens: int | None = None
     chunk_tokens: int | None = None
-    reason: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""

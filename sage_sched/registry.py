@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple
+from typing import Any
 
 from sage_sched.best_effort import Qllm
 from sage_sched.parts_finder import find_parts
@@ -25,7 +25,7 @@ POLICIES: dict[str, type[Policy]] = {
     "qllm": Qllm,
     "urgency": Urgency,
 }
-# Policies that only comparisons run. bench.policies has them under these names, and is imported
+# Policies that only comparisons run. bench.policies has them under these names; it is imported
 # only when one of them is asked for.
 RIVALS = (
     "fastserve", "ltr", "proserve-deadline-only", "proserve-density-only", "proserve-no-budget",
@@ -42,27 +42,39 @@ SGLANG_POLICIES = frozenset(
         "shortest-prefill-first",
     }
 )  # fmt: skip
+# Of each variant, whose section it shares.
+_SECTIONS = {variant: name for name, policy in POLICIES.items() for variant in policy.variants}
 
 
 def policy_names() -> list[str]:
-    """The names of all policies, sorted: ours, those of comparisons and of installed packages."""
-    return sorted(_sources())
+    """The names of all policies, sorted."""
+    return sorted(_offers())
 
 
 def policy_type(name: str) -> type[Policy]:
-    """The policy of this name. Raises ValueError, which lists the known ones, or says what is wrong
-    with an installed package's."""
-    sources = _sources()
-    if name not in sources:
-        raise ValueError(f"unknown policy {name!r}, known: {', '.join(sorted(sources))}")
-    return sources[name].load()
+    """The policy of this name. Raises ValueError if nobody offers it (the message lists the known
+    names), if two packages do, or if it cannot be loaded."""
+    offers = _offers().get(name, [])
+    if not offers:
+        raise ValueError(f"unknown policy {name!r}, known: {', '.join(policy_names())}")
+    if len(offers) > 1:
+        places = " and ".join(place for place, _ in offers)
+        raise ValueError(f"there are two policies {name!r}: {places}")
+    ((place, load),) = offers
+    try:
+        policy = load()
+    except Exception as error:
+        raise ValueError(f"{place} cannot be loaded: {error!r}") from error
+    if not (isinstance(policy, type) and issubclass(policy, Policy)):
+        raise ValueError(f"{place} is no subclass of Policy")
+    return policy
 
 
 def section_of(name: str) -> str:
-    """Which `[policy.NAME]` sets the parameters of the policy of this name: a variant has the one
-    of the policy that it varies. Raises ValueError as policy_type does."""
+    """The NAME of the `[policy.NAME]` that sets this policy's parameters: a variant shares the
+    section of the policy that it varies. Raises ValueError as policy_type does."""
     policy_type(name)
-    return _sources()[name].section
+    return _SECTIONS.get(name, name)
 
 
 def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts) -> Policy:
@@ -75,41 +87,19 @@ def policy_named(name: str, sections: Mapping[str, object], server: ServerFacts)
     return policy(dataclasses.replace(parameters, **policy.variants.get(name, {})), server)
 
 
-class _Source(NamedTuple):
-    """Where a policy can be had. section: of the configuration. offers: of each that offers one of
-    this name, where it comes from, and what loads it."""
-
-    section: str
-    offers: tuple[tuple[str, Callable[[], object]], ...]
-
-    def load(self) -> type[Policy]:
-        """Raises ValueError if the policy cannot be had, or if two are offered."""
-        if len(self.offers) > 1:
-            places = " and ".join(place for place, _ in self.offers)
-            raise ValueError(f"there are two policies {self.section!r}: {places}")
-        ((place, load),) = self.offers
-        try:
-            policy = load()
-        except Exception as error:
-            raise ValueError(f"{place} cannot be loaded: {error!r}") from error
-        if not (isinstance(policy, type) and issubclass(policy, Policy)):
-            raise ValueError(f"{place} is no subclass of Policy")
-        return policy
-
-
 @cache
-def _sources() -> dict[str, _Source]:
-    sources: dict[str, _Source] = {}
+def _offers() -> dict[str, list[tuple[str, Callable[[], object]]]]:
+    """By name: where the policy comes from, and what loads it; one pair for each that offers it."""
+    offers: dict[str, list[tuple[str, Callable[[], object]]]] = {}
     for section, policy in POLICIES.items():
-        source = _Source(section, ((policy.__qualname__, partial(POLICIES.get, section)),))
-        sources |= dict.fromkeys((section, *policy.variants), source)
+        for name in (section, *policy.variants):
+            offers[name] = [(policy.__qualname__, partial(POLICIES.get, section))]
     for name in RIVALS:
-        sources[name] = _Source(name, (("bench.policies", partial(_rival, name)),))
+        offers[name] = [("bench.policies", partial(_rival, name))]
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name not in SGLANG_POLICIES:  # they stay SGLang's, whatever is installed
-            known = sources.get(point.name, _Source(point.name, ()))
-            sources[point.name] = _Source(point.name, (*known.offers, (point.value, point.load)))
-    return sources
+            offers.setdefault(point.name, []).append((point.value, point.load))
+    return offers
 
 
 def _rival(name: str) -> object:

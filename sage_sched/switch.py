@@ -12,20 +12,17 @@ from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError, require, require_known
 from sage_sched.registry import SGLANG_POLICIES, policy_names, policy_type, section_of
 
-# SGLang's own that a server can be switched to. "priority" is none of its scheduler's; "random"
-# draws on every rank by itself, from a state that what ran before may have moved.
+# SGLang's own policies that a server can switch to. Its scheduler does not know "priority", and
+# "random" draws on each rank from a state that may already differ.
 STOCK_POLICIES = SGLANG_POLICIES - {"priority", "random"}
 _NAME = "schedule_policy"
 _SECTIONS = ("policy", "preemption", "decode")
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
-_AT_THE_START = "the processes that take requests in have read it at their start"
 _FIXED = {
-    "store": _AT_THE_START,
-    "predictor": _AT_THE_START,
-    "hints": _AT_THE_START,
-    "slo": _AT_THE_START,
-    "urgency": _AT_THE_START,
-    "router": _AT_THE_START,
+    **dict.fromkeys(
+        ("store", "predictor", "hints", "slo", "urgency", "router"),
+        "the processes that take requests in read it when they start",
+    ),
     "probe": "it was put into the model at the start, before its graphs were captured",
     "step_time": "they are learned while the server runs, unless they were given at its start",
 }
@@ -33,9 +30,9 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """By what a server goes.
+    """What a server runs by.
 
-    schedule_policy: the name of one of ours, or of one of SGLang's own (STOCK_POLICIES).
+    schedule_policy: the name of one of our policies, or one of STOCK_POLICIES.
     """
 
     schedule_policy: str
@@ -47,9 +44,11 @@ class Settings:
         return self.schedule_policy in STOCK_POLICIES
 
     def changed(self, changes: object) -> Self:
-        """These with some changed: a mapping as of a configuration file, of those sections that may
-        change, beside them schedule_policy. Raises ConfigError, which says why a value is refused;
-        then nothing is changed."""
+        """A copy with some settings changed.
+
+        changes: a mapping as in a configuration file, of the sections that may change, and of
+            schedule_policy. Raises ConfigError, which says why a value is refused.
+        """
         if not isinstance(changes, Mapping):
             raise ConfigError(f"the change is {changes!r:.80}, allowed: names with values")
         for name in changes:
@@ -63,13 +62,13 @@ class Settings:
 
     @classmethod
     def of(cls, shown: object) -> Self:
-        """What shown() has shown of others; what cannot change is as it is by default. Raises
+        """The settings that shown() has shown; what cannot change has its default. Raises
         ConfigError."""
         return cls("fcfs", SageConfig()).changed(shown)
 
     def shown(self) -> dict[str, Any]:
-        """What may be changed, as changed() takes it; of the policies' sections that of the present
-        one, and those that were given."""
+        """What may change, as changed() takes it: of the policies' sections the present policy's,
+        and those that were given."""
         sections = self.config.sections()
         if not self.is_stock:
             name = section_of(self.schedule_policy)
@@ -104,7 +103,7 @@ def _merged(present: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def _as_given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that can be given. JSON has no infinities."""
+    """The values that can be given; infinities as strings, as JSON has none."""
     shown: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -94,6 +94,11 @@ class SchedulerView:
         left_tokens = chunked.input_tokens + chunked.generated_tokens - chunked.prefilled_tokens
         return -(-min(left_tokens, self.pass_tokens) // self.page_size) * self.page_size
 
+    def uncached_tokens(self, job: Job) -> int:
+        """What a prefill computes for a waiting job, in whole pages."""
+        num_tokens = job.input_tokens + job.generated_tokens - job.cached_tokens
+        return -(-num_tokens // self.page_size) * self.page_size
+
     @property
     def running_kv_tokens(self) -> int:
         """KV of the running jobs, shared tokens counted for each."""

@@ -246,7 +246,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a slice has a layer too many",
-        "sage_sched/best_effort/slices.py",
+        "sage_sched/best_effort/policy.py",
         "return max(1, int(slice_s / layer_s))",
         "return max(1, int(slice_s / layer_s) + 1)",
         f"{_CORE_SLICES}::test_a_slice_takes_as_many_layers_as_fit_into_its_time_and_at_least_one",
@@ -304,7 +304,7 @@ MUTATIONS = (
     Mutation(
         "GoRouting fills the nodes that are full already",
         "sage_sched/routing/router.py",
-        "fits = is_candidate & (load_s + view.prefill_s <= limits.lambda_ * view.ttft_s)",
+        "fits = is_candidate & (load_s + view.prefill_s <= self.lambda_ * view.ttft_s)",
         "fits = is_candidate",
         f"{_ROUTER}::test_gorouting_is_algorithm_2",
     ),
@@ -793,8 +793,8 @@ MUTATIONS = (
     Mutation(
         "what waits at a replica is as long as it was by other steps",
         "sage_sched/routing/ledger.py",
-        "                self._exec_s[each.slot] = self._prefill_s(",
-        "                self._prefill_s(",
+        "        self._server = replace(self._server, step_time=step_time)\n",
+        "        pass\n",
         f"{_DISPATCH}::test_deadlines_are_told_by_the_replicas_own_steps",
     ),
     Mutation(

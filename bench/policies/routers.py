@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sage_sched.distribution import Floats
 from sage_sched.routing import ROUTERS as OURS
 from sage_sched.routing import ClusterView, Router, waiting_s
-from sage_sched.routing.cluster_view import Floats
 
 
 class RoundRobin(Router):

@@ -15,7 +15,7 @@ class Ssjf(Policy):
         """Compute its mean length."""
         if job.distribution is None:
             return False
-        job.memo = job.distribution.capped(job.max_new_tokens).mean()
+        job.memo = job.mean_tokens()
         return True
 
     def key(self, job: Job, view: SchedulerView) -> float:

@@ -55,7 +55,7 @@ class Trail(Policy):
         """Its predicted length."""
         if job.distribution is None:
             return False
-        first_tokens = job.distribution.capped(job.max_new_tokens).mean()
+        first_tokens = job.mean_tokens()
         job.memo = _Memo(first_tokens, self._limit_tokens(first_tokens))
         return True
 
@@ -69,7 +69,8 @@ class Trail(Policy):
         if job.revision == 1:
             first = refined.lengths[refined.weights.argmax()] - refined.age_tokens
             job.memo.limit_tokens = self._limit_tokens(float(first))
-        job.memo.left_tokens = refined.mean_left_tokens()
+        mean_tokens = float(refined.lengths @ refined.weights)
+        job.memo.left_tokens = mean_tokens - refined.age_tokens
 
     def _limit_tokens(self, first_tokens: float) -> int:
         limit: float = self.parameters.limit

@@ -13,7 +13,7 @@ from sage_sched.job import Job
 from sage_sched.order import place_of, serving_order
 from sage_sched.plan import Budget
 from sage_sched.policy import Policy
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import ServerFacts, StepTime, attended_pairs
 from sage_sched.urgency import HoldBack, left_s
 from sage_sched.view import SchedulerView
 
@@ -27,7 +27,7 @@ class QllmParameters:
 
     level_pools, decode_share: as of urgency.
     slice_ms: how long best effort may be prefilled before it gives way between two layers
-        (sage_sched.best_effort.slices); 0: it does not. Experimental.
+        (layers_per_slice); 0: it does not. Experimental.
     """
 
     level_pools: float = 1.0
@@ -95,14 +95,11 @@ class Qllm(Policy):
             return budget
         chunked = [] if view.chunked is None else [view.chunked]
         ahead = [view.waiting[position] for position in self.ahead(view, chunked)]
-        num_pages = [
-            -(-_uncached(job) // view.page_size) for job in ahead if job not in view.swapped
-        ]
-        if not num_pages:
+        prompts = [view.uncached_tokens(job) for job in ahead if job not in view.swapped]
+        if not prompts:
             return None
         # A page is left to a chunk beside them (sage_sched.chunk).
-        tokens = (sum(num_pages) + 1) * view.page_size
-        return Budget(prefill_tokens=tokens, reason="the latency-sensitive by themselves")
+        return Budget(prefill_tokens=sum(prompts) + view.page_size)
 
     def ahead(self, view: SchedulerView, others: Sequence[Job]) -> list[int]:
         """The positions of the waiting LS jobs that go before all of BE that waits, and before the
@@ -128,6 +125,28 @@ class Qllm(Policy):
         return all(job.is_ranked and not job.is_promised and not self.passes(job) for job in jobs)
 
 
-def _uncached(job: Job) -> int:
-    """Tokens that a prefill computes for it."""
-    return job.input_tokens + job.generated_tokens - job.cached_tokens
+def layers_per_slice(
+    step_time: StepTime, cached: Sequence[int], new: Sequence[int], num_layers: int, slice_s: float
+) -> int:
+    """How many layers of a prefill take slice_s at most, at least one, at most all.
+
+    cached, new: of each of its prompts, tokens that are there and that it computes. By step times
+    that all ranks were told, never by a clock: ranks that cut at different layers would hang.
+    """
+    pairs = sum(attended_pairs(before, more) for before, more in zip(cached, new, strict=True))
+    layer_s = step_time.prefill_s(len(new), sum(new), pairs) / num_layers
+    if layer_s * num_layers <= slice_s:
+        return num_layers
+    return max(1, int(slice_s / layer_s))
+
+
+def those_who_pass(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:
+    """The positions of the waiting jobs that get in while a prefill is parked between two layers,
+    in their order.
+
+    They are the latency-sensitive ones that go before all of best effort, the parked too, so that
+    the bound of Qllm holds for each. One with KV in host memory waits, and those behind it: where
+    it comes back, others may have to yield, which is decided between two passes.
+    """
+    ahead = policy.ahead(view, parked)
+    return [*takewhile(lambda position: view.waiting[position] not in view.swapped, ahead)]

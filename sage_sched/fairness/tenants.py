@@ -146,7 +146,4 @@ def _tenant_of(job: Job) -> Name | None:
 
 def _cost(job: Job) -> float:
     """Of all of it, as far as it is foreseen."""
-    answer = 0.0
-    if job.distribution is not None:
-        answer = job.distribution.capped(job.max_new_tokens).mean()
-    return (job.input_tokens + _ANSWER_WEIGHT * answer) / job.hints.weight
+    return (job.input_tokens + _ANSWER_WEIGHT * job.mean_tokens()) / job.hints.weight

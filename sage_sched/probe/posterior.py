@@ -1,4 +1,4 @@
-"""Bayes' rule over the length of an answer: the prompt's forecast, and what a probe says of it."""
+"""Bayes' rule over the length of an answer, from the prompt's forecast and a probe's scores."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sage_sched.job import Job
 
 # Cells are a token wide up to some twenty tokens, and this share of their length beyond.
 _CELL_SHARE = 0.05
-# Scores are of use at the ages 0, 1, 2, 4, 8, 16, 32, and then every so many tokens.
+# Scores are used at the ages 0, 1, 2, 4, 8, 16, 32, and then every so many tokens.
 DUE_INTERVAL_TOKENS = 32
 _LEAST_LOG = -60.0
-# A length that was seen stands for those around it, as many cells up and down: a forecast is of a
-# few dozen lengths, and what lies between them is not impossible.
+# Spreads each length that was seen over the cells around it: a forecast consists of a few dozen
+# lengths, and those between them are not impossible.
 _KERNEL = np.array([1.0, 2.0, 3.0, 4.0, 3.0, 2.0, 1.0]) / 16
 
 
@@ -32,11 +32,11 @@ def is_due(age_tokens: int) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """How a probe's scores are to be read.
+    """How to read a probe's scores.
 
-    edges: int64, shape (bins + 1,): bin b is of more than edges[b] tokens that are left, and at
-        most edges[b + 1]; the last has no end but that of all answers. The first edge is 0.
-    band_ages: int64, shape (bands,): the age at which each band begins, the first at 0.
+    edges: int64, shape (bins + 1,): in bin b more than edges[b] tokens are left, and at most
+        edges[b + 1]; the last bin has no end. The first edge is 0.
+    band_ages: int64, shape (bands,): the age at which each band begins; the first is 0.
     log_base: ln P(bin | band) in the probe's training data, shape (bands, bins).
     alpha, beta, gamma: see Posterior. beta: by band, shape (bands,), or one for all, shape (1,).
     """
@@ -66,7 +66,7 @@ class Reading:
 
 @dataclass(slots=True, eq=False)
 class _Evidence:
-    """Of one job: ln of its forecast's density and of what the scores say, by cells of length."""
+    """What is known of a job: by cells of length, ln of its forecast and of its scores."""
 
     age_tokens: int
     log_prior: Floats
@@ -74,23 +74,22 @@ class _Evidence:
 
 
 class Posterior:
-    """What is left of an answer, by Bayes' rule over its whole length x.
+    """Refines forecasts by Bayes' rule over the whole length x of an answer.
 
-    The whole length of an answer does not change while it grows, so what scores at one age say of
-    it holds at all later ones, and no transition between bins is needed. With p_a the probe's
-    distribution of what is left at age a and pi_a how often that is so in its training data,
+    The whole length does not change while an answer grows, so evidence from one age holds at all
+    later ones, and no transition between bins is needed. With p_a the probe's distribution of the
+    rest at age a, and pi_a the frequency of each bin in its training data,
 
         A(x) <- gamma A(x) + beta_a (ln p_a(x - a) - ln pi_a(x - a))
         w'(x) ~ w(x)^alpha e^A(x)    for x > age
 
-    where w is the forecast by the prompt. alpha = beta = gamma = 1 is Bayes' rule if scores at
-    different ages are independent given x. They are not, and each has seen the prompt too, so the
-    three are fitted (predictor_store.probe.weights), beta by bands of ages: the first score
-    that tells is news, and most later ones say it again.
+    where w is the prompt's forecast. alpha = beta = gamma = 1 is Bayes' rule if scores at different
+    ages are independent given x. They are not, and each has seen the prompt too, so the three are
+    fitted (predictor_store.probe.weights), beta by bands of ages: the first scores are news, and
+    most later ones repeat them.
 
-    Lengths are in cells, in which they are taken to be alike. A forecast of n samples gives
-    1 / (n + 1) to lengths that it has not seen, here alike to all cells: what has no weight, no
-    score can raise.
+    Lengths are grouped into cells. A forecast of n samples gives 1 / (n + 1) to lengths that it has
+    not seen, the same to each cell, as no score can raise a weight of 0.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -99,12 +98,12 @@ class Posterior:
         self._widths = np.diff(reading.edges)
 
     def wants(self, age_tokens: int) -> bool:
-        """At a few ages early on, and then every DUE_INTERVAL_TOKENS."""
+        """See is_due."""
         return is_due(age_tokens)
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """See sage_sched.probe.refining.Refiner. Jobs without a forecast are left as they are."""
-        # Alike are those of one cap; of a job that is told of twice, one age comes after the other.
+        # Jobs of one cap go together; two ages of one job go one after the other.
         alike: dict[tuple[int, int], list[int]] = {}
         turns = Counter[Job]()
         for row, (job, age_tokens) in enumerate(zip(jobs, ages, strict=True)):
@@ -113,7 +112,7 @@ class Posterior:
                 job.evidence = evidence = self._start(job.distribution, job.max_new_tokens)
             if isinstance(evidence, _Evidence) and evidence.age_tokens < age_tokens:
                 evidence.age_tokens = age_tokens
-                # From its cap on there is nothing to be said of it.
+                # From its cap on nothing is left.
                 if age_tokens < job.max_new_tokens:
                     alike.setdefault((turns[job], job.max_new_tokens), []).append(row)
                     turns[job] += 1
@@ -143,7 +142,7 @@ class Posterior:
     def _refine(
         self, jobs: Sequence[Job], age: NDArray[np.int64], ends: NDArray[np.int64], log_p: Floats
     ) -> None:
-        """Jobs of one cap. age: (jobs, 1). ends: of the cells."""
+        """Jobs of one cap. age: shape (jobs, 1). ends: of the cells."""
         reading = self.reading
         band = np.searchsorted(reading.band_ages, age[:, 0], side="right") - 1
         left = np.maximum(ends - age, 0)
@@ -164,8 +163,8 @@ class Posterior:
             job.revise(Refined(int(age[row, 0]), lengths[row], weights[row]))
 
     def _by_cell(self, left: NDArray[np.int64], held: NDArray[np.int64], scores: Floats) -> Floats:
-        """ln of the mean of e^score over what each cell still holds, shape (jobs, cells). left: up
-        to where each cell ends, (jobs, cells + 1)."""
+        """ln of the mean of e^score over the rest of each cell, shape (jobs, cells). left: tokens
+        to the end of each cell, shape (jobs, cells + 1)."""
         edges = self.reading.edges
         level = np.exp(scores - scores.max(axis=1, keepdims=True))
         area = np.zeros((len(left), edges.size))
@@ -180,7 +179,7 @@ class Posterior:
 
 
 def _density(distribution: LengthDistribution, cap_tokens: int) -> Floats:
-    """Of each cell up to the cap, what a token's length in it weighs, above 0."""
+    """The weight of a token's length in each cell up to the cap, above 0."""
     ends = _ends(cap_tokens)
     num_cells = ends.size - 1
     capped = np.minimum(distribution.lengths, cap_tokens)

@@ -1,4 +1,4 @@
-"""What a probe says of running requests, and whether it is believed."""
+"""Feeds a probe's scores to the forecasts of running requests, as long as it deserves belief."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.probe.posterior import DUE_INTERVAL_TOKENS, Posterior, Reading
 
-# A probe is believed as long as so many latest answers were foretold better than by the prompt.
+# A probe is believed as long as it foretold this many latest answers better than their prompts did.
 NUM_ANSWERS_JUDGED = 512
-# Scores travel in steps of so many nats, from the likeliest bin down.
+# The resolution of scores in messages, from the likeliest bin down.
 _STEP_NATS = 1 / 16
 _LEAST_NATS = -127 * _STEP_NATS
 
@@ -29,24 +29,24 @@ class Refiner(Protocol):
     """
 
     def wants(self, age_tokens: int) -> bool:
-        """Whether scores at this age are of use."""
+        """Whether it uses scores at this age."""
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
-        """Revise these jobs (Job.revise) by scores at these ages; those that were. Tell their
-        policy (Policy.on_forecasts) afterwards.
+        """Revise these jobs (Job.revise) by scores at these ages; returns those that were revised.
+        Tell their policy (Policy.on_forecasts) afterwards.
 
-        log_p: ln P(what is left of the answer at that age is in bin), shape (jobs, bins). An age
-        that is not above the last one of a job's is no news (a token computed again), and ignored.
+        log_p: ln P(the rest of the answer at that age is in bin), shape (jobs, bins). An age that
+        is not above a job's last one is ignored (a token was computed again).
         """
 
     def gain(self, job: Job) -> float | None:
-        """Of an answer that has ended at its present age: by how much better, in nats, its length
-        was foretold than by the prompt alone, given the age of the last scores. None if there were
-        none, or if there is nothing to compare with."""
+        """For an answer that has ended at its present age: by how many nats its length was foretold
+        better than by the prompt alone, at the age of the last scores. None without scores, or
+        without a forecast to compare with."""
 
 
 def in_steps(log_p: Floats) -> NDArray[np.int8]:
-    """Scores as they travel, relative to the likeliest bin of their row."""
+    """Scores for a message, relative to the likeliest bin of their row."""
     down = log_p - log_p.max(axis=-1, keepdims=True)
     steps: NDArray[np.int8] = np.rint(np.maximum(down, _LEAST_NATS) / _STEP_NATS).astype(np.int8)
     return steps
@@ -60,7 +60,7 @@ def from_steps(steps: NDArray[np.int8]) -> Floats:
 
 
 def refiner_of(policy: Policy, reading: Reading | None) -> Refiner | None:
-    """What refines forecasts for this policy; None if it takes no scores or there is no probe."""
+    """The refiner of this policy; None if it takes no scores or there is no probe."""
     if reading is None or not policy.refines_by:
         return None
     refiner: Refiner = (policy.refiner or Posterior)(reading)
@@ -77,7 +77,7 @@ class Refining:
     def __init__(self, refiner: Refiner, policy: Policy) -> None:
         self.refiner = refiner
         self._policy = policy
-        # Requests that are gone are nobody's business, least of all ours to keep.
+        # Weakly, so that it keeps no request alive.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self._gains: deque[float] = deque(maxlen=NUM_ANSWERS_JUDGED)
         self._is_believed = True
@@ -90,8 +90,8 @@ class Refining:
         self._jobs[job.arrival] = job
 
     def scored(self, arrivals: Sequence[int], ages: Sequence[int], log_p: Floats) -> None:
-        """Scores for the jobs of these arrivals, log_p as sage_sched.probe.refining.Refiner takes
-        them. Raises what the policy raises."""
+        """Scores for the jobs of these arrivals; log_p: see Refiner.refine. Raises what the policy
+        raises."""
         if self._why_stopped:
             return
         jobs = [self._jobs.get(arrival) for arrival in arrivals]
@@ -119,20 +119,20 @@ class Refining:
 
     @property
     def deserves_belief(self) -> bool:
-        """Whether the last answers were foretold better than by their prompts; until there are
-        enough, yes."""
+        """Whether the last answers were foretold better than by their prompts; true until there are
+        enough."""
         return len(self._gains) < NUM_ANSWERS_JUDGED or sum(self._gains) >= 0
 
     def believe(self, is_believed: bool) -> None:
-        """Whether scores count from now on. They are processed anyway, so that a probe can win back
-        belief."""
+        """Whether scores count from now on. They are processed in any case, so that a probe can win
+        belief back."""
         if is_believed != self._is_believed:
             self._is_believed = is_believed
             if not is_believed:
                 self._forget()
 
     def stop(self, why: str) -> None:
-        """Scores mean nothing any more: the model is another."""
+        """Ignore scores from now on, as the model is another."""
         self._why_stopped = why
         self._forget()
 
@@ -144,7 +144,7 @@ class Refining:
 
     def stats(self) -> dict[str, object]:
         """Counters for /server_info. mean_gain_nats: of the last answers, see deserves_belief.
-        num_late: scores that came when the next were due already."""
+        num_late: scores that came when the next ones were already due."""
         return {
             "num_scores": self._num_scores,
             "num_late": self._num_late,

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from sage_sched.distribution import Floats
+
 Ints = NDArray[np.int64]
 
 

@@ -4,17 +4,16 @@ which keeps nodes as full as deadlines allow, to leave room for others."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from sage_sched.fields import require
-from sage_sched.routing.cluster_view import ClusterView, Floats
+from sage_sched.distribution import Floats
+from sage_sched.routing.cluster_view import ClusterView
 
 
 class Router(ABC):
-    """Picks a node. Pure but for what a dispatcher counts or draws itself."""
+    """Picks a node. Keeps nothing but what it counts or draws itself."""
 
     name: ClassVar[str]
 
@@ -43,62 +42,46 @@ class PredictedCost(Router):
         return int(np.argmin((1 + view.by_node()) * view.prefill_s + slower_s))
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Of GoRouting; the paper names none. Others are no better on recordings (docs/cluster.md).
-
-    alpha: a node is a candidate if it gains so much of the best one's gain, 0 to 1.
-    mu: a node is lightly loaded below so much of the deadline of the first token; 0 or more.
-    lambda_: and heavily loaded above so much, the request included; at least mu.
-    """
-
-    alpha: float = 0.95
-    mu: float = 0.3
-    lambda_: float = 0.7
-
-    def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, "alpha", self.alpha, "0 to 1")
-        require(self.mu >= 0, "mu", self.mu, "0 or more")
-        require(self.mu <= self.lambda_, "lambda_", self.lambda_, f"at least mu, {self.mu:g}")
-
-
 class GoRouting(Router):
     """Of the nodes where a request adds almost the most gain: the least loaded of the nearly idle
     ones; else the most loaded that is not full; else the least loaded. Any node if none gains.
 
     A node's gain is that of the first tokens that will be on time, if each comes when all that wait
     there have come (eq. 8, the estimate that depends on no request; section 4.3).
+
+    The paper gives no numbers for its thresholds; others are no better on recordings
+    (docs/cluster.md). alpha: a node is a candidate if it gains so much of the best one's gain. mu:
+    a node is lightly loaded below so much of the deadline of the first token. lambda_: it is full
+    above so much, the request included.
     """
 
     name = "gorouting"
-
-    def __init__(self, seed: int = 0, thresholds: Thresholds | None = None) -> None:
-        super().__init__(seed)
-        self._thresholds = thresholds or Thresholds()
+    alpha: float = 0.95
+    mu: float = 0.3
+    lambda_: float = 0.7
 
     def pick(self, view: ClusterView) -> int:
-        limits = self._thresholds
         added = gains(view, joined=True) - gains(view, joined=False)
         if not added.max() > 0:
             return int(self._generator.integers(view.num_nodes))
         load_s = waiting_s(view)
-        is_candidate = added >= limits.alpha * added.max()
-        is_light = is_candidate & (load_s < limits.mu * view.ttft_s)
+        is_candidate = added >= self.alpha * added.max()
+        is_light = is_candidate & (load_s < self.mu * view.ttft_s)
         if is_light.any():
             return int(np.argmin(np.where(is_light, load_s, np.inf)))
-        fits = is_candidate & (load_s + view.prefill_s <= limits.lambda_ * view.ttft_s)
+        fits = is_candidate & (load_s + view.prefill_s <= self.lambda_ * view.ttft_s)
         if fits.any():
             return int(np.argmax(np.where(fits, load_s, -np.inf)))
         return int(np.argmin(np.where(is_candidate, load_s, np.inf)))
 
 
 def gains(view: ClusterView, *, joined: bool) -> Floats:
-    """What the first tokens that wait at each node are worth, shape (nodes,): those that come in
-    time. joined: with the newcomer among them, each node by itself.
+    """What the first tokens that wait at each node are worth, shape (nodes,), counting those that
+    come in time. joined: as if the newcomer waited at each node too.
 
     All prefills take `budget / (budget - fixed)` times their seconds, as each step of the budget
     has a fixed part. A step may take until the first token is due that can be in time, or the TPOT
-    of the newcomer, but twice the fixed part at least.
+    of the newcomer, but at least twice the fixed part.
     """
     in_time = view.remain_s >= view.exec_s + view.fixed_s
     budget_s = np.full(view.num_nodes, view.tpot_s)

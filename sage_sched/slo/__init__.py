@@ -4,7 +4,7 @@ from sage_sched.slo.attainment import METRICS, Attainment, Tally
 from sage_sched.slo.classes import SloClaims, SloClass, SloConfig
 from sage_sched.slo.policy import Proserve, ProserveParameters
 from sage_sched.slo.slide import Queue, Slide
-from sage_sched.slo.tdg import Promise, num_on_time
+from sage_sched.slo.tdg import Promise
 
 __all__ = [
     "METRICS",
@@ -18,5 +18,4 @@ __all__ = [
     "SloClass",
     "SloConfig",
     "Tally",
-    "num_on_time",
 ]

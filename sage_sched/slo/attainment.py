@@ -1,4 +1,4 @@
-"""How far requests got what they were promised, over all and by class."""
+"""How well promises to requests were kept, in all and by class."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ METRICS = ("ttft", "tpot")
 
 @dataclass(slots=True)
 class Tally:
-    """Of one class. num_met: requests that met a promise, by METRICS. gained, ideal: what their
-    tokens were worth, and could have been."""
+    """The requests of one class.
+
+    num_good: how many met all their promises. num_met: how many met the promise of a metric, by
+    METRICS. gained, ideal: what their tokens were worth, and could have been.
+    """
 
     num_requests: int = 0
     num_good: int = 0
@@ -25,15 +28,15 @@ class Tally:
 
     @property
     def tdg_ratio(self) -> float:
-        """Of what could have been gained; 1 where that was nothing."""
+        """The share of the ideal gain; 1 if that is 0."""
         return self.gained / self.ideal if self.ideal else 1.0
 
 
 class Attainment:
-    """Of requests that were promised anything; others do not count.
+    """How well promises were kept; requests without one do not count.
 
-    tallies: by class. The names of metrics are those of SGLang (sglang/benchmark/goodput.py), which
-    take a request's mean time per output token; TDG takes each token's own time.
+    tallies: by class. Metrics have SGLang's names (sglang/benchmark/goodput.py) and, as there, take
+    a request's mean time per output token; TDG takes each token's own time.
     """
 
     def __init__(self) -> None:
@@ -42,10 +45,10 @@ class Attainment:
     def add(
         self, hints: Hints, ttft_s: float, last_s: float, num_tokens: int, num_next_on_time: int
     ) -> None:
-        """A request that is done, with at least one token.
+        """Count a request that is done, with at least one token.
 
-        ttft_s, last_s: from its arrival to its first and last token. num_next_on_time: of its
-        tokens but the first.
+        ttft_s, last_s: from its arrival to its first and last token. num_next_on_time: how many of
+        its other tokens were on time.
         """
         if not hints.has_slo:
             return
@@ -60,7 +63,7 @@ class Attainment:
         tally.ideal += promise.ideal(num_tokens)
 
     def metrics(self, duration_s: float) -> dict[str, Any]:
-        """By SGLang's names, shares in [0, 1]; empty if nobody was promised anything.
+        """The metrics by SGLang's names, shares in [0, 1]; empty if no request had a promise.
 
         duration_s: of the run, for request_goodput.
         """

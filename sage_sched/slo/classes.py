@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sage_sched.fields import require, require_within
@@ -20,7 +20,7 @@ from sage_sched.job import (
 )
 
 TRUST = ("none", "header", "body")
-# Of so many requests, the latest, a class has its share.
+# A class has its share of so many requests, the latest.
 _WINDOW = 100
 
 
@@ -28,12 +28,12 @@ _WINDOW = 100
 class SloClass:
     """A section `[slo.classes.NAME]`.
 
-    priority: the body's `priority` that claims it; larger is more important, as in SGLang (in vLLM
-        smaller is).
-    weight: how much each of its tokens counts; times that of the request, 0.001 to 1000.
-    ttft_slo_ms, tpot_slo_ms: when its first token is due, and each further one; inf: whenever.
-    min_ttft_slo_ms, min_tpot_slo_ms: the least that a client may ask for itself.
-    max_share: of the latest requests that it may have; those beyond are of the default class.
+    priority: the value of `priority` in a request's body that claims this class; larger is more
+        important, as in SGLang (in vLLM smaller is).
+    weight: how much each of its tokens counts, 0.001 to 1000; times the request's own weight.
+    ttft_slo_ms, tpot_slo_ms: when the first token is due, and each further one; inf: no deadline.
+    min_ttft_slo_ms, min_tpot_slo_ms: the tightest deadlines that a client may ask for itself.
+    max_share: its largest share of the latest requests; the others get the default class.
     urgency: 1 (most urgent) to 5; see sage_sched.urgency.policy.
     fair: whether its tenants get shares alike, by weight (sage_sched.fairness.tenants).
     """
@@ -65,11 +65,11 @@ class SloClass:
 class SloConfig:
     """Section `[slo]`.
 
-    trust: who says of which class a request is: none (all are of the default), header:
-        `X-SMG-Priority` (and of which tenant: `X-Sage-Tenant`), or body: `priority` of a request.
-    default: the class of those that claim none, or one that is not there; "": no class at all.
-    first_token_weight: how many further tokens of a request its first one counts for.
-    first_token_buffer: whether clients show tokens at an even pace, so that one that comes early
+    trust: who says which class a request belongs to: none (all get the default), header:
+        `X-SMG-Priority` (and `X-Sage-Tenant` names the tenant), or body: `priority` of a request.
+    default: the class of requests that claim none, or an unknown one; "": no class.
+    first_token_weight: how many further tokens the first one counts for.
+    first_token_buffer: whether clients show tokens at an even pace, so that an early first token
         gives the next ones more time; if not, deadlines count from the first token.
     classes: sections `[slo.classes.NAME]`, by NAME.
     """
@@ -98,13 +98,9 @@ class SloConfig:
             allowed = f"another than that of slo.classes.{taken}"
             require(taken == name, f"slo.classes.{name}.priority", given.priority, allowed)
 
-    def sections(self) -> dict[str, Any]:
-        """The mapping that it is parsed from."""
-        return asdict(replace(self, classes=dict(self.classes)))
-
 
 class SloClaims:
-    """Of which class each request is. One, in the HTTP process, sees them all."""
+    """Decides which class each request belongs to. One, in the HTTP process, sees all requests."""
 
     def __init__(self, config: SloConfig) -> None:
         self._config = config
@@ -115,10 +111,10 @@ class SloClaims:
         self._num_demoted = self._num_clamped = 0
 
     def class_of(self, header: str | None, priority: object) -> str:
-        """The class of a request that has come; "" where there are none.
+        """The class of a request that has come; "" if there are no classes.
 
-        header: X-SMG-Priority. priority: the body's. Which of them counts, trust says. A class has
-        its share of the latest requests, those that came before being taken for others'.
+        header: X-SMG-Priority. priority: the body's. Which of them counts, trust says. Beyond its
+        share of the latest requests a class is not granted.
         """
         config = self._config
         claimed = None
@@ -139,10 +135,12 @@ class SloClaims:
         return name
 
     def hints(self, name: str, given: Hints, priority: object = None, tenant: str = "") -> Hints:
-        """What counts for a request of a class, given what its client may say of it: its own
-        deadlines count, but none sooner than the class allows. priority: the body's; if that is
-        trusted, it is as urgent as that says where neither a class nor the client says it. tenant:
-        X-Sage-Tenant, which counts if headers are trusted."""
+        """The hints that count for a request of this class.
+
+        given: what its client may say. Its deadlines count, but none tighter than the class allows.
+        priority: the body's; if trusted, it gives the urgency unless the class or the client does.
+        tenant: X-Sage-Tenant, which counts if headers are trusted.
+        """
         config = self._config
         if config.trust == "header" and tenant:
             given = replace(given, tenant=tenant[:MAX_NAME_CHARACTERS])
@@ -174,7 +172,7 @@ class SloClaims:
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info. num_demoted: requests that claimed a class beyond its share.
-        num_clamped: those that asked for deadlines sooner than their class allows."""
+        num_clamped: requests that asked for tighter deadlines than their class allows."""
         return {
             "num_by_class": {name: n for name, n in self._counts.items() if name},
             "num_demoted": self._num_demoted,

@@ -1,11 +1,11 @@
-"""ProServe: deadlines and priorities in one queue, by SlideBatching; who was promised nothing goes
-behind, as under sage."""
+"""ProServe: deadlines and priorities in one queue, by SlideBatching; requests without a promise
+follow, as under sage."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import ClassVar
 
 import numpy as np
@@ -31,16 +31,16 @@ from sage_sched.slo.worth import Worth
 from sage_sched.steps import ServerFacts, attended_pairs
 from sage_sched.view import SchedulerView
 
-# Behind all that were promised something.
+# The key of jobs without a promise, less that of sage: behind all others.
 _BEST_EFFORT = 1e9
 _STARVED = -1.0
-# No batch is meant to last for more of somebody's TPOT.
+# The longest batch that can be configured, in TPOTs.
 _MOST_TPOTS = 1000.0
-# What a next token takes at least: a server whose steps take no longer for what is in them has
+# The least that a next token takes: a server whose steps take as long whatever is in them has
 # slopes of 0.
 _LEAST_EXEC_S = 1e-9
-# Who has less time than this, or whose answer is worth more than half as much, yields to nobody;
-# and so many are asked in a pass, as what they would give back takes time to find.
+# A job that has less time than this, or whose answer is worth more than half as much, yields to
+# nobody. So many are asked in a pass, as it takes time to find what they would free.
 _LEAST_SLACK_S = 1.0
 _NUM_ASKED = 8
 DENSITIES = ("next", "expected")
@@ -50,15 +50,15 @@ DENSITIES = ("next", "expected")
 class ProserveParameters:
     """Settings of proserve. What the paper leaves open is as in xLLM, unless said otherwise.
 
-    eta: the shortest batch, as a share of the smallest TPOT that anybody was promised.
-    gamma: who is urgent; larger: more are.
+    eta: the shortest batch, as a share of the smallest TPOT that was promised.
+    gamma: larger: more jobs are urgent.
     density: next, the worth of the next token by what it takes (the paper), or expected, that of
         the answer (ours, see sage_sched.slo.worth).
-    catch_up: the longest batch, as a share of their TPOT, while some that run are late and their
-        answers are expected to be worth something all the same (ours, with density expected).
+    catch_up: with density expected, the longest batch while some running jobs are late and their
+        answers are still expected to be worth something, as a share of their TPOT (ours).
     least_chunk_tokens: no batch prefills less while others run.
-    starved_share: of the server's work, for those that are late by more than their whole TTFT, by
-        arrival (ours).
+    starved_share: the share of the server's work for jobs that are late by more than their whole
+        TTFT, by arrival (ours).
     """
 
     eta: float = 0.65
@@ -84,13 +84,13 @@ class Proserve(Policy):
     urgent go by density and the others by deadline, and the batch lasts until the first of their
     tokens is due.
 
-    All running jobs get a token in each decode step: that is SGLang's way, and leaving some of them
-    out would spare little (their KV is not read, but the weights are read anyway). So the order is
-    about who is prefilled next and who yields. The budget is about how much is prefilled beside
-    those that run or, on a server that does not mix steps, before their next tokens.
+    All running jobs get a token in each decode step. That is SGLang's way, and leaving some out
+    would spare little (their KV is not read, but the weights are read anyway). So the order decides
+    who is prefilled next and who yields. The budget decides how much is prefilled beside the
+    running jobs or, on a server that does not mix steps, before their next tokens.
 
-    Jobs that were promised nothing go behind all others, in the order of sage. If nobody was
-    promised anything, it is sage in all things.
+    Jobs without a promise go behind all others, in the order of sage. If no job has a promise, it
+    is sage in all things.
     """
 
     Parameters = ProserveParameters
@@ -102,19 +102,16 @@ class Proserve(Policy):
         super().__init__(parameters, server)
         self._others = Sage(SageParameters(), server)
         self._slo_cost = seconds_on(_shared_base(server))
-        self._undated: list[Job] = []
         self._is_promised_any = False
         self._budget: Budget | None = None
         self._starved = StarvedShare(parameters.starved_share, float(server.kv_pool_tokens))
-        self._now_s = 0.0
 
     def on_arrival(self, job: Job) -> bool:
         """As sage; and look up what the job was promised."""
         is_ranked = self._others.on_arrival(job)
         if is_ranked and job.hints.has_slo:
             promise = Promise.of(job.hints)
-            job.memo = Promised(promise, promise.tpot_s, self._worth(job), self._prefill_s(job))
-            self._undated.append(job)
+            job.memo = Promised(promise, self._worth(job), self._prefill_s(job))
         return is_ranked
 
     def on_server(self, server: ServerFacts) -> None:
@@ -146,6 +143,12 @@ class Proserve(Policy):
             + attended_pairs(done, new_tokens) * step_time.prefill_pair_s,
         )
 
+    def _decode_s(self, job: Job) -> float:
+        """Of its next token, without the fixed time of a step."""
+        step_time, kv_tokens = self.server.step_time, job.input_tokens + job.generated_tokens
+        exec_s = step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s
+        return max(_LEAST_EXEC_S, exec_s)
+
     def key(self, job: Job, view: SchedulerView) -> float:
         """Its place of the last pass."""
         if not self._is_promised_any:
@@ -154,13 +157,7 @@ class Proserve(Policy):
         return _BEST_EFFORT + self._others.key(job, view) if promised is None else promised.key
 
     def on_pass(self, view: SchedulerView) -> None:
-        """Order all, and say how long the batch may take."""
-        self._now_s = view.now_s
-        for job in self._undated:
-            promised = promised_of(job)
-            assert promised is not None
-            promised.due_s = job.arrival_s + promised.promise.ttft_s
-        self._undated.clear()
+        """Order all jobs, and decide how long the batch may take."""
         running, waiting = promised_among(view.running), promised_among(view.waiting)
         chunked = [] if view.chunked is None else promised_among([view.chunked])
         self._budget = None
@@ -172,30 +169,29 @@ class Proserve(Policy):
             self._others.on_pass(view)
             return
         self._others.forget(view)
-        self._bring_up_to_date([*running, *chunked, *(w for w in waiting if w[0].generated_tokens)])
-        self._order([*running, *chunked, *waiting], len(running), view)
+        jobs = [*running, *chunked, *waiting]
+        self._bring_up_to_date(jobs, len(running) + len(chunked), view.now_s)
+        self._order(jobs, len(running), view)
         if (starved := self._starved.choose(waiting, view)) is not None:
             promised = promised_of(starved)
             assert promised is not None
             promised.key = _STARVED
             starved.place = None
 
-    def _bring_up_to_date(self, begun: Iterable[Pair]) -> None:
-        """Of those that have begun, what their next token takes and when it is due."""
-        step_time = self.server.step_time
-        for job, promised in begun:
-            age = job.generated_tokens
+    def _bring_up_to_date(self, jobs: list[Pair], num_begun: int, now_s: float) -> None:
+        """Set when the next token of each is due and, if its prefill has begun, what it takes.
+
+        jobs: of which the first num_begun run or are being prefilled.
+        """
+        for place, (job, promised) in enumerate(jobs):
+            promise, age = promised.promise, job.generated_tokens
             if age:
-                promise = promised.promise
-                if not promised.ttft_s:
-                    promised.ttft_s = max(1e-9, self._now_s - job.arrival_s)
+                promised.ttft_s = promised.ttft_s or max(1e-9, now_s - job.arrival_s)
                 promised.due_s = job.arrival_s + promise.due_s(age + 1, promised.ttft_s)
-                kv_tokens = job.input_tokens + age
-                promised.exec_s = max(
-                    _LEAST_EXEC_S,
-                    step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s,
-                )
-            else:
+                promised.exec_s = self._decode_s(job)
+                continue
+            promised.due_s = job.arrival_s + promise.ttft_s
+            if place < num_begun:
                 promised.exec_s = self._prefill_s(job)
 
     def _order(self, jobs: list[Pair], num_running: int, view: SchedulerView) -> None:
@@ -204,14 +200,14 @@ class Proserve(Policy):
         promised = [p for _, p in jobs]
         exec_s = np.array([p.exec_s for p in promised])
         remain_s = np.array([p.due_s for p in promised]) - view.now_s
-        tpot_s = np.array([p.tpot_s for p in promised])
+        tpot_s = np.array([p.promise.tpot_s for p in promised])
         fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s)
         missing_s = exec_s + fixed_s - remain_s
         if ours.density == "next":
             densities_of_next_tokens(jobs)
         else:
-            # Who is late catches up by what a decode step is shorter than the TPOT: prefills are
-            # cut so that it may, see ProserveParameters.catch_up.
+            # A late job catches up by what a decode step is shorter than its TPOT: prefills are cut
+            # so that it may, see ProserveParameters.catch_up.
             step_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
             catching_s = np.maximum(tpot_s - step_s, 1e-6)
             densities_of_answers(jobs, num_running, missing_s, catching_s, self._slo_cost)
@@ -237,7 +233,7 @@ class Proserve(Policy):
     def _choose_who_may_yield(
         self, running: list[Promised], others: list[Promised], view: SchedulerView
     ) -> None:
-        """Of those that run, the last in the order that have time or are not worth much."""
+        """The last in the order of those that run and have time, or are not worth much."""
         best = max([p.density for p in others if p.is_urgent], default=0.0)
         latest_s, most = view.now_s + _LEAST_SLACK_S, best / 2
         expected = self.parameters.density == "expected"
@@ -248,7 +244,7 @@ class Proserve(Policy):
             for p in running
             if (p.due_s > latest_s and not p.is_urgent) or (expected and p.density < most)
         ]
-        willing.sort(key=_key_of, reverse=True)
+        willing.sort(key=attrgetter("key"), reverse=True)
         for p in willing[:_NUM_ASKED]:
             p.may_yield = True
 
@@ -267,16 +263,15 @@ class Proserve(Policy):
         if tokens >= view.pass_tokens:
             return None
         if tokens < self.parameters.least_chunk_tokens:
-            if num_running:
-                return Budget(prefill_tokens=0, reason="a token is due first")
-            tokens = self.parameters.least_chunk_tokens
-        return Budget(prefill_tokens=tokens, reason="until the first token is due")
+            # If anybody runs, a token is due before such a chunk ends.
+            tokens = 0 if num_running else self.parameters.least_chunk_tokens
+        return Budget(prefill_tokens=tokens)
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """As sage, if nobody was promised anything. Best effort yields to a promise; of two that
-        were promised something the one that has time, or whose answer is worth much less."""
+        """As sage, if no job has a promise. Best effort yields to a promise; of two jobs with a
+        promise the one that has time, or whose answer is worth much less."""
         if not self._is_promised_any:
             return self._others.should_preempt(running, waiting, price_s, view)
         ours, theirs = promised_of(running), promised_of(waiting)
@@ -292,10 +287,6 @@ class Proserve(Policy):
     def budget(self, view: SchedulerView) -> Budget | None:
         """Until the first token is due."""
         return self._budget
-
-
-def _key_of(promised: Promised) -> float:
-    return promised.key
 
 
 def _shared_base(server: ServerFacts) -> ServerFacts:

@@ -1,5 +1,5 @@
-"""What is known of jobs that were promised something, and what their next tokens are worth for what
-they take (ProServe, section 4.2)."""
+"""What is known of jobs with a promise, and how much a second of serving each is worth (ProServe,
+section 4.2)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ from sage_sched.slo.tdg import Promise
 from sage_sched.slo.worth import Worth
 
 _NEVER = -1
-# Densities rest on powers of two, so that each holds for a while. In a pass no more than so many
-# are computed anew.
+# Densities rest on powers of two, so that each holds for a while. A pass computes at most so many.
 _NUM_LOOKED_AT = 16
 _MOST_DOUBLINGS = 64
-# What an answer is worth is computed anew every so many tokens.
+# The worth of an answer is computed anew every so many tokens.
 _INTERVAL_TOKENS = 64
 
 
 @dataclass(slots=True)
 class Promised:
-    """What is known of a job that was promised something; its Job.memo.
+    """What is known of a job with a promise; its Job.memo.
 
-    worth: of its answer. exec_s: model seconds of its next token. due_s: when that is due, on the
-    ticks' clock. looked_at: what density rests on, see densities_of_answers. is_urgent, may_yield,
-    key: of the last pass. ttft_s: its first token's, as seen.
+    worth: of its answer. exec_s: seconds that its next token takes by the model of step times.
+    due_s: when that token is due, by SchedulerView.now_s. looked_at: what density rests on, see
+    densities_of_answers. is_urgent, may_yield, key: of the last pass. ttft_s: its measured TTFT.
     """
 
     promise: Promise
-    tpot_s: float
     worth: Worth
     exec_s: float
     due_s: float = math.inf
@@ -46,7 +44,7 @@ class Promised:
     ttft_s: float = 0.0
 
     def forecast(self, worth: Worth, exec_s: float) -> None:
-        """What it rests on has changed. Its place stays until the next pass."""
+        """The forecast has changed. The job keeps its place until the next pass."""
         self.worth, self.exec_s, self.looked_at = worth, exec_s, _NEVER
 
 
@@ -54,12 +52,12 @@ Pair = tuple[Job, Promised]
 
 
 def promised_of(job: Job) -> Promised | None:
-    """None if it was promised nothing, or is not ranked."""
+    """None if the job has no promise, or is not ranked."""
     return job.memo if isinstance(job.memo, Promised) else None
 
 
 def promised_among(jobs: Iterable[Job]) -> list[Pair]:
-    """Of these jobs, those that were promised something."""
+    """The jobs that have a promise."""
     return [(job, job.memo) for job in jobs if isinstance(job.memo, Promised)]
 
 
@@ -74,12 +72,13 @@ def densities_of_next_tokens(jobs: list[Pair]) -> None:
 def densities_of_answers(
     jobs: list[Pair], num_running: int, missing_s: Floats, catching_s: Floats, cost: Cost
 ) -> None:
-    """Ours: the worth of the answer (sage_sched.slo.worth), anew for jobs for which what it rests
-    on has changed: their age, or how many tokens it takes to catch up, in powers of two (0: none).
+    """Ours: the worth of the answer (sage_sched.slo.worth). Computed anew for a job if its age has
+    changed, or how many tokens it takes to catch up; both count roughly, the latter in powers of
+    two (0: it is in time).
 
     jobs: of which the first num_running run. missing_s: by how much the next token of each will be
-    late. catching_s: by how much each step brings one that is late closer. cost: of an answer by
-    its length.
+    late. catching_s: by how much each step brings a late one closer. cost: of an answer by its
+    length.
     """
     to_catch_up = np.minimum(np.maximum(missing_s, 0.0) / catching_s, 1e9)
     tokens = np.where(missing_s > 0, to_catch_up + 1, 0.5)
@@ -90,9 +89,8 @@ def densities_of_answers(
     ]
     looked_at = late + _MOST_DOUBLINGS * ages
     before = np.array([p.looked_at for _, p in jobs])
-    changed = np.flatnonzero(looked_at != before)
     num_left = _NUM_LOOKED_AT
-    for at in changed.tolist():
+    for at in np.flatnonzero(looked_at != before).tolist():
         job, p = jobs[at]
         if num_left > 0 or p.looked_at == _NEVER:
             num_left -= 1
@@ -105,8 +103,6 @@ def _density(job: Job, p: Promised, doublings: int, cost: Cost) -> float:
     first = age + 1 + (0 if doublings == 0 else int(1.5 * 2.0 ** (doublings - 1)))
     if first > job.max_new_tokens:
         return 0.0
-    spent_s = 0.0
-    if age:
-        spent_s = cost(job.input_tokens, age, job.cached_input_tokens)
+    spent_s = cost(job.input_tokens, age, job.cached_input_tokens) if age else 0.0
     promise = p.promise
     return p.worth.density(promise.first_weight, promise.next_weight, age, first, spent_s)

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from sage_sched.distribution import Floats
 
 
 class Queue(NamedTuple):
-    """Those that run and wait; arrays of shape (jobs,).
+    """The running and waiting jobs; arrays of shape (jobs,).
 
-    exec_s: what the next token of each takes, without the fixed time of a batch, above 0.
+    exec_s: seconds that the next token of each takes, without the fixed time of a batch, above 0.
     remain_s: until it is due; below 0 if it is late.
-    density: what serving it is worth, by second.
+    density: what a second of serving it is worth.
     """
 
     exec_s: Floats
@@ -27,21 +27,21 @@ class Queue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """fixed_s: of every batch (t_c). least_s: no batch is made shorter (eta). gamma: who is urgent;
-    larger: more are."""
+    """fixed_s: the fixed time of a batch (t_c). least_s: the shortest batch (eta). gamma: the
+    larger, the more jobs are urgent."""
 
     fixed_s: float
     least_s: float
     gamma: float
 
     def budget_s(self, queue: Queue) -> float:
-        """How long a batch may take: until the first of their tokens is due. What cannot be in time
-        any more does not count (xLLM); inf if nothing can."""
+        """How long a batch may take: until the first token is due. Tokens that can no longer be in
+        time do not count (xLLM); inf if none can be."""
         in_time = queue.remain_s >= queue.exec_s + self.fixed_s
         return max(float(queue.remain_s[in_time].min(initial=math.inf)), self.least_s)
 
     def is_urgent(self, queue: Queue, budget_s: float) -> NDArray[np.bool_]:
-        """Who would be late if all others went first (eq. 8)."""
+        """Which jobs would be late if all others went first (eq. 8)."""
         work_s = float(queue.exec_s.sum())
         if budget_s == math.inf:
             needed_s = work_s

@@ -1,4 +1,4 @@
-"""A share of the work for those that are late by more than their whole TTFT."""
+"""A share of the work for jobs that are late by more than their whole TTFT."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ class StarvedShare:
     """Picks the job that goes first, by arrival, as long as the work for such jobs is less than
     their share.
 
-    This is ours: to serve them before whatever else is due would make overload last (ProServe,
-    section 3.2).
+    This is ours. Without a limit, serving them before whatever else is due would make overload last
+    (ProServe, section 3.2).
+
+    first: the last pick.
     """
 
     def __init__(self, share: float, most_tokens: float) -> None:
-        """share: of the server's work, in [0, 1). most_tokens: that may be saved up."""
+        """share: of the server's work, in [0, 1). most_tokens: the most that can be saved up."""
         self._share = share
         self._most_tokens = most_tokens
         self._credit_tokens = 0.0
@@ -24,11 +26,11 @@ class StarvedShare:
         self.first: Job | None = None
 
     def choose(self, waiting: list[Pair], view: SchedulerView) -> Job | None:
-        """Of those that wait and were promised something; None if nobody goes first."""
+        """The waiting job that goes first; None if none does. Once a pass."""
         first, work = self.first, view.served_tokens - self._served_tokens
         self._served_tokens = view.served_tokens
         if first is not None and first.served_tokens:
-            self._credit_tokens -= first.input_tokens + _mean_tokens(first)
+            self._credit_tokens -= first.input_tokens + first.mean_tokens()
             first = None
         elif first is not None and first not in view.waiting:  # it was aborted, say
             first = None
@@ -44,8 +46,3 @@ class StarvedShare:
             first = min(late)[1] if late else None
         self.first = first
         return first
-
-
-def _mean_tokens(job: Job) -> float:
-    assert job.distribution is not None
-    return job.distribution.capped(job.max_new_tokens).mean()

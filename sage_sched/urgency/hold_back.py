@@ -37,7 +37,7 @@ class HoldBack:
             self._owed_steps = math.ceil(prefill_s * share / max(1e-9, 1 - share) / decode_s)
         if share == 1 or self._owed_steps > 0:
             self._owed_steps -= 1
-            return Budget(prefill_tokens=0, reason="somebody urgent decodes")
+            return Budget(prefill_tokens=0)
         self._prefills_since_tokens = view.served_tokens
         return None
 

@@ -14,25 +14,26 @@ from sage_sched.urgency.credit import Credit
 from sage_sched.urgency.hold_back import HoldBack
 from sage_sched.view import SchedulerView
 
+# The share of the server's work that level 1 may have ahead of all others.
+_CREDIT_SHARE = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class UrgencyParameters:
     """Settings of urgency. A pool is as many tokens as the KV pool holds.
 
-    level_pools: a request goes before those that came for up to so many pools of work before it and
-        are one level less urgent.
-    share: of the server's work, for level 1 ahead of all others.
-    decode_share: of the server's time, at least, for decode steps while a request of level 1 or 2
-        decodes and only less urgent prompts wait. 0: prefills are not held back; 1: they all are.
+    level_pools: a request goes before those that came up to so many pools of work before it and are
+        one level less urgent.
+    decode_share: the least share of the server's time for decode steps while a request of level 1
+        or 2 decodes and only less urgent prompts wait. 0: prefills are not held back; 1: they all
+        are.
     """
 
     level_pools: float = 1.0
-    share: float = 0.5
     decode_share: float = 0.5
 
     def __post_init__(self) -> None:
         require_within("policy.urgency.level_pools", self.level_pools, LEAST_POOLS, MOST)
-        require_within("policy.urgency.share", self.share, 0, 1)
         require_within("policy.urgency.decode_share", self.decode_share, 0, 1)
 
 
@@ -54,9 +55,9 @@ class Urgency(Policy):
     one more than that of j. QED.
 
     A running job yields only to a more urgent one, never to one that has merely waited for longer,
-    and only if it has longer to go than its move takes. While somebody urgent decodes and whoever
-    waits is less urgent, prefills take at most 1 - decode_share of the time. The paper's Algorithm
-    2 holds them all back, which drains the batch.
+    and only if it has longer to go than its move takes. While somebody urgent decodes and only less
+    urgent prompts wait, prefills take at most 1 - decode_share of the time. The paper's Algorithm 2
+    holds them all back, which drains the batch.
     """
 
     Parameters = UrgencyParameters
@@ -65,7 +66,7 @@ class Urgency(Policy):
         self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
         self._piece_tokens = parameters.level_pools * server.kv_pool_tokens
-        self._credit = Credit(parameters.share, server.kv_pool_tokens)
+        self._credit = Credit(_CREDIT_SHARE, server.kv_pool_tokens)
         self._hold_back = HoldBack(parameters.decode_share, self.level)
         self._claims: list[Job] = []
 
@@ -77,7 +78,7 @@ class Urgency(Policy):
         return is_ranked
 
     def on_pass(self, view: SchedulerView) -> None:
-        """Grant jobs of level 1 their way to the front, by arrival, as far as there is credit."""
+        """Move jobs of level 1 to the front, by arrival, as far as there is credit."""
         self._credit.look(view)
         if not self._claims:
             return
@@ -114,13 +115,11 @@ class Urgency(Policy):
 
 
 def left_s(running: Job, indices: Indices, view: SchedulerView) -> float:
-    """Seconds that a running job has to go, as far as is foreseen, at the present step time."""
+    """Expected seconds until a running job ends, at the present step time."""
     step_s = view.server.step_time.decode_s(len(view.running), view.running_kv_tokens)
     return indices.of(running).steps * step_s
 
 
 def _foreseen(job: Job) -> float:
-    """Tokens that it will take."""
-    assert job.distribution is not None
-    mean_tokens = job.distribution.capped(job.max_new_tokens).mean()
-    return job.input_tokens - job.cached_input_tokens + mean_tokens
+    """Tokens that it is expected to need, prefill and decode."""
+    return job.input_tokens - job.cached_input_tokens + job.mean_tokens()

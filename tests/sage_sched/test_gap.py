@@ -48,9 +48,9 @@ def test_what_is_prefilled_and_the_decode_step_after_it_take_no_longer_than_the_
 
 
 def test_a_policys_own_smaller_budget_counts() -> None:
-    small = Budget(prefill_tokens=100, chunk_tokens=50, reason="its own")
+    small = Budget(prefill_tokens=100, chunk_tokens=50)
     assert Gap(0.530).within(small, view(job())) is small
-    large = Budget(prefill_tokens=3000, chunk_tokens=50, reason="its own")
+    large = Budget(prefill_tokens=3000, chunk_tokens=50)
     assert Gap(0.530).within(large, view(job())) == replace(large, prefill_tokens=500)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bench.policies.variants import resource_bound_cost
 from sage_sched.cost import Cost, num_steps
 from sage_sched.distribution import LengthDistribution
-from sage_sched.index import GittinsTable, MeanCost
+from sage_sched.index import IndexTable, MeanCost
 from tests.sage_sched.strategies import MAX_LENGTH, SERVER, costs, distributions
 
 
@@ -37,7 +37,7 @@ def brute_force(lengths: LengthDistribution, cost: Cost, input_tokens: int, age:
 def test_the_table_holds_the_definition_at_every_boundary(
     lengths: LengthDistribution, cost: Cost, input_tokens: int, cap: int, interval: int
 ) -> None:
-    table = GittinsTable(
+    table = IndexTable(
         lengths, cost, input_tokens=input_tokens, max_tokens=cap, interval_tokens=interval
     )
     longest_seen = int(lengths.capped(cap).lengths[-1])
@@ -51,7 +51,7 @@ def test_the_table_holds_the_definition_at_every_boundary(
 def test_the_index_is_positive_finite_and_constant_within_an_interval(
     lengths: LengthDistribution, cost: Cost, input_tokens: int, interval: int, age: int
 ) -> None:
-    table = GittinsTable(
+    table = IndexTable(
         lengths,
         cost,
         input_tokens=input_tokens,
@@ -67,7 +67,7 @@ def test_past_the_longest_length_seen_it_keeps_rising_until_the_cap_is_in_reach(
     lengths: LengthDistribution, input_tokens: int
 ) -> None:
     cap = 1_000_000
-    table = GittinsTable(
+    table = IndexTable(
         lengths,
         resource_bound_cost(SERVER),
         input_tokens=input_tokens,
@@ -86,7 +86,7 @@ def test_a_likely_short_answer_goes_before_a_surely_middling_one_of_lower_mean()
     assert gamble.mean() > middling.mean()
 
     def index(lengths: LengthDistribution, age: int) -> float:
-        return GittinsTable(
+        return IndexTable(
             lengths,
             resource_bound_cost(SERVER),
             input_tokens=50,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ class SessionServers:
         sage = SageConfig.parse(
             {
                 **arm.settings,
-                "slo": self._source.slo().sections(),
+                "slo": asdict(self._source.slo()),
                 "hints": {"trust": "body"},
             }
         )

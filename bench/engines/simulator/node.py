@@ -14,6 +14,7 @@ from bench.engines.simulator import slices
 from bench.engines.simulator.batch import Part
 from bench.engines.simulator.executor import scheduling_pass
 from bench.engines.simulator.invariants import check_promises, check_state
+from bench.engines.simulator.on_time import num_on_time
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import GAPS_PER_S
@@ -27,7 +28,7 @@ from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.policy import Policy
 from sage_sched.probe import Refining, refiner_of
-from sage_sched.slo import Promise, num_on_time
+from sage_sched.slo import Promise
 from sage_sched.steps import attended_pairs
 
 

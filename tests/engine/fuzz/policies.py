@@ -15,10 +15,10 @@ from sage_sched.view import SchedulerView
 _PHASE_TOKENS = 96
 _BUDGETS = (
     None,
-    Budget(prefill_tokens=0, reason="decode only"),
-    Budget(prefill_tokens=48, reason="few tokens"),
-    Budget(chunk_tokens=20, reason="short chunks"),
-    Budget(prefill_tokens=1, chunk_tokens=1, reason="next to nothing"),
+    Budget(prefill_tokens=0),
+    Budget(prefill_tokens=48),
+    Budget(chunk_tokens=20),
+    Budget(prefill_tokens=1, chunk_tokens=1),
 )
 
 

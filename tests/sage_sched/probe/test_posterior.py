@@ -210,7 +210,8 @@ def test_trails_filter_refines_jobs_at_every_token() -> None:
     wanted = filtered(np.exp(p[0]), np.exp(p[1]), 10.0)
     assert one.refined is not None
     assert one.refined.weights == pytest.approx(wanted)
-    assert one.refined.mean_left_tokens() == pytest.approx(mean_left_tokens(wanted, 10.0))
+    left = one.refined.lengths @ one.refined.weights - one.refined.age_tokens
+    assert left == pytest.approx(mean_left_tokens(wanted, 10.0))
     assert rule.refine([one], [1], p[:1]) == []
     # A message lost on the way: two tokens at once.
     rule.refine([other], [2], p[:1])

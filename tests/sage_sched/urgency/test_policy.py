@@ -15,6 +15,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
 from sage_sched.plan import Yield
 from sage_sched.urgency import Urgency, UrgencyParameters
+from sage_sched.urgency.credit import Credit
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.fairness.test_promises import NUM_RUNS, Engine, stepped
 from tests.sage_sched.strategies import SERVER, waiting
@@ -72,7 +73,7 @@ def test_a_piece_of_work_is_worth_a_level() -> None:
 
 
 def test_level_1_without_credit_counts_as_level_2() -> None:
-    policy = policy_of(share=0.0)
+    policy = policy_of()
     first = [job(number, 1, known=LONG) for number in range(20)]
     other = job(20, 2)
     ordered = order(policy, *first, other, served_tokens=0)
@@ -83,7 +84,7 @@ def test_level_1_without_credit_counts_as_level_2() -> None:
 
 
 def test_credit_comes_back_with_the_work_that_is_done() -> None:
-    policy = policy_of(share=0.5)
+    policy = policy_of()
     flood = [job(number, 1, known=LONG) for number in range(20)]
     other = job(20, 2)
     before = order(policy, *flood, other).index(other)
@@ -208,7 +209,8 @@ class UrgentEngine(Engine):
 
 
 def engine_of(seed: int, flood: bool) -> UrgentEngine:
-    policy = policy_of(level_pools=PIECE_POOLS, share=0.1)
+    policy = policy_of(level_pools=PIECE_POOLS)
+    policy._credit = Credit(0.1, POOL)
     return stepped(UrgentEngine(policy, random.Random(seed), flood=flood))
 
 
