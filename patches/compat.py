@@ -40,18 +40,6 @@ CALLS = (
     (f"{_BATCH}.new_tokens_required_next_decode", ()),
     ("sglang.srt.managers.scheduler.Scheduler._reqs_finishing_inflight", ("batch",)),
     ("sglang.srt.managers.scheduler.Scheduler.abort_request", ("recv_req",)),
-    # For prefills that are cut between layers.
-    ("sglang.srt.managers.scheduler.Scheduler.update_running_batch", ("batch",)),
-    ("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_split_prefill", ("batch",)),
-    (
-        "sglang.srt.managers.scheduler_components.request_receiver.SchedulerRequestReceiver"
-        ".recv_requests",
-        ("local_reqs",),
-    ),
-    (
-        "sglang.srt.models.llama.LlamaForCausalLM.forward_split_prefill",
-        ("input_ids", "positions", "forward_batch", "split_interval"),
-    ),
 )  # fmt: skip
 
 # SGLang loads no plugin in the HTTP processes of --tokenizer-worker-num, but serves the app that

@@ -51,8 +51,6 @@ class Req(Protocol):
     extend_end: int
     grammar: object | None
     beam_group: object | None
-    return_routed_experts: bool
-    return_indexer_topk: bool
     multimodal_inputs: object | None
     time_stats: Any
     customized_info: dict[str, Any] | None
@@ -77,12 +75,6 @@ class Batch(Protocol):
     extend_lens: Sequence[int]
     forward_mode: Any
     decoding_reqs: Sequence[Req]
-    is_prefill_only: bool
-    return_hidden_states: bool
-    input_ids: Any
-    split_index: int
-    split_forward_count: int
-    split_forward_batch: Any
 
     def is_empty(self) -> bool: ...
     def check_decode_mem(self) -> bool: ...
@@ -107,7 +99,6 @@ class Tree(Protocol):
     """mem_cache/unified_radix_cache.py"""
 
     tree_components: tuple[Any, ...]
-
     disable: bool
 
     def evictable_size(self) -> int: ...
@@ -150,18 +141,9 @@ class Scheduler(Protocol):
     grammar_manager: Any
     policy: Any
     _sched_idled: bool
-    device_module: Any
-    tp_worker: Any
-    enable_pdmux: bool
-    processed_tokens_counter: int
-    request_receiver: Any
-    _deferred_input_requests: list[Any]
 
     def abort_request(self, recv_req: Any) -> None: ...
     def _collect_inflight_batches(self) -> Sequence[Batch | None]: ...
     def _reqs_finishing_inflight(self, batch: Batch) -> Sequence[Req]: ...
     def get_new_batch_prefill(self, running_batch: Batch) -> Any: ...
-    def update_running_batch(self, batch: Batch) -> Batch | None: ...
-    def run_batch(self, batch: Batch) -> Any: ...
-    def process_batch_result(self, batch: Batch, result: Any) -> None: ...
     def get_num_allocatable_reqs(self, running_bs: int, *, running_batch: Batch) -> int: ...

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
-from patches.engine_types import SamplingParams
-
 
 class ServerArgs(Protocol):
     """srt/server_args.py"""
@@ -18,12 +16,6 @@ class ServerArgs(Protocol):
     model_path: str
     dp_size: int
     tokenizer_worker_num: int
-
-
-class Tokenizer(Protocol):
-    """The model's own."""
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
 class Request(Protocol):
@@ -50,20 +42,13 @@ class TokenizedRequest(Protocol):
     """TokenizedGenerateReqInput, managers/io_struct.py"""
 
     rid: str
-    sampling_params: TokenizedSampling
+    sampling_params: Any  # SamplingParams, whose max_new_tokens may be None still
     input_ids: Any
     mm_inputs: object
     lora_id: str | None
     extra_key: str | None
     cache_salt: str | None
     routed_dp_rank: int | None
-
-
-class TokenizedSampling(SamplingParams, Protocol):
-    """SamplingParams before the scheduler, which chooses the cap if it is None."""
-
-    max_new_tokens: Any
-    custom_params: Mapping[str, Any] | None
 
 
 class ReqState(Protocol):
@@ -92,10 +77,9 @@ class TokenizerManager(Protocol):
     server_args: ServerArgs
     server_status: object
     rid_to_state: MutableMapping[str, ReqState]
-    tokenizer: Tokenizer | None
+    tokenizer: Any
     model_config: Any
     _server_stop_hook: object | None
-
     _result_dispatcher: Any
 
     def abort_request(self, rid: str) -> None: ...

@@ -120,12 +120,7 @@ def _in_one_line(call: Callable[[], None]) -> None:
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
     from patches.http.urgency import refuse_urgency
     from patches.probe.setup import refuse_probe
-    from patches.refusals import (
-        refuse_dispatch,
-        refuse_slices,
-        refuse_trace,
-        refuse_unsupported,
-    )
+    from patches.refusals import refuse_dispatch, refuse_trace, refuse_unsupported
 
     check_release()
     refuse_unsupported(server_args)
@@ -135,7 +130,6 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
     refuse_trace(server_args._sage_trace)
     refuse_probe(server_args, server_args._sage_config)
     refuse_urgency(server_args._sage_config.urgency)
-    refuse_slices(server_args, server_args._sage_config)
     refuse_dispatch(server_args, server_args._sage_config)
 
 

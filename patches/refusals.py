@@ -39,14 +39,6 @@ _REFUSED_WITH_SHADOW = (
     "SGLANG_RUST_SERVER", "--use-ray", "--smg-grpc-mode", "--skip-tokenizer-init", "--encoder-only",
     "--is-embedding", "--dllm-algorithm", "--tokenizer-worker-num above 1",
 )  # fmt: skip
-# What prefills that are cut between layers (patches/scheduler/slices.py) need, and what they do not
-# survive, or have not been tried with.
-_NEEDED_FOR_SLICES = ("--disable-overlap-schedule", "--chunked-prefill-size -1")
-_REFUSED_WITH_SLICES = (
-    "--tp-size above 1", "--pp-size above 1", "--enable-dp-attention", "--speculative-algorithm",
-    "--enable-lora", "--enable-mixed-chunk", "--enable-two-batch-overlap",
-    "--enable-hierarchical-cache",
-)  # fmt: skip
 _REFUSED_WITH_DISPATCH = {
     "--enable-dp-attention": "its replicas take every step together",
     "--tokenizer-worker-num above 1": "each HTTP process knows of its own requests alone",
@@ -65,8 +57,6 @@ _SPECIAL: Mapping[str, Callable[[Any], bool]] = {
     ),
     "--smg-grpc-mode": lambda args: args.smg_grpc_mode or args.grpc_mode,
     "--disaggregation-mode": lambda args: args.disaggregation_mode != "null",
-    "--chunked-prefill-size -1": lambda args: args.chunked_prefill_size == -1,
-    "--enable-lora": lambda args: bool(args.enable_lora or args.lora_paths),
 }
 
 
@@ -100,22 +90,6 @@ def refuse_trace(path: str | None) -> None:
         raise UnsupportedServerError(
             f"--sage-trace is {path!r}, allowed: a file in a folder that can be written to"
         )
-
-
-def refuse_slices(server_args: Any, config: SageConfig) -> None:
-    """Raises UnsupportedServerError if prefills are to be cut on a server that cannot."""
-    parameters = config.policy.get("qllm")
-    if server_args.schedule_policy != "qllm" or parameters is None or not parameters.slice_ms:
-        return
-    for what in _NEEDED_FOR_SLICES:
-        if not is_asked_for(server_args, what):
-            raise UnsupportedServerError(f"policy.qllm.slice_ms needs {what}. Add it, or set it 0.")
-    for what in _REFUSED_WITH_SLICES:
-        if is_asked_for(server_args, what):
-            raise UnsupportedServerError(
-                f"policy.qllm.slice_ms does not work with {what}: it has not been tried. Leave one "
-                "of them out."
-            )
 
 
 def refuse_shadow(server_args: Any) -> None:

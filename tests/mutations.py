@@ -88,7 +88,6 @@ _GUESS, _HEAD = (
     "tests/patches/http/test_urgency.py",
     "tests/predictor_store/urgency/test_head.py",
 )
-_SLICES, _SLICED = "tests/patches/scheduler/test_slices.py", "tests/engine/test_slices.py"
 
 _PLUGIN = "tests/patches/test_plugin.py"
 _ASKED_WHAT_IF = "tests/bench/whatif/test_answer.py"
@@ -243,55 +242,6 @@ MUTATIONS = (
         "return is_sensitive and place_of(job, self, view) < first",
         "return is_sensitive",
         f"{_CORE_SLICES}::test_nobody_passes_best_effort_that_has_been_overtaken_for_long_enough",
-    ),
-    Mutation(
-        "a slice has a layer too many",
-        "sage_sched/best_effort/policy.py",
-        "return max(1, int(slice_s / layer_s))",
-        "return max(1, int(slice_s / layer_s) + 1)",
-        f"{_CORE_SLICES}::test_a_slice_takes_as_many_layers_as_fit_into_its_time_and_at_least_one",
-    ),
-    Mutation(
-        "all layers are queued before anybody may pass",
-        "patches/scheduler/slices.py",
-        "                settle(scheduler, result)\n",
-        "",
-        f"{_SLICES}::test_each_slice_has_ended_before_others_run_and_finds_attention_as_it_was",
-    ),
-    Mutation(
-        "attention goes on with what another batch left it",
-        "patches/scheduler/slices.py",
-        "                backend.init_forward_metadata(batch.split_forward_batch)\n",
-        "",
-        f"{_SLICES}::test_each_slice_has_ended_before_others_run_and_finds_attention_as_it_was",
-    ),
-    Mutation(
-        "requests pass a flush",
-        "patches/scheduler/slices.py",
-        "elif not isinstance(message, AbortReq) or message.abort_all:",
-        "elif message is None:",
-        f"{_SLICES}::test_they_wait_behind_what_concerns_all",
-    ),
-    Mutation(
-        "admission forgets the answers of a parked prefill",
-        "patches/scheduler/admission.py",
-        "state.jobs.running([*reqs, *parked])",
-        "state.jobs.running(reqs)",
-        f"{_SLICES}::test_admission_counts_on_the_answers_of_those_who_are_parked",
-    ),
-    Mutation(
-        "who passes a prefill gets no token until its end",
-        "patches/scheduler/slices.py",
-        "            if decoding is not None and not decoding.is_empty():",
-        "            if False:",
-        f"{_SLICED}::test_who_comes_meanwhile_passes_and_decodes_and_both_say_what_they_say_alone",
-    ),
-    Mutation(
-        "the device clock charges a slice for the whole prefill",
-        "bench/engines/clock/device_clock.py",
-        "share = batch.split_forward_count / batch.model_config.num_hidden_layers",
-        "share = 1.0",
-        "tests/bench/engines/clock/test_device_clock.py::test_what_steps_take",
     ),
     Mutation(
         "the simulator forgets the answers of a parked prefill",

@@ -34,15 +34,10 @@ def add_one(
 
 
 def correct(state: SchedulerState, adder: Any) -> None:
-    """Replace what a new PrefillAdder has set aside for the running requests by our headroom. It
-    also covers a prefill that is parked between two layers, which SGLang does not see."""
-    if adder.running_batch is None:
+    """Replace what a new PrefillAdder has set aside for the running requests by our headroom."""
+    if adder.running_batch is None or state.settings.is_stock:
         return
-    reqs, parked = adder.running_batch.reqs, [] if state.slices is None else state.slices.parked
-    if state.settings.is_stock:
-        offsets = map(adder._get_running_request_total_token_offset, parked)
-        adder.memory_budget.total_offset += sum(offsets)
-        return
+    reqs = adder.running_batch.reqs
     theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
-    ours = sum(state.headroom.set_aside_tokens(state.jobs.running([*reqs, *parked])))
+    ours = sum(state.headroom.set_aside_tokens(state.jobs.running(reqs)))
     adder.memory_budget.total_offset += ours - theirs

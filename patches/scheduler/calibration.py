@@ -56,24 +56,11 @@ class StepMeter:
             self._since_s = time.perf_counter()
         return _work(batch)
 
-    def cut(self) -> float | None:
-        """A step pauses for others: its seconds since it was last cut; None if unknown."""
+    def ended(self, work: list[float] | None, num_tokens: float = 1.0) -> None:
+        """A step is over. num_tokens: see tokens_of."""
         now_s = time.perf_counter()
-        since_s, self._since_s = self._since_s, now_s
-        return None if since_s is None else now_s - since_s
-
-    def ended(
-        self,
-        work: list[float] | None,
-        cut_s: Sequence[float | None] = (),
-        num_tokens: float = 1.0,
-    ) -> None:
-        """A step is over. cut_s: what cut() returned for it. num_tokens: see tokens_of."""
-        now_s = time.perf_counter()
-        before_s = [seconds for seconds in cut_s if seconds is not None]
-        is_known = len(before_s) == len(cut_s)
-        if work is not None and is_known and self._since_s is not None:
-            self._tell(self._by_tokens(work, num_tokens), now_s - self._since_s + sum(before_s))
+        if work is not None and self._since_s is not None:
+            self._tell(self._by_tokens(work, num_tokens), now_s - self._since_s)
         self._since_s = now_s
 
     def _by_tokens(self, work: list[float], num_tokens: float) -> list[float]:
@@ -190,7 +177,7 @@ class Calibration:
         self.step_time = (configured or StepTimeConfig()).step_time()
         self.source = "shipped" if configured is None else "configured"
         self._learner = StepLearner(self.step_time)
-        self.steps = StepMeter(self._add)
+        self.steps = StepMeter(self._learner.add)
         self._file = file
         self._learns = configured is None
         self._was_read = False
@@ -202,9 +189,6 @@ class Calibration:
         """What is learned is kept if the store is on disk."""
         file = StepTimeFile(kind_of(scheduler)) if config.store.on_disk else None
         return cls(config.step_time, file)
-
-    def _add(self, work: Sequence[float], seconds: float) -> None:
-        self._learner.add(work, seconds)
 
     def news(self, server: ServerFacts) -> StepTimes | None:
         """On rank 0, in every pass: what to tell all ranks. It is repeated until it comes back,

@@ -187,7 +187,7 @@ def _admission(hooks: Hooks, process: _Process) -> None:
 
 
 def _steps(hooks: Hooks) -> None:
-    """Steps are measured, their tokens counted, and prefills of best effort cut between layers."""
+    """Steps are measured, and their tokens counted."""
 
     @hooks.at(f"{_SCHEDULER}.run_batch", AROUND, "batch")
     def around_run_batch(
@@ -195,19 +195,13 @@ def _steps(hooks: Hooks) -> None:
     ) -> Any:
         state: SchedulerState = self.sage
         state.about_to_run(batch)
-        steps, slices = state.calibration.steps, state.slices
+        steps = state.calibration.steps
         work = steps.launched(batch, after_idle=self._sched_idled)
-        cut_s: list[float | None] = []
-        layers = 0 if slices is None else slices.layers_of(batch)
-        if slices is not None and layers:
-            launch = partial(original, self)
-            result = slices.run(batch, layers, launch, lambda: cut_s.append(steps.cut()))
-        else:
-            result = original(self, batch, *args, **kw)
+        result = original(self, batch, *args, **kw)
         if ends_with_launch(self.device):
-            steps.ended(work, cut_s, tokens_of(result))
+            steps.ended(work, tokens_of(result))
         else:
-            result.sage_work = (work, cut_s)
+            result.sage_work = work
         return result
 
     @hooks.at(f"{_SCHEDULER}.process_batch_result", AFTER, "batch", "result")
@@ -215,8 +209,8 @@ def _steps(hooks: Hooks) -> None:
         done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
     ) -> None:
         if not ends_with_launch(self.device):
-            work, cut_s = getattr(result, "sage_work", (None, ()))
-            self.sage.calibration.steps.ended(work, cut_s, tokens_of(result))
+            work = getattr(result, "sage_work", None)
+            self.sage.calibration.steps.ended(work, tokens_of(result))
         self.sage.ended(batch, result)
 
 

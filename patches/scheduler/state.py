@@ -21,7 +21,6 @@ from patches.scheduler.kv_copy import swapped
 from patches.scheduler.kv_swap import KvSwap
 from patches.scheduler.metrics import SchedulerMetrics, SloMeter
 from patches.scheduler.preemption import preemption_of
-from patches.scheduler.slices import slices_of
 from patches.scheduler.trace import trace_of
 from patches.scheduler.view import is_full, is_short, view_of
 from sage_sched.admission import Headroom
@@ -72,7 +71,6 @@ class SchedulerState:
         self.preemption = self._preemption = preemption_of(
             scheduler, self.settings, self.calibration
         )
-        self.slices = slices_of(scheduler, self.policy)
         # During a pass.
         self.chunk_limit_tokens: int | None = None
         self.num_visible: int | None = None
@@ -268,7 +266,6 @@ class SchedulerState:
             "preemption": None if self._preemption is None else self._preemption.stats(),
             "step_time": self.calibration.stats(),
             "slo": self.slo.stats(),
-            "slices": None if self.slices is None else self.slices.stats(),
             "trace": None if self.trace is None else self.trace.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
         }

@@ -11,7 +11,6 @@ from sglang.srt.utils.rank_consensus_checker import rank_consensus
 from patches.engine_types import Req, Scheduler
 from patches.messages import SetSettings, SettingsNow
 from patches.probe.scores import why_no_probe
-from patches.scheduler.slices import why_not_cut
 from patches.scheduler.state import SchedulerState
 from sage_sched.fields import ConfigError, require
 
@@ -50,8 +49,6 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float) -> None:
         raise ConfigError(f"schedule_policy {name} cannot be set up: {error}") from error
     reason = why_no_probe(policy, state.probing)
     require(not reason, "schedule_policy", name, f"none that needs a probe, as {reason}")
-    uncut = why_not_cut(policy, state.slices)
-    require(not uncut, "policy.qllm.slice_ms", "above 0", f"0, as {uncut}")
     state.go_by(settings, policy, _unfinished(scheduler), now_s)
     # SGLang expects its queue in order of arrival, and in places reads the policy's name off its
     # configuration.

@@ -13,7 +13,7 @@ from sage_sched.job import Job
 from sage_sched.order import place_of, serving_order
 from sage_sched.plan import Budget
 from sage_sched.policy import Policy
-from sage_sched.steps import ServerFacts, StepTime, attended_pairs
+from sage_sched.steps import ServerFacts
 from sage_sched.urgency import HoldBack, left_s
 from sage_sched.view import SchedulerView
 
@@ -26,18 +26,14 @@ class QllmParameters:
     """Settings of qllm. A pool is as many tokens as the KV pool holds.
 
     level_pools, decode_share: as of urgency.
-    slice_ms: how long best effort may be prefilled before it gives way between two layers
-        (layers_per_slice); 0: it does not. Experimental.
     """
 
     level_pools: float = 1.0
     decode_share: float = 0.1
-    slice_ms: float = 0.0
 
     def __post_init__(self) -> None:
         require_within("policy.qllm.level_pools", self.level_pools, LEAST_POOLS, MOST)
         require_within("policy.qllm.decode_share", self.decode_share, 0, 1)
-        require_within("policy.qllm.slice_ms", self.slice_ms, 0, MOST)
 
 
 class Qllm(Policy):
@@ -56,6 +52,7 @@ class Qllm(Policy):
     of LS with those of BE, for whose end LS then waits; and no BE job begins while anybody decodes.
     Here LS is prefilled by itself, and decode steps have decode_share of the time while LS decodes
     and BE is prefilled. In the paper each expert has a queue, and a batch stops at any of them.
+    Here only the simulator stops a prefill, between layers.
     """
 
     Parameters = QllmParameters
@@ -63,7 +60,6 @@ class Qllm(Policy):
     def __init__(self, parameters: QllmParameters, server: ServerFacts) -> None:
         self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
-        self.slice_s = parameters.slice_ms / 1e3
         self._head_start_tokens = parameters.level_pools * server.kv_pool_tokens
         self._hold_back = HoldBack(parameters.decode_share, self._level)
 
@@ -123,21 +119,6 @@ class Qllm(Policy):
         """Whether a prefill of these lets LS pass between two layers: all are BE, ranked, and not
         promised their turn."""
         return all(job.is_ranked and not job.is_promised and not self.passes(job) for job in jobs)
-
-
-def layers_per_slice(
-    step_time: StepTime, cached: Sequence[int], new: Sequence[int], num_layers: int, slice_s: float
-) -> int:
-    """How many layers of a prefill take slice_s at most, at least one, at most all.
-
-    cached, new: of each of its prompts, tokens that are there and that it computes. By step times
-    that all ranks were told, never by a clock: ranks that cut at different layers would hang.
-    """
-    pairs = sum(attended_pairs(before, more) for before, more in zip(cached, new, strict=True))
-    layer_s = step_time.prefill_s(len(new), sum(new), pairs) / num_layers
-    if layer_s * num_layers <= slice_s:
-        return num_layers
-    return max(1, int(slice_s / layer_s))
 
 
 def those_who_pass(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import requests
 
-from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENV
 from bench.engines.server.server import Server
 from predictor_store.probe.fingerprint import fingerprint
 from predictor_store.urgency.head import UrgencyHead, hashed
 from tests.checks.exactness import STRICT, TWO_RANKS
-from tests.engine import kv_witness, saboteur, stage
+from tests.engine import saboteur, stage
 from tests.engine.serving import UNHURRIED, SageServer, warmed_store
 from tests.predictor_store.probes import probe
 from tests.test_docs import install_example
@@ -29,7 +28,6 @@ PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
 # A prefill step is soon worth its while, on any host.
 COSTLY_PREFILLS = "[step_time]\nprefill_base_ms = 1.0\nprefill_token_ms = 1.0\n"
 CHUNK_TOKENS = 64
-NUM_LAYERS = 4
 # Six may run, and requests yield most often under this policy: every time that their age has
 # doubled. It goes by tokens alone.
 YIELDING = """
@@ -184,21 +182,21 @@ def several(model: Path, folder: Path) -> SageServer:
     )
 
 
-def sliced(model: Path, folder: Path) -> SageServer:
-    """A Mixtral whose prefills are cut at every layer; what is computed is witnessed."""
+def no_overlap(model: Path, folder: Path) -> SageServer:
+    """Each step ends before the next one is scheduled."""
     return SageServer(
-        write_model(folder / "mixtral", num_layers=NUM_LAYERS, hidden_size=64, num_experts=8),
+        model,
         folder,
         warmed_store(folder / "store"),
-        flags=["--disable-overlap-schedule", "--chunked-prefill-size", "-1"],
-        env=CHECKED | kv_witness.install(folder),
-        settings=f'{COSTLY_PREFILLS}[hints]\ntrust = "body"\n[policy.qllm]\nslice_ms = 0.001\n',
-        policy="qllm",
+        flags=["--disable-overlap-schedule"],
+        env=CHECKED,
+        settings=f"{PATIENT}{COSTLY_PREFILLS}",
     )
 
 
 NAMES = (
-    "yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "several", "sliced",
+    "yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "several",
+    "no_overlap",
 )  # fmt: skip
 
 

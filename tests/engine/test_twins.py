@@ -37,5 +37,5 @@ def test_of_those_who_ask_about_a_document_at_once_one_computes_it(foreseeing: S
     one_computes_it(foreseeing)
 
 
-def test_without_overlap_too(sliced: SageServer) -> None:
-    one_computes_it(sliced)
+def test_without_overlap_too(no_overlap: SageServer) -> None:
+    one_computes_it(no_overlap)

@@ -162,52 +162,6 @@ except SystemExit as refusal:
     assert "not named" not in result.stdout
 
 
-NOT_CUT = [
-    ("--disable-overlap-schedule", ["--chunked-prefill-size", "-1"]),
-    ("--chunked-prefill-size -1", ["--disable-overlap-schedule"]),
-    *(
-        (flags[0], ["--disable-overlap-schedule", "--chunked-prefill-size", "-1", *flags])
-        for flags in (
-            ["--tp-size", "2"],
-            ["--speculative-algorithm", "NGRAM"],
-            ["--enable-lora"],
-            ["--enable-mixed-chunk"],
-            ["--enable-two-batch-overlap"],
-            ["--enable-hierarchical-cache"],
-        )
-    ),
-]
-
-
-def test_where_prefills_cannot_be_cut_it_says_what_stands_in_the_way(
-    nursery: Nursery, tmp_path: Path
-) -> None:
-    config = tmp_path / "sage.toml"
-    config.write_text("[policy.qllm]\nslice_ms = 50.0\n")
-    result = nursery.run(
-        f"""
-from sglang.srt.plugins import load_plugins
-load_plugins()
-from sglang.srt.server_args import prepare_server_args
-base = ["--model-path", "none", "--sage-config", {str(config)!r}, "--schedule-policy"]
-cut = ["--disable-overlap-schedule", "--chunked-prefill-size", "-1"]
-for named, flags in {NOT_CUT}:
-    try:
-        prepare_server_args([*base, "qllm", *flags])
-        print("accepted", flags)
-    except SystemExit as refusal:
-        if "policy.qllm.slice_ms" not in str(refusal) or named not in str(refusal):
-            print("not named", flags, refusal)
-prepare_server_args([*base, "qllm", *cut])
-prepare_server_args([*base, "sage"])
-print("done")
-"""
-    )
-    assert result.stdout.splitlines()[-1:] == ["done"], result.stderr
-    assert "accepted" not in result.stdout
-    assert "not named" not in result.stdout
-
-
 def test_the_shadow_is_for_stock_policies_that_it_can_see(nursery: Nursery, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     result = nursery.run(

@@ -52,14 +52,7 @@ class DeviceModel:
         return DeviceModel(StepTime(**coefficients), self.swap_token_s * factor)
 
     def step_s(self, batch: Any) -> float:
-        """Seconds of a step (sglang/srt/managers/schedule_batch.py, ScheduleBatch); of some layers
-        of a prefill (patches/scheduler/slices.py) their share of it."""
-        if batch.forward_mode.is_split_prefill():
-            share = batch.split_forward_count / batch.model_config.num_hidden_layers
-            return float(share * self._whole_s(batch))
-        return self._whole_s(batch)
-
-    def _whole_s(self, batch: Any) -> float:
+        """Seconds of a step (sglang/srt/managers/schedule_batch.py, ScheduleBatch)."""
         if not batch.forward_mode.is_extend_without_speculative():
             kv_tokens = sum(req.kv.kv_committed_len for req in batch.reqs)
             return self.step_time.decode_s(len(batch.reqs), kv_tokens)
@@ -174,7 +167,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from bench.engines.clock import light_model
-    from patches.scheduler import calibration, kv_swap, slices
+    from patches.scheduler import calibration, kv_swap
 
     light_model.register()
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
@@ -194,12 +187,9 @@ def register() -> None:
         result.device_done_s, result.device_s = done_s, clock.stats.device_s
         return result
 
-    def settle(scheduler: object, result: Any) -> None:
+    def before_process(self: Any, batch: Any, result: Any, *args: Any, **kw: Any) -> None:
         clock.wait_until(getattr(result, "device_done_s", 0.0))
         seen.device_s = getattr(result, "device_s", seen.device_s)
-
-    def before_process(self: Any, batch: Any, result: Any, *args: Any, **kw: Any) -> None:
-        settle(self, result)
 
     def around_copy_out(original: Any, self: Any, indices: Any, *args: Any, **kw: Any) -> Any:
         return clock.move(len(indices), lambda: original(self, indices, *args, **kw))
@@ -217,7 +207,6 @@ def register() -> None:
     calibration.ends_with_launch = lambda device: False
     calibration.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
     kv_swap.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
-    slices.settle = settle
     scheduler = f"{_MANAGERS}.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", around_run_batch, HookType.AROUND)
     HookRegistry.register(f"{scheduler}.process_batch_result", before_process, HookType.BEFORE)

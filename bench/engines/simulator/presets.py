@@ -26,9 +26,8 @@ class Engine:
     mixed_chunk: --enable-mixed-chunk.
     swap_token_s: seconds for one token's KV to host memory or back; the device waits meanwhile.
     host_pool_tokens: KV for which host memory has room.
-    slices: in how many a prefill of best effort is cut, under policy qllm
-    (patches/scheduler/slices.py): 1,
-        its layers, or its layers times its experts. slice_overhead_s: what a cut takes.
+    slices: in how many parts a prefill of best effort is cut under policy qllm: 1, its layers, or
+        its layers times its experts. slice_overhead_s: what a cut takes.
     """
 
     step_time: StepTime

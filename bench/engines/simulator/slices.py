@@ -1,4 +1,4 @@
-"""A prefill that is cut, and who passes it: as patches/scheduler/slices.py does on SGLang."""
+"""A prefill that is cut between layers, and who passes it: QLLM's idea. SGLang is not cut so."""
 
 from __future__ import annotations
 

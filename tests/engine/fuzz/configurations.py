@@ -190,7 +190,7 @@ def _configurations() -> list[Configuration]:
             flags=("--chunked-prefill-size", "-1", "--disable-overlap-schedule"),
             pool_tokens=900,
             starved_flags=_COUNTED,
-            settings=_CLAIMED + "[policy.qllm]\nlevel_pools = 0.2\nslice_ms = 2.0\n",
+            settings=_CLAIMED + "[policy.qllm]\nlevel_pools = 0.2\n",
             mix=_CLAIMING,
         ),
         Configuration(

@@ -117,24 +117,6 @@ def test_what_is_no_step_is_not_told_of(told: Told, mode: str) -> None:
     assert told.seconds == [1.0, 2.0]
 
 
-def test_what_passes_a_prefill_between_two_slices_is_none_of_its_time(told: Told) -> None:
-    work = told.launch(batch("extend", kv=[0], new=[100]), after_idle=True)
-    told.now_s += 2.0
-    first_s = told.meter.cut()
-    told.end(told.launch(batch(kv=[10])), 5.0)  # another's step
-    told.now_s += 1.0
-    second_s = told.meter.cut()  # nobody passed here
-    told.now_s += 0.5
-    told.meter.ended(work, [first_s, second_s])
-    assert told.seconds == pytest.approx([5.0, 3.5])
-
-
-def test_a_prefill_whose_begin_was_not_seen_is_not_told_of(told: Told) -> None:
-    work = told.launch(batch("extend", kv=[0], new=[100]))
-    told.meter.ended(work, [told.meter.cut()])
-    assert told.steps == []
-
-
 def test_a_speculative_step_counts_as_a_step_a_token(told: Told) -> None:
     result = SimpleNamespace(accept_lens=torch.tensor([1, 4]))
     told.end(told.launch(batch(kv=[5, 17]), after_idle=True), 3.0, tokens_of(result))

@@ -141,9 +141,7 @@ def test_the_engine_that_is_tried_lets_many_overtake_and_has_some_yield() -> Non
     assert sum(engine.num_yields for engine in engines) > 5
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("level_pools", 0.0), ("decode_share", 2.0), ("slice_ms", -1.0)]
-)
+@pytest.mark.parametrize(("field", "value"), [("level_pools", 0.0), ("decode_share", 2.0)])
 def test_a_setting_that_cannot_be_is_named(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"policy\.qllm\.{field} is {value}, allowed: "):
         SageConfig.parse({"policy": {"qllm": {field: value}}})

@@ -1,36 +1,15 @@
-"""How prefills are cut between layers, and who passes them."""
+"""Who passes a prefill that is parked between two layers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from sage_sched.best_effort import Qllm, QllmParameters, layers_per_slice, those_who_pass
+from sage_sched.best_effort import Qllm, QllmParameters, those_who_pass
 from sage_sched.job import Job
 from tests.sage_sched.strategies import SERVER, waiting
 from tests.sage_sched.urgency.test_policy import POOL, job
-
-STEP_TIME = SERVER.step_time
-
-
-@given(
-    new=st.lists(st.integers(1, 9000), min_size=1, max_size=5),
-    cached=st.integers(0, 5000),
-    num_layers=st.integers(1, 80),
-    slice_s=st.floats(1e-4, 10.0),
-)
-def test_a_slice_takes_as_many_layers_as_fit_into_its_time_and_at_least_one(
-    new: list[int], cached: int, num_layers: int, slice_s: float
-) -> None:
-    layers = layers_per_slice(STEP_TIME, [cached] * len(new), new, num_layers, slice_s)
-    pairs = sum(n * (cached + n / 2) for n in new)
-    layer_s = STEP_TIME.prefill_s(len(new), sum(new), pairs) / num_layers
-    assert 1 <= layers <= num_layers
-    assert layers == 1 or layers * layer_s <= slice_s * (1 + 1e-9)
-    assert layers == num_layers or (layers + 1) * layer_s > slice_s * (1 - 1e-9)
 
 
 def policy_with(*jobs: Job) -> Qllm:

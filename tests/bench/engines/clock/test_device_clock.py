@@ -58,7 +58,6 @@ def batch(mode: str, **fields: Any) -> Any:
     forward_mode = SimpleNamespace(
         is_extend_without_speculative=lambda: mode != "decode",
         is_mixed=lambda: mode == "mixed",
-        is_split_prefill=lambda: mode == "split",
     )
     return SimpleNamespace(forward_mode=forward_mode, **fields)
 
@@ -75,10 +74,6 @@ def test_what_steps_take() -> None:
     pairs = 10 * 5 + 20 * (50 + 10)
     prefill_s = 1.0 + 2 * 0.1 + 30 * 0.01 + pairs * 0.001
     assert MODEL.step_s(prefill) == pytest.approx(prefill_s)
-    layers = SimpleNamespace(num_hidden_layers=8)
-    two_of_eight = {"split_forward_count": 2, "model_config": layers}
-    split = batch("split", **tokens, **two_of_eight)
-    assert MODEL.step_s(split) == pytest.approx(prefill_s / 4)
     # The same with two requests that decode: the weights are read once.
     mixed = batch(
         "mixed",
