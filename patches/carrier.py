@@ -19,7 +19,8 @@ _HINT_PREFIX = _PREFIX + "hint_"
 _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
 _CAME = _PREFIX + "came_s"
 _ASKED = _PREFIX + "asked"
-_EXPLAIN = _PREFIX + "explain"
+# The wish that the answer tell what was predicted of it.
+EXPLAIN = {_PREFIX + "explain": True}
 # The key of what is said of a request, in SGLang's customized_info and an answer's meta_info.
 EXPLANATION = "sage"
 # A stamp is older than the tick that comes with it, but not by more than a request may wait.
@@ -83,16 +84,6 @@ def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
         case [str() as rid, float() as came_s, float() as begun_s]:
             return rid, came_s, begun_s
     return None
-
-
-def encode_explain() -> dict[str, Any]:
-    """The wish that the answer tell what was predicted of it, under a reserved key."""
-    return {_EXPLAIN: True}
-
-
-def decode_explain(custom_params: object) -> bool:
-    """Whether that wish is there."""
-    return isinstance(custom_params, Mapping) and custom_params.get(_EXPLAIN) is True
 
 
 def decode_stamp(custom_params: object, now_s: float) -> float:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 from sglang.version import __version__ as sglang_release
 
 from patches.compat import CALLS, UnsupportedServerError
+
+logger = logging.getLogger(__name__)
 
 _applied: set[str] = set()
 _SOURCE = HookSource(plugin_name="sage_sched", dist_name="sage-sched")
@@ -118,5 +122,28 @@ def apply_all(hooks: Iterable[Hook]) -> None:
     for hook in hooks:
         hook.apply()
 
+
+_failed: set[str] = set()
+
+
+def harmless(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, but it logs its first error and then returns None: what it does matters
+    less than serving."""
+
+    @wraps(function)
+    def guarded(*args: Any, **kw: Any) -> Any:
+        try:
+            return function(*args, **kw)
+        except Exception:
+            if function.__qualname__ not in _failed:
+                _failed.add(function.__qualname__)
+                logger.exception("sage-sched: %s failed; requests go on", function.__qualname__)
+            return None
+
+    return guarded
+
+
+# A method of SGLang's that is awaited, as an AROUND hook gets it.
+Awaited = Callable[..., Awaitable[Any]]
 
 AFTER, AROUND, BEFORE = HookType.AFTER, HookType.AROUND, HookType.BEFORE

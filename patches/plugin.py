@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from patches import refusals
 from patches.compat import UnsupportedServerError, check_release
 from patches.hook import AFTER, BEFORE, Hook, Hooks, apply_all, check_all, check_calls
 from predictor_store.config_file import read_config
@@ -120,32 +121,30 @@ def _in_one_line(call: Callable[[], None]) -> None:
 def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) -> None:
     from patches.http.urgency import refuse_urgency
     from patches.probe.setup import refuse_probe
-    from patches.refusals import refuse_dispatch, refuse_trace, refuse_unsupported
 
     check_release()
-    refuse_unsupported(server_args)
+    refusals.refuse_unsupported(server_args)
     # These are no fields of the record, so they may be set, and they travel to every process.
-    server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
+    config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
+    server_args._sage_config = config
     server_args._sage_trace = trace_path or os.environ.get("SAGE_TRACE") or None
-    refuse_trace(server_args._sage_trace)
-    refuse_probe(server_args, server_args._sage_config)
-    refuse_urgency(server_args._sage_config.urgency)
-    refuse_dispatch(server_args, server_args._sage_config)
+    if server_args._sage_trace is not None:
+        refusals.refuse_place("--sage-trace", server_args._sage_trace)
+    refuse_probe(server_args, config)
+    refuse_urgency(config.urgency)
+    refusals.refuse_dispatch(server_args, config)
 
 
 def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> None:
-    from patches.ops.shadow import refuse_place
-    from patches.refusals import refuse_shadow
-
     if _is_ours(server_args):
         raise ValueError(
             f"--sage-shadow is for SGLang's own policies: {server_args.schedule_policy} predicts, "
             "and uses it"
         )
     check_release()
-    refuse_shadow(server_args)
+    refusals.refuse_shadow(server_args)
+    refusals.refuse_place("--sage-shadow", file)
     server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
-    refuse_place(file)
     server_args._sage_shadow = os.path.abspath(file)
 
 
@@ -160,27 +159,22 @@ def _refuse_store(config: SageConfig) -> None:
 @_main_hooks.at(f"{_ARGS}.check_server_args", BEFORE)
 def _activate_main(server_args: Any) -> None:
     """Before SGLang starts its processes: hook this one, and check the hooks of the others."""
-    if _is_shadowed(server_args):
-        from patches.ops.shadow import shadow_http_hooks, shadow_scheduler_hooks
-
-        _refuse_store(server_args._sage_config)
-        check_all(shadow_scheduler_hooks(server_args._sage_config))
-        apply_all(shadow_http_hooks)
-        return
-    if not _is_ours(server_args):
+    is_shadowed = _is_shadowed(server_args)
+    if not is_shadowed and not _is_ours(server_args):
         return
     if hasattr(server_args, "_sage_config"):
         _refuse_store(server_args._sage_config)
     else:  # the Engine API has no command line; the worker will say what is wrong with a store
         _prepare(server_args, None, None)
+    check_all(_scheduler_hooks(server_args))
+    if is_shadowed:
+        from patches.ops.shadow import shadow_http_hooks
+
+        apply_all(shadow_http_hooks)
+        return
     from patches.http.hooks import http_hooks, router_hooks, serve_our_app
-    from patches.scheduler.hooks import scheduler_hooks
 
-    check_all(scheduler_hooks(server_args._sage_config))
-    if server_args._sage_config.router.dispatch:
-        from patches.http.replica_watch import controller_hooks
-
-        check_all(controller_hooks)
+    check_all(_controller_hooks(server_args))
     check_calls()
     apply_all(http_hooks)
     if server_args.tokenizer_worker_num > 1:
@@ -188,24 +182,33 @@ def _activate_main(server_args: Any) -> None:
         apply_all(router_hooks)
 
 
-def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
+def _scheduler_hooks(server_args: Any) -> Hooks:
+    """The hooks that this server's schedulers need."""
     if _is_shadowed(server_args):
         from patches.ops.shadow import shadow_scheduler_hooks
 
-        apply_all(shadow_scheduler_hooks(server_args._sage_config))
-    elif _is_ours(server_args):
+        return shadow_scheduler_hooks(server_args._sage_config)
+    if _is_ours(server_args):
         from patches.scheduler.hooks import scheduler_hooks
 
-        check_release()
-        apply_all(scheduler_hooks(server_args._sage_config))
+        return scheduler_hooks(server_args._sage_config)
+    return Hooks()
+
+
+def _controller_hooks(server_args: Any) -> Hooks:
+    if not _is_ours(server_args) or not server_args._sage_config.router.dispatch:
+        return Hooks()
+    from patches.http.replica_watch import controller_hooks
+
+    return controller_hooks
+
+
+def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
+    apply_all(_scheduler_hooks(server_args))
 
 
 def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
-    if not _is_ours(server_args):
-        return
-    # It passes on messages that it does not know, if it can decode them.
-    importlib.import_module("patches.messages")
-    if server_args._sage_config.router.dispatch:
-        from patches.http.replica_watch import controller_hooks
-
-        apply_all(controller_hooks)
+    if _is_ours(server_args):
+        # It passes on messages that it does not know, if it can decode them.
+        importlib.import_module("patches.messages")
+        apply_all(_controller_hooks(server_args))

@@ -70,45 +70,44 @@ def is_asked_for(server_args: Any, what: str) -> bool:
     return bool(value > int(most) if most else value)
 
 
+def refuse(server_args: Any, ours: str, reasons: Mapping[str, str]) -> None:
+    """Raises UnsupportedServerError if the server is asked for one of these beside something of
+    ours."""
+    for what, reason in reasons.items():
+        if is_asked_for(server_args, what):
+            raise UnsupportedServerError(
+                f"{ours} does not work with {what}: {reason}. Leave one of them out."
+            )
+
+
 def refuse_unsupported(server_args: Any) -> None:
-    """Raises UnsupportedServerError if the server is asked for something named above."""
-    name = server_args.schedule_policy
-    for what, reason in _REFUSALS.items():
-        if is_asked_for(server_args, what):
-            raise UnsupportedServerError(
-                f"--schedule-policy {name} does not work with {what}: {reason}. Leave one of them "
-                "out."
-            )
-
-
-def refuse_trace(path: str | None) -> None:
-    """Raises UnsupportedServerError if a trace cannot be written there."""
-    if path is None:
-        return
-    folder = Path(path).absolute().parent
-    if not os.access(folder, os.W_OK) or (os.path.lexists(path) and not os.path.isfile(path)):
-        raise UnsupportedServerError(
-            f"--sage-trace is {path!r}, allowed: a file in a folder that can be written to"
-        )
-
-
-def refuse_shadow(server_args: Any) -> None:
-    """Raises UnsupportedServerError if the server is one that --sage-shadow cannot see into."""
-    for what in _REFUSED_WITH_SHADOW:
-        if is_asked_for(server_args, what):
-            raise UnsupportedServerError(
-                f"--sage-shadow does not work with {what}: it sees no prompts there, or no "
-                "answers. Leave one of them out."
-            )
+    """Raises UnsupportedServerError if this server cannot be scheduled by us."""
+    refuse(server_args, f"--schedule-policy {server_args.schedule_policy}", _REFUSALS)
 
 
 def refuse_dispatch(server_args: Any, config: SageConfig) -> None:
     """Raises UnsupportedServerError if the router would not see all requests that it places."""
-    for what, reason in _REFUSED_WITH_DISPATCH.items():
-        if config.router.dispatch and is_asked_for(server_args, what):
-            raise UnsupportedServerError(
-                f"router.dispatch = {config.router.dispatch!r} does not work with {what}: {reason}."
-            )
+    if config.router.dispatch:
+        ours = f"router.dispatch = {config.router.dispatch!r}"
+        refuse(server_args, ours, _REFUSED_WITH_DISPATCH)
+
+
+def refuse_shadow(server_args: Any) -> None:
+    """Raises UnsupportedServerError if the server is one that --sage-shadow cannot see into."""
+    reason = "it sees no prompts there, or no answers"
+    refuse(server_args, "--sage-shadow", dict.fromkeys(_REFUSED_WITH_SHADOW, reason))
+
+
+def refuse_place(flag: str, path: str) -> None:
+    """Raises UnsupportedServerError if no file can be written there. Creates nothing."""
+    file = Path(path).absolute()
+    is_taken = os.path.lexists(file) and (
+        file.is_symlink() or not file.is_file() or not os.access(file, os.W_OK)
+    )
+    if is_taken or not os.access(file.parent, os.W_OK | os.X_OK):
+        raise UnsupportedServerError(
+            f"{flag} is {path}, allowed: a file in a folder that can be written to"
+        )
 
 
 def refuse_model(model_config: Any) -> None:

@@ -72,8 +72,8 @@ _ROUTER, _DISPATCH = (
 )
 _DEPARTURE = "tests/sage_sched/test_departure.py"
 _SWITCH, _SWITCHED = "tests/patches/scheduler/test_switch.py", "tests/engine/test_switch.py"
-_TRACE, _EARLY = (
-    "tests/patches/scheduler/test_trace.py",
+_LINES, _EARLY = (
+    "tests/patches/test_json_lines.py",
     "tests/patches/scheduler/test_early_aborts.py",
 )
 _QLLM, _CORE_SLICES = (
@@ -868,25 +868,25 @@ MUTATIONS = (
         "::test_the_rank_that_speaks_goes_on_as_the_others_do",
     ),
     Mutation(
-        "anybody may read a trace",
-        "patches/scheduler/trace.py",
+        "anybody may read a trace or a shadow record",
+        "patches/json_lines.py",
         "os.fchmod(file.fileno(), 0o600)",
         "os.fchmod(file.fileno(), 0o644)",
-        f"{_TRACE}::test_only_its_owner_may_read_it_and_no_link_is_followed",
+        f"{_LINES}::test_only_its_owner_may_read_it_and_no_link_is_followed",
     ),
     Mutation(
         "a trace grows until the disk is full",
-        "patches/scheduler/trace.py",
-        "if file.tell() + len(content) > self._max_bytes:",
+        "patches/json_lines.py",
+        "if file.tell() + len(self._lines[0]) > self._max_bytes:",
         "if file.tell() < 0:",
-        f"{_TRACE}::test_it_grows_to_its_limit_and_keeps_what_is_latest",
+        f"{_LINES}::test_it_grows_to_its_limit_and_keeps_what_is_latest",
     ),
     Mutation(
         "a disk that hangs fills the scheduler's memory",
-        "patches/scheduler/trace.py",
+        "patches/json_lines.py",
         "len(self._lines) >= _MOST_WAITING:",
         "len(self._lines) < 0:",
-        f"{_TRACE}::test_a_disk_that_hangs_costs_lines_and_no_memory",
+        f"{_LINES}::test_a_disk_that_hangs_costs_lines_and_no_memory",
     ),
     Mutation(
         "one tenant's flood holds up all others",
@@ -920,7 +920,7 @@ MUTATIONS = (
     Mutation(
         "the copy outlives a flush",
         "patches/scheduler/hooks.py",
-        "            self.sage.preemption.swap.forget_copies()",
+        "            self.sage.preemption.forget_copies()",
         "            pass",
         f"{_PREEMPTION}::test_what_a_flush_makes_stale_is_computed_again",
     ),
@@ -938,13 +938,6 @@ MUTATIONS = (
         "while running:",
         "tests/bench/whatif/test_answer.py::"
         "test_a_prompt_is_foreseen_by_answers_that_had_ended_and_by_no_other",
-    ),
-    Mutation(
-        "others may read a shadow record",
-        "patches/ops/shadow.py",
-        "os.fchmod(self._fd, 0o600)",
-        "os.fchmod(self._fd, 0o644)",
-        "tests/patches/ops/test_shadow.py::test_what_is_written_is_read_back",
     ),
     Mutation(
         "the shadow writes into requests",

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sglang.srt.managers.io_struct import GenerateReqInput
+
 from patches.compat import thinking_of
-from patches.http_types import Request
 from predictor_store.predict.asked import NOTHING_ASKED, Asked, digest
 
 _LESS, _MORE = ("minimal", "low"), ("high", "xhigh", "ultra", "max")
@@ -39,7 +40,7 @@ def asked_of_chat(request: Any) -> Asked:
     )
 
 
-def asked_of(obj: Request, of_chat: Asked | None) -> Asked:
+def asked_of(obj: GenerateReqInput, of_chat: Asked | None) -> Asked:
     """Read a GenerateReqInput. Nobody has checked its sampling parameters yet."""
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     asked = of_chat or NOTHING_ASKED
@@ -55,7 +56,7 @@ def asked_of(obj: Request, of_chat: Asked | None) -> Asked:
     )
 
 
-def _session(obj: Request) -> str:
+def _session(obj: GenerateReqInput) -> str:
     """The session that the client names; "" if none."""
     params = obj.session_params
     named = [params.get("id") if isinstance(params, dict) else None]
@@ -66,7 +67,7 @@ def _session(obj: Request) -> str:
     return ""
 
 
-def _input_tokens(obj: Request) -> int:
+def _input_tokens(obj: GenerateReqInput) -> int:
     """An estimate for the whole prompt, which is not tokenized yet."""
     if isinstance(obj.input_ids, list):
         return len(obj.input_ids)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from sglang.srt.managers.communicator import FanOutCommunicator
-from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.io_struct import AbortReq, ActiveRanksOutput, TokenizedGenerateReqInput
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-from patches.http_types import TokenizedRequest, TokenizerManager
 from patches.messages import StepTimes
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 from sage_sched.distribution import LengthDistribution
@@ -30,28 +30,6 @@ logger = logging.getLogger(__name__)
 _POOL_TOKENS, _MOST_RUNNING = 100_000, 256
 
 
-class Load(Protocol):
-    """LoadSnapshot, managers/load_snapshot.py"""
-
-    timestamp: float
-    dp_rank: int
-    num_running_reqs: int
-    max_total_num_tokens: int
-    max_running_requests: int
-
-
-class LoadReader(Protocol):
-    """TokenizerManager.load_snapshot_reader"""
-
-    def read_all(self) -> Sequence[Load]: ...
-
-
-class ActiveRanks(Protocol):
-    """ActiveRanksOutput, managers/io_struct.py. status: by rank, whether it is alive."""
-
-    status: Sequence[bool]
-
-
 @dataclass(frozen=True, slots=True)
 class Foreseen:
     """What is known of a request when it is sent."""
@@ -63,7 +41,8 @@ class Foreseen:
 class Dispatch:
     """The router of one server. What it cannot decide it leaves to SGLang."""
 
-    def __init__(self, num_ranks: int, config: SageConfig, loads: LoadReader) -> None:
+    def __init__(self, num_ranks: int, config: SageConfig, loads: Any) -> None:
+        """loads: TokenizerManager.load_snapshot_reader, which reads all replicas' snapshots."""
         self._name = config.router.dispatch
         self._router: Router = router_named(self._name)
         self._num_ranks = num_ranks
@@ -79,7 +58,7 @@ class Dispatch:
 
     def send(
         self,
-        request: TokenizedRequest,
+        request: TokenizedGenerateReqInput,
         given: int | None,
         foreseen: Foreseen,
         alive: Collection[str],
@@ -97,7 +76,9 @@ class Dispatch:
             self._num_failed += 1
         return True
 
-    def _send(self, request: TokenizedRequest, given: int | None, foreseen: Foreseen) -> None:
+    def _send(
+        self, request: TokenizedGenerateReqInput, given: int | None, foreseen: Foreseen
+    ) -> None:
         ledger, now_s = self._started(), time.monotonic()
         token_ids = request.input_ids
         if not isinstance(token_ids, list | array):
@@ -198,7 +179,7 @@ class Dispatch:
             self.heard((rid, 0, True) for rid in gone)
 
 
-def bury(manager: TokenizerManager, ranks: ActiveRanks) -> None:
+def bury(manager: TokenizerManager, ranks: ActiveRanksOutput) -> None:
     """After a replica has died, its requests end with an error, nothing is sent there any more,
     and questions to all replicas are answered by those that are left."""
     dispatch: Dispatch | None = manager.sage.dispatch

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from patches.http_types import Request, TokenizedRequest, TokenizerManager
+from sglang.srt.managers.io_struct import GenerateReqInput, TokenizedGenerateReqInput
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 
-def custom_params_of(obj: Request) -> Mapping[str, Any] | None:
+def custom_params_of(obj: GenerateReqInput) -> Mapping[str, Any] | None:
     """A client's custom_params. Raises ValueError unless they are an object, or None."""
     sampling = obj.sampling_params
     given = sampling.get("custom_params") if isinstance(sampling, dict) else None
@@ -21,7 +22,7 @@ def custom_params_of(obj: Request) -> Mapping[str, Any] | None:
     return given
 
 
-def check_token_ids(manager: TokenizerManager, obj: Request) -> None:
+def check_token_ids(manager: TokenizerManager, obj: GenerateReqInput) -> None:
     """Raises ValueError if a prompt has token ids beyond the model's vocabulary: looking them up
     would end the scheduler. LoRA adapters may add ids, and multimodal prompts use ids of their
     own."""
@@ -35,7 +36,7 @@ def check_token_ids(manager: TokenizerManager, obj: Request) -> None:
         raise ValueError(f"input_ids have {wrong!r:.40}, allowed: 0 to {last}")
 
 
-def check_tokenized(tokenized: TokenizedRequest) -> None:
+def check_tokenized(tokenized: TokenizedGenerateReqInput) -> None:
     """Raises ValueError for an empty prompt, and for beam search, for which SGLang counts too few
     slots."""
     ids = tokenized.input_ids

@@ -9,23 +9,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.io_struct import (
+    ActiveRanksOutput,
+    BatchStrOutput,
+    GenerateReqInput,
+    TokenizedGenerateReqInput,
+)
+from sglang.srt.managers.tokenizer_manager import ReqState, TokenizerManager
+from sglang.srt.server_args import ServerArgs
 
 from patches.carrier import EXPLANATION
 from patches.compat import APP, APP_VARIABLE
-from patches.hook import AFTER, AROUND, BEFORE, Hooks
-from patches.http.dispatch import ActiveRanks, bury, end
+from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
+from patches.http.dispatch import bury, end
 from patches.http.predict import attach, is_internal, learn, request_hooks, start, state_of
 from patches.http.state import HttpState, http_state
-from patches.http_types import (
-    Awaited,
-    BatchOutput,
-    ReqState,
-    Request,
-    ServerArgs,
-    TokenizedRequest,
-    TokenizerManager,
-)
 from patches.messages import EarlyAbort
 from predictor_store.service.supervisor import SharedWorker
 
@@ -51,7 +49,7 @@ def _after_init(
 
 @http_hooks.at(f"{_MANAGER}._init_req_state", BEFORE, "obj", "request")
 def _before_init_state(
-    self: TokenizerManager, obj: Request, request: Any = None, *args: Any, **kw: Any
+    self: TokenizerManager, obj: GenerateReqInput, request: Any = None, *args: Any, **kw: Any
 ) -> None:
     """All routes pass here. Samples are copies, whose class is known already."""
     ours = http_state(self)
@@ -70,7 +68,7 @@ def _before_init_state(
 
 
 @http_hooks.at(f"{_MANAGER}._handle_batch_request", BEFORE, "obj")
-def _before_batch(self: TokenizerManager, obj: Request, *args: Any, **kw: Any) -> None:
+def _before_batch(self: TokenizerManager, obj: GenerateReqInput, *args: Any, **kw: Any) -> None:
     # SGLang tokenizes the batch one by one; predictions are better made together.
     if isinstance(obj, GenerateReqInput) and http_state(self) is not None:
         for i in range(obj.batch_size):
@@ -79,19 +77,19 @@ def _before_batch(self: TokenizerManager, obj: Request, *args: Any, **kw: Any) -
 
 @http_hooks.at(f"{_MANAGER}._tokenize_one_request", AROUND, "obj")
 async def _around_tokenize_one(
-    original: Awaited, self: TokenizerManager, obj: Request, *args: Any, **kw: Any
-) -> TokenizedRequest:
+    original: Awaited, self: TokenizerManager, obj: GenerateReqInput, *args: Any, **kw: Any
+) -> TokenizedGenerateReqInput:
     start(self, obj)
-    tokenized: TokenizedRequest = await original(self, obj, *args, **kw)
+    tokenized: TokenizedGenerateReqInput = await original(self, obj, *args, **kw)
     await attach(obj, tokenized)
     return tokenized
 
 
 @http_hooks.at(f"{_MANAGER}._batch_tokenize_and_process", AROUND, "batch_size", "obj")
 async def _around_tokenize_batch(
-    original: Awaited, self: TokenizerManager, batch_size: int, obj: Request
-) -> list[TokenizedRequest]:
-    tokenized: list[TokenizedRequest] = await original(self, batch_size, obj)
+    original: Awaited, self: TokenizerManager, batch_size: int, obj: GenerateReqInput
+) -> list[TokenizedGenerateReqInput]:
+    tokenized: list[TokenizedGenerateReqInput] = await original(self, batch_size, obj)
     for i in range(batch_size):
         await attach(obj[i], tokenized[i])
     return tokenized
@@ -102,7 +100,7 @@ async def _around_tokenize_batch(
 
 @http_hooks.at(f"{_MANAGER}._send_one_request", AROUND, "tokenized_obj")
 async def _around_send_one(
-    original: Awaited, self: TokenizerManager, tokenized_obj: TokenizedRequest
+    original: Awaited, self: TokenizerManager, tokenized_obj: TokenizedGenerateReqInput
 ) -> None:
     if _dispatch(self, tokenized_obj):
         await original(self, tokenized_obj)
@@ -110,14 +108,14 @@ async def _around_send_one(
 
 @http_hooks.at(f"{_MANAGER}._send_batch_request", AROUND, "tokenized_objs")
 async def _around_send_batch(
-    original: Awaited, self: TokenizerManager, tokenized_objs: Sequence[TokenizedRequest]
+    original: Awaited, self: TokenizerManager, tokenized_objs: Sequence[TokenizedGenerateReqInput]
 ) -> None:
     tokenized_objs = [each for each in tokenized_objs if _dispatch(self, each)]
     if tokenized_objs:
         await original(self, tokenized_objs)
 
 
-def _dispatch(manager: TokenizerManager, tokenized: TokenizedRequest) -> bool:
+def _dispatch(manager: TokenizerManager, tokenized: TokenizedGenerateReqInput) -> bool:
     """Pick the replica of a request, but not of health checks and sessions, which SGLang places.
     False if it must not be sent, because its client chose a replica that has died."""
     ours, found = http_state(manager), manager.rid_to_state.get(tokenized.rid)
@@ -136,7 +134,7 @@ def _dispatch(manager: TokenizerManager, tokenized: TokenizedRequest) -> bool:
 
 
 @http_hooks.at(f"{_MANAGER}.update_active_ranks", BEFORE, "ranks")
-def _before_active_ranks(self: TokenizerManager, ranks: ActiveRanks) -> None:
+def _before_active_ranks(self: TokenizerManager, ranks: ActiveRanksOutput) -> None:
     if http_state(self) is not None:
         bury(self, ranks)
 
@@ -167,7 +165,7 @@ def _is_early(manager: TokenizerManager, rid: str) -> bool:
 
 
 @http_hooks.at(f"{_MANAGER}._handle_batch_output", BEFORE, "recv_obj")
-def _before_output(self: TokenizerManager, recv_obj: BatchOutput) -> None:
+def _before_output(self: TokenizerManager, recv_obj: BatchStrOutput) -> None:
     ours = http_state(self)
     if ours is None:
         return

@@ -9,24 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
-from sglang.srt.managers.io_struct import GenerateReqInput
-from sglang.srt.managers.tokenizer_manager import ServerStatus
-
-from patches.carrier import (
-    clients_hints,
-    encode,
-    encode_asked,
-    encode_explain,
-    encode_hints,
-    encode_stamp,
-    strip,
+from sglang.srt.managers.io_struct import (
+    BatchStrOutput,
+    GenerateReqInput,
+    TokenizedGenerateReqInput,
 )
+from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
+
+from patches import carrier
 from patches.hook import AFTER, Hooks
 from patches.http.asked import asked_of, asked_of_chat, text_of
 from patches.http.dispatch import Foreseen
 from patches.http.door import check_token_ids, check_tokenized, custom_params_of
 from patches.http.state import HttpState, http_state
-from patches.http_types import BatchOutput, Request, TokenizedRequest, TokenizerManager
 from predictor_store.predict.asked import Asked
 from predictor_store.service.client import Prediction
 from sage_sched.job import NO_HINTS
@@ -37,8 +32,8 @@ _MAX_DECODED_TOKENS = 512
 
 @dataclass(slots=True)
 class RequestPrediction:
-    """`Request.sage`: what we keep for one request. Its samples (n above 1) are copies of it with
-    other ids, and share this.
+    """`GenerateReqInput.sage`: what we keep for one request. Its samples (n above 1) are copies of
+    it with other ids, and share this.
 
     text: a chat's last user message; None for other requests. asked: what a chat asks for beside
     its words; None for other requests. slo_class: None until it is known. came_s: arrival
@@ -70,7 +65,7 @@ class RequestPrediction:
         return self
 
 
-def state_of(obj: Request) -> RequestPrediction:
+def state_of(obj: GenerateReqInput) -> RequestPrediction:
     """Made if it is not there."""
     if not hasattr(obj, "sage"):
         obj.sage = RequestPrediction()
@@ -82,7 +77,7 @@ request_hooks = Hooks()
 
 
 @request_hooks.at("sglang.srt.managers.io_struct.GenerateReqInput.__getitem__", AFTER, "i")
-def _after_getitem(sub: Request, self: Request, i: int) -> None:
+def _after_getitem(sub: GenerateReqInput, self: GenerateReqInput, i: int) -> None:
     state_of(sub).text = state_of(self).text
     state_of(sub).asked = state_of(self).asked
 
@@ -93,7 +88,7 @@ def _after_getitem(sub: Request, self: Request, i: int) -> None:
     "request",
 )
 def _after_chat(
-    result: tuple[Request, object], self: object, request: Any, *args: Any, **kw: Any
+    result: tuple[GenerateReqInput, object], self: object, request: Any, *args: Any, **kw: Any
 ) -> None:
     # Here a chat's text is known best.
     state = state_of(result[0])
@@ -109,7 +104,7 @@ def last_user_text(messages: Any) -> str | None:
     return None
 
 
-def prompt_text(manager: TokenizerManager, obj: Request) -> str | None:
+def prompt_text(manager: TokenizerManager, obj: GenerateReqInput) -> str | None:
     """What the user asked, as text; None if there is none (input_embeds, invalid token ids)."""
     text = state_of(obj).text or obj.text
     if text is None and obj.input_ids is not None and manager.tokenizer is not None:
@@ -120,7 +115,7 @@ def prompt_text(manager: TokenizerManager, obj: Request) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def is_internal(manager: TokenizerManager, obj: Request) -> bool:
+def is_internal(manager: TokenizerManager, obj: GenerateReqInput) -> bool:
     """Whether it is a health check, or what the HTTP server sends itself before it is ready."""
     if isinstance(obj.rid, str) and obj.rid.startswith(HEALTH_CHECK_RID_PREFIX):
         return True
@@ -129,12 +124,12 @@ def is_internal(manager: TokenizerManager, obj: Request) -> bool:
     return serves_http and manager.server_status == ServerStatus.Starting
 
 
-def scope_of(obj: Request) -> str:
+def scope_of(obj: GenerateReqInput) -> str:
     """Whose answers these are: the LoRA adapter's."""
     return obj.lora_path if isinstance(obj.lora_path, str) else ""
 
 
-def start(manager: TokenizerManager, obj: Request) -> None:
+def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
     """Once per request: strip the reserved keys, and ask for the prediction."""
     ours = http_state(manager)
     if ours is None or not isinstance(obj, GenerateReqInput) or state_of(obj).is_started:
@@ -144,21 +139,21 @@ def start(manager: TokenizerManager, obj: Request) -> None:
     check_token_ids(manager, obj)
     said, given = NO_HINTS, custom_params_of(obj)
     if given is not None:
-        stripped = strip(given)
+        stripped = carrier.strip(given)
         # A copy: the samples of a batch may share one dict with what the client sent.
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
         if stripped.get("explain") is True:
             state.explains = True
         if ours.config.hints.trust == "body":
-            said = clients_hints(stripped)
+            said = carrier.clients_hints(stripped)
     text = None if is_internal(manager, obj) else prompt_text(manager, obj)
     hints = ours.claims.hints(state.slo_class or "", said, obj.priority, state.tenant)
     hints = ours.urgency.hints(hints, text)
-    state.carried = {**encode_hints(hints), **encode_stamp(state.came_s)}
+    state.carried = {**carrier.encode_hints(hints), **carrier.encode_stamp(state.came_s)}
     if isinstance(obj.rid, str):
-        state.carried |= encode_asked(obj.rid, state.came_s, time.monotonic())
+        state.carried |= carrier.encode_asked(obj.rid, state.came_s, time.monotonic())
     if state.explains:
-        state.carried |= encode_explain()
+        state.carried |= carrier.EXPLAIN
     state.foreseen = Foreseen(hints=hints)
     if text is not None:
         state.prediction = asyncio.ensure_future(
@@ -166,7 +161,7 @@ def start(manager: TokenizerManager, obj: Request) -> None:
         )
 
 
-async def attach(obj: Request, tokenized: TokenizedRequest) -> None:
+async def attach(obj: GenerateReqInput, tokenized: TokenizedGenerateReqInput) -> None:
     """Wait for the prediction, and put what travels to the scheduler into custom_params."""
     check_tokenized(tokenized)
     sampling, state = tokenized.sampling_params, state_of(obj)
@@ -177,13 +172,13 @@ async def attach(obj: Request, tokenized: TokenizedRequest) -> None:
         if (lengths := prediction.distribution) is not None:
             cap_tokens = sampling.max_new_tokens
             lengths = lengths if cap_tokens is None else lengths.capped(cap_tokens)
-            carried = {**carried, **encode(lengths)}
+            carried = {**carried, **carrier.encode(lengths)}
             state.foreseen = replace(state.foreseen, distribution=lengths)
     if carried:
         sampling.custom_params = {**(sampling.custom_params or {}), **carried}
 
 
-def learn(manager: TokenizerManager, ours: HttpState, output: BatchOutput) -> None:
+def learn(manager: TokenizerManager, ours: HttpState, output: BatchStrOutput) -> None:
     """Tell the history of answers that have ended, and of long ones that go on."""
     for i, (rid, reason) in enumerate(zip(output.rids, output.finished_reasons, strict=True)):
         found = manager.rid_to_state.get(rid)

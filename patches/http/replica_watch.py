@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Sequence
 from multiprocessing import Process, connection
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import zmq
@@ -29,24 +29,12 @@ _CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelControll
 _TITLE = re.compile(r"sglang::scheduler.*_DP(\d+)")
 
 
-class Controller(Protocol):
-    """DataParallelController, managers/data_parallel_controller.py"""
-
-    context: zmq.Context[Any]
-    port_args: Any
-    workers: Sequence[zmq.Socket[Any] | None]
-    scheduler_procs: Sequence[Process]
-    status: list[bool]
-
-    def _refresh_active_workers(self) -> None: ...
-
-
 # For servers whose replicas our router picks.
 controller_hooks = Hooks()
 
 
 @controller_hooks.at(f"{_CONTROLLER}.init_dispatcher", AFTER)
-def _after_init_dispatcher(result: None, self: Controller) -> None:
+def _after_init_dispatcher(result: None, self: Any) -> None:
     # The schedulers are ready by now.
     replicas = by_rank(self.scheduler_procs)
     if sorted(replicas) != list(range(len(self.workers))):
@@ -68,7 +56,7 @@ def by_rank(processes: Sequence[Process]) -> dict[int, list[Process]]:
     return found
 
 
-def _watch(controller: Controller, replicas: dict[int, list[Process]], ends: list[str]) -> None:
+def _watch(controller: Any, replicas: dict[int, list[Process]], ends: list[str]) -> None:
     """Runs until all have died. The server ends with the last one."""
     tell = get_zmq_socket(
         controller.context, zmq.PUSH, controller.port_args.tokenizer_ipc_name, False

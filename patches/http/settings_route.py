@@ -11,11 +11,11 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from sglang.srt.managers.communicator import FanOutCommunicator
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.runtime_context import get_parallel, get_serving
 from sglang.srt.utils.auth import AuthLevel, auth_level, decide_request_auth
 from sglang.utils import TypeBasedDispatcher
 
-from patches.http_types import TokenizerManager
 from patches.messages import SetSettings, SettingsNow
 from sage_sched.fields import ConfigError
 from sage_sched.switch import Settings

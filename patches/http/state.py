@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.server_args import ServerArgs
 from sglang.utils import TypeBasedDispatcher
 
 from patches.http.dispatch import Dispatch
 from patches.http.metrics import HttpMetrics
 from patches.http.settings_route import add_settings_route
 from patches.http.urgency import UrgencyGuess
-from patches.http_types import ServerArgs, TokenizerManager
 from patches.messages import StepTimes, dispatches
 from predictor_store.service.client import PredictorClient
 from sage_sched.config import SageConfig

@@ -1,17 +1,15 @@
 """What `sage-sched doctor` looks at, one function each.
 
-Each says in a line what it has found, or returns None if there is nothing to look at, or raises
-FaultError. SGLang is imported only where it is looked at, as one finding may be that it cannot be.
+Each says in a line what it has found, or raises FaultError. SGLang is
+imported only where it is looked at, as one finding may be that it cannot be.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import shutil
-import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -22,8 +20,6 @@ from patches.ops.fit import misfits, targets
 from patches.ops.serve_command import value_of, with_policy
 from patches.scheduler.host_memory import SHARE, free_bytes
 from predictor_store.cached_file import cache_folder
-from predictor_store.data.files import DatasetError
-from predictor_store.data.warm import load_tokenizer
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.service.link import PredictorError, connect_worker
@@ -32,7 +28,6 @@ from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of, folder_of
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
-from sage_sched.parts_finder import parts_folder
 
 _INSTALL = f'install it: pip install "sglang=={SUPPORTED_RELEASES[-1]}"'
 _LEAST_FREE_BYTES = 200e6
@@ -52,11 +47,6 @@ class FaultError(Exception):
 
 class Note(str):
     """Something to know that is neither good nor bad."""
-
-
-def packages() -> str:
-    """Ours, whatever else on the path has their names."""
-    return f"sage-sched {version('sage-sched')}, in {parts_folder()}"
 
 
 def release() -> str:
@@ -163,25 +153,6 @@ def predictor(config: SageConfig) -> str:
     return f"encoder {encoder!r} works"
 
 
-def model(path: str | None) -> str | None:
-    """Whether its prompts can be read. path: --model-path."""
-    if path is None:
-        return None
-    folder = Path(path).expanduser()
-    if not folder.exists():
-        if path.startswith(("/", ".", "~")):
-            raise FaultError(f"there is no {path}", "correct --model-path")
-        return Note(f"{path} is no folder here: SGLang fetches it")
-    if not (folder / "config.json").exists():
-        raise FaultError(f"{path} has no config.json", "name the model's own folder")
-    try:
-        load_tokenizer(str(folder))
-    except DatasetError as error:
-        do = "put the model's tokenizer files there: without one prompts cannot be read"
-        raise FaultError(error, do) from error
-    return str(folder)
-
-
 def gpu(argv: Sequence[str]) -> str:
     """Whether torch sees the accelerators that the flags ask for."""
     import torch
@@ -218,30 +189,6 @@ def host_memory(asked_gib: float) -> str:
         )
     taken = f"{asked_gib:g} GiB a rank" if asked_gib else f"{SHARE * free_gib:.1f} GiB"
     return f"{free_gib:.1f} GiB free; KV of requests that yield may take {taken}"
-
-
-def port(argv: Sequence[str]) -> str | None:
-    """Whether it can listen there."""
-    if not argv:
-        return None
-    host, text = value_of(argv, "--host") or "127.0.0.1", value_of(argv, "--port") or "30000"
-    if not text.isdecimal() or int(text) > 65_535:
-        return None  # SGLang itself complains
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, int(text), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        is_taken = error.errno == errno.EADDRINUSE
-        do = "give another --port, or end what listens there"
-        raise FaultError(
-            f"{host}:{text} cannot be had: {error.strerror or error}",
-            do if is_taken else "correct --host or --port",
-        ) from error
-    return f"{host}:{text} is free"
 
 
 def flags(argv: Sequence[str], with_settings: bool) -> str:

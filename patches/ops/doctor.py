@@ -1,8 +1,8 @@
 """sage-sched doctor: will a server start here, and if not, why not?
 
-Looks at the packages, SGLang's release, the hooks, the settings, the store, the predictor, the
-model, the GPU, host memory, the port and the flags, and says of each fault what to do. Starts no
-server, and changes nothing. Exit status: 0 if there is no fault, 1 if there is one.
+Looks at the settings, SGLang's release, the hooks, the store, the predictor, the GPU, host memory
+and the flags, and says of each fault what to do. Starts no server, and changes nothing. Exit
+status: 0 if there is no fault, 1 if there is one.
 """
 
 from __future__ import annotations
@@ -67,18 +67,14 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
     serve`, the policy is sage unless one is named."""
     config, said = _settings(argv)
     yield said
-    model = value_of(argv, "--model-path", "--model")
-    looks: list[tuple[str, Callable[[], str | None]]] = [
-        ("packages", checks.packages),
+    looks: list[tuple[str, Callable[[], str]]] = [
         ("release", checks.release),
         ("plugin", checks.plugin),
         ("hooks", checks.hooks),
         ("store", lambda: checks.store(config)),
         ("predictor", lambda: checks.predictor(config)),
-        ("model", lambda: checks.model(model)),
         ("GPU", lambda: checks.gpu(argv)),
         ("host memory", lambda: checks.host_memory(config.preemption.host_pool_gib)),
-        ("port", lambda: checks.port(argv)),
         ("flags", lambda: checks.flags(argv, with_settings=said.level != "FAULT")),
     ]
     for about, look in looks:
@@ -90,8 +86,7 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
             what = f"cannot be looked at: {error!r}"
             yield Finding("FAULT", about, what, "report this, with the message")
         else:
-            if found is not None:
-                yield Finding("note" if isinstance(found, Note) else "ok", about, found)
+            yield Finding("note" if isinstance(found, Note) else "ok", about, found)
 
 
 def _settings(argv: Sequence[str]) -> tuple[SageConfig, Finding]:

@@ -15,7 +15,7 @@ from patches.engine_types import Scheduler
 from patches.probe.recorder import Recorder
 from patches.probe.scores import Probing
 from patches.probe.tap import Observer, Tap
-from patches.refusals import is_asked_for
+from patches.refusals import refuse
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.fingerprint import fingerprint
 from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
@@ -51,9 +51,7 @@ def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
         )
     if not config.file and not config.record:
         return
-    for flag, reason in _REFUSALS.items():
-        if is_asked_for(server_args, flag):
-            raise UnsupportedServerError(f"[probe] does not work with {flag}: {reason}.")
+    refuse(server_args, "[probe]", _REFUSALS)
     folder = Path(server_args.model_path)
     try:
         found, shape = fingerprint(folder), model_shape(folder)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from patches.engine_types import Batch, Scheduler
+from patches.hook import harmless
 from patches.messages import StepTimes
 from predictor_store.cached_file import cache_folder, read_own, replace_own
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
@@ -50,12 +51,29 @@ class StepMeter:
         self._num_decodes = 0
         self._mean_tokens = 0.0
 
+    def timed(self, scheduler: Scheduler, batch: Batch, run: Callable[[], Any]) -> Any:
+        """Scheduler.run_batch, measured."""
+        work = self.launched(batch, scheduler._sched_idled)
+        result = run()
+        if ends_with_launch(scheduler.device):
+            self.ended(work, tokens_of(result))
+        else:
+            result.sage_work = work
+        return result
+
+    def processed(self, scheduler: Scheduler, result: Any) -> None:
+        """A step's result has been processed."""
+        if not ends_with_launch(scheduler.device):
+            self.ended(getattr(result, "sage_work", None), tokens_of(result))
+
+    @harmless
     def launched(self, batch: Batch, after_idle: bool) -> list[float] | None:
         """A batch is about to run: its work, to be given to ended(); None if it is no step."""
         if after_idle:
             self._since_s = time.perf_counter()
         return _work(batch)
 
+    @harmless
     def ended(self, work: list[float] | None, num_tokens: float = 1.0) -> None:
         """A step is over. num_tokens: see tokens_of."""
         now_s = time.perf_counter()
@@ -122,15 +140,14 @@ class StepTimeFile:
             written = json.loads(read_own(self.path, _MAX_FILE_BYTES))
             if written["server"] != self._server:
                 raise ValueError("it is of another server")
-            parsed: StepTimeConfig = parse_section(
-                StepTimeConfig, "step_time", written["step_time"]
-            )
+            section = written["step_time"]
+            parsed: StepTimeConfig = parse_section(StepTimeConfig, "step_time", section)
+            return parsed.step_time()
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             logger.warning("step times are learned anew, as %s is no use: %r", self.path, error)
             return None
-        return parsed.step_time()
 
     def write(self, step_time: StepTime) -> None:
         """Keep them. Never raises."""
@@ -153,16 +170,12 @@ def kind_of(scheduler: Scheduler) -> dict[str, str]:
         if hasattr(device, "get_device_name")
         else f"{os.cpu_count()} {os.uname().machine} cores"
     )
-    return {
-        "model": str(args.model_path),
-        "dtype": str(scheduler.model_config.dtype),
-        "quantization": str(args.quantization),
-        "kv_cache_dtype": str(args.kv_cache_dtype),
-        "tp_size": str(args.tp_size),
-        "speculative_algorithm": str(args.speculative_algorithm),
-        "speculative_num_draft_tokens": str(args.speculative_num_draft_tokens),
-        "hardware": hardware,
-    }
+    names = (
+        "model_path", "quantization", "kv_cache_dtype", "tp_size", "speculative_algorithm",
+        "speculative_num_draft_tokens",
+    )  # fmt: skip
+    about = {name: str(getattr(args, name)) for name in names}
+    return about | {"dtype": str(scheduler.model_config.dtype), "hardware": hardware}
 
 
 class Calibration:

@@ -7,11 +7,10 @@ so the schedulers keep aborts that may have come too early for a while.
 
 from __future__ import annotations
 
-from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 
 from patches.carrier import decode_asked
 from patches.engine_types import Scheduler
-from patches.http_types import TokenizedRequest
 from patches.messages import EarlyAbort
 
 # How many of the latest are kept, and how long after they were sent.
@@ -33,7 +32,7 @@ class EarlyAborts:
             del self._sent_s[oldest]
             oldest = next(iter(self._sent_s))
 
-    def after(self, scheduler: Scheduler, request: TokenizedRequest) -> None:
+    def after(self, scheduler: Scheduler, request: TokenizedGenerateReqInput) -> None:
         """A request has come: if it was aborted before, abort it at once."""
         if self._sent_s and self._has(request.sampling_params.custom_params):
             scheduler.abort_request(AbortReq(rid=request.rid))

@@ -13,7 +13,9 @@ from sglang.srt.managers.scheduler import NextBatchPlan
 from patches.compat import drop_ended, keeps_ended
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.kv_copy import is_swapped
+from patches.scheduler.preemption import Preemption
 from patches.scheduler.state import SchedulerState
+from patches.scheduler.view import is_full, is_short
 from sage_sched import scheduling_pass
 from sage_sched.plan import Budget, Plan, Yield
 
@@ -41,7 +43,7 @@ class _Pass:
         self.done: Any = None
         self._scheduler, self._original = scheduler, original
         self._state: SchedulerState = scheduler.sage
-        self._preemption = self._state.preemption
+        self._preemption: Preemption | None = self._state.preemption
 
     @property
     def queue(self) -> list[Req]:
@@ -62,7 +64,7 @@ class _Pass:
 
     @property
     def is_full(self) -> bool:
-        return self._state.is_full(self.running)
+        return is_full(self._scheduler, self.running)
 
     @is_full.setter
     def is_full(self, is_full: bool) -> None:
@@ -80,22 +82,19 @@ class _Pass:
     def is_chunking(self) -> bool:
         return self._scheduler.chunked_req is not None
 
+    is_swapped = staticmethod(is_swapped)
+
     def plan(self) -> Plan:
         if not self.is_chunking and _has_nothing_to_plan(self._scheduler, self.running):
             return Plan(order=None)
         return self._state.plan(self.running)
 
-    def is_swapped(self, request: Req) -> bool:
-        return is_swapped(request)
-
     def take_out(self, action: Yield) -> Req | None:
         assert self._preemption is not None
-        gone: Req | None = self._preemption.take_out(self.running, action)
-        return gone
+        return self._preemption.take_out(self.running, action)
 
     def bring_back(self, requests: Sequence[Req]) -> list[Req]:
         assert self._preemption is not None
-        left: list[Req]
         self.running, left = self._preemption.bring_back(self.running, requests)
         return left
 
@@ -122,11 +121,11 @@ def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
     """Whether memory suffices, and nobody waits or can enter before a request leaves. A plan would
     say the same; this saves looking at a long queue before every step."""
     state = scheduler.sage
-    if state.preemption is not None and state.is_short(running_batch):
+    if state.preemption is not None and is_short(scheduler, running_batch):
         return False
     if not scheduler.waiting_queue:
         return True
-    return state.preemption is None and state.is_full(running_batch)
+    return state.preemption is None and is_full(scheduler, running_batch)
 
 
 def _can_park(scheduler: Scheduler, running_batch: Batch) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,6 @@ from patches.probe.scores import Probing
 from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler.admission import add_one, correct
-from patches.scheduler.calibration import ends_with_launch, tokens_of
 from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
@@ -36,15 +34,17 @@ _COMPONENTS = f"{_MANAGERS}.scheduler_components"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 
 
-@dataclass(slots=True)
 class _Process:
-    """What the hooks share that are given no scheduler. state: None until there is one."""
+    """What the hooks share that are given no scheduler. state: set when its policy is."""
 
-    config: SageConfig
-    state: SchedulerState | None = None
+    state: SchedulerState
+
+    def __init__(self, config: SageConfig) -> None:
+        self.config = config
 
     def probing(self) -> Probing | None:
-        return None if self.state is None else self.state.probing
+        """Asked from the model's first step on, which comes before there is a scheduler."""
+        return self.state.probing if hasattr(self, "state") else None
 
 
 def scheduler_hooks(config: SageConfig) -> Hooks:
@@ -136,19 +136,17 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_POLICY}.calc_priority", BEFORE, "waiting_queue")
     def before_calc_priority(self: object, waiting_queue: list[Req], *args: Any, **kw: Any) -> None:
-        if process.state is not None:
-            process.state.hide_unplanned(waiting_queue)
+        process.state.hide_unplanned(waiting_queue)
 
     @hooks.at(f"{_POLICY}.shortest_prefill_chunk_limit", AROUND)
     def around_chunk_limit(original: Any, *args: Any, **kw: Any) -> int | None:
         theirs: int | None = original(*args, **kw)
-        ours = None if process.state is None else process.state.chunk_limit_tokens
-        return min((limit for limit in (theirs, ours) if limit is not None), default=None)
+        limits = (theirs, process.state.chunk_limit_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @hooks.at(f"{_BATCH}._get_decode_retraction_order", AROUND, "reqs")
     def around_retraction_order(original: Any, reqs: list[Req]) -> list[int]:
-        order: list[int] = original(reqs)
-        return order if process.state is None else process.state.retention_order(reqs, order)
+        return process.state.retention_order(reqs, original(reqs))
 
     @hooks.at(f"{_SCHEDULER}._abort_on_queued_limit", AROUND, "recv_req")
     def around_queue_limit(original: Any, self: Scheduler, recv_req: object) -> Any:
@@ -157,7 +155,7 @@ def _passes(hooks: Hooks, process: _Process) -> None:
     @hooks.at(f"{_SCHEDULER}.flush_cache", AFTER)
     def after_flush_cache(success: bool, self: Scheduler, *args: Any, **kw: Any) -> None:
         if success and self.sage.preemption is not None:
-            self.sage.preemption.swap.forget_copies()
+            self.sage.preemption.forget_copies()
 
 
 def _admission(hooks: Hooks, process: _Process) -> None:
@@ -165,19 +163,16 @@ def _admission(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_ADDER}.__init__", AFTER, "running_batch", "new_token_ratio")
     def after_adder_init(result: None, self: Any, *args: Any, **kw: Any) -> None:
-        if process.state is not None:
-            correct(process.state, self)
+        correct(process.state, self)
 
     @hooks.at(f"{_ADDER}.add_one_req", AROUND, "req")
     def around_add_one(original: Any, self: object, req: Req, *args: Any, **kw: Any) -> Any:
-        if process.state is None:
-            return original(self, req, *args, **kw)
         return add_one(process.state, original, self, req, *args, **kw)
 
     @hooks.at(f"{_ADDER}._select_prefill_admission", AROUND, "req", "has_chunked_req")
     def around_select_admission(original: Any, self: object, req: Req, **kw: Any) -> Any:
         found = original(self, req, **kw)
-        if process.state is not None and process.state.settings.is_stock:
+        if process.state.settings.is_stock:
             return found
         if kw["has_chunked_req"] and getattr(found, "is_chunked", False):
             # SGLang can track only one chunked prompt. It checks for a second one under its own
@@ -193,24 +188,15 @@ def _steps(hooks: Hooks) -> None:
     def around_run_batch(
         original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any
     ) -> Any:
-        state: SchedulerState = self.sage
-        state.about_to_run(batch)
-        steps = state.calibration.steps
-        work = steps.launched(batch, after_idle=self._sched_idled)
-        result = original(self, batch, *args, **kw)
-        if ends_with_launch(self.device):
-            steps.ended(work, tokens_of(result))
-        else:
-            result.sage_work = work
-        return result
+        self.sage.about_to_run(batch)
+        run = partial(original, self, batch, *args, **kw)
+        return self.sage.calibration.steps.timed(self, batch, run)
 
     @hooks.at(f"{_SCHEDULER}.process_batch_result", AFTER, "batch", "result")
     def after_batch_result(
         done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
     ) -> None:
-        if not ends_with_launch(self.device):
-            work = getattr(result, "sage_work", None)
-            self.sage.calibration.steps.ended(work, tokens_of(result))
+        self.sage.calibration.steps.processed(self, result)
         self.sage.ended(batch, result)
 
 

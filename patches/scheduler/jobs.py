@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from patches.carrier import EXPLANATION, decode, decode_explain, decode_hints, decode_stamp
+from patches.carrier import EXPLAIN, EXPLANATION, decode, decode_hints, decode_stamp
 from patches.engine_types import Batch, Req
 from patches.scheduler.request import Explanation, RequestState, Waits
 from sage_sched.job import NO_HINTS, Job
@@ -71,7 +71,7 @@ class Jobs:
             self._undated.append((job, req))
         self._rank(job)
         req.sage = RequestState(job, Waits.of(req))
-        if decode_explain(req.sampling_params.custom_params):
+        if EXPLAIN.keys() <= (req.sampling_params.custom_params or {}).keys():
             req.customized_info = {EXPLANATION: Explanation(req)}
         if job.is_ranked:
             self._num_ranked["none" if job.distribution is None else job.distribution.source] += 1

@@ -80,7 +80,7 @@ class SchedulerMetrics:
             series.set("step_time_seconds", seconds, coefficient=name.removesuffix("_s"))
 
     def _say_yields(self, series: Series) -> None:
-        swap = self._scheduler.sage.swap
+        swap = self._scheduler.sage.last_preemption
         num_yields = {} if swap is None else swap.num_yields
         for short, reason in ((True, "out_of_memory"), (False, "waiting")):
             for way, name in ((Way.SWAP, "swap"), (Way.LEAVE, "recompute")):

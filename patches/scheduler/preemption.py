@@ -1,35 +1,44 @@
-"""Who may leave the device on this server, and how plans that say so are carried out."""
+"""Who may leave the device on this server, and how they leave and come back."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from patches.engine_types import Batch, Req, Scheduler
+from patches.scheduler import kv_copy
 from patches.scheduler.calibration import Calibration
-from patches.scheduler.kv_copy import can_leave_now, counts_tokens, freed_tokens
-from patches.scheduler.kv_swap import KvSwap
+from patches.scheduler.host_memory import pool_bytes
+from patches.scheduler.kv_copy import Return
 from patches.scheduler.survival import why_it_stays, why_none_yields
+from patches.scheduler.swap_meter import SwapMeter
 from sage_sched.config import PreemptionConfig
 from sage_sched.job import Job
-from sage_sched.plan import Plan, Yield
+from sage_sched.plan import Plan, Way, Yield
+from sage_sched.steps import ServerFacts
 from sage_sched.switch import Settings
 from sage_sched.view import Holding
 
 logger = logging.getLogger(__name__)
 
 
+def config_of(settings: Settings) -> PreemptionConfig:
+    """As it is set, but nobody leaves under one of SGLang's own policies."""
+    config = settings.config.preemption
+    return replace(config, enabled=config.enabled and not settings.is_stock)
+
+
 def preemption_of(
     scheduler: Scheduler, settings: Settings, calibration: Calibration
 ) -> Preemption | None:
     """None if no request may leave the device, or this server cannot swap."""
-    config = settings.config.preemption
-    if not config.enabled or settings.is_stock:
+    config = config_of(settings)
+    if not config.enabled:
         return None
     if reason := why_none_yields(scheduler):
         logger.warning("running requests do not yield on this server: it has %s", reason)
@@ -40,37 +49,67 @@ def preemption_of(
 class Preemption:
     """Preemption on one scheduler.
 
-    swap: takes requests off the device and back.
     num_arrivals_planned: how many requests had come when the last plan was made; -1 if it could not
         be carried out, so that another is due.
+    num_yields: how many requests left, by whether memory ran out (else they yielded to a waiting
+        request) and by way.
     """
 
     def __init__(
         self, scheduler: Scheduler, config: PreemptionConfig, calibration: Calibration
     ) -> None:
         self._scheduler = scheduler
-        self.config = config
-        self.swap = KvSwap(scheduler, config.host_pool_gib, calibration)
-        self.num_arrivals_planned = -1
+        self._token_bytes = kv_copy.token_bytes(scheduler)
+        self._own_pool_bytes = kv_copy.least(scheduler, pool_bytes(scheduler.server_args))
+        self._meter = SwapMeter(scheduler, calibration)
+        self.num_yields: Counter[tuple[bool, Way]] = Counter()
         self._num_staying: Counter[str] = Counter()
+        self._num_resumed = 0
+        self._num_recomputed = 0
+        self._num_without_device_room = 0
         self._num_without_host_room = 0
+        self._moved_tokens = 0
+        self.go_by(config)
 
-    def follow(self, settings: Settings) -> None:
-        """From now on requests leave by another policy. If none may leave any more, those that have
-        left come back."""
-        config = settings.config.preemption
-        self.config = replace(config, enabled=config.enabled and not settings.is_stock)
-        self.swap.resize(config.host_pool_gib)
+    def go_by(self, config: PreemptionConfig) -> None:
+        """From now on go by these settings. What is in host memory stays. If nobody may leave any
+        more, those that have left come back."""
+        self.config = config
+        pool_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
+        self._host_pool_tokens = pool_bytes // self._token_bytes
         self.num_arrivals_planned = -1
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info. num_staying: requests that were chosen to yield but may not,
-        by what they use."""
+        by what they use. swap_token_us: estimated cost of moving a token one way."""
         return {
-            **self.swap.stats(),
+            "num_yields": self.num_yields.total(),
+            "num_out_of_memory": sum(self.num_yields[True, way] for way in Way),
+            "num_left_in_tree": sum(self.num_yields[short, Way.LEAVE] for short in (True, False)),
+            "num_resumed": self._num_resumed,
+            "host_pool_gib": self._host_pool_tokens * self._token_bytes / 2**30,
+            "host_pool_tokens": self._host_pool_tokens,
+            "num_recomputed": self._num_recomputed,
+            "num_without_device_room": self._num_without_device_room,
             "num_without_host_room": self._num_without_host_room,
+            "swapped_bytes": self._moved_tokens * self._token_bytes,
+            "swapped_s": self._meter.total_s,
+            "swap_token_us": 1e6 * self._meter.token_s,
             "num_staying": dict(self._num_staying),
         }
+
+    def host_free_tokens(self, in_host_memory: Iterable[Req]) -> int:
+        """KV tokens that host memory still has room for, given the swapped requests."""
+        return self._host_pool_tokens - sum(req.seqlen for req in in_host_memory)
+
+    def used_ratio(self) -> float:
+        """Share of the host memory that is used."""
+        free_tokens = self.host_free_tokens(kv_copy.swapped(self._scheduler.waiting_queue))
+        return 1 - free_tokens / max(1, self._host_pool_tokens)
+
+    def priced(self, server: ServerFacts) -> ServerFacts:
+        """The same facts with the measured cost of moving a token, equal on all ranks."""
+        return replace(server, swap_token_s=self._meter.token_s)
 
     def holdings(self, running: Sequence[Req]) -> Callable[[Job], Holding | None]:
         """For a view: what a running request holds; None if it has to stay."""
@@ -80,14 +119,14 @@ class Preemption:
             if not requests:
                 requests.update((req.sage.job, req) for req in running)
             req = requests[job]
-            if not can_leave_now(req) or not self._survives(req):
+            if not kv_copy.can_leave_now(req) or not self._survives(req):
                 return None
             return Holding(
                 kv_tokens=req.seqlen,
                 # It will find again what it found in the radix tree at its start.
                 cached_tokens=min(req.cached_tokens, req.seqlen),
-                freed_tokens=freed_tokens(self._scheduler, req),
-                stays_whole=counts_tokens(req),
+                freed_tokens=kv_copy.freed_tokens(self._scheduler, req),
+                stays_whole=kv_copy.counts_tokens(req),
             )
 
         return holding
@@ -105,19 +144,50 @@ class Preemption:
         return state.why_it_stays is None
 
     def take_out(self, running_batch: Batch, action: Yield) -> Req | None:
-        """A running request leaves the device; None if it cannot."""
+        """A running request leaves the device; None, and it goes on running, if its copy fails."""
         (req,) = (req for req in running_batch.reqs if req.sage.job is action.job)
-        out_of_memory = action.to is None
-        gone = self.swap.leave(running_batch, req, action.way, is_out_of_memory=out_of_memory)
-        return req if gone else None
+        if action.way is Way.SWAP:
+            num_tokens = req.seqlen - 1
+            with self._meter.timing() as move:
+                gone = kv_copy.swap_out(self._scheduler, running_batch, req)
+                move.num_tokens = num_tokens if gone else 0
+            if not gone:
+                return None
+            self._moved_tokens += num_tokens
+        else:
+            kv_copy.leave_in_tree(self._scheduler, running_batch, req)
+        req.sage.job.num_yields += 1
+        req.sage.waits.begins()
+        self.num_yields[action.to is None, action.way] += 1
+        return req
 
-    def bring_back(self, running_batch: Batch, requests: Sequence[Req]) -> tuple[Batch, list[Req]]:
-        """The running batch with swapped requests in it, and those for which there is no room."""
-        running_batch, left = self.swap.resume(running_batch, requests)
-        for req in requests:
-            if req not in left:
-                req.sage.waits.ends()
+    def bring_back(self, running_batch: Batch, reqs: Sequence[Req]) -> tuple[Batch, list[Req]]:
+        """Bring swapped requests back: the running batch with them in it, and those that have to
+        wait on. Some of these are still swapped, as there is no room for them; the others lost
+        their copies and will be computed again."""
+        with self._meter.timing() as move:
+            batch, outcomes = kv_copy.swap_in(self._scheduler, reqs)
+            back = batch.reqs if batch is not None else []
+            move.num_tokens = sum(req.seqlen - 1 for req in back)
+        self._num_recomputed += outcomes.count(Return.LOST)
+        self._num_without_device_room += outcomes.count(Return.NO_ROOM)
+        self._num_resumed += len(back)
+        self._moved_tokens += move.num_tokens
+        for req in back:
+            req.sage.waits.ends()
+        left = [r for r, outcome in zip(reqs, outcomes, strict=True) if outcome is not Return.BACK]
+        if batch is None:
+            return running_batch, left
+        if running_batch.is_empty():
+            return batch, left
+        running_batch.merge_batch(batch)
         return running_batch, left
+
+    def forget_copies(self) -> None:
+        """Drop all copies: KV of old weights, or of a flushed cache, must not come back."""
+        for req in kv_copy.swapped(self._scheduler.waiting_queue):
+            kv_copy.drop(self._scheduler, req)
+            self._num_recomputed += 1
 
     def carried_out(
         self,

@@ -18,11 +18,10 @@ from patches.scheduler.calibration import Calibration
 from patches.scheduler.early_aborts import EarlyAborts
 from patches.scheduler.jobs import Failures, Jobs
 from patches.scheduler.kv_copy import swapped
-from patches.scheduler.kv_swap import KvSwap
 from patches.scheduler.metrics import SchedulerMetrics, SloMeter
-from patches.scheduler.preemption import preemption_of
+from patches.scheduler.preemption import config_of, preemption_of
 from patches.scheduler.trace import trace_of
-from patches.scheduler.view import is_full, is_short, view_of
+from patches.scheduler.view import view_of
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
@@ -67,8 +66,8 @@ class SchedulerState:
         self.metrics = SchedulerMetrics(scheduler)
         self.slo = SloMeter(self.metrics)
         self.probing = probing_of(scheduler, self.policy, config.probe)
-        # None while no request may leave. The second is kept once there was one: its copies remain.
-        self.preemption = self._preemption = preemption_of(
+        # None while no request may leave. The last one stays: it may still hold copies.
+        self.preemption = self.last_preemption = preemption_of(
             scheduler, self.settings, self.calibration
         )
         # During a pass.
@@ -104,12 +103,7 @@ class SchedulerState:
     def server(self) -> ServerFacts:
         """What is known of it by now."""
         preemption = self.preemption
-        return self._server if preemption is None else preemption.swap.priced(self._server)
-
-    @property
-    def swap(self) -> KvSwap | None:
-        """It stays when preemption is switched off: it may still hold copies."""
-        return None if self._preemption is None else self._preemption.swap
+        return self._server if preemption is None else preemption.priced(self._server)
 
     def policy_of(self, settings: Settings) -> Policy:
         """The policy of these settings; first come, first served if they name one of SGLang's own.
@@ -134,11 +128,11 @@ class SchedulerState:
         self.jobs.follow(policy, unfinished, now_s)
         if self.probing is not None:
             self.probing.follow(policy, [req.sage.job for req in unfinished])
-        if self._preemption is None:
-            self._preemption = preemption_of(self._scheduler, settings, self.calibration)
-        if self._preemption is not None:
-            self._preemption.follow(settings)
-        self.preemption = self._preemption
+        if self.last_preemption is None:
+            self.last_preemption = preemption_of(self._scheduler, settings, self.calibration)
+        if self.last_preemption is not None:
+            self.last_preemption.go_by(config_of(settings))
+        self.preemption = self.last_preemption
 
     def plans(self) -> bool:
         """Whether the coming pass goes by a plan of ours. Under SGLang's own order it does so only
@@ -222,14 +216,6 @@ class SchedulerState:
         """The facts of a pass."""
         return view_of(self._scheduler, self.jobs, running_batch, self.server, self.preemption)
 
-    def is_short(self, running_batch: Batch) -> bool:
-        """See patches.scheduler.view."""
-        return is_short(self._scheduler, running_batch)
-
-    def is_full(self, running_batch: Batch) -> bool:
-        """See patches.scheduler.view."""
-        return is_full(self._scheduler, running_batch)
-
     def hide_unplanned(self, visible: list[Req]) -> None:
         """Before SGLang goes through its queue: take out what joined it after the plan."""
         if self.num_visible is not None:
@@ -263,10 +249,10 @@ class SchedulerState:
             "mean_pass_ms": 1e3 * self._pass_s / max(1, self._num_passes),
             "longest_pass_ms": 1e3 * self._longest_pass_s,
             "headroom_steps": self.headroom.num_steps,
-            "preemption": None if self._preemption is None else self._preemption.stats(),
+            "preemption": None if self.last_preemption is None else self.last_preemption.stats(),
             "step_time": self.calibration.stats(),
             "slo": self.slo.stats(),
-            "trace": None if self.trace is None else self.trace.stats(),
+            "trace": None if self.trace is None else self.trace.file.stats(),
             "probe": None if self.probing is None else self.probing.stats(),
         }
 

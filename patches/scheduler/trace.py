@@ -1,35 +1,22 @@
-"""--sage-trace FILE: what happened to each request and why, as JSON lines.
-
-A thread of its own writes, so that no scheduler waits for a disk. Lines that it cannot take are
-dropped and counted.
-"""
+"""--sage-trace FILE: what happened to each request and why, as JSON lines."""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
 
 from patches.engine_types import Batch, Req, Scheduler
+from patches.json_lines import JsonLines
 from patches.scheduler.request import predicted
 from sage_sched.job import Job
 from sage_sched.plan import Action, Yield
 
-logger = logging.getLogger(__name__)
-
-# The largest size of the file, and of the previous one, FILE.1.
-MAX_BYTES = 128 * 2**20
-# The most lines that wait for the disk.
-_MOST_WAITING = 100_000
-_WRITES_EVERY_S = 0.2
+# Of the file, and of the previous one.
+_MAX_BYTES = 128 * 2**20
 
 
 def trace_of(scheduler: Scheduler) -> Trace | None:
@@ -41,22 +28,16 @@ def trace_of(scheduler: Scheduler) -> Trace | None:
     parallel = get_parallel()
     if parallel.attn_tp_rank != 0 or parallel.attn_cp_rank != 0:
         return None
-    return Trace(Path(path if parallel.dp_rank is None else f"{path}.dp{parallel.dp_rank}"))
+    name = path if parallel.dp_rank is None else f"{path}.dp{parallel.dp_rank}"
+    return Trace(JsonLines(Path(name), _MAX_BYTES))
 
 
 class Trace:
-    """The trace of one scheduler. Nothing here raises: serving matters more than the trace."""
+    """The trace of one scheduler."""
 
-    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        self._path = path
-        self._max_bytes = max_bytes
-        self._lines: deque[str] = deque()
-        self._num_lost = 0
-        self._num_written = 0
-        self._is_stopped = False
-        self._wakes = threading.Event()
+    def __init__(self, file: JsonLines) -> None:
+        self.file = file
         self._started_s = time.monotonic()
-        threading.Thread(target=self._write_forever, daemon=True).start()
 
     def policy(self, name: str) -> None:
         """The policy from now on."""
@@ -115,51 +96,5 @@ class Trace:
         self._add("ends", rid=req.rid, tokens=len(req.output_ids), why=why)
 
     def _add(self, what: str, **about: Any) -> None:
-        if self._is_stopped or len(self._lines) >= _MOST_WAITING:
-            self._num_lost += 1
-            return
         at_s = round(time.monotonic() - self._started_s, 4)
-        self._lines.append(json.dumps({"t": at_s, "is": what, **about}, separators=(",", ":")))
-
-    def _write_forever(self) -> None:
-        try:
-            file = self._opened()
-            while True:
-                self._wakes.wait(_WRITES_EVERY_S)
-                file = self._write(file)
-        except OSError as error:
-            self._is_stopped = True
-            self._num_lost += len(self._lines)
-            self._lines.clear()
-            logger.error("decisions are no longer written to %s: %s", self._path, error)
-
-    def _write(self, file: IO[bytes]) -> IO[bytes]:
-        """Write the waiting lines. Returns the file to go on with: a full one is replaced."""
-        while self._lines:
-            content = (self._lines[0] + "\n").encode()
-            if file.tell() + len(content) > self._max_bytes:
-                file.close()
-                self._path.replace(f"{self._path}.1")
-                file = self._opened()
-            file.write(content)
-            self._lines.popleft()
-            self._num_written += 1
-        file.flush()
-        return file
-
-    def _opened(self) -> IO[bytes]:
-        file = open(self._path, "ab", opener=_own)  # noqa: SIM115
-        os.fchmod(file.fileno(), 0o600)  # an existing file too
-        return file
-
-    def stats(self) -> dict[str, Any]:
-        """Counters for /server_info."""
-        return {
-            "num_written": self._num_written,
-            "num_lost": self._num_lost,
-            "is_stopped": self._is_stopped,
-        }
-
-
-def _own(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+        self.file.add({"t": at_s, "is": what, **about})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from sglang.srt.mem_cache.common import match_kv_cache
 
 from patches.engine_types import Batch, Req, Scheduler
@@ -53,9 +54,7 @@ def view_of(
         free_tokens=free_tokens,
         evictable_tokens=evictable_tokens,
         locked_tokens=scheduler.max_total_num_tokens - free_tokens - evictable_tokens,
-        host_free_tokens=0
-        if preemption is None
-        else preemption.swap.host_free_tokens(in_host_memory),
+        host_free_tokens=0 if preemption is None else preemption.host_free_tokens(in_host_memory),
         page_size=scheduler.page_size,
         step_tokens=_step_tokens(scheduler, running_batch),
         pass_tokens=_pass_tokens(scheduler, running_batch),
@@ -144,13 +143,6 @@ class Prompts:
 
 def common_length(one: Sequence[int], two: Sequence[int]) -> int:
     """How many items two sequences have in common at their beginning."""
-    # The first `alike` items are equal; the first `differs` are not.
-    alike, differs = 0, min(len(one), len(two)) + 1
-    size = 1
-    while differs - alike > 1:
-        size = min(size, differs - alike - 1)
-        if one[alike : alike + size] == two[alike : alike + size]:
-            alike, size = alike + size, 2 * size
-        else:
-            differs, size = alike + size, max(1, size // 2)
-    return alike
+    most = min(len(one), len(two))
+    differs = np.not_equal(one[:most], two[:most])
+    return int(differs.argmax()) if differs.any() else most

@@ -62,7 +62,7 @@ def register() -> None:
     """The entry point."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from patches.scheduler import kv_swap, metrics
+    from patches.scheduler import kv_copy, metrics
 
     orders = Path(os.environ[_ORDERS])
 
@@ -75,11 +75,11 @@ def register() -> None:
     metrics.time = SimpleNamespace(  # type: ignore[assignment, attr-defined]
         monotonic=time.monotonic, perf_counter=perf_counter
     )
-    swap_out, stall = kv_swap.swap_out, Stall()
+    swap_out, stall = kv_copy.swap_out, Stall()
 
     def slow_swap_out(*args: Any) -> bool:
         if ordered() == SLOW_MOVES:
             stall()
         return swap_out(*args)
 
-    kv_swap.swap_out = slow_swap_out
+    kv_copy.swap_out = slow_swap_out

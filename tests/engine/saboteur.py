@@ -39,7 +39,8 @@ def register() -> None:
     counts the copies that are alive (`copies_alive` among the counters of preemption)."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from patches.scheduler import kv_copy, kv_swap
+    from patches.scheduler import kv_copy
+    from patches.scheduler.preemption import Preemption
 
     copies: list[Any] = []
 
@@ -73,12 +74,12 @@ def register() -> None:
         return not denied and given_room(*args)
 
     kv_copy._given_room = room
-    stats = kv_swap.KvSwap.stats
+    stats = Preemption.stats
 
     def with_copies(self: Any) -> dict[str, float]:
         return stats(self) | {"copies_alive": sum(copy() is not None for copy in copies)}
 
-    kv_swap.KvSwap.stats = with_copies  # type: ignore[method-assign]
+    Preemption.stats = with_copies  # type: ignore[method-assign]
 
 
 def _order() -> str:

@@ -167,7 +167,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from bench.engines.clock import light_model
-    from patches.scheduler import calibration, kv_swap
+    from patches.scheduler import calibration, swap_meter
 
     light_model.register()
     written = json.loads(Path(os.environ[_MODEL_FILE]).read_text(encoding="utf-8"))
@@ -206,7 +206,7 @@ def register() -> None:
     # host was; and what a copy takes here is not what it takes there.
     calibration.ends_with_launch = lambda device: False
     calibration.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
-    kv_swap.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
+    swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]
     scheduler = f"{_MANAGERS}.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", around_run_batch, HookType.AROUND)
     HookRegistry.register(f"{scheduler}.process_batch_result", before_process, HookType.BEFORE)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from patches.scheduler.executor import run_pass, without_swapped
-from patches.scheduler.kv_swap import KvSwap
-from sage_sched.plan import Budget, Way
+from patches.scheduler.preemption import Preemption
+from sage_sched.plan import Budget, Yield
 from sage_sched.policies.sage import Sage
 from sage_sched.view import SchedulerView
 from tests.checks.full_server import FullServer
@@ -56,12 +56,11 @@ def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.Monke
     server.scheduler.token_to_kv_pool_allocator.available_size = lambda: 10**6
     asked: list[Any] = []
 
-    def fail(self: KvSwap, running_batch: Any, req: Any, way: Way, **about: bool) -> bool:
-        asked.append(req)
-        return False
+    def fail(self: Preemption, running_batch: Any, action: Yield) -> None:
+        asked.append(action.job)
 
-    monkeypatch.setattr(KvSwap, "host_free_tokens", lambda self, in_host_memory: 10**6)
-    monkeypatch.setattr(KvSwap, "leave", fail)
+    monkeypatch.setattr(Preemption, "host_free_tokens", lambda self, in_host_memory: 10**6)
+    monkeypatch.setattr(Preemption, "take_out", fail)
     monkeypatch.setattr(Sage, "should_preempt", lambda *args: True)
     expected = list(server.scheduler.waiting_queue)
     assert server.take_pass() == expected
@@ -185,10 +184,10 @@ def test_if_the_swapped_one_finds_no_room_and_nobody_runs_all_others_may_enter(
     first = scheduler.waiting_queue[0]
     first.output_ids, first.kv.retraction_backup = array("q", [1]), object()
 
-    def no_room(self: KvSwap, running_batch: Any, reqs: Any) -> Any:
+    def no_room(self: Preemption, running_batch: Any, reqs: Any) -> Any:
         return running_batch, list(reqs)
 
-    monkeypatch.setattr(KvSwap, "resume", no_room)
+    monkeypatch.setattr(Preemption, "bring_back", no_room)
     others = [req for req in scheduler.waiting_queue if req is not first]
     seen: list[Any] = []
 

@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from patches.carrier import encode, encode_hints
 from patches.messages import StepTimes
 from patches.scheduler.state import SchedulerState
+from patches.scheduler.view import is_short
 from sage_sched.config import PreemptionConfig, SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
@@ -224,10 +225,10 @@ def test_memory_runs_out_beside_a_last_token_unless_that_is_on_its_way(
     batch = stand_in_batch([ending, other])
     scheduler.token_to_kv_pool_allocator.available_size = lambda: 1
     # Nothing is in flight: without overlap, or as a prefill was launched last.
-    assert state.is_short(batch)
+    assert is_short(scheduler, batch)
     assert state.view(batch).is_short
     scheduler._reqs_finishing_inflight = lambda batch: [ending]
-    assert not state.is_short(batch)
+    assert not is_short(scheduler, batch)
     assert not state.view(batch).is_short
 
 

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 
 from patches.scheduler.kv_copy import token_bytes
-from patches.scheduler.kv_swap import SwapMeter
+from patches.scheduler.swap_meter import SwapMeter
 
 NUM_TOKENS, NUM_LAYERS = 128, 3
 
@@ -113,7 +113,7 @@ def test_all_ranks_count_with_what_the_first_has_measured() -> None:
 def test_it_learns_from_the_moves_in_seconds_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = SwapMeter(scheduler(mha()), calibration())
     clock = SimpleNamespace(perf_counter=itertools.count().__next__)
-    monkeypatch.setattr("patches.scheduler.kv_swap.time", clock)
+    monkeypatch.setattr("patches.scheduler.swap_meter.time", clock)
     for _ in range(16):
         with meter.timing() as move:
             move.num_tokens = 10_000

@@ -1,4 +1,4 @@
-"""What a trace is written with, and what happens when the disk is full."""
+"""How lines are written beside a server, and what happens when the disk is full."""
 
 from __future__ import annotations
 
@@ -7,46 +7,42 @@ import json
 import os
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.explain.command import events_of
-from patches.scheduler.trace import Trace
+from patches.compat import UnsupportedServerError
+from patches.json_lines import JsonLines
+from patches.refusals import refuse_place
 from sage_sched import cli
 from tests.engine.serving import wait_until
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def ended(trace: Trace, rid: str) -> None:
-    trace.ended(SimpleNamespace(rid=rid, output_ids=[1]), False)  # type: ignore[arg-type]
+def ended(rid: str) -> dict[str, Any]:
+    return {"t": 1.0, "is": "ends", "rid": rid, "tokens": 3, "why": "done"}
 
 
 def test_only_its_owner_may_read_it_and_no_link_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.touch(0o644)
-    trace = Trace(path)
-    ended(trace, "a")
-    wait_until(lambda: trace.stats()["num_written"] == 1)
+    file = JsonLines(path)
+    file.add(ended("a"))
+    wait_until(lambda: file.stats()["num_written"] == 1)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
-    refused = Trace(link)
+    refused = JsonLines(link)
     wait_until(lambda: bool(refused.stats()["is_stopped"]))
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_it_grows_to_its_limit_and_keeps_what_is_latest(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    trace = Trace(path, max_bytes=2000)
+    file = JsonLines(path, max_bytes=2000)
     for i in range(200):
-        ended(trace, f"request {i}")
-    wait_until(lambda: trace.stats()["num_written"] == 200)
-    wait_until(lambda: bool(read(path)) and read(path)[-1]["rid"] == "request 199")
+        file.add(ended(f"request {i}"))
+    wait_until(lambda: file.stats()["num_written"] == 200)
     both = [event["rid"] for event in events_of(path)]
     assert both == [f"request {i}" for i in range(200 - len(both), 200)]
     assert len(both) > 30
@@ -54,39 +50,47 @@ def test_it_grows_to_its_limit_and_keeps_what_is_latest(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_full_disk_ends_the_trace_and_nothing_else(
+def test_a_full_disk_ends_the_lines_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full(io.BytesIO):
-        def flush(self) -> None:
+        def write(self, line: object) -> int:
             raise OSError("no space left on device")
 
-    monkeypatch.setattr(Trace, "_opened", lambda self: Full())
-    trace = Trace(tmp_path / "trace.jsonl")
-    ended(trace, "a")
-    wait_until(lambda: bool(trace.stats()["is_stopped"]))
+    monkeypatch.setattr(JsonLines, "_opened", lambda self: Full())
+    file = JsonLines(tmp_path / "trace.jsonl")
+    file.add(ended("a"))
+    wait_until(lambda: bool(file.stats()["is_stopped"]))
     for i in range(10):
-        ended(trace, f"{i}")
-    assert trace.stats()["num_written"] <= 1
-    assert not trace._lines  # nobody would take them
+        file.add(ended(f"{i}"))
+    assert file.stats() == {"num_written": 0, "num_lost": 11, "is_stopped": True}
+    assert not file._lines  # nobody would take them
 
 
 def test_a_disk_that_hangs_costs_lines_and_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patches.scheduler.trace._MOST_WAITING", 50)
+    monkeypatch.setattr("patches.json_lines._MOST_WAITING", 50)
     path = tmp_path / "trace.jsonl"
     os.mkfifo(path)  # nobody reads: to open it takes for ever
-    trace = Trace(path)
+    file = JsonLines(path)
     for i in range(80):
-        ended(trace, f"{i}")
-    assert trace.stats()["num_lost"] == 30
+        file.add(ended(f"{i}"))
+    assert file.stats()["num_lost"] == 30
+
+
+def test_a_place_that_takes_no_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("link", "no/such/folder", "."):
+        with pytest.raises(UnsupportedServerError, match="--sage-trace is"):
+            refuse_place("--sage-trace", str(tmp_path / name))
+    refuse_place("--sage-trace", str(tmp_path / "new.jsonl"))
+    assert [*tmp_path.iterdir()] == [tmp_path / "link"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.jsonl"
-    event = {"t": 1.0, "is": "ends", "rid": "a", "tokens": 3, "why": "done"}
-    path.write_text(json.dumps(event) + '\nhalf a li\n[1]\n"x"\n')
+    path.write_text(json.dumps(ended("a")) + '\nhalf a li\n[1]\n"x"\n')
     assert cli.main(["explain", "a", str(path)]) == 0
     assert "ends with 3 tokens" in capsys.readouterr().out
     assert cli.main(["explain", "b", str(path)]) == 1
