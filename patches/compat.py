@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from patches.engine_types import Batch
 
@@ -62,6 +65,22 @@ def serves_named_app() -> bool:
 def has_other_app() -> bool:
     """Whether that variable names somebody else's app, which would not have our hooks."""
     return os.environ.get(APP_VARIABLE, APP) != APP
+
+
+@contextmanager
+def passing_for_fcfs(server_args: Any) -> Iterator[None]:
+    """Within this, SGLang's check of its arguments, which knows only `fcfs` and `lof` to go with
+    --enable-priority-scheduling, sees `fcfs`. Since 0.5.23; earlier ones refuse it."""
+    declared = getattr(server_args, "_resolved_overrides", None)
+    if declared is None or not server_args.enable_priority_scheduling:
+        yield
+        return
+    ours = ("sage-sched", {"schedule_policy": "fcfs"})
+    declared.append(ours)
+    try:
+        yield
+    finally:
+        declared.remove(ours)
 
 
 def thinking_of(chat: object) -> object:

@@ -51,6 +51,7 @@ class Req(Protocol):
     extend_end: int
     grammar: object | None
     beam_group: object | None
+    priority: int | None
     multimodal_inputs: object | None
     time_stats: Any
     customized_info: dict[str, Any] | None
@@ -133,6 +134,10 @@ class Scheduler(Protocol):
     req_to_token_pool: Any
     new_token_ratio_tracker: Any
     spec_algorithm: Any
+    enable_priority_scheduling: bool
+    enable_priority_preemption: bool
+    schedule_low_priority_values_first: bool
+    priority_scheduling_preemption_threshold: int
     future_map: Any
     schedule_stream: Any
     forward_stream: Any

@@ -10,11 +10,12 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from patches import refusals
-from patches.compat import UnsupportedServerError, check_release
-from patches.hook import AFTER, BEFORE, Hook, Hooks, apply_all, check_all, check_calls
+from patches.compat import UnsupportedServerError, check_release, passing_for_fcfs
+from patches.hook import AFTER, AROUND, BEFORE, Hook, Hooks, apply_all, check_all, check_calls
 from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names
@@ -156,7 +157,13 @@ def _refuse_store(config: SageConfig) -> None:
         _in_one_line(lambda: refuse_in_use(config.store))
 
 
-@_main_hooks.at(f"{_ARGS}.check_server_args", BEFORE)
+@_main_hooks.at(f"{_ARGS}.check_server_args", AROUND)
+def _around_check(original: Callable[[Any], None], server_args: Any) -> None:
+    _activate_main(server_args)
+    with passing_for_fcfs(server_args) if _is_ours(server_args) else nullcontext():
+        original(server_args)
+
+
 def _activate_main(server_args: Any) -> None:
     """Before SGLang starts its processes: hook this one, and check the hooks of the others."""
     is_shadowed = _is_shadowed(server_args)

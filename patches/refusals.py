@@ -28,11 +28,6 @@ _REFUSALS = {
     "--is-embedding": _NO_ANSWERS,
     "--dllm-algorithm": _UNTRIED,
     "--enable-pdmux": _UNTRIED,
-    "--abort-on-priority-when-disabled": "a request's priority may say of which class it is",
-    "--enable-priority-scheduling": (
-        "priorities and predicted cost are two orders of one queue; classes of requests "
-        "([slo.classes.NAME] of --sage-config) under --schedule-policy proserve take its place"
-    ),
 }
 # --sage-shadow only looks on. Of these, it refuses those where it would see nothing.
 _REFUSED_WITH_SHADOW = (

@@ -75,7 +75,8 @@ def _goes_before(job: Job, chunked: Job, policy: Policy, view: SchedulerView) ->
     """Whether a waiting ranked job goes before the chunked one; by arrival if that is unranked."""
     if chunked.is_ranked or chunked.is_promised:
         return place_of(job, policy, view) < place_of(chunked, policy, view)
-    return job.is_promised or job.arrival < chunked.arrival
+    place = (job.level, not job.is_promised, job.arrival)
+    return place < (chunked.level, True, chunked.arrival)
 
 
 def _pass_tokens(budget: Budget, view: SchedulerView) -> int:

@@ -19,7 +19,7 @@ from sage_sched.fields import (
 )
 from sage_sched.registry import policy_type, section_of
 from sage_sched.routing import ROUTERS
-from sage_sched.slo import SloClass, SloConfig
+from sage_sched.slo import TRUST, SloClass, SloConfig
 from sage_sched.steps import StepTime
 
 # The shortest step. Others divide by what a step takes.
@@ -80,14 +80,15 @@ class PredictorConfig:
 class HintsConfig:
     """Whose word counts on a request's importance; see sage_sched.job.Hints.
 
-    trust: none, or body: the fields of Hints in a request's own parameters. Whoever may send
-        requests can then get ahead of others.
+    trust: none; header: what gateways and agents say in headers (patches.http.foreign); body: that,
+        and what a request says in its own parameters. Whoever may write there can then get ahead of
+        others.
     """
 
     trust: str = "none"
 
     def __post_init__(self) -> None:
-        require(self.trust in ("none", "body"), "hints.trust", self.trust, "none, body")
+        require(self.trust in TRUST, "hints.trust", self.trust, ", ".join(TRUST))
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ def _turns(
     chunked = view.chunked
     if not queue or (not view.can_swap and (chunked is None or view.batch_is_full)):
         return [], 0
-    yields = view.may_leave and policy.preempts
+    yields = view.may_leave and (policy.preempts or view.server.level_gap < math.inf)
     if view.batch_is_full and not (yields and anyone_would_yield(queue[0], policy, view)):
         return [], 0
     aside_tokens = headroom.set_aside_tokens(view.running)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Source = Literal["history", "warm", "general", "prior", "truth"]
+Source = Literal["history", "warm", "general", "prior", "hint", "truth"]
 # The least weight: differences between sums of weights below it are rounding errors.
 _LEAST_WEIGHT = 1e-12
 _TRUE = np.ones(1, np.bool_)
@@ -24,7 +24,7 @@ class LengthDistribution:
     lengths: int64, shape (n,), strictly increasing, each at least 1 token.
     weights: float64, shape (n,), each at least 1e-12, summing to 1.
     effective_samples: how many equally weighted observations it is worth (Kish), above 0.
-    source: where it came from; "truth" in a simulator alone.
+    source: where it came from; "hint": a client said so; "truth" in a simulator alone.
     """
 
     lengths: NDArray[np.int64]

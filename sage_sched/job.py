@@ -86,6 +86,8 @@ class Job:
     hints: what was said of its importance.
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
     keeps_memory: whether its KV outlives its answer (a streaming session's).
+    level: its priority, as the operator of the server lets clients say it; smaller goes before all
+        others (sage_sched.order).
     generated_tokens: its age. Set by grow() alone.
     prefilled_tokens: of the prompt that is being chunked, what is done.
     cached_tokens: of its sequence, what the radix tree had when it was looked up last; for a
@@ -100,7 +102,7 @@ class Job:
     refined: its length by what was seen of its answer; None as long as nothing was.
     revision: how often that was revised. What is cached about a job is keyed on it and on the age.
     ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
-    place: (key, arrival) of its policy at this revision and age, or None; sage_sched.order's.
+    place: (level, key, arrival) at this revision and age, or None; sage_sched.order's.
     standing: what sage_sched.index knows of it; no one else reads it.
     evidence: what a sage_sched.probe.refining.Refiner has seen of it; no one else reads it.
     memo: what the policy computed of it; no one else reads it.
@@ -116,6 +118,7 @@ class Job:
     hints: Hints = NO_HINTS
     has_fixed_length: bool = False
     keeps_memory: bool = False
+    level: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     cached_tokens: int = 0
@@ -128,7 +131,7 @@ class Job:
     refined: Refined | None = None
     revision: int = 0
     ranked_at: int = 0
-    place: tuple[float, int] | None = field(default=None, repr=False)
+    place: tuple[float, float, int] | None = field(default=None, repr=False)
     standing: object = field(default=None, repr=False)
     evidence: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)

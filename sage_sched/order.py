@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
 
+# Level, key and arrival.
+Place = tuple[float, float, int]
+
 
 def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
-    """The positions of the waiting jobs in the order in which to serve them: promised jobs by
-    arrival, then the others by key and arrival.
+    """The positions of the waiting jobs in the order in which to serve them: by level; within a
+    level promised jobs by arrival, then the others by key and arrival.
 
     A job that the policy cannot rank waits for as many others as waited when it came, as under
     first come, first served: its place is the length of the queue less the number of jobs that
@@ -25,18 +29,22 @@ def serving_order(policy: Policy, view: SchedulerView) -> list[int]:
     order = sorted(range(len(jobs)), key=places.__getitem__)
     if not [job for job in jobs if not job.is_ranked]:  # a list is quicker than all()
         return order
-    mixed = [position for position in order if jobs[position].is_promised]
-    others = order[len(mixed) :]
-    ranked = iter([position for position in others if jobs[position].is_ranked])
-    unranked = deque(position for position in others if not jobs[position].is_ranked)
+    mixed: list[int] = []
     first_arrival = view.num_arrivals - len(jobs)
-    while len(mixed) < len(jobs):
-        if unranked and jobs[unranked[0]].arrival - first_arrival <= len(mixed):
-            mixed.append(unranked.popleft())
-        elif (position := next(ranked, None)) is not None:
-            mixed.append(position)
-        else:
-            mixed.extend(unranked)
+    for _, of_level in groupby(order, lambda position: places[position][0]):
+        level = [*of_level]
+        end = len(mixed) + len(level)
+        mixed += [position for position in level if jobs[position].is_promised]
+        others = [position for position in level if not jobs[position].is_promised]
+        ranked = iter([position for position in others if jobs[position].is_ranked])
+        unranked = deque(position for position in others if not jobs[position].is_ranked)
+        while len(mixed) < end:
+            if unranked and jobs[unranked[0]].arrival - first_arrival <= len(mixed):
+                mixed.append(unranked.popleft())
+            elif (position := next(ranked, None)) is not None:
+                mixed.append(position)
+            else:
+                mixed.extend(unranked)
     return mixed
 
 
@@ -46,14 +54,18 @@ def retention_order(
     """The positions of running jobs, from the first to keep to the first to retract.
 
     default: SGLang's own order of them. A job that the policy cannot rank keeps its place in it,
-        behind the promised ones.
+        within its level and behind the promised ones.
     """
     rank_anew(jobs, policy)
     places = _places(jobs, policy, view)
-    promised = sorted((p for p in default if jobs[p].is_promised), key=places.__getitem__)
-    others = [p for p in default if not jobs[p].is_promised]
-    ranked = iter(sorted((p for p in others if jobs[p].is_ranked), key=places.__getitem__))
-    return promised + [next(ranked) if jobs[p].is_ranked else p for p in others]
+    order: list[int] = []
+    for level in sorted({job.level for job in jobs}):
+        same = [p for p in default if jobs[p].level == level]
+        order += sorted((p for p in same if jobs[p].is_promised), key=places.__getitem__)
+        others = [p for p in same if not jobs[p].is_promised]
+        ranked = iter(sorted((p for p in others if jobs[p].is_ranked), key=places.__getitem__))
+        order += [next(ranked) if jobs[p].is_ranked else p for p in others]
+    return order
 
 
 def rank_anew(jobs: Iterable[Job], policy: Policy) -> None:
@@ -67,8 +79,8 @@ def rank_anew(jobs: Iterable[Job], policy: Policy) -> None:
             policy.on_forecast(job)
 
 
-def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[tuple[float, int]]:
-    """(key, arrival) of each, computed once an age and revision unless the policy's keys move: a
+def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[Place]:
+    """The place of each, computed once an age and revision unless the policy's keys move: a
     queue of a thousand is ordered in every pass."""
     if policy.moves:
         return [place_of(job, policy, view) for job in jobs]
@@ -80,11 +92,11 @@ def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[tu
     return places  # type: ignore[return-value]
 
 
-def place_of(job: Job, policy: Policy, view: SchedulerView) -> tuple[float, int]:
-    """(key, arrival) of a job that the policy can rank, or that is promised its turn."""
+def place_of(job: Job, policy: Policy, view: SchedulerView) -> Place:
+    """The place of a job. One that is held back (Policy.key) is behind those of all levels."""
     if job.is_promised:
-        return -math.inf, job.arrival
+        return job.level, -math.inf, job.arrival
     key = policy.key(job, view) if job.is_ranked else 0.0
     if math.isnan(key):  # it would make the order depend on the queue's
         raise ValueError(f"the key of {job} is not a number")
-    return key, job.arrival
+    return math.inf if key == math.inf else job.level, key, job.arrival

@@ -107,19 +107,25 @@ class Outlook:
     def __init__(self, indices: Indices, key: Callable[[Job], float]) -> None:
         """key: the place of a ranked job."""
         self._indices, self._key = indices, key
-        self._seen: tuple[ref[SchedulerView], dict[Job, float]] | None = None
+        self._seen: tuple[ref[SchedulerView], dict[float, dict[Job, float]]] | None = None
 
     def worth_s(self, running: Job, view: SchedulerView) -> float:
-        """view: its waiting jobs in their order. Computed once a view, for all that run."""
+        """view: its waiting jobs in their order. Computed once a view and level for all that
+        run."""
         if self._seen is None or self._seen[0]() is not view:
-            self._seen = (ref(view), self._all_worth_s(view))
-        return self._seen[1].get(running, 0.0)
+            self._seen = (ref(view), {})
+        worth_s = self._seen[1]
+        if running.level not in worth_s:
+            worth_s[running.level] = self._all_worth_s(running.level, view)
+        return worth_s[running.level].get(running, 0.0)
 
-    def _all_worth_s(self, view: SchedulerView) -> dict[Job, float]:
-        """Only those for which it exceeds the price of moving their KV with nothing of it cached.
-        The others need not be asked for more: they would yield for nothing, but not for that."""
+    def _all_worth_s(self, level: float, view: SchedulerView) -> dict[Job, float]:
+        """If they yield to jobs of a level. Only those for which it exceeds the price of moving
+        their KV with nothing of it cached. The others need not be asked for more: they would yield
+        for nothing, but not for that."""
         running = [job for job in view.running if job.is_ranked]
-        waiting = [job for job in view.waiting[:_NUM_FORESEEN] if job.is_ranked]
+        first = [job for job in view.waiting[:_NUM_FORESEEN] if job.is_ranked]
+        waiting = [job for job in first if job.level == level]
         those_running, those_waiting = self._those(running), self._those(waiting)
         step_time, num_jobs = view.server.step_time, len(view.running) + len(view.waiting)
         kv_tokens = view.running_kv_tokens

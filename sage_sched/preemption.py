@@ -38,12 +38,24 @@ def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
     none would, and the rest of the work is spared."""
     if not may_displace(first):
         return False
-    key = policy.key(first, view)
+    place = (first.level, policy.key(first, view))
     return any(
-        policy.key(job, view) > key and policy.should_preempt(job, first, 0.0, view)
+        (job.level, policy.key(job, view)) > place and _would_yield(job, first, 0.0, policy, view)
         for job in view.running
-        if job.is_ranked and not job.is_promised
+        if job.is_ranked
     )
+
+
+def _would_yield(
+    running: Job, waiting: Job, price_s: float, policy: Policy, view: SchedulerView
+) -> bool:
+    """Whether a running job is to make room for one that goes before it: between two levels if they
+    are far enough apart, at any price; within a level if the policy says so."""
+    if running.level != waiting.level:
+        return running.level - waiting.level > view.server.level_gap
+    if running.is_promised or not policy.preempts:
+        return False
+    return policy.should_preempt(running, waiting, price_s, view)
 
 
 def may_displace(job: Job) -> bool:
@@ -69,27 +81,30 @@ def plan_turns(
     departure: how a running job would leave; None if it has to stay. Costly: called only for jobs
     that would be preempted at price zero.
 
-    A candidate enters if a slot is free and more tokens than it needs. Jobs of a worse key yield to
-    it if `policy.should_preempt` holds, the worst first and no more than needed. A job does not
-    yield if it is promised its turn, has yielded most_yields times, or would free nothing of what
-    is short.
+    A candidate enters if a slot is free and more tokens than it needs. Jobs of a worse level
+    yield to it if that is worse by more than `view.server.level_gap`, jobs of its level and a worse
+    key if `policy.should_preempt` holds and they are not promised their turn; the worst first and
+    no more than needed. A job does not yield if it has yielded most_yields times, or would free
+    nothing of what is short.
     """
     left = [
-        (policy.key(job, view), job.arrival, job)
+        (job.level, policy.key(job, view), job.arrival, job)
         for job in running
-        if job.num_yields < most_yields and not job.is_promised
+        if job.num_yields < most_yields
     ]
     left.sort(reverse=True)
     turns = []
     for candidate in candidates:
-        # Nobody yields to one that the policy cannot rank.
-        key = policy.key(candidate.job, view) if candidate.job.is_ranked else math.inf
+        newcomer = candidate.job
+        place = (math.inf, math.inf)  # nobody yields to one that the policy cannot rank
+        if newcomer.is_ranked:
+            place = (newcomer.level, policy.key(newcomer, view))
         willing = (
             Victim(job, leaving)
-            for _, _, job in takewhile(partial(_is_behind, key), left)
-            if policy.should_preempt(job, candidate.job, 0.0, view)
+            for *_, job in takewhile(partial(_is_behind, place), left)
+            if _would_yield(job, newcomer, 0.0, policy, view)
             and (leaving := departure(job)) is not None
-            and policy.should_preempt(job, candidate.job, leaving.price_s, view)
+            and _would_yield(job, newcomer, leaving.price_s, policy, view)
         )
         short_tokens = candidate.needed_tokens + 1 - free_tokens
         victims = _enough(willing, 1 - free_slots, short_tokens)
@@ -99,13 +114,13 @@ def plan_turns(
         freed_tokens = sum(victim.departure.freed_tokens for victim in victims)
         free_tokens += freed_tokens - candidate.needed_tokens
         gone = {victim.job.arrival for victim in victims}
-        left = [entry for entry in left if entry[1] not in gone]
-        turns.append(Turn(candidate.job, tuple(victims)))
+        left = [entry for entry in left if entry[2] not in gone]
+        turns.append(Turn(newcomer, tuple(victims)))
     return turns
 
 
-def _is_behind(key: float, entry: tuple[float, int, Job]) -> bool:
-    return entry[0] > key
+def _is_behind(place: tuple[float, float], entry: tuple[float, float, int, Job]) -> bool:
+    return entry[:2] > place
 
 
 def _enough(willing: Iterator[Victim], short_slots: int, short_tokens: int) -> list[Victim] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -67,6 +68,7 @@ class ServerFacts:
     swap_token_s: seconds that one token's KV takes to host memory, or back, as known so far.
     mixes_steps: whether those that run decode beside a prefill (SGLang's --enable-mixed-chunk).
     reserve_tokens: KV that a step sets aside for each request (speculative decoding: for drafts).
+    level_gap: a running job yields to a waiting one whose level is smaller by more than this.
     """
 
     kv_pool_tokens: int
@@ -75,6 +77,7 @@ class ServerFacts:
     swap_token_s: float
     mixes_steps: bool = False
     reserve_tokens: int = 1
+    level_gap: float = math.inf
 
     def swap_s(self, kv_tokens: int) -> float:
         """Seconds to move a request's KV to host memory and back."""

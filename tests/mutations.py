@@ -838,10 +838,17 @@ MUTATIONS = (
         f"{_SWITCH}::test_a_promise_stands",
     ),
     Mutation(
+        "the least priority goes first",
+        "patches/scheduler/priorities.py",
+        "else -req.priority",
+        "else req.priority",
+        "tests/patches/scheduler/test_priorities.py",
+    ),
+    Mutation(
         "requests yield though that was switched off",
         "sage_sched/decide.py",
-        "yields = view.may_leave and policy.preempts",
-        "yields = policy.preempts",
+        "yields = view.may_leave and (policy.preempts",
+        "yields = (policy.preempts",
         "tests/sage_sched/test_decide.py"
         "::test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back",
     ),

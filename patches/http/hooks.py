@@ -22,13 +22,13 @@ from patches.carrier import EXPLANATION
 from patches.compat import APP, APP_VARIABLE
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
 from patches.http.dispatch import bury, end
+from patches.http.foreign import slo_class, told
 from patches.http.predict import attach, is_internal, learn, request_hooks, start, state_of
 from patches.http.state import HttpState, http_state
 from patches.messages import EarlyAbort
 from predictor_store.service.supervisor import SharedWorker
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-_CLASS_HEADER = "x-smg-priority"
 _TENANT_HEADER = "x-sage-tenant"
 _EXPLAIN_HEADER = "x-sage-explain"
 
@@ -56,12 +56,17 @@ def _before_init_state(
     if ours is None or not isinstance(obj, GenerateReqInput):
         return
     headers = {} if request is None else request.headers
+    # SGLang has read the body by now, if there is one.
+    said = told(ours.config.hints.trust, headers, getattr(request, "_json", None))
+    if (priority := said.pop("priority", None)) is not None:
+        obj.priority = priority
     ours.metrics.start()
     is_batch = not getattr(obj, "is_single", True)  # a part of a batch does not say
     for part in [obj[i] for i in range(obj.batch_size)] if is_batch else [obj]:
         state = state_of(part)
         if state.slo_class is None:
-            state.slo_class = ours.claims.class_of(headers.get(_CLASS_HEADER), part.priority)
+            state.slo_class = ours.claims.class_of(slo_class(headers), part.priority)
+            state.told = said
             state.tenant = headers.get(_TENANT_HEADER, "")
             state.came_s = time.monotonic()
             state.explains = headers.get(_EXPLAIN_HEADER, "").lower() in ("1", "true", "yes")

@@ -24,7 +24,7 @@ from patches.http.door import check_token_ids, check_tokenized, custom_params_of
 from patches.http.state import HttpState, http_state
 from predictor_store.predict.asked import Asked
 from predictor_store.service.client import Prediction
-from sage_sched.job import NO_HINTS
+from sage_sched.distribution import LengthDistribution
 
 # Longer than what the embedder reads. Decoding 100,000 token ids would block the event loop.
 _MAX_DECODED_TOKENS = 512
@@ -36,8 +36,9 @@ class RequestPrediction:
     it with other ids, and share this.
 
     text: a chat's last user message; None for other requests. asked: what a chat asks for beside
-    its words; None for other requests. slo_class: None until it is known. came_s: arrival
-    (time.monotonic). is_started: whether the reserved keys were stripped and a prediction, if any,
+    its words; None for other requests. told: what is believed of what others say in their own words
+    (patches.http.foreign). slo_class: None until it is known. came_s: arrival (time.monotonic).
+    is_started: whether the reserved keys were stripped and a prediction, if any,
     was asked for. explains: whether the answer is to tell the prediction. carried: what travels to
     the scheduler. foreseen: what the router goes by. tell_at_tokens: the age at which the history
     is told that the answer goes on.
@@ -45,6 +46,7 @@ class RequestPrediction:
 
     text: str | None = None
     asked: Asked | None = None
+    told: dict[str, Any] = field(default_factory=dict)
     slo_class: str | None = None
     tenant: str = ""
     came_s: float = 0.0
@@ -137,7 +139,7 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
     state = state_of(obj)
     state.is_started = True
     check_token_ids(manager, obj)
-    said, given = NO_HINTS, custom_params_of(obj)
+    said, given = state.told, custom_params_of(obj)
     if given is not None:
         stripped = carrier.strip(given)
         # A copy: the samples of a batch may share one dict with what the client sent.
@@ -145,9 +147,11 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         if stripped.get("explain") is True:
             state.explains = True
         if ours.config.hints.trust == "body":
-            said = carrier.clients_hints(stripped)
+            said = said | stripped
     text = None if is_internal(manager, obj) else prompt_text(manager, obj)
-    hints = ours.claims.hints(state.slo_class or "", said, obj.priority, state.tenant)
+    hints = ours.claims.hints(
+        state.slo_class or "", carrier.clients_hints(said), obj.priority, state.tenant
+    )
     hints = ours.urgency.hints(hints, text)
     state.carried = {**carrier.encode_hints(hints), **carrier.encode_stamp(state.came_s)}
     if isinstance(obj.rid, str):
@@ -169,7 +173,10 @@ async def attach(obj: GenerateReqInput, tokenized: TokenizedGenerateReqInput) ->
     if state.prediction is not None:
         prediction = await state.prediction
         state.handle = prediction.handle
-        if (lengths := prediction.distribution) is not None:
+        lengths = prediction.distribution
+        if (lengths is None or lengths.source == "prior") and "expected_tokens" in state.told:
+            lengths = LengthDistribution.from_samples([state.told["expected_tokens"]], "hint")
+        if lengths is not None:
             cap_tokens = sampling.max_new_tokens
             lengths = lengths if cap_tokens is None else lengths.capped(cap_tokens)
             carried = {**carried, **carrier.encode(lengths)}

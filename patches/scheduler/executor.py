@@ -14,6 +14,7 @@ from patches.compat import drop_ended, keeps_ended
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.kv_copy import is_swapped
 from patches.scheduler.preemption import Preemption
+from patches.scheduler.priorities import follow_settings
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.view import is_full, is_short
 from sage_sched import scheduling_pass
@@ -23,6 +24,7 @@ from sage_sched.plan import Budget, Plan, Yield
 def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch) -> Any:
     """Scheduler.get_new_batch_prefill by the policy's plan. Under SGLang's own order
     (sage_sched.switch) its pass sees all requests."""
+    follow_settings(scheduler)
     if not scheduler.sage.plans():
         return original(running_batch)
     if keeps_ended():
@@ -154,14 +156,18 @@ def _showing(scheduler: Scheduler, visible: Sequence[Req], call: Callable[[], An
 
 def without_swapped(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
     """Call something that must not see swapped requests in the queue, as they have started already.
-    The queue is restored unchanged, because only one rank may be calling this."""
+    They keep their places, because only one rank may be calling this."""
     if scheduler.sage.preemption is None:
         return call()
     queue = scheduler.waiting_queue
-    scheduler.waiting_queue = [req for req in queue if not is_swapped(req)]
+    scheduler.waiting_queue = visible = [req for req in queue if not is_swapped(req)]
+    num_visible = len(visible)
     try:
         return call()
     finally:
+        if len(visible) < num_visible:  # a full queue drops one for another of a higher priority
+            kept = {id(req) for req in visible}
+            queue = [req for req in queue if is_swapped(req) or id(req) in kept]
         scheduler.waiting_queue = queue
 
 

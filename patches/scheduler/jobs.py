@@ -52,7 +52,7 @@ class Jobs:
         self._num_unranked = 0
         self._num_malformed = 0
 
-    def arrived(self, req: Req) -> None:
+    def arrived(self, req: Req, level: int = 0) -> None:
         """Put a Job on a new request."""
         job = Job(
             arrival=self.num_arrivals,
@@ -64,6 +64,7 @@ class Jobs:
             hints=self._carried(decode_hints, req, NO_HINTS),
             has_fixed_length=req.sampling_params.ignore_eos,
             keeps_memory=req.session is not None,
+            level=level,
             ranked_at=self._policy.revision,
         )
         self.num_arrivals += 1

@@ -20,6 +20,7 @@ from patches.scheduler.jobs import Failures, Jobs
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.metrics import SchedulerMetrics, SloMeter
 from patches.scheduler.preemption import config_of, preemption_of
+from patches.scheduler.priorities import level_gap, level_of
 from patches.scheduler.trace import trace_of
 from patches.scheduler.view import view_of
 from sage_sched.admission import Headroom
@@ -53,6 +54,7 @@ class SchedulerState:
             swap_token_s=0.0,  # until something is swapped
             mixes_steps=scheduler.is_mixed_chunk,
             reserve_tokens=_reserve_tokens(scheduler),
+            level_gap=level_gap(scheduler),
         )
         self._scheduler = scheduler
         self._server = server
@@ -144,7 +146,7 @@ class SchedulerState:
 
     def arrived(self, req: Req) -> None:
         """Put a Job on a new request."""
-        self.jobs.arrived(req)
+        self.jobs.arrived(req, level_of(req, self._scheduler))
         if not self.settings.is_stock:
             self._unplaced.append(req)
         if self.trace is not None:

@@ -50,6 +50,9 @@ _FLAGS = (
     # Memory and scheduling.
     "mem_fraction_static", "max_running_requests", "max_queued_requests", "max_total_tokens",
     "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "schedule_policy",
+    "enable_priority_scheduling", "disable_priority_preemption", "default_priority_value",
+    "schedule_low_priority_values_first", "priority_scheduling_preemption_threshold",
+    "abort_on_priority_when_disabled", "retraction_policy",
     "schedule_conservativeness", "page_size", "disable_overlap_schedule", "enable_mixed_chunk",
     "radix_eviction_policy", "_radix_eviction_policy_explicitly_set",
     "radix_eviction_policy_config", "disable_radix_cache",

@@ -102,7 +102,7 @@ class Qllm(Policy):
         others, in their order."""
         if not any(self.passes(job) for job in view.waiting):
             return []
-        first = min((place_of(job, self, view) for job in others), default=(math.inf, 0))
+        first = min((place_of(job, self, view) for job in others), default=(math.inf, 0.0, 0))
 
         def is_ahead(position: int) -> bool:
             job = view.waiting[position]

@@ -99,20 +99,20 @@ class Tenants:
         self._looks = False
 
     def in_turn(self, order: list[int], num_open: int, view: SchedulerView) -> list[int]:
-        """The order with the places of such a class given to its tenants in turn, each with its own
-        requests in their order. Promised jobs, and those held back (from num_open on), keep their
-        places."""
+        """The order with the places of such a class, within a level, given to its tenants in turn,
+        each with its own requests in their order. Promised jobs, and those held back (from num_open
+        on), keep their places."""
         fair = [job for job in view.waiting if job.hints.shares_fairly]
         if not fair and not self._looks:
             return order
         self._looks = True
         self._service.look(view)
         self._costs = {job: self._costs.get(job) or _cost(job) for job in fair}
-        places_of: dict[str, list[int]] = {}
+        places_of: dict[tuple[float, str], list[int]] = {}
         for place, position in enumerate(order[:num_open]):
             job = view.waiting[position]
             if job.hints.shares_fairly and not job.is_promised:
-                places_of.setdefault(job.hints.slo_class, []).append(place)
+                places_of.setdefault((job.level, job.hints.slo_class), []).append(place)
         found = list(order)
         for places in places_of.values():
             turns = self._turns([view.waiting[order[place]] for place in places])

@@ -225,7 +225,7 @@ class Proserve(Policy):
         for (job, p), place, is_urgent in zip(jobs, places, urgent, strict=True):
             p.key, p.is_urgent = place, is_urgent
             if not job.is_promised:
-                job.place = (place, job.arrival)
+                job.place = (job.level, place, job.arrival)
         self._budget = self._in_tokens(budget_s, view)
         if view.can_swap:
             self._choose_who_may_yield(promised[:num_running], promised[num_running:], view)

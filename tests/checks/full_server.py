@@ -122,6 +122,8 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
         is_hybrid_swa=False,
         is_mixed_chunk=False,
         spec_algorithm=SpeculativeAlgorithm.NONE,
+        enable_priority_scheduling=False,
+        enable_priority_preemption=False,
         prefill_delayer=None,
         truncation_align_size=None,
         new_token_ratio_tracker=SimpleNamespace(current=0.5),

@@ -143,7 +143,7 @@ def foreseeing(model: Path, folder: Path) -> SageServer:
 
 
 def classes(model: Path, folder: Path) -> SageServer:
-    """Classes of requests, and prompts in chunks."""
+    """Classes of requests, SGLang's priorities, and prompts in chunks."""
     return SageServer(
         model,
         folder,
@@ -151,6 +151,7 @@ def classes(model: Path, folder: Path) -> SageServer:
         flags=[
             "--max-running-requests", "3", "--max-total-tokens", "1024",
             "--chunked-prefill-size", str(CHUNK_TOKENS), "--enable-mixed-chunk", "--enable-metrics",
+            "--enable-priority-scheduling",
         ],
         env=CHECKED,
         settings=_CLASSES,

@@ -172,3 +172,36 @@ def test_answers_under_tight_deadlines_stay_what_they_are(server: SageServer) ->
     assert server.stats()["num_policy_errors"] == 0
     missed = server.stats()["slo"]
     assert missed["tdg_ratio"] <= 1.0
+
+
+def test_gateways_and_agents_say_it_in_their_own_words(server: SageServer) -> None:
+    """Class, tenant and deadline by llm-d; priority by Dynamo."""
+    before = server.stats()["slo"]
+
+    def call(rid: str, headers: dict[str, str], **body: Any) -> Any:
+        return partial(
+            requests.post,
+            f"{server.url}/generate",
+            headers={"x-llm-d-inference-objective": "bulk", **headers},
+            json={"text": SHORT_PROMPT, "rid": rid, "sampling_params": {"max_new_tokens": 4}}
+            | body,
+            timeout=300,
+        )
+
+    fairly = [(f"{tenant} {i}", tenant) for i, tenant in enumerate("aab")]
+    asked = [call(rid, {"x-llm-d-inference-fairness-id": tenant}) for rid, tenant in fairly]
+    asked += [
+        call("body", {}, nvext={"agent_hints": {"priority": 1, "osl": 4}}),
+        call("header", {"x-dynamo-request-priority": "2"}),
+    ]
+    answers = stage.together(server, asked)
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert stage.started(server) == ["header", "body", "a 0", "b 2", "a 1"]
+    after = server.stats()["slo"]
+    assert after["num_by_class"]["bulk"] - before["num_by_class"].get("bulk", 0) == 5
+    hurried = {"x-llm-d-inference-objective": "default", "x-llm-d-slo-ttft-ms": "0.1"}
+    assert call("hurried", hurried)().status_code == 200
+    assert server.stats()["slo"]["num_clamped"] == before["num_clamped"] + 1
+    refused = call("wrong", {"x-llm-d-slo-ttft-ms": "soon"})()
+    assert refused.status_code == 400
+    assert "x-llm-d-slo-ttft-ms" in refused.text

@@ -121,8 +121,6 @@ REFUSED = [
     (["--is-embedding"], {}, "--is-embedding"),
     (["--dllm-algorithm", "LowConfidence"], {}, "--dllm-algorithm"),
     (["--enable-pdmux"], {}, "--enable-pdmux"),
-    (["--enable-priority-scheduling"], {}, "--enable-priority-scheduling"),
-    (["--abort-on-priority-when-disabled"], {}, "--abort-on-priority-when-disabled"),
     ([], {"SGLANG_RUST_SERVER": "1"}, "SGLANG_RUST_SERVER"),
     (["--sage-config", "no-such-file.toml"], {}, "no-such-file.toml"),
 ]

@@ -173,7 +173,7 @@ def no_gpu(patient: Patient) -> None:
 
 
 def a_refused_flag(patient: Patient) -> None:
-    patient.flags = ["--enable-priority-scheduling"]
+    patient.flags = ["--enable-pdmux"]
 
 
 def an_unknown_policy(patient: Patient) -> None:
@@ -190,7 +190,7 @@ OF_SGLANG: list[Broken] = [
     (another_platform, "SGLANG_PLATFORM is 'somebodys'"),
     (a_damaged_encoder, "'static' cannot be loaded: FileNotFoundError('token vectors')"),
     (no_gpu, "torch sees none"),
-    (a_refused_flag, "--enable-priority-scheduling"),
+    (a_refused_flag, "--enable-pdmux"),
     (an_unknown_policy, "invalid choice: 'shortest-job-first'"),
 ]
 # The others; here SGLang is not asked about flags, as it would keep our plugin.

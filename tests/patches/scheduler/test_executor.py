@@ -101,6 +101,16 @@ def test_who_looks_at_the_queue_without_the_swapped_leaves_it_as_it_was() -> Non
     assert queue == before
 
 
+def test_one_that_a_full_queue_drops_for_a_more_important_one_is_gone() -> None:
+    server = FullServer(num_waiting=6, num_newcomers=0)
+    before = list(server.scheduler.waiting_queue)
+    for request in before[::2]:
+        request.kv.retraction_backup = object()
+    dropped = without_swapped(server.scheduler, lambda: server.scheduler.waiting_queue.pop(1))
+    assert dropped is before[3]
+    assert server.scheduler.waiting_queue == [*before[:3], *before[4:]]
+
+
 def test_a_pass_obeys_its_budget_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     server = FullServer(num_waiting=3, num_newcomers=0)
     server.batch.batch_is_full = False

@@ -1,0 +1,35 @@
+"""SGLang's priorities (--enable-priority-scheduling) as levels of ours (Job.level)."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from patches.engine_types import Req, Scheduler
+
+
+def level_of(req: Req, scheduler: Scheduler) -> int:
+    """Smaller goes first; a request without a priority goes last."""
+    if not scheduler.enable_priority_scheduling:
+        return 0
+    if req.priority is None:
+        return sys.maxsize + 1
+    return req.priority if scheduler.schedule_low_priority_values_first else -req.priority
+
+
+def level_gap(scheduler: Scheduler) -> float:
+    """See ServerFacts. For a scheduler that has made no pass yet."""
+    if not scheduler.enable_priority_preemption:
+        return math.inf
+    return float(scheduler.priority_scheduling_preemption_threshold)
+
+
+def follow_settings(scheduler: Scheduler) -> None:
+    """Before a pass: SGLang itself goes by priorities only while its own policy is chosen."""
+    if not scheduler.enable_priority_scheduling:
+        return
+    sage = scheduler.sage
+    scheduler.policy.enable_priority_scheduling = sage.settings.is_stock
+    scheduler.enable_priority_preemption = (
+        sage.settings.is_stock and sage.server.level_gap < math.inf
+    )
