@@ -136,6 +136,7 @@ class JsonRequests:
             "source": found.source,
             "effective_samples": found.effective_samples,
             "mean": found.mean(),
+            "osl": max(1, round(found.mean())),
             "quantiles": {f"{q:g}": found.quantile(q) for q in asked["quantiles"]},
             "lengths": found.lengths.tolist(),
             "probabilities": found.weights.tolist(),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from predictor_store.store.store import Store
 from sage_sched.address import Address
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
+from tests.pages import DOCS, blocks
 
 TOKEN = "a token that nobody guesses"
 
@@ -476,6 +478,7 @@ def test_a_router_asks_for_a_distribution_as_json(service: Service) -> None:
     assert found["mean"] == pytest.approx(
         sum(n * p for n, p in zip(found["lengths"], found["probabilities"], strict=True))
     )
+    assert found["osl"] == round(found["mean"])
     assert max(post(service, {**prompt, "max_tokens": 100})[1]["lengths"]) == 100
     # The same words, asked otherwise.
     thinking = {"thinks": 1, "num_tools": 3}
@@ -485,6 +488,45 @@ def test_a_router_asks_for_a_distribution_as_json(service: Service) -> None:
     until(link, "stats", lambda stats: stats["num_recorded"] == 80)
     assert post(service, {**prompt, "asked": thinking})[1]["quantiles"]["0.5"] == 500
     assert post(service, prompt)[1]["quantiles"]["0.1"] == 10
+    link.close()
+
+
+class Frontend(BaseHTTPRequestHandler):
+    """Answers with what it was asked."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_the_example_of_the_page_tells_a_frontend_what_the_service_expects(
+    service: Service,
+) -> None:
+    if not service.over_tcp:
+        pytest.skip("the example asks over TCP")
+    (example,) = (block.code for block in blocks(DOCS / "cluster.md", "python"))
+    ours: dict[str, Any] = {}
+    exec(example, ours)
+    link = service.connect("one")
+    for handle in range(20):
+        ask(link, handle, "How high is the Zugspitze?")
+        end(link, handle, 300)
+    until(link, "stats", lambda stats: stats["num_recorded"] == 20)
+    _, known = post(service, {"model": "one", "prompt": "How high is the Zugspitze?"})
+    with HTTPServer(("127.0.0.1", 0), Frontend) as frontend:
+        threading.Thread(target=frontend.serve_forever).start()
+        for model, hints in (("one", {"osl": known["osl"]}), ("unknown", {})):
+            said = {"role": "user", "content": "How high is the Zugspitze?"}
+            chat = {"model": model, "messages": [said]}
+            at = f"127.0.0.1:{frontend.server_port}"
+            heard = ours["ask"](chat, at, service.config.predictor.service, TOKEN)
+            assert heard == {**chat, "nvext": {"agent_hints": hints}}
+        frontend.shutdown()
     link.close()
 
 

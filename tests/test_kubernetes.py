@@ -1,0 +1,98 @@
+"""What the pages show for Kubernetes and for llm-d is well formed, and names what there is."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from patches.series import SERIES
+from predictor_store.service import serve_command
+from sage_sched.config import SageConfig
+from tests.pages import DOCS, blocks
+
+MANIFEST = DOCS / "kubernetes.yaml"
+
+
+def sources_of(module: str) -> str:
+    found = importlib.util.find_spec("sglang")
+    assert found is not None
+    assert found.origin is not None
+    return (Path(found.origin).parent / module).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, Any]:
+    """By kind."""
+    return {one["kind"]: one for one in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))}
+
+
+def test_its_parts_fit_each_other(manifest: dict[str, Any]) -> None:
+    spec = manifest["Deployment"]["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    pod = spec["template"]["spec"]
+    for selector in (spec["selector"]["matchLabels"], manifest["Service"]["spec"]["selector"]):
+        assert selector.items() <= labels.items()
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounted = [mount["name"] for one in pod["containers"] for mount in one["volumeMounts"]]
+    assert {*mounted} == volumes.keys()
+    assert volumes["config"]["configMap"]["name"] == manifest["ConfigMap"]["metadata"]["name"]
+    claim = volumes["store"]["persistentVolumeClaim"]["claimName"]
+    assert claim == manifest["PersistentVolumeClaim"]["metadata"]["name"]
+    assert manifest["Service"]["spec"]["ports"][0]["targetPort"] == "http"
+
+
+def test_probes_ask_what_sglang_serves_at_the_port_that_it_listens_on(
+    manifest: dict[str, Any],
+) -> None:
+    server = manifest["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    port = server["ports"][0]
+    assert f"--port={port['containerPort']}" in server["args"]
+    routes = sources_of("srt/entrypoints/http_server.py")
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = server[probe]["httpGet"]
+        assert asked["port"] == port["name"]
+        assert f'@app.get("{asked["path"]}")' in routes
+        if asked["path"] == "/health":  # takes so long to say that nothing comes
+            waits_s = re.search(r'"SGLANG_HEALTH_CHECK_TIMEOUT", (\d+)\)', routes)
+            assert waits_s is not None
+            assert server[probe]["timeoutSeconds"] > int(waits_s[1])
+
+
+def test_server_and_predictor_meet_at_one_address(manifest: dict[str, Any]) -> None:
+    files = {name: tomllib.loads(text) for name, text in manifest["ConfigMap"]["data"].items()}
+    settings = {name: SageConfig.parse(sections) for name, sections in files.items()}
+    server, predictor = manifest["Deployment"]["spec"]["template"]["spec"]["containers"]
+    parser = argparse.ArgumentParser()
+    serve_command.configure(parser)
+    asked = parser.parse_args(predictor["args"])
+    assert predictor["command"] == ["sage-sched", "predictor", "serve"]
+    assert Path(asked.sage_config).name in settings
+    assert asked.listen == settings["server.toml"].predictor.service
+    assert "--sage-config=/etc/sage/server.toml" in server["args"]
+    places = [
+        {m["name"]: m["mountPath"] for m in one["volumeMounts"]} for one in (server, predictor)
+    ]
+    assert places[0]["run"] == places[1]["run"] == str(Path(asked.listen).parent)
+    store = settings["predictor.toml"].store.path
+    assert Path(store).is_relative_to(places[1]["store"])
+
+
+def test_llm_d_scores_by_a_metric_of_ours() -> None:
+    (shown,) = [yaml.safe_load(block.code) for block in blocks(DOCS / "cluster.md", "yaml")]
+    plugins = {plugin.get("name", plugin["type"]): plugin for plugin in shown["plugins"]}
+    (engine,) = plugins["core-metrics-extractor"]["parameters"]["engineConfigs"]
+    (metric,) = engine["customMetrics"]
+    assert metric["attributeKey"] == plugins["backlog"]["parameters"]["attributeKey"]
+    assert metric["metricSpec"].removeprefix("sage:") in SERIES
+    collector = sources_of("srt/observability/metrics_collector.py")
+    for spec in ("queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec"):
+        assert f'name="{engine[spec]}"' in collector
+    for one in shown["schedulingProfiles"][0]["plugins"]:
+        assert one["pluginRef"] in plugins
