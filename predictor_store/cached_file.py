@@ -21,37 +21,24 @@ def cache_folder() -> Path:
 
 
 def made_once(name: str, doing: str, make: Callable[[], bytes]) -> bytes:
-    """What make returns, from the cache if it is there. doing: told on stderr if it is not."""
+    """What make returns, from the cache if it is there and sound. doing: told on stderr if not."""
     path = cache_folder() / name
-    content = read_cached(path)
-    if content is None:
-        print(f"{doing}, once; it takes a moment", file=sys.stderr)
-        content = make()
-        try:
-            write_cached(path, content)
-        except OSError as error:
-            print(f"{doing} will be done at each start: {error}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        kept = read_own(path)
+        if kept[:_DIGEST_BYTES] == _digest(kept[_DIGEST_BYTES:]):
+            return kept[_DIGEST_BYTES:]
+    print(f"{doing}, once; it takes a moment", file=sys.stderr)
+    content = make()
+    try:
+        replace_own(path, _digest(content) + content)
+    except OSError as error:
+        print(f"{doing} will be done at each start: {error}", file=sys.stderr)
     return content
 
 
-def read_cached(path: Path) -> bytes | None:
-    """What write_cached wrote there; None if it is not there, damaged, or not this user's own."""
-    try:
-        content = read_own(path)
-    except OSError:
-        return None
-    digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    return content if digest == _digest(content) else None
-
-
-def write_cached(path: Path, content: bytes) -> None:
-    """Replace the file as a whole. Raises OSError."""
-    replace_own(path, _digest(content) + content)
-
-
 def read_own(path: Path, max_bytes: int | None = None) -> bytes:
-    """The file's content, or its first max_bytes. Raises OSError unless it is a file of this user's
-    own, and no link: whoever else can write it could have us believe anything."""
+    """The file's content, or its first max_bytes. Raises OSError unless it is this user's own file,
+    and no link: whoever else can write it could have us believe anything."""
     with open(path, "rb", opener=_open_own) as file:
         return file.read(max_bytes)
 

@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "log", nargs="+", type=Path, metavar="LOG",
-        help="SGLang's request dumps or request log, a shadow record, bench_serving's .jsonl, a "
+        help="SGLang's request log, a shadow record, bench_serving's .jsonl, a "
         "trace of Mooncake's, or CSV or JSON lines of arrival, input and output tokens; files, or "
         "folders of such",
     )  # fmt: skip

@@ -97,7 +97,7 @@ class Foresight:
 
     def _learn(self, request: Logged, vector: NDArray[np.float32], forecast: Forecast) -> None:
         if not request.is_cut:
-            self._quality.add(forecast, request.output_tokens, was_late=False)
+            self._quality.add(forecast, request.output_tokens)
         self._history.add(vector, request.output_tokens, request.is_cut, "history")
         self._history.fit()
         self._num_new += 1

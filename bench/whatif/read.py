@@ -22,11 +22,11 @@ from bench.workloads.prompts import WorkloadError
 from predictor_store.data import server_records
 from predictor_store.data.server_records import MALFORMED, Answered
 
-_OF_DUMPS, _OF_LOG = "requests of SGLang's dumps", "requests of SGLang's request log"
+_OF_LOG = "requests of SGLang's request log"
 
 
 def read_log(paths: Sequence[Path], tokenizer: Any = None) -> TrafficLog:
-    """All that the files hold, and those of folders. tokenizer: see server_records.read_dump.
+    """All that the files hold, and those of folders. tokenizer: see server_records.read_line.
     Raises WorkloadError, which names the file."""
     files = [file for path in paths for file in _files(path)]
     into = Collected()
@@ -59,15 +59,6 @@ def _read(path: Path, into: Collected, tokenizer: Any) -> None:
 
 
 def _read_open(file: IO[bytes], path: Path, into: Collected, tokenizer: Any) -> None:
-    is_pickle = file.read(1) == server_records.MAGIC
-    file.seek(0)
-    if is_pickle:
-        for place, found in server_records.read_dump(file, path, tokenizer):
-            if isinstance(found, str):
-                into.leave_out(f"{place}: {found}")
-            else:
-                into.add(_OF_DUMPS, place, _logged(found))
-        return
     # A carriage return ends a line too, as those of progress bars in a server's log do.
     text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline=None)
     lines = tqdm(text, desc=f"reading {path.name}", unit="line", mininterval=1, leave=False)
@@ -128,27 +119,20 @@ def _read_lines(
     numbered: Iterator[tuple[int, str]], path: Path, into: Collected, tokenizer: Any
 ) -> None:
     """JSON lines, and SGLang's log, whose other lines do not matter."""
-    log = server_records.RequestLog(tokenizer)
     for number, line in server_records.without_noise(numbered):
-        _read_line(line, f"{path}:{number}", log, into)
+        _read_line(line, f"{path}:{number}", tokenizer, into)
 
 
-def _read_line(line: str, place: str, log: server_records.RequestLog, into: Collected) -> None:
+def _read_line(line: str, place: str, tokenizer: Any, into: Collected) -> None:
     try:
-        if server_records.is_line(line):
-            found = log.of_line(line)
-        else:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError("it is no object")
-            if not server_records.is_row(row):
+        for row in server_records.read_line(line, tokenizer):
+            if isinstance(row, Answered):
+                into.add(_OF_LOG, place, _logged(row))
+            elif isinstance(row, dict):
                 _add(into, tables.kind_of(row), place, row)
-                return
-            found = log.of_row(row)
+            else:
+                raise ValueError("it is no object")
     except json.JSONDecodeError as error:
         into.leave_out(f"{place} is no JSON, no header of columns, and no server's line ({error})")
     except (*MALFORMED, RecursionError) as error:
         into.leave_out(f"{place} is no line of a log: {error!r}")
-    else:
-        if found is not None:
-            into.add(_OF_LOG, place, _logged(found))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from patches.compat import thinking_of

@@ -35,10 +35,9 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One usable row. place: "file:line". output_tokens: as recorded, or None. input_tokens: as
-    recorded, or 0. censored: output_tokens has reached the recorded cap."""
+    """One usable row. output_tokens: as recorded, or None. input_tokens: as recorded, or 0.
+    censored: output_tokens has reached the recorded cap."""
 
-    place: str
     prompt: str
     output: str | None
     output_tokens: int | None
@@ -71,7 +70,7 @@ class Reader:
         for place, raw in raw_rows(self.dataset, self.tokenizer):
             self.num_read += 1
             try:
-                row = self._row(place, raw)
+                row = self._row(raw)
             except RowError as error:
                 self.num_malformed += 1
                 if len(self.malformed) < _MAX_NAMED:
@@ -81,14 +80,10 @@ class Reader:
                 self.num_filtered += 1
             else:
                 yield row
-        if self.num_used == 0:
+        if self.num_read == self.num_filtered + self.num_malformed:
             raise DatasetError(self._nothing_usable())
 
-    @property
-    def num_used(self) -> int:
-        return self.num_read - self.num_filtered - self.num_malformed
-
-    def _row(self, place: str, raw: Any) -> Row | None:
+    def _row(self, raw: Any) -> Row | None:
         if isinstance(raw, RowError):
             raise raw
         if not isinstance(raw, dict):
@@ -105,14 +100,8 @@ class Reader:
                 else "no output length recorded: give --tokenizer to count its output"
             )
         cap = _whole(raw.get("cap"))
-        return Row(
-            place=place,
-            prompt=prompt,
-            output=output,
-            output_tokens=length,
-            input_tokens=_whole(raw.get("prompt_tokens")) or 0,
-            censored=cap is not None and length is not None and length >= cap,
-        )
+        is_cut = cap is not None and length is not None and length >= cap
+        return Row(prompt, output, length, _whole(raw.get("prompt_tokens")) or 0, is_cut)
 
     def _nothing_usable(self) -> str:
         seen = ", ".join(sorted(self.fields_seen)[:40]) or "none"

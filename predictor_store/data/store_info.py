@@ -49,10 +49,6 @@ def facts(folder: Path) -> dict[str, Any]:
         meta = file.read_meta(connection)
         records = list(file.read_records(connection, path))
     lengths = [record.output_tokens for record in records]
-    try:
-        predictions = json.loads(meta.get("quality") or "{}")
-    except ValueError:
-        predictions = {}
     return {
         "store": str(folder),
         "num_records": len(records),
@@ -65,7 +61,7 @@ def facts(folder: Path) -> dict[str, Any]:
         "in_use_by": lock.holder(folder),
         "output_tokens": quantiles(lengths) if lengths else {},
         "num_censored": sum(record.censored for record in records),
-        "predictions": predictions,
+        "predictions": json.loads(meta.get("quality") or "{}"),
     }
 
 
@@ -84,18 +80,11 @@ def described(found: Mapping[str, Any]) -> dict[str, str]:
     if number:
         lines["output tokens"] = quantiles_line(found["output_tokens"])
         lines["censored"] = f"{found['num_censored'] / number:.1%} (cut off by their cap)"
-    return lines | _quality_lines(found["predictions"])
-
-
-def _quality_lines(quality: dict[str, Any]) -> dict[str, str]:
-    try:
-        parts = {"predictions": quality, **quality["by_source"]}
-        lines = {name: _quality_line(part) for name, part in parts.items()}
-        widened = quality["widened"]
-    except (KeyError, TypeError):
-        return {}
-    if widened:
-        lines["predictions"] += "; worse than none, and not used until they are better"
+    if quality := found["predictions"]:
+        parts = {"predictions": quality, **quality.get("by_source", {})}
+        lines |= {name: _quality_line(part) for name, part in parts.items()}
+        if quality.get("widened"):
+            lines["predictions"] += "; worse than none, and not used until they are better"
     return lines
 
 
@@ -104,6 +93,5 @@ def _quality_line(of: dict[str, Any]) -> str:
         return f"{of['num_answers']} answers judged, too few to say anything"
     return (
         f"{of['num_answers']} answers judged: CRPS gain {of['crps_gain']:.2f}, "
-        f"{of['within_80']:.0%} in the central 80 %, rho {of['spearman']:.2f}, "
-        f"{of['num_late']} went on without"
+        f"{of['within_80']:.0%} in the central 80 %, rho {of['spearman']:.2f}"
     )

@@ -64,10 +64,8 @@ def warm_store(
     """
     config = dataclasses.replace(config, path=str(path))
     with Store(config, fingerprint(encoder), dimension(encoder)) as store:
-        embedder = Embedder(encoder)
-        total = len(observations) if isinstance(observations, list) else None
-        with tqdm(total=total, desc="embedding", unit="prompt", mininterval=1) as progress:
-            remaining = iter(observations)
+        embedder, remaining = Embedder(encoder), iter(observations)
+        with tqdm(desc="embedding", unit="prompt", mininterval=1) as progress:
             while chunk := list(itertools.islice(remaining, _CHUNK)):
                 vectors = embedder.embed([observation.prompt for observation in chunk])
                 for of, vector in zip(chunk, vectors, strict=True):
@@ -88,8 +86,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "datasets", nargs="+", metavar="DATASET",
         help="a file (JSON lines, a JSON array or Parquet, gzip too), of prompts with answers or "
-        "their lengths, or of conversations (messages, ShareGPT); SGLang's request log or dumps, "
-        "or a folder of them; or a folder or name of a Hugging Face dataset",
+        "their lengths, or of conversations (messages, ShareGPT); SGLang's request log, or a "
+        "folder of them; or a folder or name of a Hugging Face dataset",
     )  # fmt: skip
     parser.add_argument("--store", type=Path, metavar="DIR", help=f"default: {default_path()}")
     parser.add_argument(
@@ -144,13 +142,11 @@ def _warm(args: argparse.Namespace) -> dict[str, Any]:
     readers = [Reader(name, fields, dict(args.filter), tokenizer) for name in args.datasets]
     rows = tqdm(itertools.chain.from_iterable(readers), desc="reading", unit="row", mininterval=1)
     sample = uniform_sample(rows, min(capacity, args.limit or capacity))
-    observations = list(_observations(sample, tokenizer))
+    observations = [_observation(row, tokenizer) for row in sample]
     num_records = warm_store(folder, observations, config, args.encoder)
+    counts = ("num_read", "num_filtered", "num_malformed")
     return {
-        **{
-            name: sum(getattr(reader, name) for reader in readers)
-            for name in ("num_read", "num_filtered", "num_malformed")
-        },
+        **{name: sum(getattr(reader, name) for reader in readers) for name in counts},
         "malformed": dict(itertools.chain.from_iterable(reader.malformed for reader in readers)),
         "num_put": len(observations),
         "store": str(folder),
@@ -171,19 +167,16 @@ def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
     return [row for _, row in sorted(chosen, key=lambda pair: pair[0])]
 
 
-def _observations(rows: Iterable[Row], tokenizer: Any) -> Iterator[Observation]:
+def _observation(row: Row, tokenizer: Any) -> Observation:
+    output_tokens, input_tokens = row.output_tokens, row.input_tokens
     if tokenizer is not None:
-        rows = tqdm(rows, desc="counting tokens", unit="row", mininterval=1)
-    for row in rows:
-        output_tokens, input_tokens = row.output_tokens, row.input_tokens
-        if tokenizer is not None:
-            # What a server recorded is better than what was cut from its log.
-            if row.output is not None or not input_tokens:
-                input_tokens = _num_tokens(tokenizer, row.prompt)
-            if row.output is not None:
-                output_tokens = max(1, _num_tokens(tokenizer, row.output))
-        assert output_tokens is not None  # the reader has seen to it
-        yield Observation(row.prompt, output_tokens, input_tokens, row.censored)
+        # What a server recorded is better than what was cut from its log.
+        if row.output is not None or not input_tokens:
+            input_tokens = _num_tokens(tokenizer, row.prompt)
+        if row.output is not None:
+            output_tokens = max(1, _num_tokens(tokenizer, row.output))
+    assert output_tokens is not None  # the reader has seen to it
+    return Observation(row.prompt, output_tokens, input_tokens, row.censored)
 
 
 def _num_tokens(tokenizer: Any, text: str) -> int:

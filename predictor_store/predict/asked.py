@@ -1,18 +1,17 @@
-"""What a request says about its answer's length beside its words."""
+"""What a request tells about its answer's length besides the prompt's words."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-# To be changed with the meaning of the numbers, so that no store mixes old and new ones.
+# Change it with the meaning of the numbers, so that no store mixes old and new ones.
 VERSION = 1
 _NUM_SYSTEM = 8
 NUM_FEATURES = 16 + _NUM_SYSTEM
@@ -20,8 +19,8 @@ NUM_FEATURES = 16 + _NUM_SYSTEM
 _NUM_KIND = 5
 # More of a session's answers tell less (bench.prediction.sessions).
 NUM_RECENT = 15
-_MAX_CHARS = 200
-_MAX_INT = 2**31
+_Number = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+_Name = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,7 @@ class Session:
 NEW_SESSION = Session()
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request's fields; 0, false or "" for what it does not say.
 
     thinks: 1 if thinking is asked for, -1 if it is forbidden. effort: 1 for more than usual, -1 for
@@ -56,49 +54,32 @@ class Asked:
     names the conversation.
     """
 
-    thinks: int = 0
-    effort: int = 0
-    num_tools: int = 0
-    tool_choice: int = 0
+    thinks: _Number = 0
+    effort: _Number = 0
+    num_tools: _Number = 0
+    tool_choice: _Number = 0
     is_constrained: bool = False
-    num_turns: int = 0
-    input_tokens: int = 0
-    max_tokens: int = 0
-    num_stops: int = 0
-    system: str = ""
-    session: str = ""
+    num_turns: _Number = 0
+    input_tokens: _Number = 0
+    max_tokens: _Number = 0
+    num_stops: _Number = 0
+    system: _Name = ""
+    session: _Name = ""
 
     def as_fields(self) -> dict[str, Any]:
         """What is said, for JSON."""
-        fields = dataclasses.fields(self)
-        said = {field.name: getattr(self, field.name) for field in fields}
-        return {field.name: said[field.name] for field in fields if said[field.name]}
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+    def from_fields(cls, fields: Any) -> Self:
         """The inverse of as_fields. Raises ValueError if the fields are malformed."""
-        known: dict[str, type] = {
-            field.name: type(field.default) for field in dataclasses.fields(cls)
-        }
-        for name, value in fields.items():
-            if type(value) is not known.get(name) or not isinstance(value, str | int):
-                raise ValueError(f"malformed: {name[:100]}")
-            size = len(value) if isinstance(value, str) else value
-            most = _MAX_CHARS if isinstance(value, str) else _MAX_INT - 1
-            sound = -1 <= size <= most
-            if not sound:
-                raise ValueError(f"out of range: {name}")
-        return cls(**fields)
+        return msgspec.convert(fields, cls)
 
     def features(self, session: Session = NEW_SESSION) -> NDArray[np.float32]:
         """float32, shape (NUM_FEATURES,), each of the order of 1. All 0 if nothing is said."""
-        kind = (
-            _sign(self.thinks),
-            _sign(self.effort),
-            self.num_tools > 0,
-            _sign(self.tool_choice),
-            self.is_constrained,
-        )
+        thinks, effort, choice = np.sign([self.thinks, self.effort, self.tool_choice])
+        kind = (thinks, effort, self.num_tools > 0, choice, self.is_constrained)
         new_tokens = self.input_tokens - session.total_tokens
         logs = [math.log(length) / 3 for length in session.lengths]
         of_session = (
@@ -132,10 +113,6 @@ def digest(*texts: str) -> str:
     """A short name for texts."""
     whole = "\0".join(texts).encode("utf-8", "replace")
     return hashlib.blake2b(whole, digest_size=12).hexdigest()
-
-
-def _sign(value: int) -> int:
-    return (value > 0) - (value < 0)
 
 
 def _signs(system: str) -> NDArray[np.float32]:

@@ -1,5 +1,5 @@
-"""A prompt's vector: what an encoder makes of its meaning, features of its wording, and what its
-request says beside (predictor_store.predict.asked)."""
+"""A prompt's vector: its meaning by an encoder, features of its wording, and what else its request
+tells (predictor_store.predict.asked)."""
 
 from __future__ import annotations
 
@@ -58,12 +58,8 @@ class Embedder:
         vector of unit length, predictor_store.predict.features, and zeros for Asked.features."""
         if not texts:
             return np.empty((0, dimension(self.encoder)), np.float32)
-        encoded = self._encoder.encode([tokenizable(text) for text in texts])
+        # UTF-8, which the tokenizer takes, has no lone surrogates.
+        read = [text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8") for text in texts]
+        encoded = self._encoder.encode(read)
         features = np.array([features_of(text) for text in texts])
         return np.hstack([encoded, features, np.zeros((len(texts), asked.NUM_FEATURES), "f4")])
-
-
-def tokenizable(text: str) -> str:
-    """The part of a prompt that the tokenizer is given, without the lone surrogates that UTF-8
-    cannot express."""
-    return text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8")

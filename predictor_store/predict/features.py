@@ -1,4 +1,4 @@
-"""Features of a prompt's wording that say something about its answer's length."""
+"""Features of a prompt's wording that tell something about its answer's length."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_FEATURES = 14
-# To be changed with the features, so that no store mixes old and new ones.
+# Change it with the features, so that no store mixes old and new ones.
 VERSION = 1
-# What is asked for stands at a prompt's start or its end.
+# The task is stated at a prompt's start or at its end.
 _HEAD_CHARS = _TAIL_CHARS = 2_000
 
 _DIGITS = re.compile(r"\d+")
@@ -43,7 +43,7 @@ _CODE = re.compile(
 
 
 def excerpt(text: str) -> str:
-    """The part of a prompt that is read: all of a short one, start and end of a long one."""
+    """The part of a prompt that is read: a short one whole, start and end of a long one."""
     if len(text) <= _HEAD_CHARS + _TAIL_CHARS:
         return text
     return text[:_HEAD_CHARS] + text[-_TAIL_CHARS:]
@@ -52,7 +52,7 @@ def excerpt(text: str) -> str:
 def features_of(text: str) -> NDArray[np.float32]:
     """float32, shape (NUM_FEATURES,), each of the order of 1, of any text whatever.
 
-    The patterns are English; for other languages the embedding has to do.
+    The patterns are English. For other languages only the embedding tells something.
     """
     text = excerpt(text)
     per_char = 1.0 / (len(text) + 1)

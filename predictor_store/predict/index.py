@@ -1,4 +1,4 @@
-"""Nearest-neighbour search over embeddings, kept in whole numbers of 8 bits."""
+"""Nearest-neighbour search over embeddings, which are kept as whole numbers of 8 bits."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ class Codes(NamedTuple):
 
     def embeddings(self) -> NDArray[np.float32]:
         """Shape (n, dimension)."""
-        found: NDArray[np.float32] = self.whole.astype(np.float32) / self.steps
-        return found
+        return np.asarray(self.whole.astype(np.float32) / self.steps, np.float32)
 
 
 class VectorIndex:
     """Embeddings of unit length, by slot, from 0 to len(self) - 1.
 
-    columns: the numbers of an embedding that a search reads; what it finds is then ordered by all
-    numbers. None: it reads all. A search takes as long as reading these numbers takes.
+    columns: the numbers of an embedding that a search reads, which decides how long it takes. What
+    it finds is then ordered by all numbers. None: it reads all.
     """
 
     def __init__(self, dimension: int, columns: NDArray[np.int64] | None = None) -> None:
@@ -85,14 +84,12 @@ class VectorIndex:
 
     def _whole(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
         # A query too: in a large index, FAISS takes its numbers for whole ones.
-        whole: NDArray[np.float32] = np.rint(self._steps * embedding).clip(-128, 127)
-        return whole
+        return np.asarray(np.rint(self._steps * embedding).clip(-128, 127), np.float32)
 
 
 def _in_order_of(
     whole: faiss.IndexScalarQuantizer, read: faiss.IndexScalarQuantizer, columns: NDArray[np.int64]
 ) -> faiss.IndexRefine:
-    """Searches the index of these columns, and orders what it finds by the whole embeddings."""
     chosen = faiss.RemapDimensionsTransform(whole.d, read.d)
     faiss.copy_array_to_vector(columns.astype(np.int32), chosen.map)
     return faiss.IndexRefine(faiss.IndexPreTransform(chosen, read), whole)
@@ -103,10 +100,8 @@ def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:
     the index moves it when it grows."""
     if index.ntotal == 0:
         return np.empty((0, index.code_size), np.uint8)
-    codes: NDArray[np.uint8] = faiss.rev_swig_ptr(
-        index.codes.data(), index.ntotal * index.code_size
-    )
-    return codes.reshape(index.ntotal, index.code_size)
+    codes = faiss.rev_swig_ptr(index.codes.data(), index.ntotal * index.code_size)
+    return np.asarray(codes, np.uint8).reshape(index.ntotal, index.code_size)
 
 
 def empty_index(dimension: int) -> faiss.IndexScalarQuantizer:
@@ -118,15 +113,15 @@ def empty_index(dimension: int) -> faiss.IndexScalarQuantizer:
 
 
 def steps_per_unit(dimension: int) -> np.float32:
-    """The factor of a unit vector's numbers before rounding. One in a thousand numbers is so large
-    that it may be cut off; a cosine is off by 0.001."""
+    """The factor of a unit vector's numbers before rounding. One in a thousand numbers may be so
+    large that it is cut off; a cosine is off by 0.001."""
     return np.float32(127 * max(1.0, dimension**0.5 / 12))
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Keeps FAISS from searching with all of OpenMP's threads, even for one vector. They would take
-    the engine's cores, and hang in a process forked from one that has used them."""
+    """FAISS would search with all of OpenMP's threads, even for one vector. They would take the
+    engine's cores, and hang in a process forked from one that has used them."""
     num_threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from predictor_store.predict import predictor
 from predictor_store.predict.asked import NEW_SESSION, NUM_FEATURES, Asked, Session
 from predictor_store.predict.embedder import dimension, fingerprint
-from predictor_store.predict.history import Fitting, History, Place
+from predictor_store.predict.fitting import Fitting
+from predictor_store.predict.history import History, Place
 from predictor_store.predict.quality import WINDOW, Forecast, RollingQuality
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.store.file import Record
@@ -112,23 +113,24 @@ class ModelHistory:
         return self._history.add(*of, record.origin, record.scope, unfinished=True)
 
     def record(
-        self,
-        record: Record,
-        forecast: Forecast,
-        was_late: bool,
-        session: str,
-        place: Place | None = None,
+        self, record: Record, forecast: Forecast, session: str, place: Place | None = None
     ) -> None:
-        """An answer that has ended. forecast: of forecast(). was_late: its request went on without
-        that. session: see Asked. place: of goes_on()."""
+        """An answer that has ended. forecast: of forecast(). session: see Asked. place: of
+        goes_on()."""
         if session:
             had = self._sessions.pop(session, NEW_SESSION)
             self._sessions[session] = had.after(record.input_tokens, record.output_tokens)
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         # Nobody knows how long a cut answer would have become.
-        if not record.censored and self._quality.add(forecast, record.output_tokens, was_late):
-            self._tell_of_change()
+        if not record.censored and self._quality.add(forecast, record.output_tokens):
+            if self._quality.widened:
+                logger.warning(
+                    "predictions of %d answers were worse than none: until they are better, "
+                    "requests go by the distribution of all lengths", WINDOW,
+                )  # fmt: skip
+            else:
+                logger.warning("predictions are better than none again, and are used")
         of = record.vector, record.output_tokens, record.censored
         if place is None or not self._history.amend(place, *of):
             self._remember(record)
@@ -165,16 +167,6 @@ class ModelHistory:
     def close(self) -> None:
         self._fitter.shutdown(cancel_futures=True)
         self._store.close()
-
-    def _tell_of_change(self) -> None:
-        if self._quality.widened:
-            logger.warning(
-                "predictions of %d answers were worse than none: until they are better, requests "
-                "go by the distribution of all lengths",
-                WINDOW,
-            )
-        else:
-            logger.warning("predictions are better than none again, and are used")
 
     def _refit(self) -> None:
         """In a thread: numpy releases the interpreter's lock, so that predictions go on."""

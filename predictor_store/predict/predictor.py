@@ -24,9 +24,9 @@ _WIDE_WORTH = 16.0
 # so many records are that near, or an outlier would take a stranger's length for its own.
 _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
-# So many similar records of this server's own weigh as much as all that are not its own.
+# So many similar records of this server weigh as much as all that are not its own.
 _FOREIGN_WORTH = 32.0
-# So many answers of the same session weigh as much as all else (bench.prediction.sessions).
+# So many answers of the same session weigh as much as everything else.
 _SESSION_WORTH = 16.0
 # So many of the same kind (asked.kind_of) weigh as much as all of other kinds.
 _OTHER_WORTH = 4.0
@@ -96,14 +96,14 @@ def _weights(
 ) -> tuple[NDArray[np.float64], float]:
     """The records' weights, and that of lengths in general. Their sum is 1, or 0 without either.
 
-    Four neighbourhoods, each as far as its evidence goes, then the next wider: the same prompt;
-    prompts near in meaning and in score; prompts less near in meaning; and prompts anywhere.
-
-    Records of one prompt share weight, so that one prompt asked a hundred times is not a hundred
-    neighbours. All constants: the best or next to it on each of six datasets (docs/predictor.md).
+    There are four neighbourhoods, each wider than the one before, and each counts as far as its
+    evidence goes: the same prompt; prompts near in meaning and in score; prompts less near in
+    meaning; and prompts anywhere. Records of one prompt share weight: one prompt that was asked a
+    hundred times is one neighbour. All constants are the best or next to it on each of six datasets
+    (docs/predictor.md).
     """
     same = cosines >= SAME_COSINE
-    alike = 1 / np.sqrt(history.num_of_same_prompt[slots])
+    alike = 1 / np.sqrt(history.num_of_same_prompt(slots))
     rest_worth = PRIOR_WORTH
     if history.score is not None:
         rest_worth = history.score.rest_worth
@@ -130,8 +130,7 @@ def _nearness_in_score(
     last = min(_NUM_IN_SCORE, distance.size) - 1
     width = max(_SCORE_SHARE * score.spread, float(np.partition(distance, last)[last]))
     # Not 0: nearness in meaning tells the far ones apart.
-    nearness: NDArray[np.float64] = np.maximum(np.exp(-0.5 * np.square(distance / width)), 1e-9)
-    return nearness
+    return np.maximum(np.exp(-0.5 * np.square(distance / width)), 1e-9)
 
 
 def _one_after_another(
@@ -139,8 +138,8 @@ def _one_after_another(
 ) -> tuple[NDArray[np.float64], float]:
     """The weights of all records, and that of what comes after the last neighbourhood.
 
-    neighbourhoods: shape (m, n). rest_worths: for each, how many samples the rest after it is
-    worth. anywhere: whether something comes after the last. One without weight is passed over.
+    neighbourhoods: shape (m, n); one without weight is passed over. rest_worths: for each, how many
+    samples the rest after it is worth. anywhere: whether something comes after the last.
     """
     sums, worths = neighbourhoods.sum(1), _worths(neighbourhoods)
     is_last = [not anywhere and not sums[i + 1 :].any() for i in range(len(sums))]
@@ -156,8 +155,7 @@ def _one_after_another(
 def _worths(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """How many samples of equal weight each row is worth (Kish)."""
     squares = np.einsum("ij,ij->i", weights, weights)
-    worths: NDArray[np.float64] = np.square(weights.sum(1)) / np.where(squares > 0, squares, 1.0)
-    return worths
+    return np.asarray(np.square(weights.sum(1)) / np.where(squares > 0, squares, 1.0), np.float64)
 
 
 def distribution(

@@ -40,7 +40,6 @@ class _Scored:
     crps: float
     blind_crps: float
     within_80: bool
-    was_late: bool
 
 
 class RollingQuality:
@@ -58,18 +57,15 @@ class RollingQuality:
         self._num_since = 0
         self._summary: dict[str, Any] | None = None
 
-    def add(self, forecast: Forecast, output_tokens: int, was_late: bool) -> bool:
-        """An answer that came to its own end. Whether `widened` has changed.
-
-        was_late: its request had gone on without the forecast.
-        """
+    def add(self, forecast: Forecast, output_tokens: int) -> bool:
+        """An answer that came to its own end. Whether `widened` has changed."""
         said, blind = forecast.said, forecast.blind
         if said is None or blind is None:
             return False
         within_80 = said.has_within(output_tokens, 0.8)
         crps, blind_crps = said.crps(output_tokens), blind.crps(output_tokens)
         self._scored.append(
-            _Scored(said.source, said.mean(), output_tokens, crps, blind_crps, within_80, was_late)
+            _Scored(said.source, said.mean(), output_tokens, crps, blind_crps, within_80)
         )
         self._num_since += 1
         self._summary = None
@@ -84,8 +80,7 @@ class RollingQuality:
 
     def summary(self) -> dict[str, Any]:
         """Over all answers, and by source: how many there were, mean CRPS in tokens, its gain over
-        the blind distribution's, the share in the central 80 %, Spearman's rho of the mean, and how
-        many requests went on without."""
+        the blind distribution's, the share in the central 80 %, and Spearman's rho of the mean."""
         if self._summary is None:
             scored = list(self._scored)
             by_source = {
@@ -109,16 +104,14 @@ def _summary(scored: Sequence[_Scored]) -> dict[str, Any]:
         "crps_gain": round(1 - crps / blind, 3) if blind > 0 else 0.0,
         "within_80": round(float(np.mean([each.within_80 for each in scored])), 3),
         "spearman": round(spearman(means, lengths), 3),
-        "num_late": sum(each.was_late for each in scored),
     }
 
 
 def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """Correlation of ranks, ties sharing theirs; 0 if either is constant."""
-    ranks = np.stack([_ranks(x), _ranks(y)])
-    ranks -= ranks.mean(1, keepdims=True)
-    norm = float(np.sqrt(np.prod(np.square(ranks).sum(1))))
-    return float(ranks[0] @ ranks[1]) / norm if norm > 0 else 0.0
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    return float(np.corrcoef(_ranks(x), _ranks(y))[0, 1])
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:

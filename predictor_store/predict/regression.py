@@ -6,7 +6,6 @@ Both are of the natural logarithm of output tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,13 +31,13 @@ _MOST_TOKENS = 2.0**20
 class LengthScore:
     """Ridge regression on a server's own answers.
 
-    A score serves to find prompts whose answers are alike in length, not as a prediction: the
-    lengths of the records that it finds show its errors, as they have the same.
+    A score is no prediction. It finds prompts whose answers are alike in length; the lengths of
+    these records then show the score's errors, too.
 
     weights: float64, shape (dimension + 1,), the last for the constant. center: mean logarithm.
-    spread: standard deviation of the error at prompts left out.
-    rest_worth: how many answers to the very same prompt weigh as much as all that is known from
-        other prompts. Small if answers to one prompt hardly differ.
+    spread: standard deviation of the error at prompts left out. rest_worth: how many answers to the
+    very same prompt weigh as much as all that is known from other prompts; small if answers to one
+    prompt hardly differ.
     """
 
     weights: NDArray[np.float64]
@@ -48,8 +47,7 @@ class LengthScore:
 
     def of(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """Scores, float64, shape (n,), of vectors, shape (n, dimension)."""
-        scores: NDArray[np.float64] = vectors @ self.weights[:-1] + self.weights[-1] + self.center
-        return scores
+        return np.asarray(vectors @ self.weights[:-1] + self.weights[-1] + self.center, np.float64)
 
     @classmethod
     def fit(
@@ -81,8 +79,8 @@ class LengthScore:
 
 
 def _rest_worth(deviations: NDArray[np.float64], counts: NDArray[np.int64], spread: float) -> float:
-    """Half an answer, and twice the ratio of the variance within a prompt to that between prompts
-    (a normal mean would need once, a distribution's shape needs more)."""
+    """Half an answer, and twice the ratio of the variance within prompts to that between them. (For
+    the mean of a normal distribution once would do; a distribution's shape needs more.)"""
     num_repeats = int((counts - 1).sum())
     if num_repeats < _MIN_REPEATS:
         return PRIOR_WORTH
@@ -96,10 +94,10 @@ class GeneralLength:
     """What is known before any answer has ended: a level, which differs from server to server, what
     the prompt adds to it, and an error.
 
-    weights: float64, shape (dimension,), of a prompt's vector, for what it adds. errors: float64,
-    rising, equally likely. level: before anything has ended. level_worth: how many answers that
-    have ended say as much about the level. logs: float64, rising, equally likely: of the length of
-    an answer to an unknown prompt on an unknown server. fingerprint: of what made the vectors.
+    fingerprint: of what made the vectors. weights: float64, shape (dimension,), for what a prompt's
+    vector adds. errors: float64, rising, equally likely. level: before any answer has ended.
+    level_worth: how many ended answers tell as much about the level. logs: float64, rising, equally
+    likely, of the length of an answer to an unknown prompt on an unknown server.
     """
 
     fingerprint: str
@@ -112,10 +110,9 @@ class GeneralLength:
     @classmethod
     def shipped(cls, encoder: str) -> Self:
         """For prompts' vectors by this encoder."""
-        fields: Mapping[str, Any] = json.loads(SHIPPED_FILE.read_text("ascii"))[encoder]
-        weights, errors, logs = (np.array(fields[name]) for name in ("weights", "errors", "logs"))
-        level, worth = fields["level"], fields["level_worth"]
-        return cls(fields["fingerprint"], weights, errors, level, worth, logs)
+        fields: dict[str, Any] = json.loads(SHIPPED_FILE.read_text("ascii"))[encoder]
+        arrays = {name: np.array(fields[name]) for name in ("weights", "errors", "logs")}
+        return cls(**(fields | arrays))
 
     @property
     def spread(self) -> float:
@@ -124,12 +121,11 @@ class GeneralLength:
 
     def of(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """What prompts add to the level, shape (n,), of vectors, shape (n, dimension)."""
-        added: NDArray[np.float64] = vectors @ self.weights
-        return added
+        return np.asarray(vectors @ self.weights, np.float64)
 
     def level_after(self, excess: NDArray[np.float64]) -> float:
-        """The level. excess: by how much the logarithms of lengths that have ended exceed what
-        their prompts add."""
+        """The level, once answers have ended. excess: by how much the logarithms of their lengths
+        exceed what their prompts add."""
         total = self.level * self.level_worth + float(excess.sum())
         return total / (self.level_worth + excess.size)
 
@@ -145,5 +141,4 @@ class GeneralLength:
 
 
 def _tokens(logs: NDArray[np.float64]) -> NDArray[np.int64]:
-    tokens: NDArray[np.int64] = np.rint(np.clip(np.exp(logs), 1, _MOST_TOKENS)).astype(np.int64)
-    return tokens
+    return np.asarray(np.rint(np.clip(np.exp(logs), 1, _MOST_TOKENS)), np.int64)

@@ -1,4 +1,4 @@
-"""How much a probe's scores should count, and how good the forecasts are that result.
+"""How much a probe's scores should count, and how good the resulting forecasts are.
 
 Both are measured on answers that the probe was not trained on.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store.probe.recording import Recording
+from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.probe import Posterior, Reading
 
@@ -47,25 +48,15 @@ def quality_by_age(forecasts: Iterable[Forecast]) -> Quality:
     found: dict[int, list[tuple[float, float, bool]]] = {age: [] for age in AGES}
     for age, left, lengths, weights in forecasts:
         if age in found:
-            below = np.cumsum(weights)
-            low = lengths[np.searchsorted(below, 0.1)]
-            high = lengths[min(int(np.searchsorted(below, 0.9)), lengths.size - 1)]
+            said = LengthDistribution.from_samples(np.rint(lengths), "prior", weights)
             error = abs(float(lengths @ weights) - left)
-            found[age].append((error, crps(left, lengths, weights), bool(low <= left <= high)))
+            found[age].append((error, said.crps(left), said.has_within(left, 0.8)))
     quality = {}
     for age, scores in found.items():
         if scores:
             mae, error, covered = np.mean(scores, axis=0).tolist()
             quality[age] = Score(mae, error, covered, len(scores))
     return quality
-
-
-def crps(left: float, lengths: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    """The continuous ranked probability score: E|X - left| - E|X - X'| / 2, in tokens."""
-    below = np.cumsum(weights)
-    gaps = np.diff(lengths)
-    spread = float(gaps @ (below[:-1] * (1 - below[:-1])))
-    return float(np.abs(lengths - left) @ weights) - spread
 
 
 def without_scores(reading: Reading) -> Reading:
@@ -91,10 +82,8 @@ def weighed(
                 best, chosen = gain, one
         return best > before
 
-    if not better(
-        replace(reading, alpha=alpha, beta=np.array([beta]), gamma=gamma)
-        for alpha, beta, gamma in product(_ALPHAS, _BETAS[1:], _GAMMAS)
-    ):
+    every = product(_ALPHAS, _BETAS[1:], _GAMMAS)
+    if not better(replace(reading, alpha=a, beta=np.array([b]), gamma=c) for a, b, c in every):
         return chosen
     band_of = np.searchsorted(reading.band_ages, recording.ages, side="right") - 1
     bands = [
@@ -105,9 +94,7 @@ def weighed(
     chosen = replace(chosen, beta=np.broadcast_to(chosen.beta, reading.band_ages.shape))
     for _ in range(_MAX_ROUNDS):
         found = [better([_with_beta(chosen, band, beta) for beta in _BETAS]) for band in bands]
-        common = [
-            replace(chosen, alpha=alpha, gamma=gamma) for alpha, gamma in product(_ALPHAS, _GAMMAS)
-        ]
+        common = [replace(chosen, alpha=a, gamma=c) for a, c in product(_ALPHAS, _GAMMAS)]
         if not any([*found, better(common)]):
             break
     return chosen

@@ -2,6 +2,6 @@
 
 Doors: `client` (PredictorClient, which asks), `supervisor` (SharedWorker, for several HTTP
 processes), `link` (PredictorError) and the command in `serve_command`. From the inside out:
-`worker` does the work and knows no socket; `server` is the loop around it, in which each client has
-a `connection` and speaks `lines` or `http`; `worker_process` runs both.
+`worker` does the work and knows no socket; `server` is the event loop around it, in which each
+client has a `connection` and speaks `lines` or `http`; `worker_process` runs both.
 """

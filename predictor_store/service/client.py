@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,7 @@ from sage_sched.distribution import SOURCES, LengthDistribution
 logger = logging.getLogger(__name__)
 
 _LATENCY_WINDOW = 1_000
-_MAX_LATE = 20_000
-# Counted over all workers, one after another.
+# Counted by each worker from its start; told of all of them together.
 _TOTALS = (
     "num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed", "num_lost",
 )  # fmt: skip
@@ -36,8 +35,8 @@ _TOTALS = (
 class Prediction:
     """What is known of an answer's length when its prompt arrives.
 
-    handle: for reporting how long the answer became; None: do not report.
-    distribution: None if nothing is known.
+    handle: names the answer when its length is reported; None: do not report it. distribution: None
+    if nothing is known.
     """
 
     handle: int | None
@@ -45,8 +44,8 @@ class Prediction:
 
 
 class PredictorClient:
-    """Used from one event loop's thread. A slow, hung or dead worker costs only the prediction:
-    the request gets the prior."""
+    """Used from one event loop's thread. If the worker is slow, hung or dead, requests get the
+    prior instead of a prediction, and nothing else changes."""
 
     def __init__(self, config: SageConfig, model: str = "") -> None:
         """model: whose history it is at a service (predictor.service)."""
@@ -58,8 +57,6 @@ class PredictorClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
         self._is_silent = False
-        # Handles of requests that went on without their prediction, oldest first.
-        self._late = OrderedDict[int, None]()
         self._next_handle = 0
         self._prior: LengthDistribution | None = None
         self._worker_stats: dict[str, Any] = {}
@@ -73,8 +70,10 @@ class PredictorClient:
         self._attach(self._supervisor.open())
 
     async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
-        """Never raises. Past predictor.deadline_ms it is the prior, with a handle that is good. A
-        worker that has been silent since it missed a deadline is not waited for.
+        """Never raises.
+
+        Past predictor.deadline_ms it is the prior, whose handle is good all the same. After a
+        missed deadline, nobody waits for the worker until it says something again.
 
         scope: see History.scope.
         """
@@ -111,13 +110,12 @@ class PredictorClient:
         return prediction
 
     def finished(self, handle: int, input_tokens: int, output_tokens: int, censored: bool) -> None:
-        """An answer has ended; of n answers to one prompt, each. Never blocks, never raises."""
+        """An answer has ended; call it for each answer to a prompt. Never blocks, never raises."""
         message = {
             "finished": handle,
             "input_tokens": int(input_tokens),
             "output_tokens": int(output_tokens),
             "censored": bool(censored),
-            "late": handle in self._late,
         }
         if not self._send(message):
             self._counts["num_unrecorded"] += 1
@@ -128,21 +126,20 @@ class PredictorClient:
         self._send({"goes_on": handle, **said})
 
     def stats(self) -> dict[str, Any]:
-        """Counters since start. The latencies, quality (RollingQuality.summary), num_awaited
-        (predictions under way), num_records and num_unwritten are as of now. A service counts for
-        all clients of the model."""
+        """Counters since start.
+
+        As of now: the latencies, quality (RollingQuality.summary), num_awaited (predictions under
+        way), num_records and num_unwritten. A service counts for all clients of the model.
+        """
         latencies = self._latencies_ms or [0.0]
-        worker = self._past + _totals(self._worker_stats)
-        for name in ("num_records", "num_unwritten"):
-            worker[name] = self._worker_stats.get(name, 0)
-        counts = {f"num_predicted_{source}": 0 for source in (*SOURCES, "none")}
+        counts = dict.fromkeys([f"num_predicted_{source}" for source in (*SOURCES, "none")], 0)
         counts |= {"num_deadline_misses": 0, "num_unsent": 0, "num_worker_restarts": 0}
         counts |= self._counts
-        counts |= {
-            name: worker[name] + self._counts[name]
-            for name in (*_TOTALS, "num_records", "num_unwritten")
-        }
+        totals = _totals(self._worker_stats)
+        counts |= {name: totals[name] + self._past[name] + self._counts[name] for name in _TOTALS}
         return counts | {
+            "num_records": self._worker_stats.get("num_records", 0),
+            "num_unwritten": self._worker_stats.get("num_unwritten", 0),
             "http_process": os.getpid(),
             "quality": self._worker_stats.get("quality", {}),
             "num_awaited": len(self._waiting),
@@ -155,12 +152,11 @@ class PredictorClient:
         """Blocks until the worker has written what it has."""
         self._closed = True
         self._supervisor.close()
-        link = self._detach()
-        if link is not None:
+        if (link := self._detach()) is not None:
             link.close()
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        # start() came before any loop; SGLang has but one, tests have more.
+        # start() came before any loop. SGLang has one, tests have several.
         if loop is self._loop:
             return
         self._loop = loop
@@ -187,7 +183,7 @@ class PredictorClient:
             self._loop.add_writer(link.socket.fileno(), self._on_writable)
 
     def _detach(self) -> Link | None:
-        """Stops using the worker; what waits for it gets the prior."""
+        """Stops using the worker. Requests that wait for it get the prior."""
         link, self._link = self._link, None
         if link is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(link.socket.fileno())
@@ -198,16 +194,15 @@ class PredictorClient:
         return link
 
     def _send(self, message: dict[str, Any]) -> bool:
-        link = self._link
-        if link is None:
+        if self._link is None:
             return False
         try:
-            sent = link.say(message)
+            sent = self._link.say(message)
         except OSError:
             self._lose_worker()
             return False
-        if link.has_unsent and self._loop is not None:
-            self._loop.add_writer(link.socket.fileno(), self._on_writable)
+        if self._link.has_unsent and self._loop is not None:
+            self._loop.add_writer(self._link.socket.fileno(), self._on_writable)
         return sent
 
     def _on_writable(self) -> None:
@@ -247,9 +242,6 @@ class PredictorClient:
         if answer is not None and not answer.done():
             self._is_silent = True
             self._counts["num_deadline_misses"] += 1
-            self._late[handle] = None
-            if len(self._late) > _MAX_LATE:
-                self._late.popitem(last=False)
             answer.set_result(Prediction(handle, self._prior))
 
     def _lose_worker(self) -> None:

@@ -1,7 +1,8 @@
-"""One client of a service that speaks predictor_store.service.protocol: a server."""
+"""A client of a service that speaks predictor_store.service.protocol: an inference server."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import Any
 
@@ -9,59 +10,57 @@ from predictor_store.service import protocol
 from predictor_store.service.connection import Connection
 from predictor_store.service.worker import Worker
 
+# Of one client at a time, 40 predictions or 300 prompts; then others have their turn.
+_PIECE_BYTES = 1 << 16
 
-class MessageLines:
-    """The client has the same number for the worker. token: that it has to say first; "": none."""
 
-    def __init__(self, number: int, connection: Connection, worker: Worker, token: str) -> None:
-        self._number = number
-        self._connection = connection
-        self._worker = worker
-        self._token = token
-        self._lines = protocol.LineReader()
-        self._has_greeted = False
+async def talk(connection: Connection, first: bytes, worker: Worker, token: str) -> None:
+    """Until the client hangs up.
 
-    def hear(self, piece: bytes) -> None:
-        """What it says. Raises OSError if it is gone, ValueError if it says what has no end."""
-        for message in self._lines.feed(piece):
-            if not self._has_greeted:
-                self._has_greeted = True
-                self._greet(message)
-            elif not self._connection.is_ending:
-                self._worker.receive(self._number, message)
+    first: what was read of it already. token: what it must say in its hello; "": nothing. Raises
+    OSError if it is gone, ValueError if a line is longer than protocol.MAX_LINE_BYTES.
+    """
 
-    def told(self, message: dict[str, Any]) -> None:
-        """What the worker tells it. Raises OSError if it is gone, or hung."""
-        if self._connection.is_ending:
-            return
-        self._connection.send(protocol.encode(message))
+    def tell(message: dict[str, Any]) -> None:
+        connection.send(protocol.encode(message))
         if "refused" in message:
-            self._connection.end()
+            connection.end()
 
-    def time_is_up(self) -> None:
-        """Its hello has not come: there is nothing to say."""
+    connection.tell = tell
+    lines = protocol.LineReader()
+    piece, has_greeted = first, False
+    while piece:
+        for message in lines.feed(piece):
+            if has_greeted:  # the worker ignores clients that it does not know, or no longer
+                worker.receive(connection.number, message)
+            elif (refusal := _refusal(message, token)) is not None:
+                tell(refusal)
+            elif message is not None:
+                connection.is_known = True
+                connection.allow(None)
+                worker.connect(connection.number, message["model"])
+            has_greeted = True
+        await asyncio.sleep(0)
+        piece = await connection.reader.read(_PIECE_BYTES)
 
-    def _greet(self, message: dict[str, Any] | None) -> None:
-        match message:
-            case {"hello": protocol.VERSION, "model": str(model), **rest}:
-                if self._token and not is_same(rest.get("token"), self._token):
-                    self.told(protocol.refusal("the token is not the service's", "token"))
-                    return
-                self._connection.is_known = True
-                self._connection.allow(None)
-                self._worker.connect(self._number, model)
-            case {"hello": version} if version != protocol.VERSION:
-                why = (
-                    f"it speaks version {version!r:.40} of the protocol, this worker "
-                    f"{protocol.VERSION}: both need the same release of sage-sched"
-                )
-                self.told(protocol.refusal(why, "version"))
-            case _:
-                self.told(protocol.refusal("its first message is no hello", "version"))
+
+def _refusal(hello: dict[str, Any] | None, token: str) -> dict[str, Any] | None:
+    match hello:
+        case {"hello": protocol.VERSION, "model": str(), **rest}:
+            if token and not is_same(rest.get("token"), token):
+                return protocol.refusal("the token is not the service's", "token")
+            return None
+        case {"hello": version} if version != protocol.VERSION:
+            why = (
+                f"it speaks version {version!r:.40} of the protocol, this worker "
+                f"{protocol.VERSION}: both need the same release of sage-sched"
+            )
+            return protocol.refusal(why, "version")
+    return protocol.refusal("its first message is no hello", "version")
 
 
 def is_same(said: object, token: str) -> bool:
-    """Whether it is the token, in a time that says nothing of how much of it was right."""
+    """Whether it is the token. The time it takes does not depend on how much of it is right."""
     if not isinstance(said, str):
         return False
     return hmac.compare_digest(said.encode("utf-8", "replace"), token.encode("utf-8", "replace"))

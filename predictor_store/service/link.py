@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from predictor_store.service import protocol, sockets
-from predictor_store.service.connection import Connection
 from predictor_store.service.sockets import ServiceError
 from predictor_store.store.file import StoreError
 from sage_sched.address import Address
@@ -23,6 +23,7 @@ from sage_sched.config import SageConfig
 # Loading takes seconds, and minutes on a host that is busy with other things.
 _START_TIMEOUT_SECONDS = 600.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
+_MAX_RECEIVE_BYTES = 1 << 16
 WORKER_MODULE = "predictor_store.service.worker_process"
 # It must not take cores from the engine, nor look for a network.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -32,34 +33,75 @@ class PredictorError(Exception):
     """The prediction worker did not come up, or will not serve; the message says why."""
 
 
-class Link(Connection):
-    """process: None of a service, which others have started. first: the worker's first message."""
+class Link:
+    """Never blocks once it has greeted.
+
+    process: None for a service, which others have started. first: the worker's first message.
+    """
 
     def __init__(
         self, connected: socket.socket, process: subprocess.Popen[bytes] | None = None
     ) -> None:
-        super().__init__(connected)
+        self.socket = connected
         self.process = process
         self.first: dict[str, Any] = {}
         self._lines = protocol.LineReader()
+        self._unsent = b""
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
 
     def say(self, message: dict[str, Any]) -> bool:
-        """Connection.offer of one message."""
-        return self.offer(protocol.encode(message))
+        """Sends the whole message, sooner or later, or nothing: False if the worker is so far
+        behind that the socket is full. Raises OSError if it is gone."""
+        self.flush()
+        if self._unsent:
+            return False
+        data = protocol.encode(message)
+        num_taken = self._taken(data)
+        if num_taken:
+            self._unsent = data[num_taken:]
+        return num_taken > 0
+
+    def flush(self) -> None:
+        """Sends what is unsent, as far as the socket takes it. Raises OSError if the worker is
+        gone."""
+        if self._unsent:
+            self._unsent = self._unsent[self._taken(self._unsent) :]
+
+    def _taken(self, data: bytes) -> int:
+        with contextlib.suppress(BlockingIOError):
+            return self.socket.send(data)
+        return 0
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Those that have come. Raises OSError if the worker is dead, ValueError if it is none."""
-        yield from filter(None, self._lines.feed(self.receive()))
+        """Those that have come. Raises OSError if the worker is gone, ValueError if it is none."""
+        try:
+            piece = self.socket.recv(_MAX_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        if not piece:
+            raise ConnectionResetError("the prediction worker has hung up")
+        yield from filter(None, self._lines.feed(piece))
 
     def greet(self, hello: dict[str, Any]) -> None:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""
         try:
             self.first = self._answer(hello)
             _check(self.first)
-        except BaseException:
+            self.socket.setblocking(False)
+        except BaseException as error:
             self.kill()
-            raise
-        self.socket.setblocking(False)
+            if isinstance(error, TimeoutError):
+                why = f"the prediction worker was not ready after {_START_TIMEOUT_SECONDS:.0f} s"
+            elif isinstance(error, OSError):
+                why = "the prediction worker ended while it started; its own output says why"
+            elif isinstance(error, ValueError):
+                why = f"this is no predictor service: {error}"
+            else:
+                raise
+            raise PredictorError(why) from error
 
     def close(self) -> None:
         """Hang up, on which a server's own worker writes what it has and ends. Blocks till then."""
@@ -79,26 +121,14 @@ class Link(Connection):
 
     def _answer(self, hello: dict[str, Any]) -> dict[str, Any]:
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-        messages: list[dict[str, Any]] = []
-        try:
-            self.socket.settimeout(_START_TIMEOUT_SECONDS)
-            self.socket.sendall(protocol.encode(hello))
-            while not messages:
-                if (left_s := deadline - time.monotonic()) <= 0:
-                    raise TimeoutError
-                self.socket.settimeout(left_s)
-                messages = list(self.messages())
-        except TimeoutError as error:
-            raise PredictorError(
-                f"the prediction worker was not ready after {_START_TIMEOUT_SECONDS:.0f} s"
-            ) from error
-        except OSError as error:
-            raise PredictorError(
-                "the prediction worker ended while it started; its own output says why"
-            ) from error
-        except ValueError as error:
-            raise PredictorError(f"this is no predictor service: {error}") from error
-        return messages[0]
+        self.socket.settimeout(_START_TIMEOUT_SECONDS)
+        self.socket.sendall(protocol.encode(hello))
+        while True:
+            for message in self.messages():
+                return message
+            if (left_s := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left_s)
 
 
 def _check(first: dict[str, Any]) -> None:

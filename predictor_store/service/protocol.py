@@ -6,8 +6,7 @@ A client begins with one line, says no more until it is answered, and is answere
         "version", "token", "model", "store" or "busy"} and the end of the connection
 From then on, to the worker:
     {"predict": handle, "text": str, "scope": str}, and "asked": predictor_store.predict.asked
-    {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool, "late": bool}
-        late: the request had gone on without its prediction
+    {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool}
     {"goes_on": handle, "input_tokens": int, "output_tokens": int}: its answer has so many already
 From the worker:
     {"predicted": handle, "distribution": distribution}
@@ -24,7 +23,7 @@ from typing import Any
 
 from sage_sched.distribution import LengthDistribution
 
-VERSION = 2
+VERSION = 3
 # A prompt's excerpt has at most 48 KB, all of it escaped.
 MAX_LINE_BYTES = 1 << 18
 MAX_SCOPE_CHARS = 1_000

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import signal
 import sys
 from dataclasses import replace
-from typing import Any
 
 from predictor_store.config_file import read_config
 from predictor_store.service import sockets
 from predictor_store.service.server import Server
-from predictor_store.service.sockets import (
-    TOKEN_VARIABLE,
-    ServiceError,
-    default_address,
-    token_of,
-)
+from predictor_store.service.sockets import ServiceError, default_address, token_of
 from predictor_store.service.worker import Worker
 from predictor_store.store.store import folder_of
-from sage_sched import address
-from sage_sched.address import Address
+from sage_sched.address import ALLOWED, Address
 from sage_sched.fields import ConfigError
 
 
@@ -33,8 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen",
         metavar="ADDRESS",
-        help=f"{address.ALLOWED} (then with a token, from predictor.service_token_file or the "
-        f"environment variable {TOKEN_VARIABLE}); default: predictor.service of the settings, or "
+        help=f"{ALLOWED} (then with a token, from predictor.service_token_file or the environment "
+        f"variable {sockets.TOKEN_VARIABLE}); default: predictor.service of the settings, or "
         f"{default_address()}",
     )
     parser.add_argument(
@@ -55,27 +49,19 @@ def run(args: argparse.Namespace) -> int:
         if at.is_tcp and not token:
             raise ServiceError(
                 f"a service on TCP needs a token: name a file with one "
-                f"(predictor.service_token_file), or set {TOKEN_VARIABLE}"
+                f"(predictor.service_token_file), or set {sockets.TOKEN_VARIABLE}"
             )
         listener = sockets.listen(at)
     except (ConfigError, ServiceError) as error:
         print(f"sage-sched predictor serve: {error}", file=sys.stderr)
         return 2
     try:
-        worker = Worker(config, by_model=True)
-        server = Server(worker, listener, token)
-
-        def stop(*_: Any) -> None:
-            server.stop()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-        print(f"serving on {at}, store {folder_of(config.store)}", flush=True)
-        try:
+        with contextlib.closing(Worker(config, by_model=True)) as worker:
+            server = Server(worker, listener, token)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: server.stop())
+            print(f"serving on {at}, store {folder_of(config.store)}", flush=True)
             server.run()
-        finally:
-            server.close()
-            worker.close()
     finally:
         sockets.remove(at, listener)
     return 0

@@ -18,7 +18,7 @@ _MIN_TOKEN_CHARS = 16
 _MAX_TOKEN_BYTES = 4096
 _CONNECT_SECONDS = 10.0
 _BACKLOG = 128
-# After a silence of so long, the other host counts as gone.
+# After so long a silence, the other host counts as gone.
 _GONE_SECONDS = 60
 
 
@@ -34,17 +34,15 @@ def default_address() -> Address:
 def token_of(config: PredictorConfig) -> str:
     """The token that a service on TCP asks for, from file or environment; "" if there is none.
     Raises ServiceError."""
+    named, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "").strip()
     if config.service_token_file:
         file = Path(config.service_token_file).expanduser()
         try:
-            token = read_own(file, _MAX_TOKEN_BYTES).decode("utf-8").strip()
+            named, token = f"the file {file}", read_own(file, _MAX_TOKEN_BYTES).decode().strip()
         except (OSError, UnicodeError) as error:
             raise ServiceError(f"predictor.service_token_file: {error}") from error
-        named = f"the file {file}"
-    else:
-        token, named = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
-        if not token:
-            return ""
+    elif not token:
+        return ""
     if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
         raise ServiceError(
             f"the token of {named} must have {_MIN_TOKEN_CHARS} printable ASCII characters at least"
@@ -55,18 +53,16 @@ def token_of(config: PredictorConfig) -> str:
 def listen(address: Address) -> socket.socket:
     """On TCP, or on a Unix socket that only its owner may connect to. Raises ServiceError."""
     try:
-        return _listen_on_tcp(address) if address.is_tcp else _listen_on_unix(address)
+        if address.is_tcp:
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            at = (address.host, address.port)
+            return socket.create_server(at, family=family, backlog=_BACKLOG)
+        return _listen_on_unix(_path(address))
     except OSError as error:
         raise ServiceError(f"cannot listen on {address}: {error}") from error
 
 
-def _listen_on_tcp(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
-
-
-def _listen_on_unix(address: Address) -> socket.socket:
-    path = _path(address)
+def _listen_on_unix(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_dead(path)
     listener = socket.socket(socket.AF_UNIX)
@@ -108,7 +104,7 @@ def remove(address: Address, listener: socket.socket) -> None:
 
 
 def connect(address: Address) -> socket.socket:
-    """Blocks. Raises OSError; PermissionError if a Unix socket is another user's, who would be told
+    """Blocks. Raises OSError; PermissionError if a Unix socket is another user's, who would learn
     prompts."""
     if address.is_tcp:
         connected = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
@@ -129,16 +125,20 @@ def connect(address: Address) -> socket.socket:
 
 
 def set_up(connected: socket.socket) -> None:
-    """Either end of a connection. Over TCP nothing waits to be sent with more, and it is noticed if
-    the other host is gone. Raises OSError."""
-    if connected.family != socket.AF_UNIX:
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _GONE_SECONDS // 2)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _GONE_SECONDS // 6)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    """Either end of a connection. Over TCP, data is sent at once, and it is noticed if the other
+    host is gone. Raises OSError."""
+    if connected.family == socket.AF_UNIX:
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, _GONE_SECONDS // 2),
+        (socket.TCP_KEEPINTVL, _GONE_SECONDS // 6),
+        (socket.TCP_KEEPCNT, 3),
         # For data that is sent and not acknowledged; the default is a quarter of an hour.
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE_SECONDS)
+        (socket.TCP_USER_TIMEOUT, 1000 * _GONE_SECONDS),
+    ):
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _path(address: Address) -> Path:

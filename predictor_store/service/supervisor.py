@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 import threading
@@ -83,9 +84,8 @@ class SharedWorker:
     def _keep(self, link: Link | None) -> None:
         while link is not None:
             link.socket.setblocking(True)
-            try:
-                while True:  # what it reports is for the HTTP processes, which are told too
-                    link.receive()
-            except OSError:
-                logger.error("the prediction worker has died, and is started anew")
+            with contextlib.suppress(OSError):
+                while link.socket.recv(1 << 16):
+                    pass  # what it reports, the HTTP processes are told too
+            logger.error("the prediction worker has died, and is started anew")
             link = self._supervisor.reopen(link)

@@ -5,6 +5,7 @@ It knows no socket; see predictor_store.service.server. One worker serves one se
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,8 +27,8 @@ from sage_sched.config import SageConfig
 
 # About 128 tokens, the most that MiniLM reads of a prompt.
 _MAX_READ_CHARS = 600
-# A batch of MiniLM costs its prompts times the longest of them, and each waits for all of it: 20
-# short prompts take as long as 4 long ones.
+# A batch of MiniLM takes as long as its longest prompt times their number, and each prompt waits
+# for all of it. 20 short prompts take as long as 4 long ones.
 _MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
 # Over all clients; beyond it the client that has most loses its oldest.
 _MAX_QUEUED = 1_000
@@ -41,12 +42,11 @@ _MAX_INT = 2**31
 
 
 class Answer(NamedTuple):
-    """How long an answer is. was_late: its request went on without the forecast."""
+    """How long an answer is. censored: it was cut off."""
 
     input_tokens: int
     output_tokens: int
     censored: bool
-    was_late: bool
 
 
 class Outgoing(NamedTuple):
@@ -58,8 +58,11 @@ class Outgoing(NamedTuple):
 
 @dataclass(slots=True)
 class Prompt:
-    """What a client asked. finished: answers that ended before it was embedded. vector, forecast:
-    once it is. place: of its answer's record while that goes on."""
+    """What a client asked.
+
+    finished: answers that ended before it was embedded. vector, forecast: set once it is. place:
+    where its answer's record is while the answer goes on.
+    """
 
     text: str
     scope: str
@@ -71,18 +74,24 @@ class Prompt:
 
     def record(self, answer: Answer) -> Record:
         """The prompt with this answer."""
-        num_in, num_out, censored, _ = answer
+        num_in, num_out, censored = answer
         return Record(self.vector, num_out, num_in, censored, "history", self.text, self.scope)
 
 
 @dataclass(slots=True)
 class Client:
-    """history: None until its model's is loaded. queue, embedded: by handle, oldest first."""
+    """loading: its model's history. history: the same, once the client is told that it is ready.
+    queue, embedded: by handle, oldest first."""
 
-    model: str
+    loading: Future[ModelHistory]
     history: ModelHistory | None = None
-    queue: dict[int, Prompt] = field(default_factory=dict)
+    queue: OrderedDict[int, Prompt] = field(default_factory=OrderedDict)
     embedded: OrderedDict[int, Prompt] = field(default_factory=OrderedDict)
+
+    @property
+    def is_welcome(self) -> bool:
+        """Whether it waits to be told that its history is loaded, or cannot be."""
+        return self.history is None and self.loading.done()
 
 
 class Worker:
@@ -91,53 +100,58 @@ class Worker:
     def __init__(self, config: SageConfig, *, by_model: bool = False) -> None:
         """Raises StoreError, before the seconds that loading the encoder takes."""
         self._config = config
-        self._only = None if by_model else ModelHistory(config)
-        self._histories: dict[str, ModelHistory] = {}
+        self._by_model = by_model
         self._loader = ThreadPoolExecutor(1)
-        self._loading: dict[str, Future[ModelHistory]] = {}
+        self._histories: dict[str, Future[ModelHistory]] = {}
+        if not by_model:
+            self._histories[""] = Future()
+            self._histories[""].set_result(ModelHistory(config))
         self._embedder = Embedder(config.predictor.encoder, num_threads=1)
         self._embedder.embed(["The first call is slower than all others."])
         # The first is to be served next.
         self._clients: OrderedDict[int, Client] = OrderedDict()
         self._outbox: list[Outgoing] = []
+        # Set whenever a client has said something.
+        self.heard = asyncio.Event()
 
     @property
     def busy(self) -> bool:
         """Whether a step has something to do."""
-        return bool(self._outbox) or any(client.queue for client in self._clients.values())
+        return bool(self._outbox) or any(by.queue or by.is_welcome for by in self._clients.values())
 
     @property
     def loading(self) -> bool:
-        """Whether a thread is loading a history; a step checks whether it has ended."""
-        return bool(self._loading)
+        """Whether a client waits for a history, which a thread loads."""
+        return any(client.history is None for client in self._clients.values())
 
     def connect(self, client: int, model: str = "", *, only_asks: bool = False) -> None:
         """The client is told "ready" when its model's history is loaded, or "refused".
 
         client: a number that no other client has. only_asks: it must not begin a new history.
         """
-        by = self._clients[client] = Client(model)
-        known = self._only or self._histories.get(model)
-        if known is not None:
-            self._welcome(client, by, known)
-        elif model not in self._loading:
+        self.heard.set()
+        key = model if self._by_model else ""
+        if key not in self._histories:
             if only_asks and not file_of(folder_of_model(self._config.store, model)).exists():
                 self._refuse(client, f"no server has told of a model {model!r:.200}", "model")
-            elif len(self._histories) + len(self._loading) >= _MAX_MODELS:
+                return
+            if len(self._histories) >= _MAX_MODELS:
                 self._refuse(client, f"the service has {_MAX_MODELS} models, no more", "busy")
-            else:
-                future = self._loader.submit(ModelHistory.of_model, self._config, model)
-                self._loading[model] = future
+                return
+            future = self._loader.submit(ModelHistory.of_model, self._config, model)
+            self._histories[key] = future
+        self._clients[client] = Client(self._histories[key])
 
     def disconnect(self, client: int) -> None:
         """Forgets what it has asked and not been told yet."""
         self._clients.pop(client, None)
 
     def receive(self, client: int, message: dict[str, Any] | None) -> None:
-        """A message of a client that is connected; None for a line that is none."""
+        """A message of a client; None for a line that is none. Ignored if it is not connected."""
         by = self._clients.get(client)
         if by is None:
             return
+        self.heard.set()
         if by.history is None:
             self._refuse(client, "it says more than a hello before it is answered", "version")
             return
@@ -145,9 +159,8 @@ class Worker:
             case {"predict": int(handle), "text": str(text), "scope": str(scope), **more} if (
                 len(scope) <= protocol.MAX_SCOPE_CHARS
             ):
-                fields = more.get("asked", {})
                 try:
-                    asked = Asked.from_fields(fields if isinstance(fields, dict) else {"": fields})
+                    asked = Asked.from_fields(more.get("asked", {}))
                 except ValueError:
                     by.history.counts["num_malformed"] += 1
                     return
@@ -155,21 +168,21 @@ class Worker:
                 self._bound_queues()
             case {
                 "finished": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
-                "censored": bool(cut), "late": bool(late),
+                "censored": bool(cut),
             } if _are_counts(num_in, num_out):  # fmt: skip
-                self._finish(by, handle, Answer(num_in, num_out, cut, late))
+                self._finish(by, handle, Answer(num_in, num_out, cut))
             case {
                 "goes_on": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
             } if _are_counts(num_in, num_out):  # fmt: skip
                 if (of := by.embedded.get(handle)) is not None:
-                    record = of.record(Answer(num_in, num_out, True, False))
+                    record = of.record(Answer(num_in, num_out, True))
                     of.place = by.history.goes_on(record, of.place)
             case _:
                 by.history.counts["num_malformed"] += 1
 
     def step(self) -> list[Outgoing]:
         """Embeds one batch of prompts and predicts for it."""
-        self._take_loaded()
+        self._welcome()
         batch = self._next_batch()
         vectors = self._embedder.embed([prompt.text for _, _, prompt in batch])
         for (client, handle, prompt), vector in zip(batch, vectors, strict=True):
@@ -180,13 +193,12 @@ class Worker:
     def report(self) -> list[Outgoing]:
         """Commits what has finished, and tells each client the news of its model."""
         messages: dict[int, dict[str, Any]] = {}
-        for history in self._all_histories():
+        for history in self._loaded():
             if (news := history.report()) is not None:
                 stats, has_new_prior = news
-                message: dict[str, Any] = {"stats": stats}
+                message = messages[id(history)] = {"stats": stats}
                 if has_new_prior:
                     message["prior"] = protocol.encode_distribution(history.prior)
-                messages[id(history)] = message
         return [
             Outgoing(client, messages[id(by.history)])
             for client, by in self._clients.items()
@@ -194,38 +206,29 @@ class Worker:
         ]
 
     def close(self) -> None:
+        """Writes what is unwritten."""
         self._loader.shutdown(cancel_futures=True)
-        for history in self._all_histories():
+        for history in self._loaded():
             history.close()
-        for future in self._loading.values():
-            if not future.cancelled() and future.exception() is None:
-                future.result().close()
 
-    def _all_histories(self) -> list[ModelHistory]:
-        return [*self._histories.values(), *filter(None, [self._only])]
+    def _loaded(self) -> list[ModelHistory]:
+        done = [each for each in self._histories.values() if each.done() and not each.cancelled()]
+        return [each.result() for each in done if each.exception() is None]
 
-    def _take_loaded(self) -> None:
-        for model in [model for model, future in self._loading.items() if future.done()]:
-            future = self._loading.pop(model)
-            waiting = [
-                (client, by)
-                for client, by in self._clients.items()
-                if by.history is None and by.model == model
-            ]
-            try:
-                self._histories[model] = future.result()
-            except Exception as error:  # StoreError, or whatever else one store may raise
-                for client, _ in waiting:
-                    self._refuse(client, str(error), "store")
+    def _welcome(self) -> None:
+        for client, by in list(self._clients.items()):
+            if not by.is_welcome:
                 continue
-            for client, by in waiting:
-                self._welcome(client, by, self._histories[model])
-
-    def _welcome(self, client: int, by: Client, history: ModelHistory) -> None:
-        by.history = history
-        prior = protocol.encode_distribution(history.prior)
-        message = {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
-        self._outbox.append(Outgoing(client, message))
+            try:
+                by.history = history = by.loading.result()
+            except Exception as error:  # StoreError, or whatever else a store may raise
+                # The next one that asks has it tried again.
+                self._histories = {m: f for m, f in self._histories.items() if f is not by.loading}
+                self._refuse(client, str(error), "store")
+                continue
+            prior = protocol.encode_distribution(history.prior)
+            message = {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
+            self._outbox.append(Outgoing(client, message))
 
     def _refuse(self, client: int, why: str, because: str) -> None:
         self.disconnect(client)
@@ -234,7 +237,7 @@ class Worker:
     def _bound_queues(self) -> None:
         if sum(len(client.queue) for client in self._clients.values()) > _MAX_QUEUED:
             most = max(self._clients.values(), key=lambda client: len(client.queue))
-            oldest = most.queue.pop(next(iter(most.queue)))
+            _, oldest = most.queue.popitem(last=False)
             assert most.history is not None
             most.history.counts["num_dropped"] += 1
             most.history.counts["num_unrecorded"] += len(oldest.finished)
@@ -281,8 +284,7 @@ class Worker:
         elif handle in by.embedded:
             of = by.embedded[handle]
             place, of.place = of.place, None
-            session = of.asked.session
-            by.history.record(of.record(answer), of.forecast, answer.was_late, session, place)
+            by.history.record(of.record(answer), of.forecast, of.asked.session, place)
         else:
             by.history.counts["num_unrecorded"] += 1
 

@@ -1,8 +1,8 @@
 """The process of a server's own prediction worker.
 
 `python -m predictor_store.service.worker_process FD CONFIG`, run by predictor_store.service.link:
-FD is a connected stream socket, CONFIG the sections store and predictor as a JSON object. If that
-has a predictor.service, it listens there too, for the HTTP processes of its server.
+FD is a connected stream socket, CONFIG the sections store and predictor as a JSON object. If
+predictor.service is set, the worker listens there too, for the HTTP processes of its server.
 """
 
 from __future__ import annotations
@@ -40,16 +40,15 @@ def main() -> None:
         # costs the engine a third of its throughput (`sage-sched bench`, 2 cores) and gains
         # nothing. Means of token vectors take a millisecond a request, and stay at equal priority.
         os.nice(_NICENESS)
-    address = Address.parse(config.predictor.service) if config.predictor.service else None
-    listener = sockets.listen(address) if address else None
-    server = Server(worker, listener)
-    server.add(connected)
-    try:
-        server.run()
-    finally:
-        server.close()
-        worker.close()
-        if address and listener:
+    with contextlib.closing(worker):
+        if not config.predictor.service:
+            Server(worker, own=connected).run()
+            return
+        address = Address.parse(config.predictor.service)
+        listener = sockets.listen(address)
+        try:
+            Server(worker, listener, own=connected).run()
+        finally:
             sockets.remove(address, listener)
             # The folder was made for this socket alone, by a SharedWorker.
             with contextlib.suppress(OSError):

@@ -73,8 +73,8 @@ def create(path: Path, meta: dict[str, str]) -> None:
 
 
 def in_memory(path: Path, meta: dict[str, str]) -> sqlite3.Connection:
-    """A copy of the file at path, which is not written to, or a store with no records if there is
-    none. Raises StoreError as connect does."""
+    """A copy of the file at path, or a store with no records if there is none. The file is not
+    written to. Raises StoreError as connect does."""
     # Read in one thread, used in another, never in both.
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     if path.exists():
@@ -101,10 +101,13 @@ def connect(path: Path) -> sqlite3.Connection:
         raise StoreError(f"cannot open the store {path}: {error}") from error
     try:
         _check(connection, path)
-    except (sqlite3.Error, StoreError) as error:
+        return connection
+    except sqlite3.Error as error:
         connection.close()
-        raise error if isinstance(error, StoreError) else _damaged(path, error) from error
-    return connection
+        raise _damaged(path, error) from error
+    except StoreError:
+        connection.close()
+        raise
 
 
 def _damaged(path: Path, what: object) -> StoreError:
@@ -170,14 +173,12 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
     if pragma("application_id") != APPLICATION_ID:
         raise StoreError(f"{path} is not a sage-sched store: give another folder or move it away")
-    version = pragma("user_version")
-    if version != FORMAT_VERSION:
+    if (version := pragma("user_version")) != FORMAT_VERSION:
         raise StoreError(
             f"the store {path} has format {version}, this release reads {FORMAT_VERSION}: "
             "move it away and warm a new one with `sage-sched warm`, or set store.path"
         )
-    soundness = pragma("integrity_check(1)")
-    if soundness != "ok":
+    if (soundness := pragma("integrity_check(1)")) != "ok":
         raise _damaged(path, soundness)
     meta = read_meta(connection)
     numbers = [meta.get("dimension", ""), meta.get("capacity", "")]

@@ -34,8 +34,7 @@ def default_path() -> Path:
 
 def folder_of(config: StoreConfig) -> Path:
     """The folder that a server uses."""
-    path = Path(config.path).expanduser() if config.path else default_path()
-    return path.absolute()
+    return (Path(config.path).expanduser() if config.path else default_path()).absolute()
 
 
 def file_of(folder: Path) -> Path:
@@ -140,11 +139,10 @@ class Store:
                 )  # fmt: skip
             self.write_error = str(error)
             self._retry_at = time.monotonic() + _RETRY_SECONDS
-        else:
-            if self.write_error is not None:
-                logger.warning("the store %s is written again", self.folder)
-            self.write_error = None
-            self._retry_at = 0.0
+            return
+        if self.write_error is not None:
+            logger.warning("the store %s is written again", self.folder)
+        self.write_error = None
 
     def note(self, key: str, value: str) -> None:
         """Beside the records, for `sage-sched store info`. Lost if the disk does not take it."""
@@ -152,8 +150,9 @@ class Store:
             _note(self._connection, key, value)
 
     def _commit(self) -> None:
+        keeps = self._config.keep_prompts
         rows = [
-            file.to_row(self._last_id + i, self._without_prompt(record))
+            file.to_row(self._last_id + i, record if keeps else replace(record, prompt=None))
             for i, record in enumerate(self._unwritten, start=1)
         ]
         excess = self.num_records + len(rows) - self._config.capacity
@@ -165,9 +164,6 @@ class Store:
         self.num_records += len(rows) - max(excess, 0)
         self._last_id += len(rows)
         self._unwritten.clear()
-
-    def _without_prompt(self, record: Record) -> Record:
-        return record if self._config.keep_prompts else replace(record, prompt=None)
 
     def close(self) -> None:
         """Write what is left and let another process in."""

@@ -56,10 +56,10 @@ def read_labels(dataset: str) -> tuple[list[str], list[int | None]]:
     for place, row in raw_rows(dataset):
         if isinstance(row, RowError):
             raise ValueError(f"{place}: {row}")
-        prompt = row.get("prompt") if isinstance(row, dict) else None
-        level = row.get("urgency") if isinstance(row, dict) else None
+        found = row if isinstance(row, dict) else {}
+        prompt, level = found.get("prompt"), found.get("urgency", "none")
         is_level = level is None or (type(level) is int and 1 <= level <= NUM_LEVELS)
-        if not isinstance(prompt, str) or "urgency" not in row or not is_level:
+        if not isinstance(prompt, str) or not is_level:
             allowed = "a prompt, and an urgency of 1 to 5 or null"
             raise ValueError(f"{place} is {row!r:.100}, allowed: {allowed}")
         texts.append(prompt)

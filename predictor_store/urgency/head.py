@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,44 +137,42 @@ def fit(
     classes = np.array([_NUM_CLASSES - 1 if level is None else level - 1 for level in levels])
     if len(texts) < 50 or np.unique(classes).size < 2:
         raise ValueError(f"{len(texts)} prompts of {np.unique(classes).size} levels are too few")
-    rows = [hashed(text) for text in texts]
-    kernel = _kernel(rows)
-    fold = np.random.default_rng(seed).permutation(len(rows)) % 5
-    held_out = np.empty((len(rows), _NUM_CLASSES))
+    words = _word_matrix(texts)
+    fold = np.random.default_rng(seed).permutation(len(texts)) % 5
+    held_out = np.empty((len(texts), _NUM_CLASSES))
     for number in range(5):
         train, test = fold != number, fold == number
-        dual, biases = _ridge(kernel[np.ix_(train, train)], classes[train])
-        held_out[test] = kernel[np.ix_(test, train)] @ dual + biases
+        weights, biases = _ridge(words[train], classes[train])
+        held_out[test] = words[test] @ weights + biases
     temperature = _calibrated(held_out, classes)
-    dual, biases = _ridge(kernel, classes)
-    weights = np.zeros((_NUM_WORDS, _NUM_CLASSES))
-    for row, values in zip(rows, dual, strict=True):
-        weights[row] += values / math.sqrt(max(1, row.size))
     guessed = levels_of(_softmax(held_out, temperature), under_cost)
     confusion = tuple(
         tuple(np.bincount(guessed[classes == number], minlength=NUM_LEVELS + 1)[1:].tolist())
         for number in range(_NUM_CLASSES)
     )
+    weights, biases = _ridge(words, classes)
     head = UrgencyHead(weights.astype(np.float32), biases, temperature, under_cost, confusion)
     return head, guessed
 
 
-def _kernel(rows: Sequence[NDArray[np.int64]]) -> Floats:
+def _word_matrix(texts: Sequence[str]) -> Any:
+    """A sparse row of unit length for each text, of its hashed words."""
     from scipy.sparse import csr_array
 
+    rows = [hashed(text) for text in texts]
     sizes = np.array([row.size for row in rows])
     values = np.repeat(1 / np.sqrt(np.maximum(1, sizes)), sizes)
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    matrix = csr_array((values, np.concatenate(rows), starts), shape=(len(rows), _NUM_WORDS))
-    return np.asarray((matrix @ matrix.T).todense(), np.float64)
+    return csr_array((values, np.concatenate(rows), starts), shape=(len(rows), _NUM_WORDS))
 
 
-def _ridge(kernel: Floats, classes: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Dual weights, shape (rows, classes), and biases of a ridge regression on class indicators."""
+def _ridge(words: Any, classes: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Weights, shape (words, classes), and biases of a ridge regression on class indicators. It is
+    solved in its dual form, as there are fewer prompts than words."""
     wanted = np.eye(_NUM_CLASSES)[classes]
     biases: Floats = wanted.mean(axis=0)
-    dual = np.linalg.solve(kernel + _RIDGE * np.eye(len(kernel)), wanted - biases)
-    return np.asarray(dual, np.float64), biases
+    kernel = (words @ words.T).toarray() + _RIDGE * np.eye(words.shape[0])
+    return words.T @ np.linalg.solve(kernel, wanted - biases), biases
 
 
 def _calibrated(sums: Floats, classes: NDArray[np.int64]) -> float:

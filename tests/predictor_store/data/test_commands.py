@@ -224,7 +224,6 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_info_says_how_good_predictions_are_once_there_are_enough() -> None:
     quality = {
         "num_answers": LEAST_TO_TELL, "crps_gain": 0.25, "within_80": 0.8, "spearman": 0.5,
-        "num_late": 0,
     }  # fmt: skip
     assert "CRPS gain 0.25" in _quality_line(quality)
     few = _quality_line(quality | {"num_answers": LEAST_TO_TELL - 1})

@@ -58,7 +58,7 @@ JUNK = [
 
 @pytest.mark.parametrize("fields", JUNK)
 def test_junk_is_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"malformed|out of range"):
+    with pytest.raises(ValueError, match=r"\$|unknown field"):
         Asked.from_fields(fields)
 
 

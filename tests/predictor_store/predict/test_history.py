@@ -103,9 +103,9 @@ def test_one_prompt_is_known_again_until_its_records_are_gone() -> None:
     vectors = np.hstack([unit_vectors(4, dimension=DIMENSION), np.ones((4, 2), np.float32)])
     for vector in (vectors[0], vectors[0] * np.float32(1 + 1e-7), vectors[1]):
         history.add(vector, 1, False, "history")
-    assert history.num_of_same_prompt.tolist() == [2, 2, 1]
+    assert history.num_of_same_prompt(np.arange(3)).tolist() == [2, 2, 1]
     history.add(vectors[2], 1, False, "history")  # takes the place of the oldest
-    assert history.num_of_same_prompt.tolist() == [1, 1, 1]
+    assert history.num_of_same_prompt(np.arange(3)).tolist() == [1, 1, 1]
 
 
 def test_a_score_follows_the_lengths() -> None:
@@ -264,13 +264,3 @@ def test_no_score_is_fitted_to_answers_that_go_on() -> None:
     fitting = history.fitting()
     assert fitting is not None
     assert fitting.slots.tolist() == list(range(38, -1, -2))
-
-
-def test_names_of_scopes_are_forgotten_with_their_records() -> None:
-    history, vectors = History(DIMENSION, 0, 3), unit_vectors(1, dimension=DIMENSION)
-    for number in range(100):
-        assert history.scope(f"asked about {number}") == -1
-        history.add(vectors[0], number, False, "history", f"of {number // 2}")
-        assert len(history._scope_numbers) <= 2 * history.capacity
-    assert {*history.scopes.tolist()} == {history.scope("of 48"), history.scope("of 49")}
-    assert history.scope("of 0") == -1

@@ -22,7 +22,7 @@ def told(quality: RollingQuality, right: bool, num: int) -> list[int]:
     return [
         i
         for i, length in enumerate(lengths)
-        if quality.add(said(length if right else 1010 - length), length, was_late=False)
+        if quality.add(said(length if right else 1010 - length), length)
     ]
 
 
@@ -47,37 +47,36 @@ def test_it_never_changes_its_mind_within_500_answers(blocks: list[bool], seed: 
         for _ in range(50):
             length = int(rng.choice([10, 1000]))
             since += 1
-            if quality.add(said(length if right else 1010 - length), length, was_late=False):
+            if quality.add(said(length if right else 1010 - length), length):
                 assert since >= WINDOW
                 since = 0
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["history", "general"]), st.integers(1, 2000), st.booleans()),
+        st.tuples(st.sampled_from(["history", "general"]), st.integers(1, 2000)),
         min_size=1,
         max_size=60,
     )
 )
-def test_the_sources_make_up_the_whole(answers: list[tuple[Source, int, bool]]) -> None:
+def test_the_sources_make_up_the_whole(answers: list[tuple[Source, int]]) -> None:
     quality = RollingQuality()
-    for source, length, was_late in answers:
-        quality.add(said(100, source), length, was_late)
+    for source, length in answers:
+        quality.add(said(100, source), length)
     found = quality.summary()
     parts = found["by_source"].values()
-    for count in ("num_answers", "num_late"):
-        assert sum(part[count] for part in parts) == found[count]
+    assert sum(part["num_answers"] for part in parts) == found["num_answers"]
     for share in ("crps", "blind_crps", "within_80"):
         mean = sum(part[share] * part["num_answers"] for part in parts) / len(answers)
         assert mean == pytest.approx(found[share], abs=0.01)
     assert found["within_80"] == pytest.approx(
-        sum(length == 100 for _, length, _ in answers) / len(answers), abs=1e-3
+        sum(length == 100 for _, length in answers) / len(answers), abs=1e-3
     )
 
 
 def test_what_is_not_known_is_not_judged() -> None:
     quality = RollingQuality()
-    assert not quality.add(Forecast(None, None), 10, was_late=True)
+    assert not quality.add(Forecast(None, None), 10)
     assert quality.summary() == {"widened": False, "num_answers": 0, "by_source": {}}
 
 

@@ -17,7 +17,7 @@ from predictor_store.probe.file import ProbeFile, ProbeFileError
 from predictor_store.probe.fingerprint import fingerprint
 from predictor_store.probe.recording import Recording, RecordingError, about_recording
 from predictor_store.probe.training import RECIPES, TrainingError, train
-from predictor_store.probe.weights import crps, quality_by_age
+from predictor_store.probe.weights import quality_by_age
 from sage_sched.cli import main
 from tests.predictor_store.probes import probe, write_recording
 
@@ -163,13 +163,13 @@ def test_a_recording_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) 
     assert len(whole.ages) - 12 <= len(cut.ages) < len(whole.ages)
 
 
-def test_crps_is_the_mean_absolute_error_of_a_sure_forecast() -> None:
-    assert crps(10, np.array([4.0]), np.ones(1)) == 6
+def test_forecasts_are_scored_by_age() -> None:
     lengths, weights = np.array([1.0, 5.0, 9.0]), np.array([0.2, 0.5, 0.3])
+    quality = quality_by_age([(4, 3, lengths, weights), (5, 3, lengths, weights)])
     spread = np.abs(lengths[:, None] - lengths) * np.outer(weights, weights)
     expected = float(np.abs(lengths - 3) @ weights - spread.sum() / 2)
-    assert crps(3, lengths, weights) == pytest.approx(expected)
-    quality = quality_by_age([(4, 3, lengths, weights), (5, 3, lengths, weights)])
+    assert quality[4].crps == pytest.approx(expected)
+    assert quality[4].mae == pytest.approx(2.4)
     assert quality[4].number == 1
     assert quality[4].covered
     assert command.table({"a": quality}).count("\n") == 2

@@ -66,7 +66,6 @@ def finished(handle: int, output_tokens: int, censored: bool = False) -> dict[st
         "input_tokens": 5,
         "output_tokens": output_tokens,
         "censored": censored,
-        "late": False,
     }
 
 
@@ -237,13 +236,13 @@ MALFORMED = [
     {"predict": 1, "text": "x", "scope": "", "asked": []},
     {"predict": 1, "text": "x", "scope": "", "asked": {"thinks": "yes"}},
     {"predict": 1, "text": "x", "scope": "x" * 1001},
-    {"finished": 1, "input_tokens": -1, "output_tokens": 1, "censored": False, "late": False},
-    {"finished": 1, "input_tokens": 10**30, "output_tokens": 1, "censored": False, "late": False},
-    {"finished": 1, "input_tokens": 5, "output_tokens": 10**30, "censored": False, "late": False},
-    {"finished": 1, "input_tokens": 5, "output_tokens": 1.5, "censored": False, "late": False},
-    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": "no", "late": False},
-    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": False, "late": None},
-    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": False},
+    {"finished": 1, "input_tokens": -1, "output_tokens": 1, "censored": False},
+    {"finished": 1, "input_tokens": 10**30, "output_tokens": 1, "censored": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 10**30, "censored": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1.5, "censored": False},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": "no"},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1, "censored": None},
+    {"finished": 1, "input_tokens": 5, "output_tokens": 1},
     {"other": [1, 2]},
 ]
 
@@ -269,7 +268,6 @@ def test_under_overload_the_newest_come_first_and_none_is_forgotten(worker: Work
 def test_a_poisoned_history_is_seen_through(
     worker: Worker, config: SageConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert worker._only is not None
     monkeypatch.setattr(predictor, "NUM_NEAREST", 32)
     prompts = {"Who wrote Faust?": 10, "Describe every street of Weimar.": 1000}
 
@@ -290,7 +288,7 @@ def test_a_poisoned_history_is_seen_through(
     for block in range(2 * WINDOW // 32 // 2):
         answered(32, lambda length, block=block: length if block % 2 else 1010 - length)  # type: ignore[misc]
         worker.report()
-    quality = worker._only.stats()["quality"]
+    quality = worker._loaded()[0].stats()["quality"]
     assert quality["widened"]
     assert quality["crps_gain"] < 0
     assert means()[0] == means()[1]  # nobody is told apart by what is wrong
@@ -299,7 +297,7 @@ def test_a_poisoned_history_is_seen_through(
     assert "history" in lines
     # When they are right again they are used again.
     answered(WINDOW, lambda length: length)
-    assert not worker._only.stats()["quality"]["widened"]
+    assert not worker._loaded()[0].stats()["quality"]["widened"]
     assert means()[0] < means()[1]
 
 
