@@ -103,8 +103,8 @@ MUTATIONS = (
     Mutation(
         "what commands draw with is not installed with them",
         "pyproject.toml",
-        '    "matplotlib",\n    "numpy",\n',
-        '    "numpy",\n',
+        '    "matplotlib",\n    "msgspec",\n',
+        '    "msgspec",\n',
         "tests/test_package.py::test_a_documented_install_has_all_that_its_commands_need",
     ),
     Mutation(
