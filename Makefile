@@ -39,7 +39,7 @@ lint: $(VENV)/ready
 
 # The tests that use SGLang, on another release: make test-release RELEASE=0.5.22
 test-release: $(VENV)/ready
-	$(BIN)/python -m bench.checks.canary --release $(RELEASE)
+	$(BIN)/python -m tests.checks.canary --release $(RELEASE)
 	PYTHONPATH=$(CURDIR)/results/releases/$(RELEASE) $(PYTEST) tests/patches tests/engine
 
 # Two servers behind a router, as docs/cluster.md has them.

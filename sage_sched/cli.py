@@ -29,7 +29,7 @@ OF_SERVERS = {
 COMMANDS = {
     "demo": ("bench.experiment.demo", "see what it is worth: SGLang's policies tuned, and ours"),
     "set": ("patches.ops.set_command", "change the settings of a running server"),
-    "explain": ("bench.explain.command", "say what happened to requests and why, by a trace"),
+    "explain": ("patches.ops.explain_command", "say what happened to requests and why, by a trace"),
     "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),
     "warm": ("predictor_store.data.warm", "fill the predictor's store from datasets"),
     "predictor serve": (

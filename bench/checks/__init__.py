@@ -1,1 +1,1 @@
-"""Checks of what must not change, on real servers."""
+"""Checks of what must not change."""

@@ -1,41 +1,42 @@
-"""What a request takes on a server that is otherwise idle: the yardstick of waiting."""
+"""The yardsticks: what an engine sustains, and what a request takes on one that is idle."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
 
-from bench.engines.clock.device import Device
-from bench.engines.server.client import Answer
-from bench.engines.simulator.result import alone_s
-
-
-class Unloaded(Protocol):
-    """Time to the last token of a request that is alone on the server."""
-
-    def seconds(self, input_tokens: int, output_tokens: int) -> float:
-        """Of a request of these lengths."""
-
-    @property
-    def description(self) -> str:
-        """For reports."""
+if TYPE_CHECKING:
+    from bench.engines.server.client import Answer
 
 
-@dataclass(frozen=True, slots=True)
-class ModelledTime:
-    """On a device clock: what the steps of such a request take."""
+class Saturation(NamedTuple):
+    """A server that always has a queue.
 
-    device: Device
+    capacity: requests/s that it then sustains. service_s: from a request's first token to its last,
+    on average.
+    """
 
-    def seconds(self, input_tokens: int, output_tokens: int) -> float:
-        return alone_s(self.device.engine, input_tokens, output_tokens)
+    capacity: float
+    service_s: float
 
-    @property
-    def description(self) -> str:
-        return f"by the step times of {self.device.preset}"
+    @classmethod
+    def measured(cls, first_s: NDArray[np.float64], last_s: NDArray[np.float64]) -> Self:
+        """From a burst of requests that were all sent at 0: when they had their first and last
+        tokens.
+
+        The capacity is counted until the last request got its first token: up to then the server
+        had a queue, after that it only drains. A request under way counts by the share of its
+        decoding that was done.
+        """
+        full_until_s = float(first_s.max())
+        decode_s = last_s - first_s
+        until_s = np.minimum(last_s, full_until_s) - first_s
+        done = np.divide(until_s, decode_s, out=np.ones_like(decode_s), where=decode_s > 0)
+        return cls(float(done.sum()) / full_until_s, float(decode_s.mean()))
 
 
 class UnloadedTime(NamedTuple):
@@ -47,6 +48,7 @@ class UnloadedTime(NamedTuple):
     per_output_token_s: float
 
     def seconds(self, input_tokens: int, output_tokens: int) -> float:
+        """To the last token of a request of these lengths."""
         return (
             self.base_s
             + input_tokens * self.per_input_token_s
@@ -66,13 +68,5 @@ class UnloadedTime(NamedTuple):
         no coefficient below 0."""
         measured = np.array([answer.ttlt_s for answer in answers])
         terms = np.array([[1.0, a.input_tokens, a.output_tokens] for a in answers])
-        coefficients = np.zeros(3)
-        kept = [0, 1, 2]
-        while kept:
-            scaled = terms[:, kept] / measured[:, None]
-            solution = np.linalg.lstsq(scaled, np.ones(measured.size), rcond=None)[0]
-            if (solution >= 0).all():
-                coefficients[kept] = solution
-                break
-            kept.pop(int(np.argmin(solution)))
+        coefficients, _ = nnls(terms / measured[:, None], np.ones(measured.size))
         return cls(*coefficients.tolist())

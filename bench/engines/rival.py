@@ -4,38 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, Self
 
 from sage_sched.registry import policy_names, policy_type
 
-
-class _Setting(NamedTuple):
-    """Of a spec: what its values are, and how to read one (ValueError where it is not allowed)."""
-
-    allowed: str
-    read: Callable[[str], float]
-
-
-def _conservativeness(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise ValueError(text)
-    return value
-
-
-def _clip(text: str) -> float:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
-_SETTINGS = {
-    "conservativeness": _Setting("a number, 0 or more", _conservativeness),
-    "clip": _Setting("a whole number of tokens, at least 1", _clip),
+# Of a spec: the type, the least value, and what is allowed in words.
+_SETTINGS: dict[str, tuple[type, int, str]] = {
+    "conservativeness": (float, 0, "a number, 0 or more"),
+    "clip": (int, 1, "a whole number of tokens, at least 1"),
 }
+_FORM = "NAME@" + ",".join(f"{name}=..." for name in _SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +39,7 @@ class Rival:
         server to say, which knows its own."""
         policy, has_settings, rest = spec.partition("@")
         if not policy:
-            raise ValueError(f"{spec!r} names no policy, allowed: NAME or {_form()}")
+            raise ValueError(f"{spec!r} names no policy, allowed: NAME or {_FORM}")
         if not has_settings:
             return cls(policy)
         if policy in policy_names():
@@ -68,22 +47,21 @@ class Rival:
                 f"{spec!r}: {', '.join(_SETTINGS)} tune SGLang's own admission, and {policy} "
                 "brings another; they go with SGLang's policies (fcfs@conservativeness=0.3)"
             )
-        values: dict[str, float] = {}
+        values: dict[str, Any] = {}
         for part in rest.split(","):
             name, _, text = part.partition("=")
             if name not in _SETTINGS:
-                raise ValueError(f"{spec!r} has the setting {name!r}, allowed: {_form()}")
+                raise ValueError(f"{spec!r} has the setting {name!r}, allowed: {_FORM}")
             if name in values:
                 raise ValueError(f"{spec!r} sets {name} twice")
-            setting = _SETTINGS[name]
+            kind, least, allowed = _SETTINGS[name]
             try:
-                values[name] = setting.read(text)
+                values[name] = kind(text)
             except ValueError:
-                raise ValueError(
-                    f"{spec!r}: {name} is {text!r}, allowed: {setting.allowed}"
-                ) from None
-        clip = values.get("clip")
-        return cls(policy, values.get("conservativeness"), None if clip is None else int(clip))
+                values[name] = math.nan
+            if not least <= values[name] < math.inf:
+                raise ValueError(f"{spec!r}: {name} is {text!r}, allowed: {allowed}")
+        return cls(policy, values.get("conservativeness"), values.get("clip"))
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -135,7 +113,3 @@ def simulated_policy(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
-
-
-def _form() -> str:
-    return "NAME@" + ",".join(f"{name}=..." for name in _SETTINGS)

@@ -19,7 +19,7 @@ from bench.engines.validation import (
     table,
 )
 from bench.experiment import compare as command
-from bench.workloads.named import load_workload
+from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import print_json, speaker
 from sage_sched.fields import ConfigError

@@ -16,10 +16,10 @@ from tqdm import tqdm
 from bench.engines.rival import Rival
 from bench.engines.simulator.presets import PRESETS, Engine
 from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.experiment.stats import ordered
+from bench.experiment.table import aligned
 from bench.workloads.foresight import Foresight, Predict
 from bench.workloads.prompts import Workload, WorkloadRequest, sample
 from predictor_store.config_file import read_config
@@ -97,41 +97,7 @@ def _simulated(
     predict: Predict | None,
     step_time: StepTime | None,
 ) -> Point:
-    result = _result(run["policy"], run, chosen, predict, step_time)
-    metrics = result.metrics()
-    return Point(
-        run["policy"],
-        run["rate"],
-        run["seed"],
-        (run["mean_e2e_latency_ms"] / 1e3, run["p99_e2e_latency_ms"] / 1e3),
-        (metrics["mean_e2e_latency_ms"] / 1e3, metrics["p99_e2e_latency_ms"] / 1e3),
-    )
-
-
-def _result(
-    policy: str,
-    run: dict[str, Any],
-    chosen: Sequence[WorkloadRequest],
-    predict: Predict | None,
-    step_time: StepTime | None,
-) -> Result:
-    config = _settings(run)
-    return simulate(
-        engine_of(run["settings"], step_time),
-        policy,
-        config,
-        _requests(run, chosen, predict),
-        Options(
-            preempt=config.preemption.enabled,
-            prediction_delay_s=_prediction_delay_s(run),
-        ),
-    )
-
-
-def _requests(
-    run: dict[str, Any], chosen: Sequence[WorkloadRequest], predict: Predict | None
-) -> list[SimRequest]:
-    columns = run["requests"]
+    config, columns = _settings(run), run["requests"]
     if columns["class"] != [request.class_name for request in chosen]:
         raise ValueError("the runs are of another workload: give --data as the comparison had")
     requests = [
@@ -145,7 +111,18 @@ def _requests(
         )
         for i, request in enumerate(chosen)
     ]
-    return sorted(requests, key=lambda request: request.arrival_s)
+    metrics = simulate(
+        engine_of(run["settings"], step_time),
+        run["policy"],
+        config,
+        sorted(requests, key=lambda request: request.arrival_s),
+        Options(preempt=config.preemption.enabled, prediction_delay_s=_prediction_delay_s(run)),
+    ).metrics()
+    measured_s, simulated_s = (
+        (found["mean_e2e_latency_ms"] / 1e3, found["p99_e2e_latency_ms"] / 1e3)
+        for found in (run, metrics)
+    )
+    return Point(run["policy"], run["rate"], run["seed"], measured_s, simulated_s)
 
 
 def _settings(run: dict[str, Any]) -> SageConfig:
@@ -214,15 +191,11 @@ def misordered(points: Sequence[Point]) -> list[str]:
 
 def table(points: Sequence[Point]) -> str:
     """By rate and policy, means over seeds."""
-    head = ("rate", "policy", "mean s", "simulated", "ratio", "p99 s", "simulated", "ratio")
-    lines = [_line(*head)]
+    body = []
     for rate in ordered(point.rate for point in points):
         for policy in ordered(point.policy for point in points if point.rate == rate):
             (mean, p99), (sim_mean, sim_p99) = means_s(points, policy, rate)
             cells = (mean, sim_mean, sim_mean / mean, p99, sim_p99, sim_p99 / p99)
-            lines.append(_line(rate, policy, *(f"{cell:.2f}" for cell in cells)))
-    return "\n".join(lines)
-
-
-def _line(rate: str, policy: str, *cells: str) -> str:
-    return f"{rate:>6}  {policy:28}" + "".join(f"{cell:>11}" for cell in cells)
+            body.append([rate, policy, *(f"{cell:.2f}" for cell in cells)])
+    head = ("rate", "policy", "mean s", "simulated", "ratio", "p99 s", "simulated", "ratio")
+    return aligned(head, body)

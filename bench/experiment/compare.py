@@ -20,7 +20,7 @@ from bench.experiment.spec import Arm, Experiment, Load, requests_per_s
 from bench.experiment.stats import METRICS, headline, summarize
 from bench.experiment.table import plain
 from bench.workloads.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES
-from bench.workloads.named import load_workload
+from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, at_least_one, print_json
 from sage_sched.fields import ConfigError
@@ -28,18 +28,13 @@ from sage_sched.fields import ConfigError
 _COLUMNS = (
     "mean_e2e_latency_ms", "median_e2e_latency_ms", "p90_e2e_latency_ms", "p99_e2e_latency_ms",
     "mean_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "max_itl_ms", "mean_waited_s", "p99_waited_s",
-    "largest_slowdown", "output_throughput", "arrivals_per_ttlt", "drain_s",
+    "largest_slowdown", "slowdown_short_answers", "slowdown_long_answers", "output_throughput",
+    "arrivals_per_ttlt", "drain_s",
 )  # fmt: skip
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    configure_runs(parser)
-    add_json(parser)
-
-
-def configure_runs(parser: argparse.ArgumentParser) -> None:
-    """What is compared: see settings_of."""
     parser.add_argument(
         "--policies", nargs="+", default=DEFAULT_POLICIES, type=policy_argument, metavar="NAME",
         help="values of --schedule-policy, SGLang's own also tuned, as fcfs@conservativeness=0.3 "
@@ -67,12 +62,9 @@ def configure_runs(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens", type=at_least_one, default=2048,
         help="every request's cap; longer answers are cut below it (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--cold", action="store_true",
-        help="predictors begin each run with an empty history (default: that of the workload)",
-    )  # fmt: skip
     configure_servers(parser, Path("results/bench"))
     parser.add_argument("--summary", type=Path, metavar="FILE", help="medians and ratios as JSON")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -> int:
@@ -107,7 +99,7 @@ def compare_and_report(settings: Settings, summary_file: Path | None, as_json: b
     report = settings.servers.folder / "report.html"
     from bench.experiment.report import write_report  # matplotlib takes a second to load
 
-    write_report(runs, records, report)
+    write_report(as_experiment(records), runs, records, report)
     if not as_json:
         print(f"runs: {settings.servers.folder / 'runs.jsonl'}\nreport: {report}")
     if num_invalid:
@@ -152,7 +144,6 @@ def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Sett
         load=args.load,
         max_new_tokens=args.max_new_tokens,
         trace=args.trace,
-        cold=args.cold,
     )
 
 

@@ -1,6 +1,23 @@
-"""sage-sched bench list."""
+"""sage-sched bench list: the experiments that are files."""
 
-from bench.experiment.cli import configure_list as configure
-from bench.experiment.cli import list_experiments as run
+from __future__ import annotations
 
-__all__ = ["configure", "run"]
+import argparse
+
+from bench.experiment.spec import Experiment, names
+from predictor_store.terminal import add_json, print_json
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0."""
+    found = {name: Experiment.read(name).title for name in names()}
+    if args.json:
+        print_json(found)
+        return 0
+    for name, title in found.items():
+        print(f"{name:16}{title}")
+    return 0

@@ -7,19 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.engines.clock.device import Device
-from bench.engines.clock.priority import go_first
-from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import (
-    CPU_ENGINE_FLAGS,
-    CPU_ENV,
-    CPU_FLAGS,
-    CPU_MODEL,
-    PolicyServers,
-)
+from bench.engines.server.options import servers_in
 from bench.engines.server.side_by_side import Settings, compare_policies
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded
-from bench.experiment.spec import RECORDED, Arm, Experiment, SpecError
+from bench.experiment.spec import Arm, Experiment, SpecError
 
 
 def records_of_prompts(
@@ -33,18 +25,27 @@ def records_of_prompts(
 ) -> Iterator[Record]:
     """Of the runs that are valid. Raises SpecError, ServerError."""
     load, columns = loaded.load, (*experiment.columns, *experiment.ratios)
-    of_simulations = load.parts or load.nodes > 1 or load.arrivals == RECORDED
+    of_simulations = load.parts or load.nodes > 1
     if of_simulations or any(arm != Arm(policy=arm.policy, label=arm.label) for arm in arms):
         raise SpecError(
             f"load {load.name}: servers of prompts differ by policy alone, allowed: --engine sim"
         )
-    folder = output / experiment.name
+    folder, device = output / experiment.name, None
+    if experiment.engine == "clock":
+        device = Device(load.preset, experiment.speed, load.engine_of(arms[0]))
     label_of = {arm.policy: arm.name for arm in arms}
     workload = loaded.source.workload
     assert workload is not None
     settings = Settings(
         workload=workload,
-        servers=_servers(experiment, loaded, folder, model, server_flags),
+        servers=servers_in(
+            folder,
+            arms[0].config,
+            device,
+            model=model,
+            flags=server_flags,
+            env={},
+        ),
         policies=tuple(label_of),
         rates=(load.rate,),
         num_seeds=experiment.seeds,
@@ -74,26 +75,4 @@ def record_of(
         seed=run["seed"],
         metrics=of_metrics({**run.get("counters", {}).get("decisions", {}), **run}, columns),
         made_by=made_by,
-    )
-
-
-def _servers(
-    experiment: Experiment,
-    loaded: Loaded,
-    folder: Path,
-    model: Path | None,
-    server_flags: Sequence[str] | None,
-) -> PolicyServers:
-    arm, load = experiment.arms[0], loaded.load
-    on_clock = experiment.engine == "clock"
-    if on_clock:
-        go_first()
-    flags = CPU_ENGINE_FLAGS if on_clock else CPU_FLAGS
-    return PolicyServers(
-        model=model or write_model(folder / "model", **CPU_MODEL),
-        folder=folder,
-        flags=flags if server_flags is None else tuple(server_flags),
-        env=CPU_ENV if on_clock or server_flags is None else {},
-        sage=arm.config,
-        device=Device(load.preset, experiment.speed, load.engine_of(arm)) if on_clock else None,
     )

@@ -1,10 +1,10 @@
-"""The report's plots, as SVG text. Each takes the valid runs of a comparison."""
+"""Plots, as SVG text."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 
@@ -17,7 +17,8 @@ from matplotlib import ticker
 from bench.experiment.records import Record
 from bench.experiment.stats import ordered
 
-Run = Mapping[str, Any]
+if TYPE_CHECKING:
+    from bench.whatif.comparison import Row
 
 # As many as the largest comparison has policies, so that no two are alike.
 _COLORS = (
@@ -36,9 +37,6 @@ STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "sage-sched",
 }
-
-# A distribution is drawn in so many steps at most.
-_NUM_STEPS = 200
 
 
 def colors(policies: Sequence[str]) -> dict[str, str]:
@@ -80,117 +78,11 @@ def _spread(values: Sequence[float]) -> tuple[float, list[list[float]]]:
     return median, [[median - min(values)], [max(values) - median]]
 
 
-def latency_against_rate(runs: Sequence[Run]) -> str:
-    """Mean and p99 TTLT and mean TTFT over the arrival rate, median and range over seeds."""
-    panels = (
-        ("mean_e2e_latency_ms", "mean TTLT"),
-        ("p99_e2e_latency_ms", "p99 TTLT"),
-        ("mean_ttft_ms", "mean TTFT"),
-    )
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.6), layout="constrained")
-        for axis, (metric, label) in zip(axes, panels, strict=True):
-            _panel_over_rate(axis, runs, metric, label)
-        axes[0].legend(fontsize=8)
-        return svg_text(figure)
-
-
-def _panel_over_rate(axis: Any, runs: Sequence[Run], metric: str, label: str) -> None:
-    policies = ordered(run["policy"] for run in runs)
-    rates = ordered(run["rate"] for run in runs)
-    for offset, (policy, color) in enumerate(colors(policies).items()):
-        places, middle, below, above = [], [], [], []
-        for place, rate in enumerate(rates):
-            values = [
-                run[metric] / 1e3 for run in runs if (run["policy"], run["rate"]) == (policy, rate)
-            ]
-            if values:
-                median = float(np.median(values))
-                # Beside each other, or equal policies would hide one another.
-                places.append(place + (offset - len(policies) / 2) * 0.06)
-                middle.append(median)
-                below.append(median - min(values))
-                above.append(max(values) - median)
-        axis.errorbar(
-            places, middle, [below, above], fmt="o-", color=color, label=policy, capsize=2, lw=1
-        )
-    seconds = [np.mean([r["request_rate"] for r in runs if r["rate"] == rate]) for rate in rates]
-    labels = [f"{rate}\n{rate_s:.2g}/s" for rate, rate_s in zip(rates, seconds, strict=True)]
-    axis.set_xticks(range(len(rates)), labels)
-    axis.set_xlim(-0.6, len(rates) - 0.4)
-    axis.set_ylim(bottom=0)
-    axis.set_xlabel("arrival rate, requests/s")
-    axis.set_ylabel(f"{label}, s")
-
-
-def ttlt_distribution(runs: Sequence[Run]) -> str:
-    """The share of requests done within a time, a panel a rate."""
-    rates = ordered(run["rate"] for run in runs)
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            1, len(rates), figsize=(5.5 * len(rates), 3.8), layout="constrained", squeeze=False
-        )
-        for axis, rate in zip(axes[0], rates, strict=True):
-            for policy, color in colors(ordered(run["policy"] for run in runs)).items():
-                ttlt_s = np.sort(_pooled(runs, policy, rate, "e2e_latency_ms")) / 1e3
-                if ttlt_s.size:
-                    share = np.linspace(0, 1, min(ttlt_s.size, _NUM_STEPS))
-                    reached_s = np.quantile(ttlt_s, share)
-                    axis.step(reached_s, share, where="post", color=color, label=policy, lw=1.4)
-            axis.set_xscale("log")
-            _plain_ticks(axis.xaxis)
-            axis.set_xlabel("TTLT, s (log)")
-            axis.set_ylabel("share of requests")
-            axis.set_title(f"rate {rate}", fontsize=10)
-        axes[0][0].legend(fontsize=8)
-        return svg_text(figure)
-
-
-def slowdown_by_length(runs: Sequence[Run]) -> str:
-    """Median and p95 slowdown in bins of output length, at the highest rate."""
-    rate = max(runs, key=lambda run: float(run["request_rate"]))["rate"]
-    edges = np.unique(
-        np.quantile(
-            np.concatenate([run["requests"]["output_tokens"] for run in runs]),
-            np.linspace(0, 1, 9),
-        )
-    )
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
-        for axis, (q, label) in zip(axes, ((0.5, "median"), (0.95, "p95")), strict=True):
-            for policy, color in colors(ordered(run["policy"] for run in runs)).items():
-                lengths = _pooled(runs, policy, rate, "output_tokens")
-                slowdowns = _pooled(runs, policy, rate, "slowdown")
-                bins = np.clip(np.searchsorted(edges, lengths, side="right") - 1, 0, edges.size - 2)
-                used = np.unique(bins)
-                axis.plot(
-                    [np.median(lengths[bins == b]) for b in used],
-                    [np.quantile(slowdowns[bins == b], q) for b in used],
-                    "o-", color=color, label=policy, lw=1.2, ms=4,
-                )  # fmt: skip
-            axis.set_xscale("log")
-            axis.set_yscale("log")
-            _plain_ticks(axis.xaxis)
-            _plain_ticks(axis.yaxis)
-            axis.set_xlabel("output length, tokens (log)")
-            axis.set_ylabel(f"{label} slowdown, TTLT / unloaded TTLT (log)")
-            axis.set_title(f"rate {rate}", fontsize=10)
-        axes[0].legend(fontsize=8)
-        return svg_text(figure)
-
-
 def _plain_ticks(axis: Any) -> None:
     """On a log scale, plain numbers at 1, 2 and 5 of each decade."""
     axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(ticker.NullFormatter())
-
-
-def _pooled(runs: Sequence[Run], policy: str, rate: str, field: str) -> Any:
-    picked = [
-        run["requests"][field] for run in runs if (run["policy"], run["rate"]) == (policy, rate)
-    ]
-    return np.concatenate([np.asarray(values, float) for values in picked] or [np.empty(0)])
 
 
 def svg_text(figure: Any) -> str:
@@ -200,3 +92,30 @@ def svg_text(figure: Any) -> str:
     plt.close(figure)
     text = buffer.getvalue()
     return text[text.index("<svg") :]
+
+
+def ratios_to_first(rows: Sequence[Row], title: str) -> str:
+    """Mean TTLT and p99 of each policy as ratios to the first, with their intervals."""
+    palette = colors([row.policy for row in rows])
+    places = range(len(rows), 0, -1)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, 2, figsize=(10, 1.6 + 0.42 * len(rows)), sharey=True, layout="constrained"
+        )
+        for axis, name, label in (
+            (axes[0], "mean_ratio", "mean time to the last token"),
+            (axes[1], "p99_ratio", "p99"),
+        ):
+            for place, row in zip(places, rows, strict=True):
+                ratio = getattr(row, name)
+                axis.barh(place, ratio.value, height=0.6, color=palette[row.policy], alpha=0.75)
+                axis.plot([ratio.low, ratio.high], [place, place], color="#222", lw=1.2)
+                axis.annotate(
+                    f" {ratio.value:.2f}", (max(ratio.high, ratio.value), place), va="center"
+                )
+            axis.axvline(1.0, color="#444", lw=0.8)
+            axis.set_xlabel(f"{label}, ratio to {rows[0].policy}")
+            axis.margins(x=0.12)
+        axes[0].set_yticks(list(places), [row.policy for row in rows])
+        figure.suptitle(title, fontsize=9)
+        return svg_text(figure)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
+
+from bench.engines.server import facts
 
 FOLDER = Path(__file__).parents[1] / "records"
 _VERSIONS = ("sglang", "torch", "numpy")
@@ -33,10 +33,10 @@ class Provenance:
         """Of this process."""
         words = ["sage-sched", *sys.argv[1:]]
         return cls(
-            commit=_commit(),
+            commit=facts.commit(),
             command=shlex.join(words),
             versions=", ".join(
-                f"{name} {found}" for name in _VERSIONS if (found := _version(name))
+                f"{name} {found}" for name in _VERSIONS if (found := facts.version_of(name))
             ),
             host=f"{os.cpu_count()} cores",
         )
@@ -117,16 +117,3 @@ KEPT = (
     "output_throughput", "arriving_throughput", "request_throughput", "duration", "drain_s",
     "num_retractions", "num_yields", "num_out_of_memory",
 )  # fmt: skip
-
-
-def _commit() -> str:
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(git, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

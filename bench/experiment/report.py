@@ -9,36 +9,19 @@ from typing import Any
 
 from bench.engines.clock.device import device_note
 from bench.experiment import plot
-from bench.experiment.compare import as_experiment
 from bench.experiment.records import Record
 from bench.experiment.spec import Experiment
 from bench.experiment.stats import headline, ordered
 from bench.experiment.table import rows
 
 Run = Mapping[str, Any]
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem;
-       color: #222 }
-p { max-width: 64rem }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.85rem }
-.wide { overflow-x: auto }
-th, td { padding: 0.25rem 0.45rem; text-align: right; border-bottom: 1px solid #ddd }
-th { vertical-align: bottom } td { white-space: nowrap }
-td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left }
-tr.ours { font-weight: 600; background: #fdf0ef }
-figure { margin: 1rem 0; overflow-x: auto } svg { max-width: 100%; height: auto }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.1rem 1rem; font-size: 0.88rem }
-.lanes h3 { font-size: 1rem; margin: 1rem 0 0.2rem } .lanes svg { display: block }
-.axis { display: flex; justify-content: space-between; color: #666; font-size: 0.85rem }
-figcaption { color: #666; margin-top: 0.4rem }
-dt { color: #666 } dd { margin: 0; overflow-wrap: anywhere } .note { color: #666 }
-"""
+_STYLE = Path(__file__).with_suffix(".css")
 
 
-def write_report(runs: Sequence[Run], records: Sequence[Record], path: Path) -> None:
-    """Settings, table and plots of a comparison."""
+def write_report(
+    experiment: Experiment, runs: Sequence[Run], records: Sequence[Record], path: Path
+) -> None:
+    """Settings, table and plots of a comparison. experiment: what was compared, for its table."""
     valid = [run for run in runs if run["valid"]]
     seeds = sorted({run["seed"] for run in valid})
     first = runs[0]["policy"]
@@ -46,14 +29,14 @@ def write_report(runs: Sequence[Run], records: Sequence[Record], path: Path) -> 
         *(f"<p><b>{escape(line)}</b></p>" for line in _opening(valid[0], records) if line),
         f"<p>Medians over {len(seeds)} seeds. Ratios are to <b>{escape(first)}</b> on the same "
         "arrivals, median over seeds with their range. TTLT: time to last token. Slowdown: TTLT "
-        "over the TTLT that the request would have on an idle server; the table shows the largest. "
-        "Waited: TTLT less the TTLT on an idle server. Arrivals: how long requests came, in mean "
-        "TTLTs. Drain: what the server took after the last arrival.</p>",
-        html_table(as_experiment(records), records),
+        "over the TTLT that the request would have on an idle server; the largest, and means of "
+        "the shortest and longest third of the answers. Waited: TTLT less the TTLT on an idle "
+        "server. Arrivals: how long requests came, in mean TTLTs. Drain: what the server took "
+        "after the last arrival.</p>",
+        html_table(experiment, records),
         _invalid(runs),
-        _figure("Latency against arrival rate", plot.latency_against_rate(valid)),
-        _figure("How the times to the last token are distributed", plot.ttlt_distribution(valid)),
-        _figure("Who waits: slowdown by output length", plot.slowdown_by_length(valid)),
+        "<h2>Mean against tail, by arrival rate</h2>",
+        f"<figure>{plot.mean_against_tail(records)}</figure>",
         "<h2>Settings</h2>",
         _settings(valid[0]),
     ]
@@ -66,7 +49,7 @@ def write_page(path: Path, title: str, sections: Sequence[str]) -> None:
         [
             '<!doctype html><html lang="en"><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width">',
-            f"<title>{escape(title)}</title><style>{_STYLE}</style>",
+            f"<title>{escape(title)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style>",
             f"<article><h1>{escape(title)}</h1>",
             *sections,
             "</article></html>\n",
@@ -103,10 +86,6 @@ def _invalid(runs: Sequence[Run]) -> str:
     )
     items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
     return f"<p>Left out as invalid:</p><ul>{items}</ul>"
-
-
-def _figure(title: str, svg: str) -> str:
-    return f"<h2>{escape(title)}</h2><figure>{svg}</figure>"
 
 
 def _settings(run: Run) -> str:

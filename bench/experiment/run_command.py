@@ -1,6 +1,66 @@
-"""sage-sched bench run."""
+"""sage-sched bench run: an experiment that is a file."""
 
-from bench.experiment.cli import configure_run as configure
-from bench.experiment.cli import run_experiment as run
+from __future__ import annotations
 
-__all__ = ["configure", "run"]
+import argparse
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.engines.server.server import ServerError
+from bench.experiment import records
+from bench.experiment.run import ENGINES, Options, changed
+from bench.experiment.run import run as run_experiment
+from bench.experiment.spec import Experiment, SpecError
+from bench.experiment.table import plain
+from bench.workloads.prompts import WorkloadError
+from predictor_store.terminal import add_json, at_least_one, print_json
+from sage_sched.fields import ConfigError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", metavar="NAME", help="one of `sage-sched bench list`, or a .toml file of your own"
+    )
+    parser.add_argument("--engine", choices=ENGINES, help="default: the experiment's")
+    parser.add_argument("--seeds", type=at_least_one, help="default: the experiment's")
+    parser.add_argument("--loads", nargs="+", default=(), metavar="LOAD", help="these alone")
+    parser.add_argument(
+        "--arms", nargs="+", default=(), metavar="POLICY", help="these in its place"
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of datasets")
+    parser.add_argument("--model-path", type=Path, metavar="DIR", help="of servers")
+    parser.add_argument("--server-flags", type=shlex.split, metavar="FLAGS", help="of servers")
+    parser.add_argument(
+        "--output", type=Path, default=Path("results"), metavar="DIR",
+        help="for records and what servers write (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--record", action="store_true", help="keep the records in bench/records, for pages"
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 2, with a line on stderr, where it cannot be run."""
+    folder = records.FOLDER if args.record else args.output / "records"
+    try:
+        experiment = changed(
+            Experiment.read(args.name),
+            engine=args.engine, seeds=args.seeds, loads=args.loads, arms=args.arms,
+        )  # fmt: skip
+        file = records.file_of(experiment.name, folder)
+        options = Options(
+            data=args.data, output=args.output, model=args.model_path,
+            server_flags=args.server_flags,
+        )  # fmt: skip
+        found = run_experiment(experiment, options, lambda made: records.write(file, [made]))
+    except (ConfigError, SpecError, ServerError, WorkloadError, ValueError) as error:
+        print(f"sage-sched bench run: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print_json([asdict(record) for record in found])
+        return 0
+    print(f"\n{experiment.title}\n\n{plain(experiment, found)}\n\nrecords: {file}")
+    return 0

@@ -10,18 +10,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines.saturation import Saturation
+from bench.engines.baseline import Saturation
 from bench.engines.simulator.cluster import simulate_cluster
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
-from bench.experiment.spec import RECORDED, Arm, Load, requests_per_s
-from bench.policies.deadline_rivals import RIVALS, rival
+from bench.experiment.spec import Arm, Load, requests_per_s
+from bench.policies.deadline_rivals import RIVALS
 from bench.policies.routers import router_named
 from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
 from bench.workloads.source import Purpose, Source
 from bench.workloads.sources import source_of
+from sage_sched.policy import NoParameters
 
 # What a request waits for its prediction on a server, at most.
 PREDICTION_DELAY_S = 0.002
@@ -30,16 +31,15 @@ _BURST_SEED = 1
 
 @dataclass(frozen=True)
 class Loaded:
-    """A load, and what its requests come from. trace: see bench.workloads.sources."""
+    """A load, and what its requests come from."""
 
     load: Load
     data: Path | None
-    trace: Path | None = None
 
     @functools.cached_property
     def source(self) -> Source:
         """Raises WorkloadError, SpecError."""
-        return source_of(self.load, self.data, self.trace)
+        return source_of(self.load, self.data)
 
     @functools.cached_property
     def saturated(self) -> Saturation:
@@ -62,8 +62,6 @@ class Loaded:
     def arrivals_s(self, seed: int) -> NDArray[np.float64]:
         """When requests come."""
         load = self.load
-        if load.arrivals == RECORDED:
-            return np.array([requests_per_s(load.rate, 1.0)])
         number = load.num_requests
         if number is None:
             service_s = self.saturated.service_s if load.arrivals == "sustained" else 0.0
@@ -88,7 +86,7 @@ class Loaded:
 
     @functools.cached_property
     def _parts(self) -> list[Loaded]:
-        return [Loaded(part, self.data, self.trace) for part in self.load.parts]
+        return [Loaded(part, self.data) for part in self.load.parts]
 
 
 def served(
@@ -96,11 +94,12 @@ def served(
 ) -> Result:
     """What the simulator makes of them. Raises ValueError where the policy is unknown."""
     engine = load.engine_of(arm)
-    options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S, pace=load.pace)
+    options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S)
     if load.nodes > 1 and not one_node:
         router = router_named(arm.dispatch, seed)
         return simulate_cluster(
             engine, load.nodes, arm.policy, arm.config, requests, options, router=router
         )
-    policy = rival(arm.policy, engine.server_facts()) if arm.policy in RIVALS else arm.policy
+    rival = RIVALS.get(arm.policy)
+    policy = rival(NoParameters(), engine.server_facts()) if rival else arm.policy
     return simulate(engine, policy, arm.config, requests, options)

@@ -30,7 +30,6 @@ from sage_sched.fields import ConfigError
 T = TypeVar("T")
 FOLDER = Path(__file__).parents[1] / "experiments"
 PREDICTORS = ("semantic", "threshold alone", "input length", "none", "truth")
-RECORDED = "recorded"
 
 
 class SpecError(ValueError):
@@ -49,7 +48,6 @@ class Arm:
         on all lengths foreseen. noise: whether a uniform distribution is mixed in.
     said_by: who says how urgent requests are, where a workload has several.
     dispatch: the router before the engines, where a load has several.
-    flags: of servers alone.
     """
 
     policy: str
@@ -62,7 +60,6 @@ class Arm:
     noise: bool = False
     said_by: str = "expert"
     dispatch: str = "total_requests"
-    flags: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -93,12 +90,9 @@ class Load:
 
     workload: a name of bench.workloads.sources, or a table of it and its options.
     rate: a number a second, or "2x" for twice what capacity_by sustains.
-    arrivals: one of bench.workloads.arrivals.LOADS, or RECORDED for those of a trace, which come
-        `rate` times as fast.
+    arrivals: one of bench.workloads.arrivals.LOADS.
     num_requests: a run; None for what the arrivals have.
-    preset, engine: the engine, and fields of it that differ. nodes: how many of them. shrink: an
-        engine with so many times fewer tokens of KV, each of which takes so many times as long.
-    pace: by how much steps take longer than policies are told.
+    preset, engine: the engine, and fields of it that differ. nodes: how many of them.
     parts: what comes one after the other in the place of all this, each what differs from it.
     """
 
@@ -111,14 +105,12 @@ class Load:
     preset: str = "h800-qwen3-32b"
     engine: Mapping[str, Any] = field(default_factory=dict)
     nodes: int = 1
-    shrink: float = 1.0
-    pace: float = 1.0
     capacity_by: str = "fcfs"
     parts: Sequence[Load] = ()
 
     def engine_of(self, arm: Arm) -> Engine:
         """What an arm runs on."""
-        engine = PRESETS[self.preset].shrunk(self.shrink)
+        engine = PRESETS[self.preset]
         return dataclasses.replace(engine, **{**self.engine, **arm.engine})
 
     @classmethod
@@ -133,8 +125,7 @@ class Load:
         rest = {**given, "parts": [cls.parse(name, {**given, **part}, where) for part in parts]}
         load = _parsed(cls, {"name": name, **rest}, where)
         _require(load.preset in PRESETS, where, "preset", load.preset, PRESETS)
-        known = (*LOADS, RECORDED)
-        _require(load.arrivals in known, where, "arrivals", load.arrivals, known)
+        _require(load.arrivals in LOADS, where, "arrivals", load.arrivals, LOADS)
         fields = {f.name for f in dataclasses.fields(Engine)}
         for name in load.engine:
             _require(name in fields, where, "engine", name, fields)
@@ -165,7 +156,7 @@ class Tuning:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """name: of the file. arms: ratios are to the first, or to `reference`. columns: of the table,
-    names of bench.experiment.metrics, beside the ratios. seeds: how many, from first_seed on."""
+    beside the ratios, see bench.experiment.run.measured. seeds: how many, from first_seed on."""
 
     name: str
     title: str
@@ -182,7 +173,6 @@ class Experiment:
     engine: str = "sim"
     speed: float = 4.0
     tuned: Tuning | None = None
-    note: str = ""
 
     @classmethod
     def read(cls, name_or_file: str) -> Self:

@@ -94,10 +94,15 @@ def _row(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> dict[
 def headline(records: Sequence[Record]) -> str:
     """What came of `sage` under the last load, in one sentence; "" where it was not compared."""
     load, first = ordered(record.load for record in records)[-1], records[0].arm
+
+    def mean_ratio(arm: str) -> Ratio | None:
+        ours, theirs = (of_arm(records, load, name) for name in (arm, first))
+        return ratio(ours, theirs, "mean_e2e_latency_ms")
+
     ratios = {
         arm: found
         for arm in ordered(record.arm for record in records)
-        if (found := _mean_ratio(records, load, arm, first)) is not None
+        if (found := mean_ratio(arm)) is not None
     }
     if first == "sage" or not {"sage", first} <= set(ratios):
         return ""
@@ -111,8 +116,3 @@ def headline(records: Sequence[Record]) -> str:
         return f"{sentence}."
     share = ours.median / ratios[best].median
     return f"{sentence}, and {share:.2f} of what it was under {best}, the best of the others."
-
-
-def _mean_ratio(records: Sequence[Record], load: str, arm: str, first: str) -> Ratio | None:
-    ours, theirs = (of_arm(records, load, name) for name in (arm, first))
-    return ratio(ours, theirs, "mean_e2e_latency_ms")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,36 +13,9 @@ from bench.experiment.spec import Experiment
 from bench.experiment.stats import median, of_arm, ordered, ratio
 
 # A metric: its heading, and what it is shown times.
-_HEADINGS = {
-    "mean_e2e_latency_ms": ("mean, s", 1e-3),
-    "median_e2e_latency_ms": ("median, s", 1e-3),
-    "p90_e2e_latency_ms": ("p90, s", 1e-3),
-    "p99_e2e_latency_ms": ("p99, s", 1e-3),
-    "mean_ttft_ms": ("first token, s", 1e-3),
-    "median_ttft_ms": ("median first token, s", 1e-3),
-    "p99_ttft_ms": ("p99 first token, s", 1e-3),
-    "mean_tpot_ms": ("TPOT, ms", 1.0),
-    "p99_itl_ms": ("p99 ITL, ms", 1.0),
-    "p999_itl_ms": ("p99.9 ITL, ms", 1.0),
-    "max_itl_ms": ("longest gap, s", 1e-3),
-    "mean_waited_s": ("waited, s", 1.0),
-    "p99_waited_s": ("p99 waited, s", 1.0),
-    "mean_session_ms": ("session, s", 1e-3),
-    "p99_session_ms": ("p99 session, s", 1e-3),
-    "mean_waited_per_token_ms": ("waited a token, ms", 1.0),
-    "p99_waited_per_token_ms": ("p99 waited a token, ms", 1.0),
-    "output_throughput": ("tokens/s", 1.0),
-    "total_throughput": ("tokens/s, in and out", 1.0),
-    "arriving_throughput": ("tokens/s", 1.0),
-    "request_goodput": ("goodput, requests/s", 1.0),
-    "num_retractions": ("retracted", 1.0),
-    "num_out_of_memory": ("left", 1.0),
-    "num_yields": ("yields", 1.0),
-    "cached_share": ("cached", 1.0),
-    "tdg_ratio": ("TDG", 1.0),
-    "missed_tdg": ("missed TDG", 1.0),
-    "slo_attainment": ("attained", 1.0),
-}
+_HEADINGS: dict[str, tuple[str, float]] = tomllib.loads(
+    Path(__file__).with_name("headings.toml").read_text(encoding="utf-8")
+)
 _ENGINES = {"sim": "simulated", "clock": "device clock", "server": "servers"}
 
 
@@ -113,7 +87,11 @@ def markdown(experiment: Experiment, found: Sequence[Record]) -> str:
 
 def plain(experiment: Experiment, found: Sequence[Record]) -> str:
     """For a terminal."""
-    head, body = rows(experiment, found)
+    return aligned(*rows(experiment, found))
+
+
+def aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width, a line below the head."""
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -1,6 +1,49 @@
-"""sage-sched bench table."""
+"""sage-sched bench table: the results of experiments, here and in docs."""
 
-from bench.experiment.cli import configure_table as configure
-from bench.experiment.cli import print_tables as run
+from __future__ import annotations
 
-__all__ = ["configure", "run"]
+import argparse
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bench.experiment import records
+from bench.experiment.spec import Experiment, SpecError
+from bench.experiment.table import markdown, stale
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="print these experiments' tables")
+    parser.add_argument(
+        "--pages", action="store_true", help="make the tables and pictures in docs again"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 2 where there is no such experiment."""
+    try:
+        for name in args.names:
+            print(markdown(Experiment.read(name), records.read(records.file_of(name))))
+    except (SpecError, ValueError) as error:
+        print(f"sage-sched bench table: {error}", file=sys.stderr)
+        return 2
+    if args.pages:
+        for page, text in stale(sorted(DOCS.glob("*.md"))):
+            page.write_text(text, encoding="utf-8")
+            tqdm.write(f"{page.name}: tables made again")
+        for page, svg in pictures():
+            page.write_text(svg, encoding="utf-8")
+    return 0
+
+
+def pictures() -> list[tuple[Path, str]]:
+    """The pictures in docs, each with its file: those named `NAME-records.svg`."""
+    from bench.experiment.plot import mean_against_tail  # matplotlib takes a second to load
+
+    return [
+        (file, mean_against_tail(records.read(records.file_of(file.name.split("-records")[0]))))
+        for file in sorted(DOCS.glob("*-records.svg"))
+    ]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from sage_sched.fairness import Name, Service
 from sage_sched.job import Job
 from sage_sched.plan import Budget
-from sage_sched.policy import NoParameters, Policy
+from sage_sched.policy import Policy
 from sage_sched.slo import Promise
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
@@ -100,8 +100,3 @@ RIVALS: dict[str, type[Policy]] = {
     "weighted-vtc": WeightedVtc,
     "fairbatching": FairBatching,
 }
-
-
-def rival(name: str, server: ServerFacts) -> Policy:
-    """One of RIVALS."""
-    return RIVALS[name](NoParameters(), server)

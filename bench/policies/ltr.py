@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bench.policies.ssjf import Ssjf
 from sage_sched.fields import LEAST_POOLS, MOST, require_within
 from sage_sched.job import Job
-from sage_sched.policy import Policy
 from sage_sched.view import SchedulerView
 
 # Ahead of every length, and among themselves by arrival.
@@ -25,7 +25,7 @@ class LtrParameters:
         require_within("policy.ltr.starvation_pools", pools, LEAST_POOLS, MOST, or_inf=True)
 
 
-class Ltr(Policy):
+class Ltr(Ssjf):
     """Learning to rank (Fu et al. 2024, section 3.3): shorter before longer, of which nothing but
     the rank matters, so any increasing score is the same policy; here the predicted mean length.
 
@@ -36,17 +36,9 @@ class Ltr(Policy):
     Parameters = LtrParameters
     moves: ClassVar[bool] = True
 
-    def on_arrival(self, job: Job) -> bool:
-        """Compute its mean length."""
-        if job.distribution is None:
-            return False
-        job.memo = job.mean_tokens()
-        return True
-
     def key(self, job: Job, view: SchedulerView) -> float:
         """The predicted mean length, unless it starves."""
-        assert isinstance(job.memo, float)
         waited_tokens = view.served_tokens - job.served_at_arrival_tokens
         waited_pools = waited_tokens / self.server.kv_pool_tokens
         starved = job.generated_tokens == 0 and waited_pools > self.parameters.starvation_pools
-        return _STARVED if starved else job.memo
+        return _STARVED if starved else super().key(job, view)

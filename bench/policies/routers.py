@@ -82,15 +82,10 @@ def _least(first: Floats, second: Floats) -> int:
     return int(np.lexsort((second, first))[0])
 
 
-STOCK: tuple[type[Router], ...] = (
-    RoundRobin,
-    TotalRequests,
-    TotalTokens,
-    PowerOfTwo,
-    CacheAware,
-    MinLoad,
-)
-_BY_NAME = {router.name: router for router in (*OURS, *STOCK)}
+_STOCK: list[type[Router]] = [
+    RoundRobin, TotalRequests, TotalTokens, PowerOfTwo, CacheAware, MinLoad,
+]  # fmt: skip
+_BY_NAME = {router.name: router for router in (*OURS, *_STOCK)}
 ROUTERS = tuple(_BY_NAME)
 
 

@@ -32,20 +32,10 @@ def moved_down(q: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
 
 
 def filtered(q: Floats, p: Floats, width_tokens: float, num_tokens: int = 1) -> Floats:
-    """By the text of section 3.1: q(t) ~ (T q(t-1)) * p(t); shapes (..., bins)."""
-    return _normalized(moved_down(q, width_tokens, num_tokens) * p)
-
-
-def filtered_as_printed(
-    prior: Floats, p: Floats, width_tokens: float, num_tokens: int = 1
-) -> tuple[Floats, Floats]:
-    """By step 2 as printed: prior(t) = T prior(t-1), q(t) ~ prior(t) * p(t); (prior(t), q(t)).
-
-    The prior moves on without what was seen, so that all evidence but the latest is lost, and the
-    first prediction stays for ever.
+    """By the text of section 3.1: q(t) ~ (T q(t-1)) * p(t); shapes (..., bins). (As step 2 is
+    printed, the prior moves on without what was seen, so that all evidence but the latest is lost.)
     """
-    prior = moved_down(prior, width_tokens, num_tokens)
-    return prior, _normalized(prior * p)
+    return _normalized(moved_down(q, width_tokens, num_tokens) * p)
 
 
 def mean_left_tokens(q: Floats, width_tokens: float) -> Floats:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
-
 from sage_sched.cost import Cost, num_steps
-from sage_sched.fields import MOST
 from sage_sched.index import Indices, MeanCost
 from sage_sched.job import Job
-from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage
-from sage_sched.slo import Proserve, ProserveParameters, Queue, Slide
 from sage_sched.steps import ServerFacts
 from sage_sched.urgency import Urgency
 from sage_sched.view import SchedulerView
@@ -55,14 +46,6 @@ class _MeanIndices(Indices):
     table_type = MeanCost
 
 
-class _StaleIndices(Indices):
-    interval_tokens = MOST
-
-
-class SageMeasured(Sage):
-    """sage, whose cost is measured, beside those of other costs (SageSched, Fig. 10)."""
-
-
 class SageOutput(Sage):
     """sage by the decode steps that an answer takes."""
 
@@ -85,78 +68,6 @@ class SageMean(Sage):
     """sage by the mean remaining cost in the place of the Gittins index (SageSched, Fig. 11)."""
 
     indices_type = _MeanIndices
-
-
-class SageNoRefresh(Sage):
-    """sage by the index at arrival, whatever a job has become (SageSched, Fig. 11)."""
-
-    indices_type = _StaleIndices
-    refresh_interval_tokens = MOST
-
-
-class _NoSessions:
-    """Each request counts as come when it did, whatever session it is of."""
-
-    def came_at(self, job: Job) -> int:
-        return job.served_at_arrival_tokens
-
-    def moved_up(self, waiting: object) -> tuple[list[Job], int]:
-        return [], 0
-
-
-class SageNoSessions(Sage):
-    """sage with requests by themselves, whatever session they are of."""
-
-    def __init__(self, parameters: Any, server: ServerFacts) -> None:
-        super().__init__(parameters, server)
-        self._sessions = _NoSessions()  # type: ignore[assignment]
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedParameters(ProserveParameters):
-    """As proserve-expected's."""
-
-    density: str = "expected"
-
-
-class DeadlineOnly(Slide):
-    """Nobody is urgent."""
-
-    def is_urgent(self, queue: Queue, budget_s: float) -> NDArray[np.bool_]:
-        return np.zeros(len(queue.remain_s), np.bool_)
-
-
-class DensityOnly(Slide):
-    """All are urgent."""
-
-    def is_urgent(self, queue: Queue, budget_s: float) -> NDArray[np.bool_]:
-        return np.ones(len(queue.remain_s), np.bool_)
-
-
-class ProserveDeadlineOnly(Proserve):
-    """proserve-expected if nobody is urgent (ProServe, Fig. 15)."""
-
-    Parameters = ExpectedParameters
-    variants: ClassVar = {}
-    slide_type = DeadlineOnly
-
-
-class ProserveDensityOnly(Proserve):
-    """proserve-expected if all are urgent (ProServe, Fig. 15)."""
-
-    Parameters = ExpectedParameters
-    variants: ClassVar = {}
-    slide_type = DensityOnly
-
-
-class ProserveNoBudget(Proserve):
-    """proserve-expected with batches that are not cut."""
-
-    Parameters = ExpectedParameters
-    variants: ClassVar = {}
-
-    def budget(self, view: SchedulerView) -> Budget | None:
-        return None
 
 
 class UrgencyOrder(Urgency):

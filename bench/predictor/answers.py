@@ -1,11 +1,10 @@
-"""Streams of answered prompts that the predictors are tried on."""
+"""Answered prompts of a data folder, on which predictors are tried."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from bench.workloads import datasets
 from predictor_store.data.datasets import Reader
 from predictor_store.data.warm import Observation
 
-# As degenerate loops end up there.
+# Longer answers are loops.
 MAX_TOKENS = 4096
 # File and filters of each set in the data folder; one model's answers each.
 SETS: dict[str, tuple[str, dict[str, str]]] = {
@@ -29,41 +28,26 @@ SETS: dict[str, tuple[str, dict[str, str]]] = {
     "vicuna7b": ("vicuna7b_alpaca_text_aligned", {}),
     "sharegpt": ("sharegpt_prompts", {}),
 }
-MIXED, ALL, SWITCH = "mixed", "all", "switch"
-_EACH = 900
-_BEFORE_SWITCH = 2_000
-_TRAIN_SHARE, _VALIDATION_SHARE = 0.6, 0.1
-
-
-class Parts(NamedTuple):
-    train: list[Observation]
-    validation: list[Observation]
-    test: list[Observation]
+MIXED = "mixed"
 
 
 def stream(folder: Path, name: str, seed: int = 0) -> list[Observation]:
-    """The set of this name, MIXED (the classes of bench.workloads.datasets, alike often), ALL (some
-    of each set) or SWITCH (medical chats, and then instructions). Raises DatasetError,
-    WorkloadError."""
-    if name == MIXED:
-        workload = datasets.load(folder)
-        classes: dict[str, list[Observation]] = {}
-        for request in (*workload.history, *workload.evaluation):
-            observation = Observation(request.prompt, request.output_tokens)
-            classes.setdefault(request.class_name, []).append(observation)
-        size = min(len(observations) for observations in classes.values())
-        chosen = [shuffled(observations, seed)[:size] for observations in classes.values()]
-        return shuffled([o for observations in chosen for o in observations], seed)
-    if name == ALL:
-        chosen = [shuffled(read(folder, other), seed)[:_EACH] for other in SETS]
-        return shuffled([o for observations in chosen for o in observations], seed)
-    if name == SWITCH:
-        parts = [shuffled(read(folder, part), seed) for part in ("medical", "alpaca")]
-        return [o for part in parts for o in part[:_BEFORE_SWITCH]]
-    return shuffled(read(folder, name), seed)
+    """The set of this name, or MIXED: as many of each class of bench.workloads.datasets. Raises
+    DatasetError, WorkloadError."""
+    if name != MIXED:
+        return shuffled(read(folder, name), seed)
+    workload = datasets.load_mixed(folder)
+    classes: dict[str, list[Observation]] = {}
+    for request in (*workload.history, *workload.evaluation):
+        observation = Observation(request.prompt, request.output_tokens)
+        classes.setdefault(request.class_name, []).append(observation)
+    size = min(map(len, classes.values()))
+    chosen = [shuffled(observations, seed)[:size] for observations in classes.values()]
+    return shuffled([*itertools.chain.from_iterable(chosen)], seed)
 
 
 def read(folder: Path, name: str) -> list[Observation]:
+    """One of SETS. Raises DatasetError."""
     file, filters = SETS[name]
     return observations(str(folder / f"{file}.jsonl.gz"), filters)
 
@@ -79,7 +63,7 @@ def observations(dataset: str, filters: Mapping[str, str]) -> list[Observation]:
 
 
 def shuffled(observations: Sequence[Observation], seed: int) -> list[Observation]:
-    """In random order, all answers to one prompt together: they are split by prompt."""
+    """In random order, all answers to one prompt together."""
     rng = np.random.default_rng(seed)
     prompts = list(dict.fromkeys(observation.prompt for observation in observations))
     place = {prompts[j]: i for i, j in enumerate(rng.permutation(len(prompts)))}
@@ -87,16 +71,6 @@ def shuffled(observations: Sequence[Observation], seed: int) -> list[Observation
 
 
 def by_prompt(observations: Sequence[Observation]) -> list[list[Observation]]:
-    """The answers to each prompt, where those to one prompt follow one another."""
+    """The answers to each prompt, if those to one prompt follow one another."""
     groups = itertools.groupby(observations, key=lambda observation: observation.prompt)
     return [list(answers) for _, answers in groups]
-
-
-def split(observations: Sequence[Observation]) -> Parts:
-    """In order, no prompt in two parts: 60 % of the prompts, 10 % and 30 %. Answers to one prompt
-    have to follow one another."""
-    groups = by_prompt(observations)
-    first = round(_TRAIN_SHARE * len(groups))
-    second = round((_TRAIN_SHARE + _VALIDATION_SHARE) * len(groups))
-    parts = (groups[:first], groups[first:second], groups[second:])
-    return Parts(*(list(itertools.chain.from_iterable(part)) for part in parts))

@@ -1,8 +1,8 @@
 """Fits what is shipped of lengths in general: `python -m bench.predictor.general --data DIR`.
 
 From the sets of bench.predictor.answers, less the prompts that the benches serve; only
-coefficients are written. Each set is centred, as its level is its model's, and judged by
-coefficients that were fitted without its prompts.
+coefficients are written. Each set is centred, as its level is its model's. How well they rank the
+prompts of a set that they were not fitted to, `sage-sched bench predictor --data DIR` says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 from tqdm import tqdm
 
 from bench.predictor.answers import SETS, by_prompt, read, shuffled
@@ -141,21 +140,6 @@ def _shown(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def show(sets: dict[str, PromptSet], encoder: str) -> None:
-    """Print how coefficients that were fitted without a set rank its prompts."""
-    print("| held out | prompts | Spearman | error's standard deviation | of centred logarithms |")
-    print("|---|---|---|---|---|")
-    for name, judged in sets.items():
-        general = held_out(sets.values(), encoder, set(judged.prompts))
-        assert general is not None  # no two sets have most of their prompts in common
-        rho = spearmanr(judged.vectors @ general.weights, judged.logs).statistic
-        print(
-            f"| {name} | {len(judged.prompts)} | {rho:.2f} "
-            f"| {judged.excess(general.weights).std():.2f} | {judged.logs.std():.2f} |",
-            flush=True,
-        )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
@@ -164,12 +148,11 @@ def main() -> int:
     args = parser.parse_args()
     try:
         # What the benches serve must not have been seen.
-        evaluated = {request.prompt for request in datasets.load(args.data).evaluation}
+        evaluated = {request.prompt for request in datasets.load_mixed(args.data).evaluation}
         sets = read_sets(args.data, Embedder(args.encoder))
     except (DatasetError, WorkloadError) as error:
         print(f"general: {error}", file=sys.stderr)
         return 2
-    show(sets, args.encoder)
     if args.write:
         used = [each.without(evaluated) for each in sets.values()]
         write(fit(used, args.encoder), args.encoder)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from tqdm import tqdm
 
 from bench.predictor.answers import by_prompt
 from bench.predictor.candidates import Candidate
-from bench.predictor.quality import Outcome, outcome
+from bench.predictor.quality import Outcome
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
 from predictor_store.predict.regression import GeneralLength
-from sage_sched.distribution import LengthDistribution
 
-CAPACITY = 10_000
+_CAPACITY = 10_000
 # Below it a history says next to nothing, and who is best is luck.
 NUM_FIRST = 100
 _CHUNK = 256
@@ -28,19 +26,17 @@ def replay(
     embedder: Embedder,
     *,
     general: GeneralLength | None = None,
-    capacity: int = CAPACITY,
     num_first: int = NUM_FIRST,
     name: str = "",
 ) -> dict[str, list[Outcome]]:
     """Each candidate's outcomes, but for the first num_first observations.
 
-    Answers to one prompt that follow one another are predicted before any of them is revealed.
-    A cut answer is revealed and not judged. general: what is known beside the history; that must
-    not have been fitted to these answers.
+    Answers to one prompt that follow one another are predicted before any of them is revealed. A
+    cut answer is revealed and not judged, as nobody knows how long it was to be. general: what is
+    known beside the history; it must not have been fitted to these answers.
     """
-    history = History.of_encoder(embedder.encoder, capacity, general)
+    history = History.of_encoder(embedder.encoder, _CAPACITY, general)
     outcomes: dict[str, list[Outcome]] = {candidate: [] for candidate in candidates}
-    rng = np.random.default_rng(0)
     num_revealed = 0
     with tqdm(total=len(observations), desc=name, unit="answer", mininterval=1) as progress:
         groups = by_prompt(observations)
@@ -51,22 +47,21 @@ def replay(
                 if num_revealed >= num_first:
                     history.fit()
                     for candidate, predict in candidates.items():
-                        predicted = predict(history, vector)
-                        assert predicted is not None  # the history is not empty
-                        outcomes[candidate] += judged(answers, predicted, rng)
+                        said = predict(history, vector)
+                        assert said is not None  # the history is not empty
+                        outcomes[candidate] += [
+                            Outcome(
+                                answer.prompt,
+                                length := answer.output_tokens,
+                                said.mean(),
+                                said.crps(length),
+                                said.has_within(length, 0.8),
+                            )
+                            for answer in answers
+                            if not answer.censored
+                        ]
                 for answer in answers:
                     history.add(vector, answer.output_tokens, answer.censored, "history")
                 num_revealed += len(answers)
                 progress.update(len(answers))
     return outcomes
-
-
-def judged(
-    answers: Sequence[Observation], predicted: LengthDistribution, rng: np.random.Generator
-) -> list[Outcome]:
-    """Of the answers to one prompt; none of a cut answer, as nobody knows how long it was to be."""
-    return [
-        outcome(answer.prompt, predicted, answer.output_tokens, rng)
-        for answer in answers
-        if not answer.censored
-    ]

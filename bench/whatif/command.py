@@ -15,7 +15,7 @@ from bench.engines.simulator.presets import PRESETS
 from bench.engines.validation import read_step_time
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import sentence, table
-from bench.whatif.engine import OwnServer, of_file, of_preset, of_running, with_step_time
+from bench.whatif.engine import OwnServer, of_file, of_preset, of_running
 from bench.whatif.read import read_log
 from bench.workloads.prompts import WorkloadError
 from predictor_store.config_file import read_config
@@ -146,7 +146,7 @@ def _server(args: argparse.Namespace) -> OwnServer:
         return of_running(args.server, step_time)
     if args.server_info:
         return of_file(args.server_info, step_time)
-    return with_step_time(of_preset(args.preset), step_time)
+    return of_preset(args.preset, step_time)
 
 
 def _policies(args: argparse.Namespace, server: OwnServer) -> list[str]:
@@ -162,12 +162,12 @@ def _summary(answer: Answer) -> dict[str, Any]:
 
 
 def _write(answer: Answer, folder: Path) -> Path:
-    from bench.whatif.picture import ratios  # matplotlib takes a second to load
+    from bench.experiment.plot import ratios_to_first  # matplotlib takes a second to load
 
     text = json.dumps(_summary(answer), indent=2) + "\n"
     (folder / "summary.json").write_text(text, encoding="utf-8")
     picture = folder / "whatif.svg"
-    picture.write_text(ratios(answer.rows, "\n".join(answer.notes[:2])), encoding="utf-8")
+    picture.write_text(ratios_to_first(answer.rows, "\n".join(answer.notes[:2])), encoding="utf-8")
     return picture
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.experiment.table import aligned
 from bench.whatif.simulation import Outcome
 
 _NUM_DRAWS = 400
@@ -147,9 +148,4 @@ def table(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (head, *body)
-    ]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    return aligned(head, body)

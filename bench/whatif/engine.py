@@ -33,8 +33,9 @@ class OwnServer:
     crps_gain: float | None = None
 
 
-def of_preset(name: str) -> OwnServer:
-    return OwnServer(PRESETS[name], "", f"preset {name}")
+def of_preset(name: str, step_time: StepTime | None = None) -> OwnServer:
+    engine = PRESETS[name]
+    return OwnServer(replace(engine, step_time=step_time or engine.step_time), "", f"preset {name}")
 
 
 def of_running(url: str, step_time: StepTime | None) -> OwnServer:
@@ -124,14 +125,10 @@ def _chunk_tokens(info: Mapping[str, Any], page: int) -> int:
     return max(page, int(chunk) // page * page)
 
 
-def _measured_us(sage: Mapping[str, Any]) -> float:
-    return float((sage.get("preemption") or {}).get("swap_token_us") or 0.0)
-
-
 def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens: int) -> float:
     """As it has measured, or by the size of its KV."""
-    if measured_us := _measured_us(sage):
-        return measured_us / 1e6
+    if measured_us := (sage.get("preemption") or {}).get("swap_token_us"):
+        return float(measured_us) / 1e6
     kv_gb = float(state.get("memory_usage", {}).get("kvcache") or 0.0)
     return kv_gb * 1e9 / max(1, pool_tokens) / _HOST_BANDWIDTH
 
@@ -140,10 +137,3 @@ def _host_memory(sage: Mapping[str, Any]) -> dict[str, int]:
     """Without a limit if it says none: its requests do not leave the device, or did not yet."""
     found = (sage.get("preemption") or {}).get("host_pool_tokens")
     return {} if found is None else {"host_pool_tokens": int(found)}
-
-
-def with_step_time(server: OwnServer, step_time: StepTime | None) -> OwnServer:
-    """The same with other step times, if there are such."""
-    if step_time is None:
-        return server
-    return replace(server, engine=replace(server.engine, step_time=step_time))

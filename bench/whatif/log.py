@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.workloads.prompts import WorkloadError
+from bench.workloads.prompts import WorkloadError, stable_hash
 from sage_sched.distribution import LengthDistribution
+
+_BLOCK_TOKENS, BLOCK_CHARS = 64, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Logged:
     0 if it has none, so that the rest of the context is its cap. is_cut: whether its answer was
     ended by something else than itself, so that nobody knows how long it was to be.
     prompt: its text, "" if it is not known. blocks: of its prompt, each standing for itself and all
-    before it, as in bench.workloads.mooncake; block_tokens: how long one is.
+    before it; block_tokens: how long one is.
     ttlt_s: what the server took to its last token; None if the log does not say. forecast: what a
     server in shadow mode predicted.
     """
@@ -57,14 +59,6 @@ class TrafficLog:
     description: str
     num_unusable: int = 0
     first_unusable: str = ""
-
-    @property
-    def num_prompts(self) -> int:
-        return sum(bool(request.prompt) for request in self.requests)
-
-    @property
-    def num_forecasts(self) -> int:
-        return sum(request.forecast is not None for request in self.requests)
 
     @property
     def arrivals_s(self) -> float:
@@ -119,3 +113,17 @@ class Collected:
 def faster(requests: Iterable[Logged], factor: float) -> list[Logged]:
     """The same requests coming so many times as fast."""
     return [replace(each, arrival_s=each.arrival_s / factor) for each in requests]
+
+
+def blocks_of(prompt: str | Sequence[int] | None) -> tuple[tuple[int, ...], int]:
+    """The blocks of a prompt's text or token ids, and how many tokens one has, 0 of a text. Equal
+    numbers: prompts are alike up to the end of that block."""
+    if not prompt:
+        return (), 0
+    is_text = isinstance(prompt, str)
+    size = BLOCK_CHARS if is_text else _BLOCK_TOKENS
+    so_far, blocks = 0, []
+    for end in range(size, len(prompt) + 1, size):
+        so_far = stable_hash(f"{so_far} {prompt[end - size : end]!r}") >> 2
+        blocks.append(so_far)
+    return tuple(blocks), 0 if is_text else size

@@ -16,8 +16,7 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from bench.whatif import tables
-from bench.whatif.log import Collected, Logged, TrafficLog
-from bench.whatif.shared_prompts import blocks_of
+from bench.whatif.log import Collected, Logged, TrafficLog, blocks_of
 from bench.workloads.prompts import WorkloadError
 from predictor_store.data import server_records
 from predictor_store.data.server_records import MALFORMED, Answered
@@ -49,13 +48,10 @@ def _files(path: Path) -> list[Path]:
 
 def _read(path: Path, into: Collected, tokenizer: Any) -> None:
     with path.open("rb") as opened:
-        if opened.read(2) == b"\x1f\x8b":
-            opened.seek(0)
-            with gzip.open(opened) as file:
-                _read_open(file, path, into, tokenizer)  # type: ignore[arg-type]
-        else:
-            opened.seek(0)
-            _read_open(opened, path, into, tokenizer)
+        is_gzip = opened.read(2) == b"\x1f\x8b"
+        opened.seek(0)
+        with gzip.open(opened) if is_gzip else opened as file:
+            _read_open(file, path, into, tokenizer)  # type: ignore[arg-type]
 
 
 def _read_open(file: IO[bytes], path: Path, into: Collected, tokenizer: Any) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from tqdm import tqdm
 
 from bench.engines.rival import Rival
 from bench.engines.simulator.presets import Engine
+from bench.engines.simulator.radix_tree import Span, cut
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
-from bench.whatif.log import Logged
-from bench.whatif.shared_prompts import spans_of
+from bench.whatif.log import BLOCK_CHARS, Logged
 from bench.whatif.told import Forecasts, Told
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names
+
+# Streams of tokens that nobody shares; a block's number is its stream.
+_FIRST_OWN_STREAM = -(1 << 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +100,28 @@ def _with(requests: Sequence[SimRequest], said: Forecasts) -> list[SimRequest]:
         replace(each, distribution=None if found is None else found.capped(each.max_new_tokens))
         for each, found in zip(requests, said, strict=True)
     ]
+
+
+def spans_of(requests: Sequence[Logged]) -> list[tuple[Span, ...]]:
+    """Their prompts for the simulator; () for those that share nothing. Only blocks that come more
+    than once are told apart, as the simulator takes its time for each."""
+    counts = Counter(block for request in requests for block in request.blocks)
+    text_tokens = _tokens_of_text_block(requests)
+    spans: list[tuple[Span, ...]] = []
+    for number, request in enumerate(requests):
+        shared = list(takewhile(lambda block: counts[block] > 1, request.blocks))
+        size = request.block_tokens or text_tokens
+        # As in a server, at least the last token of a prompt is computed.
+        found = cut([(block, 0, size) for block in shared], request.input_tokens - 1)
+        rest = request.input_tokens - sum(end - first for _, first, end in found)
+        own = (_FIRST_OWN_STREAM + number, 0, rest)
+        spans.append((*found, own) if found else ())
+    return spans
+
+
+def _tokens_of_text_block(requests: Sequence[Logged]) -> int:
+    """One number for the whole log, or prompts that are alike would not be cut alike."""
+    told = [request for request in requests if request.blocks and not request.block_tokens]
+    num_chars = sum(len(request.prompt) for request in told)
+    num_tokens = sum(request.input_tokens for request in told)
+    return max(1, round(BLOCK_CHARS * num_tokens / num_chars)) if num_chars else 1

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from bench.whatif.log import Logged
-from bench.whatif.shared_prompts import blocks_of
+from bench.whatif.log import Logged, blocks_of
 from bench.workloads.arrivals import poisson_arrivals
-from bench.workloads.mooncake import BLOCK_TOKENS, recorded
 from sage_sched.distribution import LengthDistribution
 
 TABLE, MOONCAKE, SHADOW = "rows of a table", "rows of Mooncake's", "rows of a shadow record"
 BENCH_SERVING = "requests of bench_serving"
+_MOONCAKE_BLOCK_TOKENS = 512
 # The first that a row has counts; upper and lower case are alike.
 ARRIVAL = ("arrival_s", "arrival", "timestamp", "time", "t")
 INPUT = ("input_tokens", "prompt_tokens", "input_len", "input_length", "contexttokens", "input")
@@ -45,11 +44,10 @@ def kind_of(row: Mapping[str, Any]) -> str:
 
 def request_of(row: Mapping[str, Any], kind: str) -> Logged:
     """Raises ValueError, KeyError or TypeError, which says what is missing."""
-    if kind == MOONCAKE:
-        one = recorded(row)
+    if kind == MOONCAKE:  # Qin et al., FAST 2025; aiperf reads and writes them too
         return Logged(
-            one.arrival_s, one.input_tokens, one.output_tokens,
-            blocks=one.blocks, block_tokens=BLOCK_TOKENS,
+            float(row["timestamp"]) / 1e3, int(row["input_length"]), int(row["output_length"]),
+            blocks=tuple(map(int, row["hash_ids"])), block_tokens=_MOONCAKE_BLOCK_TOKENS,
         )  # fmt: skip
     fields = {str(name).strip().lower(): value for name, value in row.items()}
     prompt = _found(fields, PROMPT)

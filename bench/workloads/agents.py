@@ -80,14 +80,8 @@ def held_out(session: Session) -> bool:
 
 
 def known_lengths(sessions: Sequence[Session], factor: float) -> LengthDistribution:
-    """What is foreseen of every answer."""
-    return spread_of(
-        [step.output_tokens / factor for session in sessions for step in session.steps]
-    )
-
-
-def spread_of(lengths: Sequence[float]) -> LengthDistribution:
-    """Of known lengths, as quantiles."""
+    """What is foreseen of every answer, as quantiles of known ones."""
+    lengths = [step.output_tokens / factor for session in sessions for step in session.steps]
     shares = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
     quantiles = np.maximum(1, np.rint(np.quantile(lengths, shares))).astype(int)
     return LengthDistribution.from_samples(quantiles, "warm")
@@ -160,7 +154,6 @@ class Agents(Source):
     engine: to whose pool their token counts are cut.
     """
 
-    unit = "sessions"
     # So many a second an engine takes before their steps wait long.
     capacity = 0.008
 
@@ -180,13 +173,6 @@ class Agents(Source):
             for half in (True, False)
         }
         self._max_pause_s, self._max_steps = max_pause_s, max_steps
-
-    @property
-    def description(self) -> str:
-        return (
-            f"{len(self._halves[True])} recorded sessions of coding agents, token counts divided "
-            f"by {self._factor:.1f}; no text, so that all answers are foreseen alike"
-        )
 
     def requests(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose

@@ -13,7 +13,8 @@ from predictor_store.data.files import RowError, raw_rows
 
 # pulse: so many Poisson arrivals, as the paper has it: most of them are served when none comes any
 # more. sustained: Poisson arrivals for so long that what comes after the last matters little.
-# bursts: as a pulse, but the gaps vary four times as much. crowds: 40 at once, at Poisson's times.
+# bursts: as a pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at
+# Poisson's times.
 LOADS = ("pulse", "sustained", "bursts", "crowds")
 CROWD = 40
 PULSE_REQUESTS = 300
@@ -26,7 +27,9 @@ BURST_VARIATION = 4.0
 def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
     """Ascending times of one of LOADS, the first at 0, shape (num_requests,)."""
     if load == "bursts":
-        return bursty_arrivals(num_requests, seed, BURST_VARIATION)
+        shape = 1 / BURST_VARIATION**2
+        gaps = np.random.default_rng([seed, 2]).gamma(shape, 1 / shape, num_requests)
+        return np.asarray(np.cumsum(gaps) - gaps[0])
     if load == "crowds":
         starts = poisson_arrivals(-(-num_requests // CROWD), seed) * CROWD
         return np.repeat(starts, CROWD)[:num_requests]
@@ -43,17 +46,6 @@ def num_requests_of(load: str, rate_per_s: float, service_s: float) -> int:
 def poisson_arrivals(num_requests: int, seed: int) -> NDArray[np.float64]:
     """Ascending times in seconds, shape (num_requests,), exponential gaps of mean 1 s."""
     gaps = np.random.default_rng([seed, 1]).exponential(1.0, num_requests)
-    return _after(gaps)
-
-
-def bursty_arrivals(num_requests: int, seed: int, variation: float) -> NDArray[np.float64]:
-    """The same with gamma gaps of this coefficient of variation, above 0; 1: Poisson's."""
-    shape = 1 / variation**2
-    gaps = np.random.default_rng([seed, 2]).gamma(shape, 1 / shape, num_requests)
-    return _after(gaps)
-
-
-def _after(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.cumsum(gaps) - gaps[0])
 
 

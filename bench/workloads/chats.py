@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,39 +16,11 @@ from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, st
 
 LENGTHS_FILE = Path(__file__).with_name("answer_lengths.json")
 
-_TOPICS = (
-    "sourdough bread", "tax returns", "black holes", "index funds", "garden irrigation",
-    "databases", "marathon training", "roof insulation", "chess openings", "jazz", "heat pumps",
-    "inheritance", "bird migration", "sleep", "recursion", "tea ceremonies", "bicycle gears",
-    "vaccines", "coral reefs", "bonds", "home networks", "watercolour", "steam engines",
-    "allergies", "rivers", "volcanoes", "the French Revolution", "electric cars", "honey bees",
-    "the Moon",
-)  # fmt: skip
-_PEOPLE = (
-    "a ten-year-old", "my grandmother", "a new colleague", "a nervous customer",
-    "first-year students", "an impatient manager", "a retired engineer", "a class of beginners",
-    "a visitor from abroad",
-)  # fmt: skip
-_COUNTRIES = (
-    "France", "Japan", "Kenya", "Brazil", "Norway", "Egypt", "Canada", "Poland", "Peru", "Thailand",
-    "Spain", "Cuba", "Greece", "Nepal", "Chile", "Finland",
-)  # fmt: skip
-_PLACES = ("the museum", "the station", "our office", "the market", "the harbour", "the school")
-_DETAIL = (
-    "In one sentence, {}", "{} Keep it short.", "{}", "{} Explain step by step and give examples.",
-    "{} I want a thorough answer with all the background.",
-)  # fmt: skip
-_QUESTIONS = (
-    "what is the most common mistake people make with {}?", "how does one get started with {}?",
-    "what is the most important thing to know about {}?", "why do people care about {}?",
-    "what has changed about {} in the last twenty years?",
-)  # fmt: skip
-_CODE = (
-    "reverses a string", "checks whether a number is prime", "counts the words of a text file",
-    "merges two sorted lists", "finds the largest item of a list", "removes duplicates from a list",
-    "computes the Fibonacci numbers", "sorts a dictionary by value", "parses a date",
-    "multiplies two matrices", "reads a CSV file", "validates an email address",
-)  # fmt: skip
+_WORDS: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+_TOPICS, _PEOPLE, _COUNTRIES = (_WORDS[name] for name in ("topics", "people", "countries"))
+_CODE, _PLACES = _WORDS["code"], _WORDS["places"]
 
 
 def prompt(number: int) -> tuple[str, str]:
@@ -86,6 +59,24 @@ def answered() -> Workload:
     return Workload.split(requests, f"{len(requests)} prompts from templates, {known['about']}")
 
 
+def generated(number: int, seed: int = 0) -> Workload:
+    """So many prompts, each with the length of an answer to another prompt of its kind."""
+    known = answered()
+    lengths: dict[str, list[int]] = {}
+    for request in (*known.history, *known.evaluation):
+        lengths.setdefault(request.class_name, []).append(request.output_tokens)
+    requests = [
+        WorkloadRequest(text, of_kind[stable_hash(f"{seed} {text}") % len(of_kind)], kind)
+        for text, kind in prompts(number)
+        for of_kind in [lengths[kind]]
+    ]
+    return Workload.split(
+        requests,
+        f"{number} prompts from templates, lengths drawn from a real model's answers to others of "
+        "their kind",
+    )
+
+
 def _fact(rng: random.Random) -> str:
     what = rng.choice(("the capital", "the currency", "the official language", "the largest city"))
     how = rng.choice(("", " Answer in one sentence.", " Tell me something about it, too."))
@@ -99,7 +90,8 @@ def _yes_or_no(rng: random.Random) -> str:
 
 
 def _question(rng: random.Random) -> str:
-    return rng.choice(_DETAIL).format(rng.choice(_QUESTIONS).format(rng.choice(_TOPICS)))
+    detail = rng.choice(_WORDS["detail"])
+    return detail.format(rng.choice(_WORDS["questions"]).format(rng.choice(_TOPICS)))
 
 
 def _list(rng: random.Random) -> str:

@@ -1,25 +1,31 @@
-"""A mixed workload of real prompts and real models' answer lengths, from a folder of datasets.
+"""Workloads of real prompts, from a folder of datasets; each says what of its lengths is real.
 
-Four classes, two of short and two of long answers:
+load_mixed: four classes, two of short and two of long answers.
 
-instruction     Alpaca prompts, each with the length of text-davinci-003's own answer.
-chat            AlpacaEval prompts, each with the length of Meta-Llama-3-8B-Instruct's own answer.
-summarization   PubMed abstracts to summarize. No model's answers come with them: lengths are drawn
-                from turbo-16k-0613's summaries of L-Eval documents.
-writing         Document-writing prompts in English of at most 1024 tokens. No model's answers come
-                with them: lengths are drawn from internlm2-chat-20b-ExPO's answers to those
-                AlpacaEval prompts that ask to write something.
+    instruction     Alpaca prompts, each with the length of text-davinci-003's own answer.
+    chat            AlpacaEval prompts, each with the length of CHAT_MODEL's own answer.
+    summarization   PubMed abstracts to summarize. No model's answers come with them: lengths are
+                    drawn from turbo-16k-0613's summaries of L-Eval documents.
+    writing         Document-writing prompts in English of at most 1024 tokens. No model's answers
+                    come with them: lengths are drawn from internlm2-chat-20b-ExPO's answers to
+                    those AlpacaEval prompts that ask to write something.
 
 A drawn length depends on nothing but the prompt's hash: within these two classes no predictor can
 do better than the class's distribution, which understates what one could do on real traffic.
+
+All raise WorkloadError, naming file and row, where one is unusable.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, stable_hash
 from predictor_store.data.files import DatasetError, raw_rows
@@ -28,14 +34,23 @@ INSTRUCTION_MODEL = "text-davinci-003"
 CHAT_MODEL = "Meta-Llama-3-8B-Instruct"
 SUMMARY_MODEL = "turbo-16k-0613"
 WRITING_MODEL = "internlm2-chat-20b-ExPO"
+SAMPLED_MODEL = "dvruette/oasst-pythia-12b-6000-steps"
+RANKED_MODEL = "Meta-Llama-3.1-8B-Instruct"
 _MAX_WRITING_PROMPT_TOKENS = 1024
 _ASKS_TO_WRITE = re.compile(
     r"^\W*(please |can you |could you |help me )*(write|compose|draft|create|generate)\b", re.I
 )
+# Longer answers are loops that nobody asked for.
+_MOST_TOKENS = 4096
+# Popularity of the k-th prompt: k to the minus this.
+ZIPF = 1.0
+# The levels at which ServeGen gives quantiles, and an end for the tail: twice its last quantile.
+_LEVELS = np.array([0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99])
+_LONGEST = 2.0
 
 
-def load(folder: Path) -> Workload:
-    """The workload above. Raises WorkloadError, naming file and row, where one is unusable."""
+def load_mixed(folder: Path) -> Workload:
+    """The four classes above."""
     alpaca = list(rows_of(folder, "alpaca_eval", prompt=str, model=str, output_tokens=int))
     summaries = [
         row["output_tokens"]
@@ -75,15 +90,116 @@ def load(folder: Path) -> Workload:
     )
 
 
+def load_real(folder: Path) -> Workload:
+    """Every length is CHAT_MODEL's own answer to that very prompt, in four kinds of task."""
+    requests = [
+        WorkloadRequest(row["prompt"], min(row["output_tokens"], _MOST_TOKENS), kind)
+        for name in ("alpaca_eval", "math_code_reasoning")
+        for row in rows_of(folder, name, prompt=str, model=str, output_tokens=int)
+        if row["model"] == CHAT_MODEL and row["output_tokens"] >= 1
+        for kind in [str(row.get("task") or "chat") if name != "alpaca_eval" else "chat"]
+    ]
+    if not requests:
+        raise WorkloadError(f"the data folder has no answers of {CHAT_MODEL}")
+    return Workload.split(
+        requests,
+        f"real prompts, each with the length of {CHAT_MODEL}'s own answer to it: AlpacaEval "
+        "(chat), GSM8K and MATH (mathematics), CRUX (code); nothing is drawn",
+    )
+
+
+def load_repeated(folder: Path) -> Workload:
+    """Prompts that come again and again, some of them reworded, each time with another of
+    SAMPLED_MODEL's answers to it. Of these one half is history, and the other half comes."""
+    answers = defaultdict[str, list[int]](list)
+    for row in rows_of(folder, "oasst_model_eval", prompt=str, model=str, output_tokens=int):
+        is_sampled = not row.get("greedy") and row.get("sampling") != "contrastive"
+        if row["model"] == SAMPLED_MODEL and is_sampled and row["output_tokens"] >= 1:
+            answers[row["prompt"]].append(min(row["output_tokens"], _MOST_TOKENS))
+    known = {prompt: lengths for prompt, lengths in answers.items() if len(lengths) > 1}
+    if not known:
+        raise WorkloadError(f"the data folder has no repeated answers of {SAMPLED_MODEL}")
+    history, evaluation = list[WorkloadRequest](), list[WorkloadRequest]()
+    for prompt, lengths in known.items():
+        first = stable_hash("which half " + prompt) % 2
+        for number, length in enumerate(lengths):
+            half = history if number % 2 == first else evaluation
+            half.append(WorkloadRequest(prompt, length, "repeated"))
+    return Workload(
+        tuple(history),
+        tuple(evaluation),
+        f"{len(known)} real prompts that come again by Zipf's law, a third of them reworded, each "
+        f"time with another of {SAMPLED_MODEL}'s own answers to that prompt",
+        ZIPF,
+    )
+
+
+def load_reasoning(folder: Path) -> Workload:
+    """Math and code prompts with answers as long as a reasoning model's.
+
+    No reasoning model's answers come with them. So each has the length that published traffic of
+    one (ServeGen's deepseek-r1: quantiles per client and time of day) has at the rank which
+    RANKED_MODEL's own answer to that very prompt has among its answers. What a prompt says of its
+    length is thereby what it said of that model's."""
+    own = {
+        row["prompt"]: row["output_tokens"]
+        for row in rows_of(folder, "math_code_reasoning", prompt=str, model=str, output_tokens=int)
+        if row["model"] == RANKED_MODEL
+    }
+    if not own:
+        raise WorkloadError(f"the data folder has no answers of {RANKED_MODEL}")
+    levels, lengths = _quantiles(folder)
+    # Ties, as there are many, go by the prompt's hash.
+    ranked = sorted(own, key=lambda prompt: (own[prompt], stable_hash("rank of " + prompt)))
+    ranks = (np.arange(len(ranked)) + 0.5) / len(ranked)
+    answers = np.exp(np.interp(ranks, levels, np.log(lengths))).astype(int).tolist()
+    requests = [
+        WorkloadRequest(prompt, length, "reasoning")
+        for prompt, length in zip(ranked, answers, strict=True)
+    ]
+    return Workload.split(
+        requests,
+        "real math and code prompts; lengths with the quantiles of a reasoning model's published "
+        f"traffic (deepseek-r1), by the rank of {RANKED_MODEL}'s own answer to the prompt",
+    )
+
+
+def _quantiles(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Levels and lengths: the mean of all clients and times of day, each counting alike."""
+    rows = [
+        row["output"]
+        for row in rows_of(folder, "servegen_r1_length_quantiles", source=str)
+        if row.get("output")
+    ]
+    if not rows:
+        raise WorkloadError("servegen_r1_length_quantiles has no quantiles of outputs")
+    quantiles = np.array([row["q"] for row in rows])
+    lengths = quantiles.mean(axis=0)
+    ends = [lengths[0] / _LONGEST, *lengths, lengths[-1] * _LONGEST]
+    return np.array([0.0, *_LEVELS, 1.0]), np.array(ends)
+
+
 def rows_of(folder: Path, name: str, **fields: type) -> Iterator[Mapping[str, Any]]:
-    """The rows of folder/name.jsonl.gz, each with these fields of these types. Raises
-    WorkloadError, naming the row, where one has not."""
+    """The rows of folder/name.jsonl.gz, each with these fields of these types."""
+    for place, row in _rows(folder / f"{name}.jsonl.gz"):
+        for field, wanted in fields.items():
+            if not isinstance(row, dict) or not isinstance(row.get(field), wanted):
+                raise WorkloadError(f"{place} has no {field} of type {wanted.__name__}")
+        yield row
+
+
+def rows_with(path: Path, *fields: str) -> list[dict[str, Any]]:
+    """Those rows of a file that have these fields, at least one."""
+    rows = [row for _, row in _rows(path) if isinstance(row, dict)]
+    found = [row for row in rows if all(row.get(field) is not None for field in fields)]
+    if not found:
+        raise WorkloadError(f"{path} has no rows with {', '.join(fields)}")
+    return found
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        for place, row in raw_rows(str(folder / f"{name}.jsonl.gz")):
-            for field, wanted in fields.items():
-                if not isinstance(row, dict) or not isinstance(row.get(field), wanted):
-                    raise WorkloadError(f"{place} has no {field} of type {wanted.__name__}")
-            yield row
+        yield from raw_rows(str(path))
     except DatasetError as error:
         raise WorkloadError(str(error)) from error
 

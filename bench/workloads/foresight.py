@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from bench.workloads.prompts import Workload, WorkloadRequest
-from bench.workloads.synthetic import HEAVY_FACTOR, HEAVY_SHARE
+from bench.workloads.prompts import (
+    HEAVY_FACTOR,
+    HEAVY_SHARE,
+    LIGHT_FACTOR,
+    Workload,
+    WorkloadRequest,
+)
 from predictor_store.predict import predictor
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
@@ -23,8 +28,6 @@ from sage_sched.distribution import LengthDistribution
 _CHUNK = 256
 # So many past requests of the nearest input length make a prediction that does not read prompts.
 _NUM_ALIKE = 32
-# Of the others' answers, where a tenth is HEAVY_FACTOR times longer: the mean falls by half.
-LIGHT_FACTOR = 0.2
 
 Predict = Callable[[WorkloadRequest], LengthDistribution | None]
 
@@ -79,12 +82,11 @@ class Foresight:
         history.fit()
         return history
 
-    def semantic(self, config: PredictorConfig | None = None) -> Predict:
+    def semantic(self) -> Predict:
         """The predictor that the server runs."""
-        config = config or self.config
-        history = self.history(config.encoder)
+        history = self.history(self.config.encoder)
         return lambda request: predictor.predict(
-            history, self._vectors[config.encoder, request.prompt], isolate=config.isolate
+            history, self.vector(request.prompt), isolate=self.config.isolate
         )
 
     def of_threshold(self, cosine: float) -> Predict:
@@ -146,46 +148,25 @@ def truth(request: WorkloadRequest) -> LengthDistribution:
     return LengthDistribution.from_samples([request.output_tokens], "truth")
 
 
+def changed(
+    predict: Predict, change: Callable[[LengthDistribution], LengthDistribution]
+) -> Predict:
+    """The same predictions, each changed."""
+
+    def other(request: WorkloadRequest) -> LengthDistribution | None:
+        found = predict(request)
+        return None if found is None else change(found)
+
+    return other
+
+
 def with_noise(predict: Predict, max_tokens: int, share: float = 0.2) -> Predict:
     """A uniform distribution mixed in, one part to four (SageSched, Fig. 11)."""
     uniform = LengthDistribution.from_samples(np.linspace(1, max_tokens, 64).astype(int), "prior")
-
-    def noisy(request: WorkloadRequest) -> LengthDistribution | None:
-        found = predict(request)
-        return found if found is None else found.mixed(uniform, share)
-
-    return noisy
+    return changed(predict, lambda found: found.mixed(uniform, share))
 
 
-def with_factor(predict: Predict, factor: float) -> Predict:
-    """All lengths so many times as long."""
-
-    def wrong(request: WorkloadRequest) -> LengthDistribution | None:
-        found = predict(request)
-        return found if found is None else found.scaled(factor)
-
-    return wrong
-
-
-def with_heavy_tail(predict: Predict) -> Predict:
+def with_heavy_tail(found: LengthDistribution) -> LengthDistribution:
     """Of lengths that heavy_tailed has changed, by a history of such."""
-
-    def mixed(request: WorkloadRequest) -> LengthDistribution | None:
-        found = predict(request)
-        if found is None:
-            return None
-        light = found.scaled(LIGHT_FACTOR)
-        return light.mixed(found.scaled(LIGHT_FACTOR * HEAVY_FACTOR), HEAVY_SHARE)
-
-    return mixed
-
-
-def heavy_tailed(requests: Sequence[WorkloadRequest], seed: int) -> list[WorkloadRequest]:
-    """The same prompts, with answers of which a tenth is HEAVY_FACTOR times longer than it would be
-    among the others. No prompt tells which."""
-    is_heavy = np.random.default_rng([seed, 5]).random(len(requests)) < HEAVY_SHARE
-    factors = np.where(is_heavy, LIGHT_FACTOR * HEAVY_FACTOR, LIGHT_FACTOR)
-    return [
-        replace(request, output_tokens=max(1, round(request.output_tokens * factor)))
-        for request, factor in zip(requests, factors, strict=True)
-    ]
+    light = found.scaled(LIGHT_FACTOR)
+    return light.mixed(found.scaled(LIGHT_FACTOR * HEAVY_FACTOR), HEAVY_SHARE)

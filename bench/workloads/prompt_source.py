@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +14,53 @@ from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.stock import STOCK
 from bench.experiment.spec import Arm
 from bench.policies.srpt_oracle import ORACLE
+from bench.workloads import chats, datasets
 from bench.workloads.foresight import (
     Foresight,
     Predict,
-    heavy_tailed,
+    changed,
     token_counter,
     truth,
-    with_factor,
     with_heavy_tail,
     with_noise,
 )
-from bench.workloads.named import load_workload
-from bench.workloads.prompts import Workload, WorkloadRequest, stable_hash
+from bench.workloads.prompts import (
+    Workload,
+    WorkloadError,
+    WorkloadRequest,
+    heavy_tailed,
+    stable_hash,
+)
 from bench.workloads.source import Purpose, Source
 from sage_sched.config import PredictorConfig
+
+# mixed: real prompts, half of the lengths drawn; generated ones without a data folder.
+_OF_DATA: dict[str, Callable[[Path], Workload]] = {
+    "mixed": datasets.load_mixed,
+    "real": datasets.load_real,
+    "repeated": datasets.load_repeated,
+    "reasoning": datasets.load_reasoning,
+}
+_GENERATED: dict[str, Callable[[], Workload]] = {
+    "chats": chats.answered,
+    "mixed": lambda: chats.generated(3000),
+    "heavy-tailed": lambda: chats.generated(3000).with_heavy_tail(),
+}
+WORKLOADS = tuple(dict.fromkeys((*_OF_DATA, *_GENERATED)))
+
+
+def load_workload(data: Path | None, name: str = "mixed") -> Workload:
+    """One of WORKLOADS, from the data folder, or generated. Raises WorkloadError where the one is
+    needed, or the other."""
+    if name not in WORKLOADS:
+        raise WorkloadError(f"there is no workload {name!r}, allowed: {', '.join(WORKLOADS)}")
+    if data is None:
+        if name not in _GENERATED:
+            raise WorkloadError(f"{name} needs prompts and lengths: give --data")
+        return _GENERATED[name]()
+    if name not in _OF_DATA:
+        raise WorkloadError(f"{name} makes its own prompts: it does not go with --data")
+    return _OF_DATA[name](data)
 
 
 class Prompts(Source):
@@ -52,15 +85,6 @@ class Prompts(Source):
         self._classes = classes
         self._factor = prompt_factor
         self._heavy = heavy
-
-    @property
-    def description(self) -> str:
-        changes = [
-            f" (classes {', '.join(self._classes)})" if self._classes else "",
-            f", prompts {self._factor} times as long" if self._factor > 1 else "",
-            ", one answer in ten 20 times longer" if self._heavy else "",
-        ]
-        return self.workload.description + "".join(changes)
 
     def requests(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
@@ -105,9 +129,9 @@ class Prompts(Source):
             return truth
         predict = _predictor(self._foresight, arm)
         if self._heavy:
-            predict = with_heavy_tail(predict)
+            predict = changed(predict, with_heavy_tail)
         if arm.wrong_by != 1:
-            predict = with_factor(predict, arm.wrong_by)
+            predict = changed(predict, lambda found: found.scaled(arm.wrong_by))
         return with_noise(predict, cap) if arm.noise else predict
 
 

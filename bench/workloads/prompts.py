@@ -14,6 +14,9 @@ from predictor_store.data.warm import Observation
 # The other prompts are for evaluation.
 HISTORY_SHARE = 0.4
 MAX_HISTORY_PER_CLASS = 500
+# Of answers with a heavy tail: one in ten is 20 times longer than it would be among the others,
+# which have a fifth of their length. The mean falls by half.
+HEAVY_SHARE, HEAVY_FACTOR, LIGHT_FACTOR = 0.1, 20, 0.2
 # Of prompts that come again, the share that comes reworded, and how.
 _REWORDED = 1 / 3
 _FORMS = ("Please: {}", "Hi! {}", "{} Thanks.", "Question: {}")
@@ -47,6 +50,12 @@ class Workload:
     description: str
     zipf: float = 0.0
 
+    def with_heavy_tail(self) -> Workload:
+        """The same prompts with heavy-tailed answers."""
+        history, evaluation = (heavy_tailed(each, 0) for each in (self.history, self.evaluation))
+        said = f"{self.description}; one answer in ten is {HEAVY_FACTOR} times longer"
+        return replace(self, history=(*history,), evaluation=(*evaluation,), description=said)
+
     @classmethod
     def split(cls, requests: Iterable[WorkloadRequest], description: str) -> Workload:
         """Each prompt goes by its own hash, so that its duplicates go the same way."""
@@ -74,7 +83,7 @@ class Workload:
         pool = [r for r in (self.history if from_history else self.evaluation) if is_wanted(r)]
         if self.zipf:
             return _popular(pool, number, seed, self.zipf)
-        chosen = sample(pool, number, seed, at_most=True)
+        chosen = sample(pool, number, seed)
         rng, drawn = np.random.default_rng([seed, 3]), list(chosen)
         while again and len(drawn) < number:
             drawn += [chosen[i] for i in rng.permutation(len(chosen))]
@@ -98,27 +107,19 @@ class Workload:
 
 
 def sample(
-    requests: Sequence[WorkloadRequest], num_requests: int, seed: int, *, at_most: bool = False
+    requests: Sequence[WorkloadRequest], num_requests: int, seed: int
 ) -> list[WorkloadRequest]:
-    """num_requests of them, no prompt twice, every class as often, in random order.
-
-    at_most: take fewer where a class has too few prompts; else WorkloadError is raised then.
-    """
+    """num_requests of them, no prompt twice, every class as often, in random order; fewer if a
+    class has too few prompts."""
     rng = np.random.default_rng(seed)
     classes: dict[str, dict[str, WorkloadRequest]] = {}
     for request in requests:
         classes.setdefault(request.class_name, {})[request.prompt] = request
     smallest = min(len(prompts) for prompts in classes.values())
-    if at_most:
-        num_requests = min(num_requests, smallest * len(classes))
+    num_requests = min(num_requests, smallest * len(classes))
     chosen: list[WorkloadRequest] = []
-    for i, (name, prompts) in enumerate(sorted(classes.items())):
+    for i, (_, prompts) in enumerate(sorted(classes.items())):
         wanted = num_requests // len(classes) + (i < num_requests % len(classes))
-        if wanted > len(prompts):
-            raise WorkloadError(
-                f"{num_requests} requests need {wanted} prompts of class {name}, which has "
-                f"{len(prompts)}: at most {smallest * len(classes)} requests a run"
-            )
         pool = list(prompts.values())
         chosen += [pool[j] for j in rng.choice(len(pool), wanted, replace=False)]
     return [chosen[j] for j in rng.permutation(len(chosen))]
@@ -141,6 +142,16 @@ def _popular(
         form = _FORMS[int(rng.integers(len(_FORMS)))] if rng.random() < _REWORDED else "{}"
         drawn.append(replace(request, prompt=form.format(request.prompt)))
     return drawn
+
+
+def heavy_tailed(requests: Sequence[WorkloadRequest], seed: int) -> list[WorkloadRequest]:
+    """The same prompts with heavy-tailed answers. No prompt tells which are long."""
+    is_heavy = np.random.default_rng([seed, 5]).random(len(requests)) < HEAVY_SHARE
+    factors = np.where(is_heavy, LIGHT_FACTOR * HEAVY_FACTOR, LIGHT_FACTOR)
+    return [
+        replace(request, output_tokens=max(1, round(request.output_tokens * factor)))
+        for request, factor in zip(requests, factors, strict=True)
+    ]
 
 
 def stable_hash(text: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,20 +27,12 @@ class Purpose(StrEnum):
 class Source(ABC):
     """Requests of one kind.
 
-    unit: what a rate counts. capacity: how many of them an engine sustains a second; None if that
-    is to be measured. workload: its prompts, which real servers can be asked; None if it has
-    lengths alone. recorded: whether requests come at the times of a trace.
+    capacity: how many of them an engine sustains a second; None if that is to be measured.
+    workload: its prompts, which real servers can be asked; None if it has lengths alone.
     """
 
-    unit: ClassVar[str] = "requests"
-    recorded: ClassVar[bool] = False
     capacity: float | None = None
     workload: Workload | None = None
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """Whose prompts and lengths these are, and what of them is drawn."""
 
     @abstractmethod
     def requests(

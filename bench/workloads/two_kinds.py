@@ -38,14 +38,6 @@ class TwoKinds(Source):
         self._tokens = short_tokens, long_tokens
         self._sensitive = sensitive
 
-    @property
-    def description(self) -> str:
-        (short, long) = ("-".join(map(str, tokens)) for tokens in self._tokens)
-        return (
-            f"made-up lengths: {self._share:.0%} of the prompts have {short} tokens, the others "
-            f"{long}"
-        )
-
     def requests(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
     ) -> list[SimRequest]:

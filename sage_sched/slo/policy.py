@@ -96,7 +96,6 @@ class Proserve(Policy):
     Parameters = ProserveParameters
     variants: ClassVar = {"proserve-expected": {"density": "expected"}}
     uses_clock = True
-    slide_type: ClassVar[type[Slide]] = Slide
 
     def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
@@ -213,7 +212,7 @@ class Proserve(Policy):
             densities_of_answers(jobs, num_running, missing_s, catching_s, self._slo_cost)
         queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
         least_s = ours.eta * min(float(tpot_s.min()), 1e6)
-        slide = self.slide_type(fixed_s, least_s, ours.gamma)
+        slide = Slide(fixed_s, least_s, ours.gamma)
         budget_s = slide.budget_s(queue)
         if ours.density == "expected":
             behind = (missing_s > 0) & (queue.density > 0)

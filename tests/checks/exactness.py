@@ -34,17 +34,13 @@ import requests
 from tqdm import tqdm
 
 from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import (
-    CPU_ENV,
-    PolicyServers,
-    load_tokenizer,
-    scheduler_state,
-)
+from bench.engines.server.policy_server import CPU_ENV, PolicyServers, scheduler_state
 from bench.engines.server.server import Server, ServerError
 from bench.policies.fastserve import FastServeParameters
 from bench.real_model.answers import chat_ids
 from bench.real_model.fetch import fetch
 from bench.workloads.chats import prompts
+from predictor_store.data.warm import load_tokenizer
 from sage_sched.config import HintsConfig, SageConfig
 from sage_sched.urgency import UrgencyParameters
 
@@ -125,7 +121,7 @@ RESTLESS = {
 
 def chats(num_requests: int, model: Path) -> list[tuple[str, int]]:
     """Real chats in the model's template, all different, and a cap for each answer."""
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(str(model))
     rng = random.Random(0)
     texts = [text for text, _ in prompts(4 * num_requests) if len(text) < _LONGEST_CHAT_CHARS]
     return [

@@ -29,7 +29,7 @@ from bench.engines.server.facts import host_facts
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers
 from bench.engines.simulator.presets import PRESETS
-from bench.workloads.named import load_workload
+from bench.workloads.prompt_source import load_workload
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
 from sage_sched.steps import StepTime, attended_pairs

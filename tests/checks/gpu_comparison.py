@@ -23,11 +23,23 @@ import sys
 from pathlib import Path
 
 from bench.engines.server.facts import host_facts
-from bench.engines.server.model import LLAMA_31_8B, write_model
+from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, CPU_MODEL
 from bench.experiment import compare as command
 
-SHAPES = {"llama31-8b": LLAMA_31_8B, "tiny": {**CPU_MODEL, "weights": False}}
+# Llama 3.1 8B (its config.json); with --load-format dummy it needs no weights.
+_LLAMA_31_8B = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "vocab_size": 128256,
+    "context_length": 8192,
+    "dtype": "bfloat16",
+    "weights": False,
+}
+SHAPES = {"llama31-8b": _LLAMA_31_8B, "tiny": {**CPU_MODEL, "weights": False}}
 # A pool of some 200 requests of the workload: at twice the capacity it is full, as on a server in
 # use, without the minutes that filling the whole memory of a large GPU would take.
 GPU_FLAGS = ("--max-total-tokens", "131072", "--max-running-requests", "256")
@@ -39,11 +51,11 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.configure_runs(parser)
+    command.configure(parser)
     parser.add_argument("--shape", choices=SHAPES, default="llama31-8b", help="of the model")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--write-model", type=Path, metavar="DIR", help="write the model and end")
-    parser.set_defaults(num_requests=500, output=Path("results/gpu"), json=False)
+    parser.set_defaults(num_requests=500, output=Path("results/gpu"))
     args = parser.parse_args(argv)
     if args.write_model is not None:
         print(write_model(args.write_model, **SHAPES[args.shape]))

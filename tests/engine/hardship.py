@@ -14,6 +14,7 @@ from typing import Any
 from bench.engines.server import plugins
 from sage_sched.job import Job
 from sage_sched.policy import Policy
+from sage_sched.registry import ENTRY_POINT_GROUP
 from sage_sched.view import SchedulerView
 
 _ORDERS = "HARDSHIP_ORDERS"
@@ -25,7 +26,7 @@ POLICY = "slow-and-wrong"
 
 def install(folder: Path) -> dict[str, str]:
     """Make plugin and policy known to servers with this environment."""
-    plugins.install_policy(folder, POLICY, f"{__name__}:SlowAndWrong")
+    plugins.install_as(folder, POLICY, f"{__name__}:SlowAndWrong", ENTRY_POINT_GROUP)
     return plugins.install(folder, __name__) | {_ORDERS: str(orders_file(folder))}
 
 

@@ -34,7 +34,7 @@ from bench.engines.server.policy_server import (
     scheduler_state,
 )
 from bench.engines.server.server import Server
-from bench.workloads import synthetic
+from bench.workloads import chats
 from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
 from bench.workloads.prompts import WorkloadRequest
 from sage_sched.config import SageConfig, StoreConfig
@@ -159,7 +159,6 @@ def memory_mib(server: Server) -> dict[str, float]:
             "scheduler",
             "detokenizer",
             "predictor_store.service.worker_process",
-            ".recall",
         )
         kind = next((kind for kind in kinds if kind in words), None)
         if kind is not None:
@@ -176,7 +175,7 @@ def main() -> int:
     parser.add_argument("--preset", default="h800-qwen3-32b", help="default: %(default)s")
     parser.add_argument("--speed", type=float, default=1.0, help="default: %(default)s")
     args = parser.parse_args()
-    workload = synthetic.generate(6_000, args.seed)
+    workload = chats.generated(6_000, args.seed)
     device = Device.named(args.preset, args.speed)
     servers = PolicyServers(
         model=write_model(_OUTPUT / "model", **CPU_MODEL),

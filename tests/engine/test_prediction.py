@@ -15,7 +15,7 @@ import psutil
 import pytest
 import requests
 
-from bench.engines.server.policy_server import load_tokenizer
+from predictor_store.data.warm import load_tokenizer
 from tests.checks.exactness import ask, differences
 from tests.engine import stage
 from tests.engine.crowds import ask_together
@@ -100,7 +100,7 @@ def test_n_samples_are_n_records_and_the_prefix_request_is_none(sage_server: Sag
 
 def test_token_ids_alone_are_read_as_text(sage_server: SageServer, model: Path) -> None:
     before = num_on_disk(sage_server)
-    ids = load_tokenizer(model)(LONG_PROMPT)["input_ids"]
+    ids = load_tokenizer(str(model))(LONG_PROMPT)["input_ids"]
     body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2}}
     post(sage_server, "/generate", body)
     ((prompt, _, _),) = recorded(sage_server, 1, before)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bench.explain.command import events_of
 from patches.compat import UnsupportedServerError
 from patches.json_lines import JsonLines
+from patches.ops.explain_command import events_of
 from patches.refusals import refuse_place
 from sage_sched import cli
 from tests.engine.serving import wait_until

@@ -116,10 +116,11 @@ def test_gittins_prefers_a_gamble_that_the_mean_does_not() -> None:
     ) == [1, 0]
 
 
-def test_without_refresh_a_lost_gamble_keeps_its_place() -> None:
-    lost, middling = job(*[10] * 9, 4000, age=400), job(200, arrival=1)
-    assert order("sage", [lost, middling]) == [1, 0]
-    assert order("sage-norefresh", [lost, middling]) == [0, 1]
+def test_a_lost_gamble_loses_its_place() -> None:
+    gamble, middling = job(*[10] * 9, 4000), job(200, arrival=1)
+    assert order("sage", [gamble, middling]) == [0, 1]
+    gamble.grow(400)
+    assert order("sage", [gamble, middling]) == [1, 0]
 
 
 def test_a_policy_that_orders_alone_never_yields() -> None:
@@ -177,7 +178,7 @@ def test_costs_disagree_about_a_long_prompt() -> None:
     # Same answer, or nearly: the output cost does not see the prompt, all the others do.
     long_prompt, short_prompt = job(90, input_tokens=3000), job(100, input_tokens=10, arrival=1)
     assert order("sage-output", [long_prompt, short_prompt]) == [0, 1]
-    for name in ("sage-overall", "sage-resource-bound", "sage-measured"):
+    for name in ("sage-overall", "sage-resource-bound", "sage"):
         assert order(name, [long_prompt, short_prompt]) == [1, 0]
 
 

@@ -11,7 +11,14 @@ import pytest
 
 from bench.engines.server import plugins
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.registry import RIVALS, policy_named, policy_names, policy_type, section_of
+from sage_sched.registry import (
+    ENTRY_POINT_GROUP,
+    RIVALS,
+    policy_named,
+    policy_names,
+    policy_type,
+    section_of,
+)
 from tests.sage_sched.strategies import SERVER
 
 _THEIRS = """
@@ -79,7 +86,7 @@ def test_packages_have_sections_of_their_own_and_a_bad_one_harms_nobody_else(
         ("fcfs", "theirs:Mine"),
         ("gone", "nowhere:Mine"),
     ):
-        environment |= plugins.install_policy(tmp_path, name, source)
+        environment |= plugins.install_as(tmp_path, name, source, ENTRY_POINT_GROUP)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     done = subprocess.run(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.engines.simulator.presets import A100_QWEN15_7B, H800_QWEN3_32B
+from bench.engines.simulator.presets import H800_QWEN3_32B, PRESETS
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
@@ -20,7 +20,7 @@ from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import waiting
 
 BEFORE = H800_QWEN3_32B.server_facts()
-AFTER = replace(BEFORE, step_time=A100_QWEN15_7B.step_time)
+AFTER = replace(BEFORE, step_time=PRESETS["a100-qwen1.5-7b"].step_time)
 
 
 def jobs(policy: Policy) -> list[Job]:

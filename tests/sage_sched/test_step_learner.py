@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from bench.engines.simulator.presets import A100_QWEN15_7B, H800_QWEN3_32B, Engine
+from bench.engines.simulator.presets import H800_QWEN3_32B, PRESETS, Engine
 from sage_sched.config import StepTimeConfig
 from sage_sched.cost import seconds_on
 from sage_sched.distribution import LengthDistribution
@@ -67,7 +67,7 @@ def keys(engine: Engine, step_time: StepTime) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("engine", [H800_QWEN3_32B, A100_QWEN15_7B])
+@pytest.mark.parametrize("engine", [H800_QWEN3_32B, PRESETS["a100-qwen1.5-7b"]])
 @pytest.mark.parametrize("wrong", [lambda truth: times(truth, 5), exchanged, lambda truth: SHIPPED])
 def test_from_a_wrong_start_the_order_is_right_after_two_minutes(engine: Engine, wrong) -> None:  # type: ignore[no-untyped-def]
     truth = engine.step_time
@@ -95,7 +95,7 @@ def test_a_server_that_changes_its_speed_is_followed() -> None:
 
 
 def test_what_was_learned_outlives_what_is_no_longer_seen() -> None:
-    truth = A100_QWEN15_7B.step_time
+    truth = PRESETS["a100-qwen1.5-7b"].step_time
     learner = StepLearner(SHIPPED)
     learned(learner, islice(steps(truth, 0, rate=3.0), 2 * MEMORY_STEPS))
     decodes = (step for step in steps(truth, 1, rate=3.0) if step[0][4])

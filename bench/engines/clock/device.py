@@ -47,11 +47,11 @@ class Device:
             *(("--enable-mixed-chunk",) if engine.mixed_chunk else ()),
         )  # fmt: skip
 
-    def environment(self, folder: Path, vectors: Path | None) -> dict[str, str]:
-        """With the clock, which is installed in folder. vectors: see bench.engines.clock.recall."""
+    def environment(self, folder: Path) -> dict[str, str]:
+        """With the clock, which is installed in folder."""
         facts = self.engine.server_facts()
         model = DeviceModel(facts.step_time, facts.swap_token_s)
-        return install(folder, model.times(1 / self.speed), vectors)
+        return install(folder, model.times(1 / self.speed))
 
     def in_its_time(self, sage: SageConfig) -> SageConfig:
         """What a server is told: every time divided by the speed."""

@@ -21,12 +21,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.engines.server import plugins
-from predictor_store.service import link
 from sage_sched.steps import StepTime
 
 _MODEL_FILE = "BENCH_DEVICE_CLOCK"
-# See bench.engines.clock.recall, which takes long to import.
-_VECTORS_FILE, _WORKER_MODULE = "BENCH_VECTORS", "bench.engines.clock.recall"
 STATE = "device_clock"
 _MANAGERS = "sglang.srt.managers"
 _ALLOCATORS = (
@@ -143,25 +140,17 @@ class DeviceClock:
             self._sleep(left_s)
 
 
-def install(folder: Path, model: DeviceModel, vectors: Path | None) -> dict[str, str]:
-    """Make the clock known to servers with this environment.
-
-    vectors: see bench.engines.clock.recall; None where predictions are to take their time.
-    """
+def install(folder: Path, model: DeviceModel) -> dict[str, str]:
+    """Make the clock known to servers with this environment."""
     found = plugins.install(folder, __name__)
     model_file = (folder / "model.json").absolute()
     model_file.write_text(json.dumps(asdict(model)), encoding="utf-8")
-    return found | {
-        _MODEL_FILE: str(model_file),
-        _VECTORS_FILE: "" if vectors is None else str(vectors.absolute()),
-    }
+    return found | {_MODEL_FILE: str(model_file)}
 
 
 def register() -> None:
     """Entry point of the group sglang.srt.plugins. SGLang only logs what fails here: the bench sees
     it by the missing state."""
-    if os.environ.get(_VECTORS_FILE):
-        link.WORKER_MODULE = _WORKER_MODULE  # started by the HTTP process
     if f"{_MANAGERS}.scheduler" not in sys.modules:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

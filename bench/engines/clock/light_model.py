@@ -72,19 +72,7 @@ def attend(
 
 
 def around_extend(
-    original: Callable[..., torch.Tensor],
-    self: Any,
-    query: torch.Tensor,
-    output: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    extend_prefix_lens: torch.Tensor,
-    extend_seq_lens: torch.Tensor,
-    *args: Any,
-    **kw: Any,
+    original: Callable[..., torch.Tensor], self: Any, *given: Any, **kw: Any
 ) -> torch.Tensor:
     """TorchNativeAttnBackend._run_sdpa_forward_extend, in a light model; in others the original.
 
@@ -92,15 +80,17 @@ def around_extend(
     a prefill too: at 60 requests of 1,000 tokens a tenth of a second.
     """
     if _attended.num_tokens == sys.maxsize:
-        return original(
-            self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
-            extend_prefix_lens, extend_seq_lens, *args, **kw,
-        )  # fmt: skip
+        return original(self, *given, **kw)
+    query, output, k_cache, v_cache, req_to_token, req_pool_indices, _, prefix_lens, new_lens = (
+        given[:9]
+    )
     # Each token as a request that ends with it.
-    before = extend_prefix_lens - extend_seq_lens.cumsum(0) + extend_seq_lens
-    lens = before.repeat_interleave(extend_seq_lens) + torch.arange(1, len(query) + 1)
-    pools = req_pool_indices.repeat_interleave(extend_seq_lens)
-    return attend(self, query, output, k_cache, v_cache, req_to_token, pools, lens, *args, **kw)
+    before = prefix_lens - new_lens.cumsum(0) + new_lens
+    lens = before.repeat_interleave(new_lens) + torch.arange(1, len(query) + 1)
+    pools = req_pool_indices.repeat_interleave(new_lens)
+    return attend(
+        self, query, output, k_cache, v_cache, req_to_token, pools, lens, *given[9:], **kw
+    )
 
 
 def _after_load(result: None, self: Any, *args: Any, **kw: Any) -> None:

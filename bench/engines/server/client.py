@@ -1,58 +1,53 @@
-"""Sends requests to a server through SGLang's own benchmark (sglang.benchmark.serving).
-
-SGLang takes ten seconds of a core to import, so it is imported when the first request is sent.
-"""
+"""Sends requests to a server, at their times or after other answers, and notes when tokens come."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import dataclasses
+import json
 import resource
 import time
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.workloads.prompts import WorkloadRequest
-
-if TYPE_CHECKING:
-    from sglang.benchmark.datasets import DatasetRow
-
-# What SGLang's request function reads of its command line.
-_SGLANG_ARGS = argparse.Namespace(
-    temperature=0.0,
-    top_p=1.0,
-    disable_ignore_eos=True,
-    disable_stream=False,
-    return_logprob=False,
-    return_routed_experts=False,
-    logprob_start_len=-1,
-    top_logprobs_num=0,
-    token_ids_logprob=None,
-    cache_report=False,
-    header=None,
-)
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import GAPS_PER_S, Served
+from sage_sched.slo import Promise
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one request. Times in seconds; error is "" where it went well.
+    """What came of one request. Times in life-size seconds since the run began.
 
-    sent_s, first_token_s, last_token_s: since the run began. late_s: how long after its arrival
-    time it was sent, which a busy client alone is to blame for.
+    seen: when the client had how many tokens of the answer, both rising. late_s: how long after its
+    time it was sent, for which a busy client alone is to blame. error: "" if it went well; else
+    nothing but sent_s counts.
     """
 
-    request: WorkloadRequest
-    input_tokens: int
-    output_tokens: int
     sent_s: float
-    first_token_s: float
-    last_token_s: float
-    late_s: float
-    error: str
+    seen: tuple[tuple[float, int], ...] = ()
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    late_s: float = 0.0
+    error: str = ""
+
+    @property
+    def output_tokens(self) -> int:
+        return self.seen[-1][1] if self.seen else 0
+
+    @property
+    def first_token_s(self) -> float:
+        return self.seen[0][0] if self.seen else self.sent_s
+
+    @property
+    def last_token_s(self) -> float:
+        return self.seen[-1][0] if self.seen else self.sent_s
 
     @property
     def ttft_s(self) -> float:
@@ -62,147 +57,159 @@ class Answer:
     def ttlt_s(self) -> float:
         return self.last_token_s - self.sent_s
 
+    def token_s(self) -> NDArray[np.float64]:
+        """When each token came, evenly between two looks; shape (output_tokens,)."""
+        when, counts = zip(*self.seen, strict=True)
+        wanted = np.arange(1, self.output_tokens + 1)
+        came_s: NDArray[np.float64] = np.interp(wanted, counts, when)
+        return came_s
 
-@dataclass(frozen=True, slots=True)
-class ServedRun:
-    """One run: its answers in order of arrival, its duration, SGLang's metrics by their names
-    (none where no request was answered)."""
 
-    answers: tuple[Answer, ...]
-    duration_s: float
-    metrics: dict[str, float]
+def problem_of(answers: Sequence[Answer]) -> str:
+    """Why the run must not be counted, or ""."""
+    failed = [answer for answer in answers if answer.error]
+    if not failed:
+        return ""
+    return f"{len(failed)} of {len(answers)} requests failed: {failed[0].error}"
 
-    def problem(self) -> str:
-        """Why the run must not be counted, or ""."""
-        failed = [answer for answer in self.answers if answer.error]
-        if not failed:
-            return ""
-        return f"{len(failed)} of {len(self.answers)} requests failed: {failed[0].error}"
+
+def body_of(
+    prompt: str | Sequence[int], output_tokens: int, max_new_tokens: int, **said: object
+) -> dict[str, Any]:
+    """A request whose answer is to have so many tokens, which no scheduler is told. prompt: a text
+    or token ids. said: further custom_params."""
+    # Imports SGLang.
+    from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
+
+    return {
+        "text" if isinstance(prompt, str) else "input_ids": prompt,
+        "stream": True,
+        "custom_logit_processor": ForcedLength.to_str(),
+        "sampling_params": {
+            "temperature": 0.0,
+            "max_new_tokens": max_new_tokens,
+            # Below the cap, so that every answer ends at its end token.
+            "custom_params": {LENGTH_KEY: min(output_tokens, max_new_tokens - 1), **said},
+        },
+    }
 
 
 def drive(
     url: str,
-    requests: Sequence[WorkloadRequest],
+    bodies: Sequence[Mapping[str, Any]],
     arrivals_s: Sequence[float],
     *,
-    tokenizer: Any,
-    max_new_tokens: int,
-    timeout_s: float,
     label: str,
+    timeout_s: float = 1800.0,
     speed: float = 1.0,
-) -> ServedRun:
-    """Send each request at its arrival time (ascending) and wait for all the answers.
+    follows: Sequence[int | None] = (),
+    pauses_s: Sequence[float] = (),
+) -> list[Answer]:
+    """Send each request at its arrival time and wait for all the answers.
 
-    max_new_tokens: the cap that every request carries. What is not answered timeout_s after the
-    last arrival is counted as failed. label: for the progress bar. speed: how many times faster
-    than life the server is; all times given and returned are life-size.
+    follows: by request, the number of the one after whose answer it comes, later by its pause, in
+    the place of its arrival time; None for none. What is not answered timeout_s after the last
+    arrival has failed. label: of the progress bar. speed: how many times faster than life the
+    server is; all times given and returned are life-size.
     """
-    from sglang.benchmark import serving
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection a request
+    answers: dict[int, Answer] = {}
+    followers = defaultdict[int | None, list[int]](list)
+    for number in range(len(bodies)):
+        followers[follows[number] if follows else None].append(number)
+    end_s = max(arrivals_s) + timeout_s
+    began = 0.0
 
-    serving.set_ulimit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    serving.set_global_args(_SGLANG_ARGS)
-    rows = [_row(request, tokenizer, max_new_tokens) for request in requests]
-    sent_s = [arrival_s / speed for arrival_s in arrivals_s]
-    began, outputs, late_s = asyncio.run(_send_all(url, rows, sent_s, timeout_s / speed, label))
-    duration_s = (time.perf_counter() - began) * speed
-    for output in outputs:
-        output.start_time = (output.start_time - began) * speed
-        output.latency *= speed
-        output.ttft *= speed
-        output.itl = [seconds * speed for seconds in output.itl]
-    numbers = {}
-    if any(output.success for output in outputs):  # SGLang's function fails where none did
-        metrics, _ = serving.calculate_metrics(rows, outputs, duration_s, tokenizer, "sglang")
-        numbers = {name: float(value) for name, value in dataclasses.asdict(metrics).items()}
-    answers = tuple(
-        Answer(
-            request=request,
-            input_tokens=output.prompt_len,
-            output_tokens=output.output_len,
-            sent_s=output.start_time,
-            first_token_s=output.start_time + output.ttft,
-            last_token_s=output.start_time + output.latency,
-            late_s=late * speed,
-            error=_error(request, output, max_new_tokens),
+    def now_s() -> float:
+        return (time.perf_counter() - began) * speed
+
+    async def ask(session: aiohttp.ClientSession, number: int, comes_s: float) -> None:
+        await asyncio.sleep((comes_s - now_s()) / speed)
+        body, sent_s, seen = bodies[number], now_s(), list[tuple[float, int]]()
+        meta: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout((end_s - sent_s) / speed):
+                async for meta in _meta_infos(session, f"{url}/generate", body):
+                    seen.append((now_s(), int(meta["completion_tokens"])))
+            error = _error(body, seen)
+        except TimeoutError:
+            error = f"no answer {end_s:.0f} s after the run began"
+        except (aiohttp.ClientError, OSError, ValueError) as problem:
+            error = str(problem) or repr(problem)
+        num_in, num_cached = int(meta.get("prompt_tokens", 0)), int(meta.get("cached_tokens", 0))
+        late_s = sent_s - comes_s
+        answer = Answer(sent_s, tuple(seen), num_in, num_cached, late_s, error)
+        answers[number] = answer
+        progress.update()
+        await asyncio.gather(
+            *(ask(session, i, answer.last_token_s + pauses_s[i]) for i in followers[number])
         )
-        for request, output, late in zip(requests, outputs, late_s, strict=True)
-    )
-    return ServedRun(answers, duration_s, numbers)
+
+    async def ask_all() -> None:
+        nonlocal began
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
+            read_bufsize=1 << 22,  # a line has all of an answer's text
+        ) as session:
+            began = time.perf_counter()
+            await asyncio.gather(*(ask(session, i, arrivals_s[i]) for i in followers[None]))
+
+    with tqdm(total=len(bodies), desc=label, unit="req", leave=False, mininterval=1) as progress:
+        asyncio.run(ask_all())
+    return [answers[number] for number in range(len(bodies))]
 
 
-def _row(request: WorkloadRequest, tokenizer: Any, max_new_tokens: int) -> DatasetRow:
-    from sglang.benchmark.datasets import DatasetRow
-
-    from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
-
-    num_tokens = _forced_length(request, max_new_tokens)
-    return DatasetRow(
-        prompt=request.prompt,
-        prompt_len=len(tokenizer.encode(request.prompt)),
-        output_len=num_tokens,
-        extra_request_body={
-            "sampling_params": {
-                "temperature": 0.0,
-                "max_new_tokens": max_new_tokens,
-                "custom_params": {LENGTH_KEY: num_tokens},
-            },
-            "custom_logit_processor": ForcedLength.to_str(),
-        },
-    )
+async def _meta_infos(
+    session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
+    """What the server says with each part of an answer. Raises ValueError if it refuses."""
+    async with session.post(url, json=body) as response:
+        if response.status != 200:
+            raise ValueError((await response.text()).strip()[:300] or f"status {response.status}")
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                meta = json.loads(line[6:]).get("meta_info")
+                if meta is None or (meta["finish_reason"] or {}).get("type") == "abort":
+                    raise ValueError(f"no answer: {line[:300].decode(errors='replace')}")
+                yield meta
 
 
-def _forced_length(request: WorkloadRequest, max_new_tokens: int) -> int:
-    # Below the cap, so that every answer ends at its end token; and not that token alone, which
-    # has no text, so that SGLang's client would see no first token.
-    return min(max(request.output_tokens, 2), max_new_tokens - 1)
+def _error(body: Mapping[str, Any], seen: Sequence[tuple[float, int]]) -> str:
+    from bench.workloads.forced_length import LENGTH_KEY
 
-
-async def _send_all(
-    url: str, rows: list[DatasetRow], arrivals_s: Sequence[float], timeout_s: float, label: str
-) -> tuple[float, list[Any], list[float]]:
-    """The start on time.perf_counter's clock, SGLang's RequestFuncOutputs and the lateness."""
-    from sglang.benchmark import serving
-
-    began = time.perf_counter()
-    late_s = [0.0] * len(rows)
-    with tqdm(total=len(rows), desc=label, unit="req", leave=False, mininterval=1) as progress:
-
-        async def send(i: int) -> Any:
-            await asyncio.sleep(began + arrivals_s[i] - time.perf_counter())
-            late_s[i] = time.perf_counter() - began - arrivals_s[i]
-            call = serving.RequestFuncInput(
-                prompt=rows[i].prompt,
-                api_url=f"{url}/generate",
-                prompt_len=rows[i].prompt_len,
-                # Goes back as the length where no token came, so that this is noticed. The body's
-                # own max_new_tokens is what the server gets.
-                output_len=0,
-                model="",
-                lora_name="",
-                image_data=None,
-                extra_request_body=rows[i].extra_request_body,
-            )
-            try:
-                async with asyncio.timeout_at(deadline):
-                    return await serving.async_request_sglang_generate(call, progress)
-            except TimeoutError:
-                output = serving.RequestFuncOutput.init_new(call)
-                output.error = f"no answer {timeout_s:.0f} s after the last arrival"
-                return output
-
-        deadline = asyncio.get_running_loop().time() + arrivals_s[-1] + timeout_s
-        outputs = await asyncio.gather(*(send(i) for i in range(len(rows))))
-    return began, outputs, late_s
-
-
-def _error(request: WorkloadRequest, output: Any, max_new_tokens: int) -> str:
-    if not output.success:
-        text = str(output.error).strip()
-        return (text.splitlines()[-1] if "Traceback" in text else text[:300]) or "no answer"
-    # SGLang's client takes an error inside the stream for an answer, of the length asked for.
-    if output.ttft == 0.0:
+    wanted = body["sampling_params"]["custom_params"][LENGTH_KEY]
+    if not seen:
         return "no token came"
-    wanted = _forced_length(request, max_new_tokens)
-    if output.output_len != wanted:
-        return f"{output.output_len} tokens came instead of {wanted}"
-    return ""
+    return "" if seen[-1][1] == wanted else f"{seen[-1][1]} tokens came instead of {wanted}"
+
+
+def as_seen(
+    alone_s: Callable[[int, int], float],
+    requests: Sequence[SimRequest],
+    answers: Sequence[Answer],
+) -> Served:
+    """What clients saw of these requests. alone_s: see Served.of."""
+    pairs = [*zip(requests, answers, strict=True)]
+    # Between two looks, tokens came evenly.
+    gaps_s = [np.diff(answer.token_s()) for answer in answers]
+    return Served.of(
+        alone_s,
+        requests,
+        np.array([answer.sent_s for answer in answers]),
+        np.array([answer.first_token_s for answer in answers]),
+        np.array([answer.last_token_s for answer in answers]),
+        num_next_on_time=np.array([_num_on_time(*pair) for pair in pairs]),
+        longest_gap_s=np.array([each.max(initial=0.0) for each in gaps_s]),
+        gaps=Counter(np.rint(np.concatenate(gaps_s) * GAPS_PER_S).astype(int).tolist()),
+        cached_tokens=sum(answer.cached_tokens for answer in answers),
+    )
+
+
+def _num_on_time(request: SimRequest, answer: Answer) -> int:
+    """Of the tokens but the first."""
+    promise = Promise.of(request.hints)
+    token_s = answer.token_s() - answer.sent_s
+    due_s = [promise.due_s(token, token_s[0]) for token in range(2, len(token_s) + 1)]
+    return int((token_s[1:] <= due_s).sum())

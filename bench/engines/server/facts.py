@@ -12,7 +12,8 @@ _PACKAGES = ("sage-sched", "sglang", "torch", "transformers", "numpy")
 
 
 def host_facts() -> dict[str, str]:
-    """Names of the hardware, versions of the software, the checkout's commit; "" where unknown."""
+    """Names of the hardware, versions of the software, the checkout's commit with "+" if files
+    differ from it; "" where unknown."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -22,12 +23,13 @@ def host_facts() -> dict[str, str]:
         "gpu": ", ".join(gpus) or "none",
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
-        "commit": _commit(),
+        **{package: version_of(package) for package in _PACKAGES},
+        "commit": commit() + ("+" if _git("status", "--porcelain") else ""),
     }
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Of an installed package; "" if it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -43,18 +45,14 @@ def _cpu_model() -> str:
     return names[0] if names else platform.processor()
 
 
-def _commit() -> str:
-    """The commit of the checkout that this file is in, with "+" where files differ from it."""
-    here = Path(__file__).parent
+def commit() -> str:
+    """The commit of the checkout that this file is in; "" if it is in none."""
+    return _git("rev-parse", "--short", "HEAD")
+
+
+def _git(*arguments: str) -> str:
+    git = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
-        commit = _git(here, "rev-parse", "--short=12", "HEAD")
-        return commit + ("+" if _git(here, "status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
+        return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # there is no git
         return ""
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()

@@ -12,12 +12,12 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
-from bench.engines.server.client import drive
+from bench.engines.server.client import body_of, drive, problem_of
 from bench.engines.server.options import configure_servers, servers_of
-from bench.engines.server.policy_server import PolicyServers, load_tokenizer, scheduler_state
+from bench.engines.server.policy_server import PolicyServers, scheduler_state
 from bench.engines.server.server import ServerError
-from bench.workloads.named import load_workload
-from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, sample
+from bench.workloads.prompt_source import load_workload
+from bench.workloads.prompts import Workload, WorkloadError, sample
 from sage_sched.config import StepTimeConfig
 from sage_sched.fields import ConfigError
 
@@ -62,27 +62,19 @@ def learn(servers: PolicyServers, workload: Workload) -> dict[str, Any]:
 
     With requests of the history, as what is compared later must not have been seen before.
     """
-    tokenizer = load_tokenizer(servers.model)
     servers = replace(servers, sage=replace(servers.sage, step_time=None))
     with servers.server("sage", "fit") as server:
         for phase, (num_requests, output_tokens) in enumerate(tqdm(PHASES, desc="loads")):
-            drawn = sample(workload.history, num_requests, seed=phase, at_most=True)
+            drawn = sample(workload.history, num_requests, seed=phase)
             lengths = np.random.default_rng(phase).integers(
                 max(2, output_tokens // 2), output_tokens * 3 // 2, len(drawn)
             )
-            chosen = [
-                WorkloadRequest(r.prompt, int(n), r.class_name)
-                for r, n in zip(drawn, lengths, strict=True)
+            bodies = [
+                body_of(request.prompt, int(length), 2048)
+                for request, length in zip(drawn, lengths, strict=True)
             ]
-            result = drive(
-                server.url,
-                chosen,
-                [0.0] * len(chosen),
-                tokenizer=tokenizer,
-                max_new_tokens=2048,
-                timeout_s=600.0,
-                label=f"{num_requests} requests",
-            )
-            if problem := result.problem():
+            label = f"{num_requests} requests"
+            answers = drive(server.url, bodies, [0.0] * len(bodies), label=label)
+            if problem := problem_of(answers):
                 raise ServerError(problem)
         return scheduler_state(server)

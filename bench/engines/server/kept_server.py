@@ -5,18 +5,41 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 import requests
+from tqdm import tqdm
 
-from bench.engines.clock.device import Device
-from bench.engines.server.policy_server import PolicyServers, scheduler_state
+from bench.engines.clock.device import MAX_LATE_SHARE, DeviceUse
+from bench.engines.server.client import Answer
+from bench.engines.server.policy_server import (
+    PolicyServers,
+    counters_between,
+    internal_state,
+    scheduler_state,
+)
 from bench.engines.server.server import Server, ServerError
+from predictor_store.service import link
 
 # Loading takes seconds; on a host that is busy with other things, minutes.
 _TIMEOUT_S = 600.0
+# How often requests are sent, at most, if the host is late.
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of requests. counters: of our policies. use: of a device clock. late: why the host
+    was too late for that clock, so that the run must not be counted, or ""."""
+
+    answers: list[Answer]
+    counters: dict[str, Any]
+    use: DeviceUse | None
+    late: str
 
 
 class KeptServer:
@@ -43,24 +66,40 @@ class KeptServer:
     ) -> None:
         self.drop()
 
-    @property
-    def device(self) -> Device:
-        """Whose clock the servers go by. Raises ServerError if by none."""
-        if self._servers.device is None:
-            raise ServerError("these servers have no device clock")
-        return self._servers.device
+    def run(
+        self,
+        policy: str,
+        name: str,
+        send: Callable[[str], list[Answer]],
+        prepare: Callable[[str], None] = lambda url: None,
+    ) -> Run:
+        """Send requests to a server of this policy; again, if the host holds its device clock up,
+        as it may have been busy for a while. name: of the log. prepare: what comes before, and does
+        not count. Both are given the server's URL. Raises ServerError."""
+        device = self._servers.device
+        for _ in range(_TRIES):
+            server = self._get(policy, name)
+            prepare(server.url)
+            before = internal_state(server)
+            answers = send(server.url)
+            after = internal_state(server)
+            counters = counters_between(before, after)
+            use, late = None, ""
+            if device is not None:
+                use = DeviceUse.between(before, after, device.speed)
+                late = use.problem() or _late_predictions(counters, len(answers))
+            if not late:
+                break
+            tqdm.write(f"{name}: {late}")
+        return Run(answers, counters, use, late)
 
-    def keeps(self, policy: str) -> bool:
-        """Whether the next run of this policy needs no new server."""
-        kept = self._server is not None and self._server.running() and policy == self._policy
-        return kept and self._servers.device is not None
-
-    def get(self, policy: str, name: str) -> Server:
+    def _get(self, policy: str, name: str) -> Server:
         """A server that has nothing in its caches, and in its history no more than was warmed.
 
         name: of its log, if it is started now. Raises ServerError.
         """
-        if self._server is not None and self.keeps(policy):
+        is_same = policy == self._policy and self._servers.device is not None
+        if self._server is not None and self._server.running() and is_same:
             reset(self._server)
         else:
             self.drop()
@@ -75,6 +114,16 @@ class KeptServer:
         if self._server is not None:
             self._server.kill()
             self._server = None
+
+
+def _late_predictions(counters: Mapping[str, Any], num_requests: int) -> str:
+    num_late = counters.get("predictor", {}).get("num_deadline_misses", 0)
+    if num_late <= MAX_LATE_SHARE * num_requests:
+        return ""
+    return (
+        f"{num_late} of {num_requests} requests went on without a prediction, which the host had "
+        "not ready: it is overloaded, or --speed too high for it"
+    )
 
 
 def reset(server: Server) -> None:
@@ -109,8 +158,7 @@ def hurry_predictions(server: Server) -> None:
 
 def _prediction_workers(server: Server) -> list[psutil.Process]:
     processes = psutil.Process(server.pid).children(recursive=True)
-    modules = {"predictor_store.service.worker_process", "bench.engines.clock.recall"}
-    return [process for process in processes if modules & set(process.cmdline())]
+    return [process for process in processes if link.WORKER_MODULE in process.cmdline()]
 
 
 def _num_restarts(server: Server) -> int:

@@ -22,19 +22,6 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 
-# Llama 3.1 8B (its config.json); with --load-format dummy it needs no weights.
-LLAMA_31_8B: dict[str, Any] = {
-    "num_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_heads": 32,
-    "num_kv_heads": 8,
-    "vocab_size": 128256,
-    "context_length": 8192,
-    "dtype": "bfloat16",
-    "weights": False,
-}
-
 
 _LATENT = {
     "architectures": ["MiniCPM3ForCausalLM"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.engines.clock.device import Device
@@ -18,8 +18,9 @@ from bench.engines.server.policy_server import (
     PolicyServers,
 )
 from bench.engines.simulator.presets import PRESETS
-from bench.workloads.named import WORKLOADS
+from bench.workloads.prompt_source import WORKLOADS
 from predictor_store.config_file import read_config
+from sage_sched.config import SageConfig
 
 
 def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
@@ -32,7 +33,7 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
     parser.add_argument(
         "--workload", choices=WORKLOADS, default="mixed",
         help="reasoning: math and code with long answers, from --data; heavy-tailed: generated "
-        "prompts with short answers, a tenth of them 20 times longer, which no prompt tells "
+        "prompts, a tenth of the answers 20 times longer, which no prompt tells "
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -61,29 +62,34 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
 
 
 def servers_of(args: argparse.Namespace, env: Mapping[str, str]) -> PolicyServers:
-    """By the options of configure_servers; env where args.server_flags is not left alone."""
+    """By the options of configure_servers; see servers_in."""
+    device = None
     if args.device_clock is not None:
-        return device_servers(args)
-    on_cpu = args.server_flags is None
-    return PolicyServers(
-        model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
-        folder=args.output,
-        flags=CPU_FLAGS if on_cpu else tuple(args.server_flags),
-        env=CPU_ENV if on_cpu else env,
-        sage=read_config(args.sage_config),
-    )
+        device = Device.named(args.device_clock, args.speed)
+    sage, flags = read_config(args.sage_config), args.server_flags
+    return servers_in(args.output, sage, device, model=args.model_path, flags=flags, env=env)
 
 
-def device_servers(args: argparse.Namespace) -> PolicyServers:
-    """By the same options, on a device clock."""
-    go_first()
-    device = Device.named(args.device_clock, args.speed)
+def servers_in(
+    folder: Path,
+    sage: SageConfig,
+    device: Device | None,
+    *,
+    model: Path | None,
+    flags: Sequence[str] | None,
+    env: Mapping[str, str],
+) -> PolicyServers:
+    """folder: for all that is written. model: None for a small one. flags: SGLang's; None for
+    those of a CPU. env: on another host than a CPU, where flags are given."""
+    if device is not None:
+        go_first()
+        flags = (*CPU_ENGINE_FLAGS, *(flags or ()))
     return PolicyServers(
-        model=args.model_path or write_model(args.output / "model", **CPU_MODEL),
-        folder=args.output,
-        flags=(*CPU_ENGINE_FLAGS, *(args.server_flags or ())),
-        env=CPU_ENV,
-        sage=read_config(args.sage_config),
+        model=model or write_model(folder / "model", **CPU_MODEL),
+        folder=folder,
+        flags=CPU_FLAGS if flags is None else tuple(flags),
+        env=CPU_ENV if flags is None or device is not None else env,
+        sage=sage,
         device=device,
     )
 

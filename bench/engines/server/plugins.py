@@ -7,23 +7,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sage_sched.registry import ENTRY_POINT_GROUP
-
 
 def install(folder: Path, module: str) -> dict[str, str]:
     """Make a module's register() known as a plugin; the environment of the servers that load it,
     beside those that this process's environment has already. Done twice it is as done once."""
-    name = module.rpartition(".")[2]
-    return _installed(folder, name, "sglang.srt.plugins", f"{module}:register")
+    return install_as(folder, module.rpartition(".")[2], f"{module}:register")
 
 
-def install_policy(folder: Path, name: str, source: str) -> dict[str, str]:
-    """The same for a policy of this name. source: its class, as module:class."""
-    return _installed(folder, name, ENTRY_POINT_GROUP, source)
-
-
-def _installed(folder: Path, name: str, group: str, source: str) -> dict[str, str]:
-    """A package with one entry point. Two in one folder have one environment."""
+def install_as(
+    folder: Path, name: str, source: str, group: str = "sglang.srt.plugins"
+) -> dict[str, str]:
+    """The same for a source, `module:attribute`, by name in a group of entry points. Two in one
+    folder have one environment."""
     info = folder.absolute() / f"{name}-1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(

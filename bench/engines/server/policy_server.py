@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,9 @@ import yaml
 
 from bench.engines.clock.device import Device
 from bench.engines.clock.device_clock import STATE
-from bench.engines.clock.recall import remember
 from bench.engines.rival import Rival
-from bench.engines.server.server import STOCK_COMMAND, Server, ServerError
-from bench.workloads.prompts import WorkloadRequest, stable_hash
+from bench.engines.server.server import Server, ServerError
 from predictor_store.data.warm import Observation, warm_store
-from predictor_store.predict.embedder import fingerprint
-from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names
 
@@ -55,8 +51,6 @@ class PolicyServers:
 
     folder: for logs, settings and the store. sage: our policies' settings; each server reads the
     warmed store, and what it learns stays in its memory. device: whose clock they go by, if any.
-    recalls: on a device clock, whether predictions find their vectors made (see foresee).
-    probes: by policy, the file of the probe that its servers read.
     """
 
     model: Path
@@ -65,8 +59,6 @@ class PolicyServers:
     env: Mapping[str, str]
     sage: SageConfig
     device: Device | None = None
-    recalls: bool = True
-    probes: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def speed(self) -> float:
@@ -74,32 +66,12 @@ class PolicyServers:
         return 1.0 if self.device is None else self.device.speed
 
     def warm(self, observations: Sequence[Observation]) -> None:
-        """Make the store that every server of our policies begins with; if it has been made of the
-        same already, it is left as it is, since embedding takes a while."""
-        encoder = self.sage.predictor.encoder
-        store, stamp = self.folder / "store", self.folder / "store_made_of.txt"
-        made_of = f"{stable_hash(repr(observations))} {fingerprint(encoder)} {self.sage.store}\n"
-        if stamp.exists() and stamp.read_text(encoding="utf-8") == made_of:
-            return
-        stamp.unlink(missing_ok=True)
+        """Make the store that every server of our policies begins with."""
+        store = self.folder / "store"
         shutil.rmtree(store, ignore_errors=True)
-        warm_store(store, observations, self.sage.store, encoder)
-        stamp.write_text(made_of, encoding="utf-8")
+        warm_store(store, observations, self.sage.store, self.sage.predictor.encoder)
 
-    @property
-    def _vectors(self) -> Path:
-        # Named by what makes them, so that those of another release are not taken for ours.
-        made_by = stable_hash(fingerprint(self.sage.predictor.encoder)) % 10**8
-        return self.folder / f"vectors-{self.sage.predictor.encoder}-{made_by:08}.npz"
-
-    def foresee(self, requests: Iterable[WorkloadRequest]) -> None:
-        """On a device clock, make ready what predictions for these requests need, as they are to
-        take none of the device's time; see bench.engines.clock.recall."""
-        if self.device is not None:
-            prompts = [request.prompt for request in requests]
-            remember(self._vectors, prompts, self.sage.predictor.encoder)
-
-    def server(self, policy: str, name: str, command: Sequence[str] = STOCK_COMMAND) -> Server:
+    def server(self, policy: str, name: str) -> Server:
         """A server that is not started yet; policy: see Rival; name: of its log. Raises ValueError
         where policy is none."""
         rival = Rival.parse(policy)
@@ -107,8 +79,7 @@ class PolicyServers:
         env = {**self.env, **rival.env}
         if self.device is not None:
             flags += self.device.flags()
-            vectors = self._vectors if self.recalls else None
-            env |= self.device.environment(self.folder / "device_clock", vectors)
+            env |= self.device.environment(self.folder / "device_clock")
         else:
             # What the bench sends into a server (bench/workloads/forced_length.py) goes by name.
             env = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")} | env
@@ -119,15 +90,13 @@ class PolicyServers:
             sections = sage.sections()
             # The same prompts may come again: the next server must not know their answers.
             sections["store"] |= {"path": str((self.folder / "store").absolute()), "on_disk": False}
-            if policy in self.probes:
-                sections["probe"] |= {"file": str(self.probes[policy].absolute())}
             config = self.folder / f"{policy}.yaml"
             self.folder.mkdir(parents=True, exist_ok=True)
             config.write_text(yaml.safe_dump(sections), encoding="utf-8")
             flags += ["--sage-config", str(config)]
         flags += self.flags  # the last one counts
         log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
-        return Server(self.model, flags, log=log, env=env, command=command)
+        return Server(self.model, flags, log=log, env=env)
 
 
 def internal_state(server: Server) -> dict[str, Any]:
@@ -162,11 +131,3 @@ def counters_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str,
 
     counted: dict[str, Any] = spent("", before.get("sage", {}), after.get("sage", {}))
     return counted
-
-
-def load_tokenizer(model: Path) -> Any:
-    """As SGLang's benchmark does."""
-    define_missing()
-    from sglang.benchmark.utils import get_tokenizer
-
-    return get_tokenizer(str(model))

@@ -139,16 +139,6 @@ class Server:
         """Whether the launched process is alive."""
         return self._process is not None and self._process.poll() is None
 
-    def pause(self) -> None:
-        """Stop all its processes until resume(): it computes and answers nothing."""
-        assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let them go on; harmless when they are."""
-        assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGCONT)
-
     def log_tail(self, num_lines: int = 30) -> str:
         """The end of its log."""
         lines = self.log.read_text(errors="replace").splitlines()

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from bench.engines.clock.device import Device, DeviceUse
+from bench.engines.clock.device import Device
+from bench.engines.server.client import Answer, as_seen, body_of, drive, problem_of
 from bench.engines.server.kept_server import KeptServer
 from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import (
-    CPU_ENGINE_FLAGS,
-    CPU_ENV,
-    CPU_MODEL,
-    PolicyServers,
-    internal_state,
-)
+from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, CPU_MODEL, PolicyServers
 from bench.engines.server.server import ServerError
-from bench.engines.server.session_client import Times, serve_sessions
-from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import Served
+from bench.engines.simulator.result import Served, alone_s
 from bench.experiment.spec import Arm, Load
 from bench.workloads.source import Source
 from predictor_store.data.warm import Observation
 from sage_sched.config import SageConfig
-from sage_sched.slo import Promise
 
 _VOCABULARY = 16384
-# How often requests are served, at most, that the host held up: it may have been busy for a while.
-_TRIES = 3
+# Token ids below are kept for special tokens.
+_FIRST_TOKEN_ID = 1000
 # Seen more often, tokens take more of a small host than decoding does.
 _STREAM_FLAGS = ("--stream-interval", "16")
 
@@ -57,41 +49,42 @@ class SessionServers:
         self._stack.close()
         self._kept = None
 
-    def __call__(self, arm: Arm, requests: Sequence[SimRequest]) -> Served:
+    def __call__(self, arm: Arm, requests: Sequence[SimRequest], seed: int = 0) -> Served:
         """Raises ServerError if a server fails, or the host is too slow for the clock each time."""
         if self._kept is None or arm != self._arm:
             self.close()
             self._kept = self._stack.enter_context(KeptServer(self._servers(arm)))
             self._arm = arm
-        problem = ""
-        for _ in range(_TRIES):
-            server, device = self._kept.get(arm.policy, f"{arm.policy} sessions"), self._kept.device
-            before = internal_state(server)
-            times = asyncio.run(
-                serve_sessions(
-                    server.url,
-                    requests,
-                    vocabulary=_VOCABULARY,
-                    speed=device.speed,
-                    label=arm.name,
-                    priority_of=self._source.priority_of,
-                )
+        bodies = [self._body(number, request) for number, request in enumerate(requests)]
+
+        def send(url: str) -> list[Answer]:
+            return drive(
+                url,
+                bodies,
+                [request.arrival_s for request in requests],
+                label=arm.name,
+                speed=self._speed,
+                follows=[request.follows for request in requests],
+                pauses_s=[request.pause_s for request in requests],
             )
-            problem = DeviceUse.between(before, internal_state(server), device.speed).problem()
-            if not problem:
-                return as_seen(device.engine, requests, times)
-            tqdm.write(problem)
-        raise ServerError(problem)
+
+        run = self._kept.run(arm.policy, f"{arm.policy} sessions", send)
+        if problem := problem_of(run.answers) or run.late:
+            raise ServerError(problem)
+        return as_seen(partial(alone_s, self._load.engine_of(arm)), requests, run.answers)
+
+    def _body(self, number: int, request: SimRequest) -> dict[str, Any]:
+        spans = request.spans or ((-1 - number, 0, request.input_tokens),)
+        tokens = np.concatenate([_tokens(stream, end)[first:] for stream, first, end in spans])
+        hints, cap = request.hints, request.max_new_tokens
+        said = {"session": hints.session, "urgency": hints.urgency}
+        body = body_of(tokens.tolist(), request.output_tokens, cap, **said)
+        return body | {"priority": self._source.priority_of(request)}
 
     def _servers(self, arm: Arm) -> PolicyServers:
         engine = self._load.engine_of(arm)
-        sage = SageConfig.parse(
-            {
-                **arm.settings,
-                "slo": asdict(self._source.slo()),
-                "hints": {"trust": "body"},
-            }
-        )
+        slo = asdict(self._source.slo())
+        sage = SageConfig.parse({**arm.settings, "slo": slo, "hints": {"trust": "body"}})
         servers = PolicyServers(
             model=write_model(
                 self._folder / "model",
@@ -100,7 +93,7 @@ class SessionServers:
                 context_length=engine.kv_pool_tokens,
             ),
             folder=self._folder,
-            flags=(*CPU_ENGINE_FLAGS, *_STREAM_FLAGS, *arm.flags),
+            flags=(*CPU_ENGINE_FLAGS, *_STREAM_FLAGS),
             env=CPU_ENV,
             sage=sage,
             device=Device(self._load.preset, self._speed, engine),
@@ -110,21 +103,7 @@ class SessionServers:
         return servers
 
 
-def as_seen(engine: Engine, requests: Sequence[SimRequest], times: Sequence[Times]) -> Served:
-    """What clients of a server saw of these requests."""
-    arrival_s, first_s, last_s = (
-        np.array([getattr(each, name) for each in times])
-        for name in ("arrival_s", "first_token_s", "last_token_s")
-    )
-    num_on_time = [_num_on_time(*pair) for pair in zip(requests, times, strict=True)]
-    cached_tokens = sum(each.cached_tokens for each in times)
-    on_time = np.array(num_on_time)
-    return Served.of(engine, requests, arrival_s, first_s, last_s, on_time, cached_tokens)
-
-
-def _num_on_time(request: SimRequest, times: Times) -> int:
-    """Of the tokens but the first."""
-    promise = Promise.of(request.hints)
-    token_s = times.token_s(request.output_tokens) - times.arrival_s
-    due_s = [promise.due_s(token, token_s[0]) for token in range(2, len(token_s) + 1)]
-    return int((token_s[1:] <= due_s).sum())
+def _tokens(stream: int, num_tokens: int) -> np.ndarray:
+    """The first tokens of a stream; the more one asks for, the more follow."""
+    generator = np.random.default_rng(abs(stream) * 2 + (stream < 0))
+    return generator.integers(_FIRST_TOKEN_ID, _VOCABULARY, num_tokens)

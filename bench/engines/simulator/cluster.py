@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
-from bench.engines.simulator.result import Result, result_of
-from bench.engines.simulator.run import check_requests, make_node
+from bench.engines.simulator.result import Result
+from bench.engines.simulator.run import check_requests, make_node, result_of
 from bench.engines.simulator.state import Options
 from bench.policies.routers import TotalRequests
 from sage_sched.config import SageConfig
@@ -43,16 +43,7 @@ def simulate_cluster(
     check_requests(engine, requests)
     cluster = Cluster(engine, num_nodes, policy_name, config, requests, options or Options())
     cluster.serve(router or TotalRequests(), report_s)
-    return result_of(
-        engine,
-        requests,
-        cluster.finished,
-        prefill_tokens=sum(node.prefill_tokens for node in cluster.nodes),
-        moved_tokens=sum(node.moved_tokens for node in cluster.nodes),
-        yields=sum((node.state.num_yields for node in cluster.nodes), Counter()),
-        gaps=sum((node.gaps for node in cluster.nodes), Counter()),
-        wall_s=time.perf_counter() - began,
-    )
+    return result_of(engine, requests, cluster.finished, cluster.nodes, time.perf_counter() - began)
 
 
 class Cluster:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.engines.simulator.batch import PassResult
-from bench.engines.simulator.prefill_adder import PrefillAdder
+from bench.engines.simulator.prefill_adder import PassResult, PrefillAdder
 from bench.engines.simulator.request import Progress
 from bench.engines.simulator.state import EngineState
 from bench.engines.simulator.stock import StockPolicy, stock_order

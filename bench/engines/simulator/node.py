@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.engines.simulator import slices
-from bench.engines.simulator.batch import Part
 from bench.engines.simulator.executor import scheduling_pass
-from bench.engines.simulator.invariants import check_promises, check_state
 from bench.engines.simulator.on_time import num_on_time
+from bench.engines.simulator.prefill_adder import Part
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import GAPS_PER_S
@@ -27,7 +25,6 @@ from sage_sched.gap import Gap
 from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.policy import Policy
-from sage_sched.probe import Refining, refiner_of
 from sage_sched.slo import Promise
 from sage_sched.steps import attended_pairs
 
@@ -61,11 +58,8 @@ class Node:
         self._policy = policy
         self._options = options
         self._on_finish = on_finish
-        self._refining: Refining | None = None
         if isinstance(policy, Policy):
             policy.gap = Gap(config.decode.max_gap_ms / 1e3)
-            refiner = refiner_of(policy, options.reading)
-            self._refining = None if refiner is None else Refining(refiner, policy)
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
         self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
 
@@ -85,9 +79,10 @@ class Node:
                 state.ratio.reset()
             self._receive()
             state.now_s = self.now_s
-            before = [*state.queue] if self._options.check else []
+            watch = self._options.watch
+            before = [*state.queue] if watch else []
             result = scheduling_pass(state)
-            check_promises(before, state.queue)
+            after = [*state.queue] if watch else []
             self._move(result.moved_tokens)
             if result.parts:
                 self._prefill(result.parts)
@@ -95,8 +90,8 @@ class Node:
                 self._decode(until_s)
             else:
                 raise RuntimeError("requests wait, and none gets in")
-            if self._options.check:
-                check_state(state, self.num_outstanding - len(self._coming))
+            if watch:
+                watch(state, before, after, self.num_outstanding - len(self._coming))
 
     def next_change_s(self) -> float:
         """No request ends before, and no other decision is taken, unless one arrives."""
@@ -140,8 +135,6 @@ class Node:
                 job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
             state.num_queued += 1
             job.is_ranked = self._policy.on_arrival(job)
-            if self._refining is not None and job.is_ranked:
-                self._refining.arrived(job)
             promise = Promise.of(request.hints) if request.hints.has_slo else None
             state.queue.append(Progress(request, index, job, promise=promise))
 
@@ -201,7 +194,6 @@ class Node:
 
     def _first_token(self, progress: Progress) -> None:
         progress.job.grow(progress.generated_tokens + 1)
-        self._refine([progress])
         if progress.first_token_s >= 0:
             progress.longest_gap_s = max(progress.longest_gap_s, self.now_s - progress.token_s)
             self.gaps[round((self.now_s - progress.token_s) * GAPS_PER_S)] += 1
@@ -232,8 +224,6 @@ class Node:
             steps = min(steps, decode.steps_to_refresh(interval_tokens))
         next_s = min(until_s, self._coming[0][0]) if self._coming else until_s
         steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
-        if self._refining is not None:
-            steps = min(steps, *(self._steps_to_score(progress) for progress in decode))
         seconds = decode.seconds(step_time, steps)
         state.ratio.decay(steps - retracts)
         self._leap(steps, seconds)
@@ -261,44 +251,12 @@ class Node:
         decode.leap(steps)
         for progress in decode.finished():
             self._finish(progress)
-        self._refine([*decode])
-
-    def _refine(self, progresses: Sequence[Progress]) -> None:
-        """Show what is due. The step that has made a token has shown the state before it."""
-        if self._refining is None:
-            return
-        told: list[tuple[int, int, NDArray[np.float64]]] = []
-        for progress in progresses:
-            age_tokens = self._age(progress) - 1
-            if self._refining.refiner.wants(age_tokens):
-                log_p = progress.request.scores.get(age_tokens)
-                if log_p is not None:
-                    told.append((progress.job.arrival, age_tokens, log_p))
-        if told:
-            arrivals, ages, rows = zip(*told, strict=True)
-            self._refining.scored(arrivals, ages, np.stack(rows))
-
-    def _age(self, progress: Progress) -> int:
-        """Of one that decodes, or has its first token coming."""
-        if progress.finish_step >= 0:
-            self.state.decode.sync(progress)
-        return progress.generated_tokens
-
-    def _steps_to_score(self, progress: Progress) -> int:
-        """Until the age at which the next scores of a decoding request are due."""
-        assert self._refining is not None
-        age_tokens, wants = self._age(progress), self._refining.refiner.wants
-        while not wants(age_tokens) and age_tokens < progress.request.max_new_tokens:
-            age_tokens += 1
-        return age_tokens + 1 - progress.generated_tokens
 
     def _finish(self, progress: Progress) -> None:
         state = self.state
         progress.last_token_s = self.now_s
         state.pool.publish(progress, progress.kv_tokens)
         state.pool.leave(progress)
-        if self._refining is not None:
-            self._refining.ended(progress.job)
         state.batch_is_full = False
         self.num_outstanding -= 1
         self._on_finish(progress)

@@ -7,13 +7,31 @@ After _get_new_batch_prefill_raw (managers/scheduler.py) and PrefillAdder
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from bench.engines.simulator.batch import Part, PassResult
 from bench.engines.simulator.pool import Cached
 from bench.engines.simulator.request import Progress
 from bench.engines.simulator.state import EngineState
 from bench.engines.simulator.stock import StockPolicy
 from sage_sched.plan import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """New tokens of one request in a prefill step, after those that are cached or done."""
+
+    progress: Progress
+    cached_tokens: int
+    new_tokens: int
+    completes: bool
+
+
+@dataclass(slots=True)
+class PassResult:
+    """What a pass decides. parts: of the prefill step. moved_tokens: swapped out and in."""
+
+    parts: list[Part] = field(default_factory=list)
+    moved_tokens: int = 0
 
 
 class PrefillAdder:

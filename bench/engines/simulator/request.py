@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.engines.simulator.radix_tree import Span, TreeNode
 from sage_sched.distribution import LengthDistribution
@@ -25,9 +22,6 @@ class SimRequest:
     follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
     hints: what was said of it.
-    scores: what a probe says at the ages at which it says something, ln P by bin. They depend on
-        the true length, as hidden states do, so they are drawn before the run, and each is shown
-        no sooner than its age is reached.
     """
 
     arrival_s: float
@@ -40,7 +34,6 @@ class SimRequest:
     follows: int | None = None
     pause_s: float = 0.0
     hints: Hints = NO_HINTS
-    scores: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines.run_metrics import run_metrics
-from bench.engines.simulator.fairness import fairness_metrics
+from bench.engines.run_metrics import fairness_metrics, run_metrics
 from bench.engines.simulator.presets import Engine
-from bench.engines.simulator.request import Progress, SimRequest
+from bench.engines.simulator.request import SimRequest
 from sage_sched.job import Hints
 from sage_sched.plan import Way
 from sage_sched.slo import Attainment
@@ -34,6 +33,8 @@ class Served:
     idle engine. input_tokens, answer_tokens: its true lengths. num_next_on_time: of its tokens but
     the first, those that came when they were promised. hints: what was said of it. class_names:
     what kind of request it is, which nobody was told.
+    longest_gap_s: between two tokens of its answer. gaps: of all answers, how often each gap
+    came, in 1/GAPS_PER_S; empty where nobody counted.
     duration_s: from the first arrival to the last token.
     cached_tokens: of all prompts, those that nobody had to compute; None where nobody counted.
     """
@@ -47,33 +48,32 @@ class Served:
     num_next_on_time: NDArray[np.int64]
     hints: tuple[Hints, ...]
     class_names: NDArray[np.str_]
+    longest_gap_s: NDArray[np.float64]
+    gaps: Counter[int]
     duration_s: float
     cached_tokens: int | None
 
     @classmethod
     def of(
         cls,
-        engine: Engine,
+        alone_s: Callable[[int, int], float],
         requests: Sequence[SimRequest],
         arrival_s: NDArray[np.float64],
         first_s: NDArray[np.float64],
         last_s: NDArray[np.float64],
-        num_next_on_time: NDArray[np.int64],
-        cached_tokens: int | None = None,
         **more: Any,
     ) -> Self:
-        """From when requests came, and when their first and last tokens did. more: of a Result."""
+        """From when requests came, and when their first and last tokens did. alone_s: what one of
+        so many tokens in and out takes on an idle engine. more: the other fields."""
         return cls(
             arrival_s=arrival_s,
             ttft_s=first_s - arrival_s,
             ttlt_s=last_s - arrival_s,
-            alone_s=np.array([alone_s(engine, r.input_tokens, r.output_tokens) for r in requests]),
+            alone_s=np.array([alone_s(r.input_tokens, r.output_tokens) for r in requests]),
             input_tokens=np.array([request.input_tokens for request in requests]),
             answer_tokens=np.array([request.output_tokens for request in requests]),
-            num_next_on_time=num_next_on_time,
             hints=tuple(request.hints for request in requests),
             class_names=np.array([request.class_name for request in requests]),
-            cached_tokens=cached_tokens,
             duration_s=float(last_s.max() - arrival_s.min()),
             **more,
         )
@@ -102,7 +102,11 @@ class Served:
             "request_throughput": len(self.ttlt_s) / self.duration_s,
             "largest_slowdown": float((self.ttlt_s / self.alone_s).max()),
             "duration": self.duration_s,
+            "max_itl_ms": 1e3 * float(self.longest_gap_s.max()),
         }
+        if self.gaps:
+            numbers["p99_itl_ms"] = _gap_percentile_ms(self.gaps, 99)
+            numbers["p999_itl_ms"] = _gap_percentile_ms(self.gaps, 99.9)
         if self.cached_tokens is not None:
             numbers["cached_share"] = self.cached_tokens / float(self.input_tokens.sum())
         return numbers
@@ -132,7 +136,8 @@ class Served:
         hints = tuple(h for h, is_of in zip(self.hints, chosen, strict=True) if is_of)
         last_s = arrays["arrival_s"] + arrays["ttlt_s"]
         duration_s = float(last_s.max() - arrays["arrival_s"].min())
-        return Served(**arrays, hints=hints, duration_s=duration_s, cached_tokens=None)
+        nobody: dict[str, Any] = {"cached_tokens": None, "gaps": Counter()}
+        return Served(**arrays, hints=hints, duration_s=duration_s, **nobody)
 
     def attainment(self) -> dict[str, Any]:
         """How far requests got what they were promised."""
@@ -155,8 +160,6 @@ class Result(Served):
 
     num_retractions, num_yields: how often a request lost its KV, and made room for others. yields:
     of all requests, by whether memory ran out (else it was to a waiting request), and way.
-    longest_gap_s: between two tokens of its answer. gaps: of all answers, how often each gap came,
-    in 1/GAPS_PER_S.
     prefill_tokens: computed, those that a retraction had computed again included. moved_tokens:
     swapped, both ways.
     wall_s: what the simulation took; all else is the same for the same input, bit for bit.
@@ -164,9 +167,7 @@ class Result(Served):
 
     num_retractions: NDArray[np.int64]
     num_yields: NDArray[np.int64]
-    longest_gap_s: NDArray[np.float64]
     yields: Counter[tuple[bool, Way]]
-    gaps: Counter[int]
     prefill_tokens: int
     moved_tokens: int
     wall_s: float
@@ -176,67 +177,12 @@ class Result(Served):
         return {
             **Served.metrics(self),
             "num_retractions": float(self.num_retractions.sum()),
-            "max_itl_ms": 1e3 * float(self.longest_gap_s.max()),
-            "p99_itl_ms": _gap_percentile_ms(self.gaps, 99),
-            "p999_itl_ms": _gap_percentile_ms(self.gaps, 99.9),
             "num_yields": float(self.num_yields.sum()),
             "num_out_of_memory": float(sum(self.yields[True, way] for way in Way)),
             "num_left_in_tree": float(sum(self.yields[short, Way.LEAVE] for short in _BOTH)),
             "simulated_tokens": float(int(self.answer_tokens.sum()) + self.prefill_tokens),
             "moved_tokens": float(self.moved_tokens),
         }
-
-
-def result_of(
-    engine: Engine,
-    requests: Sequence[SimRequest],
-    finished: Sequence[Progress],
-    *,
-    prefill_tokens: int,
-    moved_tokens: int,
-    yields: Counter[tuple[bool, Way]],
-    gaps: Counter[int],
-    wall_s: float,
-) -> Result:
-    """From the requests as they finished, in any order. Raises RuntimeError where one is missing,
-    came twice, or has not its true length."""
-    ordered = sorted(finished, key=lambda p: p.index)
-    if [p.index for p in ordered] != list(range(len(requests))):
-        raise RuntimeError("a request was lost or finished twice")
-    if any(p.generated_tokens != p.request.output_tokens for p in ordered):
-        raise RuntimeError("a request has not its true length")
-    arrival_s = np.array([p.request.arrival_s for p in ordered])
-    first_s = np.array([p.first_token_s for p in ordered])
-    last_s = np.array([p.last_token_s for p in ordered])
-    if not ((arrival_s <= first_s) & (first_s <= last_s)).all():
-        raise RuntimeError("a request was served before it came")
-    return Result.of(
-        engine,
-        requests,
-        arrival_s,
-        first_s,
-        last_s,
-        np.array([p.num_next_on_time for p in ordered]),
-        cached_tokens=sum(request.input_tokens for request in requests) - prefill_tokens,
-        num_retractions=np.array([p.num_retractions for p in ordered]),
-        longest_gap_s=np.array([p.longest_gap_s for p in ordered]),
-        num_yields=np.array([p.job.num_yields for p in ordered]),
-        yields=yields,
-        gaps=gaps,
-        prefill_tokens=prefill_tokens,
-        moved_tokens=moved_tokens,
-        wall_s=wall_s,
-    )
-
-
-def _gap_percentile_ms(gaps: Counter[int], percent: float) -> float:
-    """0 if there is no gap."""
-    left = percent / 100 * gaps.total()
-    for gap, number in sorted(gaps.items()):
-        left -= number
-        if left <= 0:
-            return 1e3 * gap / GAPS_PER_S
-    return 0.0
 
 
 def alone_s(engine: Engine, input_tokens: int, output_tokens: int) -> float:
@@ -250,3 +196,13 @@ def alone_s(engine: Engine, input_tokens: int, output_tokens: int) -> float:
     kv_token_steps = steps * (input_tokens + 1) + steps * (steps - 1) // 2
     seconds += steps * step_time.decode_s(1, 0)
     return seconds + kv_token_steps * step_time.decode_kv_token_s
+
+
+def _gap_percentile_ms(gaps: Counter[int], percent: float) -> float:
+    """0 if there is no gap."""
+    left = percent / 100 * gaps.total()
+    for gap, number in sorted(gaps.items()):
+        left -= number
+        if left <= 0:
+            return 1e3 * gap / GAPS_PER_S
+    return 0.0

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from bench.engines.rival import Rival
 from bench.engines.simulator.node import Node
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
-from bench.engines.simulator.result import Result, result_of
+from bench.engines.simulator.result import Result, alone_s
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
 from bench.policies.srpt_oracle import ORACLE, SrptOracle, SrptOracleParameters
@@ -55,16 +58,7 @@ def simulate(
     for index in followers[None]:
         node.submit(requests[index], index)
     node.advance(math.inf)
-    return result_of(
-        engine,
-        requests,
-        finished,
-        prefill_tokens=node.prefill_tokens,
-        moved_tokens=node.moved_tokens,
-        yields=node.state.num_yields,
-        gaps=node.gaps,
-        wall_s=time.perf_counter() - began,
-    )
+    return result_of(engine, requests, finished, [node], time.perf_counter() - began)
 
 
 def make_node(
@@ -113,3 +107,42 @@ def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:
         most = request.input_tokens + request.max_new_tokens + engine.page_size
         if most >= engine.kv_pool_tokens:
             raise ValueError(f"request {i} may need {most} tokens of {engine.kv_pool_tokens}")
+
+
+def result_of(
+    engine: Engine,
+    requests: Sequence[SimRequest],
+    finished: Sequence[Progress],
+    nodes: Sequence[Node],
+    wall_s: float,
+) -> Result:
+    """From the requests as they finished, in any order, on these nodes. Raises RuntimeError where
+    one is missing, came twice, or has not its true length."""
+    ordered = sorted(finished, key=lambda p: p.index)
+    prefill_tokens = sum(node.prefill_tokens for node in nodes)
+    if [p.index for p in ordered] != list(range(len(requests))):
+        raise RuntimeError("a request was lost or finished twice")
+    if any(p.generated_tokens != p.request.output_tokens for p in ordered):
+        raise RuntimeError("a request has not its true length")
+    arrival_s = np.array([p.request.arrival_s for p in ordered])
+    first_s = np.array([p.first_token_s for p in ordered])
+    last_s = np.array([p.last_token_s for p in ordered])
+    if not ((arrival_s <= first_s) & (first_s <= last_s)).all():
+        raise RuntimeError("a request was served before it came")
+    return Result.of(
+        partial(alone_s, engine),
+        requests,
+        arrival_s,
+        first_s,
+        last_s,
+        num_next_on_time=np.array([p.num_next_on_time for p in ordered]),
+        cached_tokens=sum(request.input_tokens for request in requests) - prefill_tokens,
+        num_retractions=np.array([p.num_retractions for p in ordered]),
+        longest_gap_s=np.array([p.longest_gap_s for p in ordered]),
+        num_yields=np.array([p.job.num_yields for p in ordered]),
+        yields=sum((node.state.num_yields for node in nodes), Counter()),
+        gaps=sum((node.gaps for node in nodes), Counter()),
+        prefill_tokens=prefill_tokens,
+        moved_tokens=sum(node.moved_tokens for node in nodes),
+        wall_s=wall_s,
+    )

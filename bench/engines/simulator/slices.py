@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.engines.simulator.batch import Part
-from bench.engines.simulator.prefill_adder import PrefillAdder
+from bench.engines.simulator.prefill_adder import Part, PrefillAdder
 from bench.engines.simulator.state import EngineState
 from sage_sched.best_effort import Qllm, those_who_pass
 from sage_sched.plan import UNLIMITED

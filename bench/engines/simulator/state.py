@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from bench.engines.simulator.decode import DecodeBatch
@@ -16,7 +17,6 @@ from sage_sched.config import SageConfig
 from sage_sched.job import Job
 from sage_sched.plan import Way
 from sage_sched.policy import Policy
-from sage_sched.probe import Reading
 from sage_sched.steps import StepTime
 from sage_sched.view import Holding, SchedulerView
 
@@ -36,15 +36,14 @@ class Options:
         their KV swapped to host memory.
     prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
     pace: by how much steps take longer than policies are told at the start.
-    check: whether the invariants are checked at every event.
-    reading: how the requests' scores are to be read, for policies that go by some.
+    watch: called at every event, with the queue before and after the pass, and the number of
+        requests that have come and not finished.
     """
 
     preempt: bool = True
     prediction_delay_s: float = 0.0
     pace: float = 1.0
-    check: bool = False
-    reading: Reading | None = None
+    watch: Callable[[EngineState, list[Progress], list[Progress], int], None] | None = None
 
 
 class NewTokenRatio:

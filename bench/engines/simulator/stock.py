@@ -5,6 +5,7 @@ Not in sage_sched's registry: a server runs SGLang's code for these names.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
@@ -28,11 +29,13 @@ class StockPolicy(ABC):
     takes its times anew).
 
     asks_tree: whether its order goes by what is cached of the waiting.
+    longest_sorted: a longer queue is not sorted.
     """
 
     # hrrn's clock, see HrrnPolicy.
     counts_stale_prefill: ClassVar[bool] = False
     asks_tree: ClassVar[bool] = False
+    longest_sorted: ClassVar[float] = math.inf
 
     @abstractmethod
     def key(self, job: Job, served_tokens: int) -> float:
@@ -47,10 +50,6 @@ class StockPolicy(ABC):
         """The job goes back to the end of the queue."""
         job.arrival = arrival
         job.served_at_arrival_tokens = served_tokens
-
-    def sorts(self, queue_length: int) -> bool:
-        """Whether a queue of this length is sorted at all."""
-        return True
 
     def chunk_limit(
         self, left_tokens: int, budget_tokens: int, page_size: int, works: Iterable[int]
@@ -112,13 +111,11 @@ class LpmPolicy(StockPolicy):
     """Longest prefix match: FCFS, but for retracted requests whose prompt is still cached."""
 
     asks_tree: ClassVar[bool] = True
+    longest_sorted: ClassVar[float] = _LONGEST_SORTED
 
     def key(self, job: Job, served_tokens: int) -> float:
         cached_tokens, waits = _found(job)
         return _LAST if waits else -cached_tokens
-
-    def sorts(self, queue_length: int) -> bool:
-        return queue_length <= _LONGEST_SORTED
 
 
 class HrrnPolicy(StockPolicy):
@@ -131,6 +128,7 @@ class HrrnPolicy(StockPolicy):
 
     counts_stale_prefill: ClassVar[bool] = True
     asks_tree: ClassVar[bool] = True
+    longest_sorted: ClassVar[float] = _LONGEST_SORTED
 
     def key(self, job: Job, served_tokens: int) -> float:
         cached_tokens, waits = _found(job)
@@ -140,9 +138,6 @@ class HrrnPolicy(StockPolicy):
         if uncached <= 0:
             return float("-inf")
         return -max(0, served_tokens - job.served_at_arrival_tokens) / uncached
-
-    def sorts(self, queue_length: int) -> bool:
-        return queue_length <= _LONGEST_SORTED
 
 
 class ShortestPrefillPolicy(StockPolicy):
@@ -173,7 +168,7 @@ def stock_order(
     queue: list[Progress], policy: StockPolicy, served_tokens: int, pool: KvPool
 ) -> list[Progress]:
     """The waiting queue as SGLang sorts it."""
-    if not policy.sorts(len(queue)):
+    if len(queue) > policy.longest_sorted:
         return queue
     if policy.asks_tree:
         _look_up(queue, pool)

@@ -5,20 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.engines.baseline import ModelledTime, UnloadedTime
+from bench.engines.baseline import Saturation, UnloadedTime
 from bench.engines.clock.device import Device
-from bench.engines.saturation import Saturation
 from bench.engines.server.client import Answer
 from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import alone_s
 from bench.engines.simulator.run import simulate
-from bench.workloads.prompts import WorkloadRequest
 from sage_sched.config import SageConfig
 
 
 def answer(inputs: int, outputs: int, first_s: float, last_s: float) -> Answer:
-    return Answer(
-        WorkloadRequest("", outputs, "chat"), inputs, outputs, 0.0, first_s, last_s, 0.0, ""
-    )
+    return Answer(0.0, ((first_s, 1), (last_s, outputs)), inputs)
 
 
 times = st.floats(1e-4, 1.0)
@@ -73,6 +70,4 @@ def test_a_device_clock_knows_what_a_request_takes_alone(inputs: int, outputs: i
     device = Device.named("h800-qwen3-32b", speed=4.0)
     alone = SimRequest(0.0, inputs, outputs, outputs, None, "")
     result = simulate(device.engine, "fcfs", SageConfig(), [alone])
-    unloaded = ModelledTime(device)
-    assert unloaded.seconds(inputs, outputs) == pytest.approx(result.ttlt_s[0])
-    assert device.preset in unloaded.description
+    assert alone_s(device.engine, inputs, outputs) == pytest.approx(result.ttlt_s[0])

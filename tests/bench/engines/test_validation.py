@@ -25,7 +25,9 @@ def test_ratios_are_of_means_over_seeds() -> None:
     assert list(summary) == ["fcfs", "hrrn", "sage"]
     assert summary["fcfs"]["2x"]["mean_ratio"] == pytest.approx(42 / 40)
     assert summary["fcfs"]["2x"]["p99_ratio"] == pytest.approx(42 / 40 * 4 / 3)
-    assert "20.00      21.00       1.05" in table(POINTS)
+    assert ["2x", "fcfs", "20.00", "21.00", "1.05"] in [
+        r.split()[:5] for r in table(POINTS).splitlines()
+    ]
 
 
 def test_policies_further_apart_than_the_margin_must_be_ordered_alike() -> None:

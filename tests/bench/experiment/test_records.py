@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.experiment import records
-from bench.experiment.cli import pictures
 from bench.experiment.records import Provenance, Record
 from bench.experiment.table import stale
+from bench.experiment.table_command import pictures
 from tests.bench.experiment.runs import record
 from tests.pages import DOCS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.experiment.compare import compare_and_report
+from bench.experiment.compare import as_experiment, compare_and_report
 from bench.experiment.plot import colors, mean_against_tail
 from bench.experiment.report import write_report
 from bench.experiment.spec import Experiment, names
@@ -41,10 +41,11 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
     for made in runs:
         made["settings"] = {"device clock": "h800-qwen3-32b", "speed": 2.0, "cpu": "<two> cores"}
     runs[-1] |= {"valid": False, "invalid_reason": "2 answers of the wrong length"}
-    write_report(runs, recorded(runs), tmp_path / "deep" / "report.html")
+    records = recorded(runs)
+    write_report(as_experiment(records), runs, records, tmp_path / "deep" / "report.html")
     page = _Page()
     page.feed((tmp_path / "deep" / "report.html").read_text(encoding="utf-8"))
-    assert page.tags.count("svg") == 3
+    assert page.tags.count("svg") == 1
     assert page.tags.count("tr") == 1 + 3 * 2
     assert all(link.startswith("#") for link in page.links)
     # It opens with the result, and says on what it was had.

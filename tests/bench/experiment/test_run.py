@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from bench.experiment.run import Options, changed, run
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Arm, Experiment, Load, SpecError
+from bench.workloads.prompt_source import Prompts
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose
 from sage_sched.cli import main
@@ -35,16 +35,12 @@ def test_all_arms_have_the_same_requests_and_other_seeds_have_others() -> None:
 
 
 def test_nothing_is_tuned_on_what_is_reported() -> None:
-    loaded = Loaded(Load(name="any", workload={"name": "mixed"}, rate="4", num_requests=200), None)
-    drawn = {
-        purpose: {
-            (r.input_tokens, r.output_tokens, r.class_name)
-            for r in loaded.requests(Arm(policy="fcfs"), 0, purpose)
-        }
-        for purpose in Purpose
-    }
-    shared = drawn[Purpose.REPORT] & drawn[Purpose.TUNING]
-    assert len(shared) < 0.2 * len(drawn[Purpose.REPORT])  # of equal lengths, other prompts
+    source = Prompts(None, "mixed")
+    reported, tuned, measured = (
+        {request.prompt for request in source._chosen(200, 0, purpose)} for purpose in Purpose
+    )
+    assert not reported & tuned
+    assert not (reported | tuned) & measured
 
 
 def test_the_best_tuned_policy_comes_first() -> None:
@@ -94,7 +90,7 @@ def test_deadlines_have_their_measures(tmp_path: Path) -> None:
 
 def test_every_dispatcher_has_its_row() -> None:
     experiment = small("cluster", workload={"name": "mixed"}, nodes=3, rate="6")
-    found = run(experiment, Options(processes=2), lambda _: None)
+    found = run(experiment, Options(), lambda _: None)
     assert [record.arm for record in found] == [arm.name for arm in experiment.arms]
     assert all(record.metrics["mean_e2e_latency_ms"] > 0 for record in found)
 
@@ -106,17 +102,6 @@ def test_what_needs_no_data_runs_small(name: str) -> None:
     assert len(found) == len(experiment.arms)
     for record in found:
         assert {*experiment.columns, *experiment.ratios} <= set(record.metrics), record.arm
-
-
-def test_a_trace_of_your_own_comes_as_recorded(tmp_path: Path) -> None:
-    rows = [
-        {"timestamp": 1000 * i, "input_length": 600, "output_length": 5 + i % 9, "hash_ids": [1, i]}
-        for i in range(40)
-    ]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    command = f"bench run trace --trace {tmp_path / 't.jsonl'} --arms fcfs sage --output {tmp_path}"
-    assert main(command.split()) == 0
-    assert len((tmp_path / "records" / "trace.jsonl").read_text().splitlines()) == 2
 
 
 def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,7 @@ from bench.whatif.engine import OwnServer, of_info, of_preset, of_running
 from bench.whatif.foresight import Foresight
 from bench.whatif.log import Logged, TrafficLog
 from bench.whatif.simulation import Outcome, outcomes, requests_of
-from bench.whatif.supposed import Supposed
-from bench.whatif.told import Told, told_of
+from bench.whatif.told import Supposed, Told, told_of
 from bench.workloads.prompts import WorkloadError
 from predictor_store.store.file import StoreError
 from sage_sched.cli import main
@@ -264,7 +263,7 @@ def test_a_program_gets_json_and_a_picture_that_fails_costs_nothing_else(
     def fails(*_: object) -> str:
         raise OSError("no room")
 
-    monkeypatch.setattr("bench.whatif.picture.ratios", fails)
+    monkeypatch.setattr("bench.experiment.plot.ratios_to_first", fails)
     assert main(argv) == 2
     printed = capsys.readouterr()
     assert "no picture: no room" in printed.err
@@ -293,4 +292,4 @@ def test_where_the_log_says_no_caps_there_are_two_answers_the_less_flattering_fi
 
 
 def test_presets_are_engines_too() -> None:
-    assert of_preset("h800-qwen3-32b").engine is PRESETS["h800-qwen3-32b"]
+    assert of_preset("h800-qwen3-32b").engine == PRESETS["h800-qwen3-32b"]

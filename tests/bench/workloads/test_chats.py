@@ -41,3 +41,28 @@ def test_lengths_of_other_prompts_are_refused(
     monkeypatch.setattr(chats, "LENGTHS_FILE", tmp_path / "lengths.json")
     with pytest.raises(WorkloadError, match="of other prompts"):
         chats.answered()
+
+
+def test_generated_prompts_are_distinct_and_their_lengths_are_those_of_their_kind() -> None:
+    workload = chats.generated(1500)
+    assert workload == chats.generated(1500) != chats.generated(1500, seed=1)
+    requests = [*workload.history, *workload.evaluation]
+    assert len({request.prompt for request in requests}) == 1500
+    known = chats.answered()
+    pairs = {(r.class_name, r.output_tokens) for r in (*known.history, *known.evaluation)}
+    assert {(r.class_name, r.output_tokens) for r in requests} <= pairs
+
+
+def test_a_tenth_is_twenty_times_longer_and_no_prompt_tells_which() -> None:
+    plain = chats.generated(1500)
+    heavy = plain.with_heavy_tail()
+    assert [r.prompt for r in heavy.evaluation] == [r.prompt for r in plain.evaluation]
+    factors = [
+        after.output_tokens / before.output_tokens
+        for before, after in zip(plain.evaluation, heavy.evaluation, strict=True)
+        if before.output_tokens > 50
+    ]
+    long = [factor for factor in factors if factor > 1]
+    assert len(long) / len(factors) == pytest.approx(0.1, abs=0.04)
+    short = np.mean([factor for factor in factors if factor < 1])
+    assert np.mean(long) / short == pytest.approx(20, rel=0.05)

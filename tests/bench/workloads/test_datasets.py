@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_lengths_come_from_the_documented_models(folder: Path) -> None:
-    workload = datasets.load(folder)
+    workload = datasets.load_mixed(folder)
     for request in (*workload.history, *workload.evaluation):
         if request.class_name == "instruction":
             assert request.output_tokens == 10 + int(request.prompt.split()[-1])
@@ -65,20 +65,20 @@ def test_lengths_come_from_the_documented_models(folder: Path) -> None:
         else:
             assert 900 <= request.output_tokens < 920
             assert request.prompt.startswith("A report")
-    assert workload == datasets.load(folder)
+    assert workload == datasets.load_mixed(folder)
 
 
 def test_an_unusable_row_is_named(folder: Path) -> None:
     write(folder, "prompts_pubmed", [{"prompt": "fine"}, {"text": "no prompt"}])
     with pytest.raises(WorkloadError, match=r"prompts_pubmed\.jsonl\.gz:2 has no prompt"):
-        datasets.load(folder)
+        datasets.load_mixed(folder)
     (folder / "prompts_pubmed.jsonl.gz").unlink()
     with pytest.raises(WorkloadError, match="there is no file"):
-        datasets.load(folder)
+        datasets.load_mixed(folder)
 
 
 def test_the_optional_data_suffices_for_several_hundred_requests(shared_data: Path) -> None:
-    workload = datasets.load(shared_data)
+    workload = datasets.load_mixed(shared_data)
     assert len(sample(workload.evaluation, 500, seed=0)) == 500
     means = {
         name: np.mean([r.output_tokens for r in workload.evaluation if r.class_name == name])

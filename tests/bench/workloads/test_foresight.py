@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.workloads import synthetic
+from bench.workloads import chats
 from bench.workloads.foresight import Foresight, truth, with_noise
 from bench.workloads.prompts import Workload, WorkloadRequest
 from predictor_store.predict import predictor
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def foresight() -> Foresight:
-    workload = synthetic.generate(150, seed=0)
+    workload = chats.generated(150)
     found = Foresight(workload, PredictorConfig(), len)
     found.read(workload.evaluation)
     found.read(workload.evaluation, "minilm")

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.workloads import real
+from bench.experiment.spec import Arm
+from bench.workloads import datasets
 from bench.workloads.arrivals import CROWD, arrivals_of
 from bench.workloads.lengths import Promised, read_lengths
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest
-from bench.workloads.triage import LABELS, LENGTHS, SHARES, read_triage, said_by
+from bench.workloads.source import Purpose
+from bench.workloads.triage import LABELS, LENGTHS, SHARES, Urgent
 from tests.bench.recordings import azure_like, triage_like
 from tests.pages import DOCS
 
@@ -22,33 +24,33 @@ DATA = DOCS.parents[1] / "shared" / "data"
 def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
     tmp_path: Path,
 ) -> None:
-    triage = read_triage(triage_like(tmp_path))
-    drawn = triage.drawn(2000, 5)
-    expert, chance = (said_by(who, triage, drawn, 5) for who in ("expert", "chance"))
-    counts = Counter(expert)
+    source = Urgent(triage_like(tmp_path))
+    expert, chance, nobody = (
+        source.requests(Arm(policy="urgency", said_by=who), np.zeros(2000), 5, 1024, Purpose.REPORT)
+        for who in ("expert", "chance", "nobody")
+    )
+    levels, by_chance = ([r.hints.urgency for r in said] for said in (expert, chance))
+    counts = Counter(levels)
     assert [counts[level] / 2000 for level in range(1, 6)] == pytest.approx(SHARES, abs=0.03)
-    assert Counter(chance) == counts
-    assert chance != expert
-    assert set(said_by("nobody", triage, drawn, 5)) == {3}
-    at_once = np.zeros(2000)
-    one, other = (triage.requests(drawn, said, at_once, 5, 1024) for said in (expert, chance))
-    assert [r.output_tokens for r in one] == [r.output_tokens for r in other]
-    assert [r.hints.urgency for r in one] == expert
-    assert [r.class_name for r in other] == list(map(str, expert))
+    assert Counter(by_chance) == counts
+    assert by_chance != levels
+    assert {r.hints.urgency for r in nobody} == {3}
+    assert [r.output_tokens for r in expert] == [r.output_tokens for r in chance]
+    assert [r.class_name for r in chance] == list(map(str, levels))
     # The answers that foretell are not among those that come.
-    assert len(triage.history) + len(triage.lengths) == 60
+    assert len(source.history) + len(source.lengths) == 60
 
 
 def test_without_recordings_there_is_nothing_to_simulate(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="there is no file"):
-        read_triage(tmp_path)
+        Urgent(tmp_path)
     triage_like(tmp_path)
     (tmp_path / LENGTHS).unlink()
     with pytest.raises(Exception, match=LENGTHS):
-        read_triage(tmp_path)
+        Urgent(tmp_path)
     assert (tmp_path / LABELS).exists()
     with pytest.raises(WorkloadError):
-        read_lengths(tmp_path, "azure", held_out=True)
+        read_lengths(tmp_path, "azure")
 
 
 def test_crowds_come_at_the_same_mean_rate() -> None:
@@ -60,13 +62,9 @@ def test_crowds_come_at_the_same_mean_rate() -> None:
 
 def test_what_is_reported_on_was_not_tuned_on(tmp_path: Path) -> None:
     data = azure_like(tmp_path)
-    tuned, reported = (read_lengths(data, "azure", held_out=held) for held in (False, True))
-    known = set(zip(*(column.tolist() for column in tuned.history), strict=True))
-    for lengths in (tuned, reported):
-        assert not known & set(
-            zip(lengths.input_tokens.tolist(), lengths.output_tokens.tolist(), strict=True)
-        )
-    assert sorted(tuned.input_tokens.tolist()) != sorted(reported.input_tokens.tolist())
+    known, tuned, reported = (set(map(tuple, rows)) for rows in read_lengths(data, "azure"))
+    assert not known & (tuned | reported)
+    assert tuned != reported
 
 
 def test_servers_are_told_classes_by_priorities(tmp_path: Path) -> None:
@@ -94,10 +92,10 @@ def test_prompts_that_come_again_do_so_by_zipfs_law_with_other_answers() -> None
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the folder of recorded answers")
 def test_every_length_is_one_models_own_answer_to_that_very_prompt() -> None:
-    workload = real.load(DATA)
+    workload = datasets.load_real(DATA)
     assert {r.class_name for r in workload.evaluation} == {"chat", "gsm", "math-l5", "crux"}
     assert not {r.prompt for r in workload.history} & {r.prompt for r in workload.evaluation}
-    repeated = real.load_repeated(DATA)
+    repeated = datasets.load_repeated(DATA)
     shared = {r.prompt for r in repeated.history} & {r.prompt for r in repeated.evaluation}
     assert len(shared) > 100
     assert len(repeated.observations()) == len(repeated.history)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +15,18 @@ from bench.engines.server.server import Server
 from tests.engine.fuzz.actor import Answer, Question, ask
 
 _AT_A_TIME = 8
+
+
+def pause(server: Server) -> None:
+    """Stop all its processes until resume(): it computes and answers nothing."""
+    assert server.pid is not None
+    os.killpg(server.pid, signal.SIGSTOP)
+
+
+def resume(server: Server) -> None:
+    """Let them go on; harmless when they are."""
+    assert server.pid is not None
+    os.killpg(server.pid, signal.SIGCONT)
 
 
 class Oracle:
@@ -47,13 +61,13 @@ class Oracle:
 
     def _ask(self, questions: Sequence[Question], num: int, flush: bool = False) -> list[Answer]:
         if self._server.running():
-            self._server.resume()
+            resume(self._server)
         else:
             self._server.__enter__()
         try:
             return asyncio.run(self._ask_all(questions, num, flush))
         finally:
-            self._server.pause()
+            pause(self._server)
 
     async def _ask_all(self, questions: Sequence[Question], num: int, flush: bool) -> list[Answer]:
         slots = asyncio.Semaphore(num)

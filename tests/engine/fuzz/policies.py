@@ -9,6 +9,7 @@ from bench.engines.server import plugins
 from bench.policies.fastserve import FastServe
 from sage_sched.job import Job
 from sage_sched.plan import Budget
+from sage_sched.registry import ENTRY_POINT_GROUP
 from sage_sched.view import SchedulerView
 
 # Of served work, a phase each.
@@ -57,5 +58,5 @@ def install(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for policy in (Picky, Fickle):
         source = f"{__name__}:{policy.__name__}"
-        found |= plugins.install_policy(folder, policy.__name__.lower(), source)
+        found |= plugins.install_as(folder, policy.__name__.lower(), source, ENTRY_POINT_GROUP)
     return found

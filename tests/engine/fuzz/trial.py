@@ -18,7 +18,7 @@ from tests.engine.fuzz.actor import Actor, Played, StalledError
 from tests.engine.fuzz.configurations import Configuration
 from tests.engine.fuzz.evidence import Evidence
 from tests.engine.fuzz.judge import Verdict, judge
-from tests.engine.fuzz.oracle import Oracle
+from tests.engine.fuzz.oracle import Oracle, pause, resume
 from tests.engine.fuzz.scenario import draw
 from tests.engine.serving import warmed_store
 
@@ -124,9 +124,9 @@ class Trial:
         self.tally.states_met = evidence.states_met()
         if death is None and not stalled:
             findings += self._counted_wrong(evidence)
-            self._server.pause()
+            pause(self._server)
             verdict = judge(played, self._oracle)
-            self._server.resume()
+            resume(self._server)
             self._add(verdict)
             findings += verdict.findings
         if death is not None or stalled:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import load_tokenizer
 from patches.http.hooks import _before_output
 from patches.http.predict import RequestPrediction, last_user_text, prompt_text
+from predictor_store.data.warm import load_tokenizer
 
 
 @pytest.fixture(scope="module")
 def manager(tmp_path_factory: pytest.TempPathFactory) -> Any:
     model = write_model(tmp_path_factory.mktemp("model") / "llama")
-    return SimpleNamespace(tokenizer=load_tokenizer(model))
+    return SimpleNamespace(tokenizer=load_tokenizer(str(model)))
 
 
 @pytest.mark.parametrize("ids", [[-1], [10**9], [2**70], [[]], ["a"], [1.5], [], [None]])

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from bench.policies.trail_filter import (
     TrailFilter,
     filtered,
-    filtered_as_printed,
     mean_left_tokens,
     moved_down,
 )
@@ -196,10 +195,6 @@ def test_trails_filter_moves_probability_down_and_keeps_evidence() -> None:
     first, flat = np.array([0.1, 0.7, 0.1, 0.1]), np.full(4, 0.25)
     prose = filtered(first, flat, 1e9)
     assert prose == pytest.approx(first)
-    prior, printed = filtered_as_printed(flat, first, 1e9)
-    assert printed == pytest.approx(first)
-    # As printed, what was seen is gone a token later.
-    assert filtered_as_printed(prior, flat, 1e9)[1] == pytest.approx(flat)
 
 
 def test_trails_filter_refines_jobs_at_every_token() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.policies.variants import DeadlineOnly, DensityOnly
 from sage_sched.cost import seconds_on
 from sage_sched.distribution import LengthDistribution
 from sage_sched.slo import Queue, Slide
@@ -57,13 +56,6 @@ def test_the_order_is_that_of_algorithm_1(
     assert slide.is_urgent(queue, budget_s).tolist() == urgent
     places = slide.places(queue, budget_s)
     assert np.argsort(places).tolist() == order
-
-
-@pytest.mark.parametrize(("slide_type", "first"), [(DeadlineOnly, 1), (DensityOnly, 0), (Slide, 0)])
-def test_what_is_left_out_of_it(slide_type: type[Slide], first: int) -> None:
-    queue = Queue(np.array([1.0, 1.0]), np.array([1.5, 1.0]), np.array([2.0, 1.0]))
-    slide = slide_type(0.1, 0.0, 1.0)
-    assert slide.places(queue, slide.budget_s(queue)).tolist()[first] == 0
 
 
 SERVER = ServerFacts(70_000, 256, StepTime(0.0, 0.0, 1e-3, 0.0, 0.04, 0.0, 1e-6), 0.0)

@@ -147,8 +147,8 @@ def test_moves_go_one_after_the_other_and_hold_the_device_up() -> None:
 
 
 def test_installed_for_servers_with_its_environment(tmp_path: Path) -> None:
-    env = install(tmp_path, MODEL, tmp_path / "vectors.npz")
-    assert env == install(tmp_path, MODEL, tmp_path / "vectors.npz")  # for the next server
+    env = install(tmp_path, MODEL)
+    assert env == install(tmp_path, MODEL)  # for the next server
     found = [d for d in distributions(path=[str(tmp_path)]) if d.name == "device_clock"]
     (entry,) = found[0].entry_points
     assert entry.group == "sglang.srt.plugins"

@@ -1,46 +1,64 @@
-"""What must not be taken for a good run."""
+"""What clients saw, as numbers, and what must not be taken for a good run."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from bench.engines.server.client import ServedRun, _row, drive
+from bench.engines.server.client import Answer, as_seen, body_of, drive, problem_of
+from bench.engines.simulator.presets import H800_QWEN3_32B
+from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.result import alone_s
 from bench.workloads.forced_length import LENGTH_KEY
-from bench.workloads.prompts import WorkloadRequest
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import Hints
 
-GOOD = '{"text": "a b", "meta_info": {"completion_tokens": 2, "prompt_tokens": 4}}'
+ALONE_S = partial(alone_s, H800_QWEN3_32B)
+REQUEST = SimRequest(
+    arrival_s=0.0,
+    input_tokens=40,
+    output_tokens=9,
+    max_new_tokens=100,
+    distribution=LengthDistribution.from_samples([9], "truth"),
+    class_name="any",
+    hints=Hints(ttft_slo_ms=1_000, tpot_slo_ms=100, weight=2.0, slo_class="w2"),
+)
+
+
+def said(tokens: int, reason: str) -> str:
+    meta = f'"completion_tokens": {tokens}, "finish_reason": {reason}'
+    return f'{{"meta_info": {{{meta}, "prompt_tokens": 4, "cached_tokens": 3}}}}'
 
 
 class _Stub(BaseHTTPRequestHandler):
     """Answers with what the prompt asks for."""
 
     replies = {  # noqa: RUF012
-        "right": (200, GOOD),
-        "too short": (200, GOOD.replace("2", "1", 1)),
-        "error in the stream": (200, '{"error": {"message": "refused"}}'),
-        "refused": (400, "bad request"),
+        "right": (200, (said(1, "null"), said(2, '{"type": "stop"}'))),
+        "too short": (200, (said(1, '{"type": "stop"}'),)),
+        "aborted": (200, (said(1, "null"), said(1, '{"type": "abort"}'))),
+        "error in the stream": (200, ('{"error": {"message": "refused"}}',)),
+        "silent": (200, ()),
+        "refused": (400, ("bad request",)),
     }
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         prompt = next(prompt for prompt in self.replies if f'"{prompt}"' in body)
-        status, reply = self.replies[prompt]
+        status, lines = self.replies[prompt]
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(f"data: {reply}\n\ndata: [DONE]\n\n".encode())
+        for line in (*lines, "[DONE]"):
+            self.wfile.write(f"data: {line}\n\n".encode())
 
     def log_message(self, *arguments: Any) -> None:
         pass
-
-
-class _Tokenizer:
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [0] * len(text.split())
 
 
 @pytest.fixture
@@ -51,57 +69,66 @@ def url() -> Iterator[str]:
         server.shutdown()
 
 
-def run(url: str, *prompts: str) -> ServedRun:
-    return drive(
-        url,
-        [WorkloadRequest(prompt, 2, "chat") for prompt in prompts],
-        [0.0] * len(prompts),
-        tokenizer=_Tokenizer(),
-        max_new_tokens=8,
-        timeout_s=300.0,
-        label="test",
-    )
+def ask(url: str, *prompts: str, **more: Any) -> list[Answer]:
+    bodies = [body_of(prompt, 2, 8) for prompt in prompts]
+    return drive(url, bodies, [0.0] * len(prompts), label="test", **more)
 
 
-def test_good_answers_are_counted(url: str) -> None:
-    result = run(url, "right", "right")
-    assert result.problem() == ""
-    assert result.metrics["completed"] == 2
-    assert all(0 < a.ttft_s <= a.ttlt_s <= result.duration_s for a in result.answers)
+def test_a_client_notes_when_it_had_how_many_tokens(url: str) -> None:
+    answers = ask(url, "right", "right", speed=4.0)
+    assert problem_of(answers) == ""
+    for answer in answers:
+        assert [count for _, count in answer.seen] == [1, 2]
+        assert 0 <= answer.sent_s <= answer.first_token_s <= answer.last_token_s
+        assert (answer.input_tokens, answer.output_tokens, answer.cached_tokens) == (4, 2, 3)
+        assert 0 <= answer.late_s == answer.sent_s
+
+
+def test_a_request_comes_after_the_answer_that_it_follows(url: str) -> None:
+    first, second = ask(url, "right", "right", follows=[None, 0], pauses_s=[0.0, 0.2])
+    assert second.sent_s >= first.last_token_s + 0.2
+    assert second.late_s < second.sent_s
 
 
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [
         ("too short", "1 tokens came instead of 2"),
-        ("error in the stream", "no token came"),
+        ("aborted", "no answer"),
+        ("error in the stream", "refused"),
+        ("silent", "no token came"),
         ("refused", "bad request"),
     ],
 )
 def test_a_bad_answer_makes_the_run_invalid(url: str, prompt: str, reason: str) -> None:
-    problem = run(url, "right", prompt, "right").problem()
+    problem = problem_of(ask(url, "right", prompt, "right"))
     assert problem.startswith("1 of 3 requests failed")
     assert reason in problem
 
 
 def test_a_server_that_is_not_there_makes_the_run_invalid() -> None:
-    assert "2 of 2" in run("http://127.0.0.1:9", "right", "right").problem()
-
-
-def test_an_answer_of_the_end_token_alone_is_made_one_longer(url: str) -> None:
-    result = drive(
-        url,
-        [WorkloadRequest("right", 1, "chat")],
-        [0.0],
-        tokenizer=_Tokenizer(),
-        max_new_tokens=8,
-        timeout_s=300.0,
-        label="test",
-    )
-    assert result.problem() == ""
+    assert "2 of 2" in problem_of(ask("http://127.0.0.1:9", "right", "right"))
 
 
 def test_a_body_has_the_cap_of_all_and_its_own_length_where_no_scheduler_looks() -> None:
-    params = _row(WorkloadRequest("a", 3, "chat"), _Tokenizer(), 64).extra_request_body
-    sampling: dict[str, Any] = params["sampling_params"]
-    assert (sampling["max_new_tokens"], sampling["custom_params"]) == (64, {LENGTH_KEY: 3})
+    for wanted, length in ((3, 3), (200, 63)):
+        sampling = body_of("a", wanted, 64, session="s")["sampling_params"]
+        assert sampling["max_new_tokens"] == 64
+        assert sampling["custom_params"] == {LENGTH_KEY: length, "session": "s"}
+
+
+def test_tokens_between_two_looks_came_evenly() -> None:
+    """Due at 1.1, 1.2 … 1.8 s. The first five come by 1.4 s, 0.1 s each; the others 0.2 s each."""
+    answer = Answer(10.0, ((11.0, 1), (11.4, 5), (12.2, 9)), 40, 0)
+    assert answer.token_s() == pytest.approx([11, 11.1, 11.2, 11.3, 11.4, 11.6, 11.8, 12, 12.2])
+    early = replace(answer, sent_s=10.01)  # by 0.01 s
+    late = replace(answer, sent_s=9.99)
+    seen = as_seen(ALONE_S, [REQUEST] * 2, [early, late])
+    assert seen.num_next_on_time.tolist() == [4, 0]
+    assert seen.ttlt_s == pytest.approx([2.19, 2.21])
+    assert seen.alone_s[0] == alone_s(H800_QWEN3_32B, 40, 9)
+    assert seen.duration_s == pytest.approx(12.2 - 9.99)
+    assert seen.metrics()["max_itl_ms"] == pytest.approx(200)
+    assert seen.metrics()["p99_itl_ms"] == pytest.approx(200)
+    # Both first tokens count once and on time for one; 5 tokens of 18, each for 2.
+    assert seen.attainment()["tdg_ratio"] == pytest.approx(5 / 18)

@@ -13,6 +13,7 @@ from bench.engines.simulator.state import Options
 from bench.policies.routers import ROUTERS, router_named
 from sage_sched.config import SageConfig
 from sage_sched.routing import BLOCK_TOKENS
+from tests.bench.engines.simulator.invariants import watch
 from tests.bench.engines.simulator.traffic import SMALL, mixed, request
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ CONFIG = SageConfig()
 @pytest.mark.parametrize("preempt", [False, True])
 def test_a_cluster_of_one_is_the_engine(preempt: bool) -> None:
     requests = mixed(150, 6.0, 8)
-    options = Options(preempt=preempt, check=True)
+    options = Options(preempt=preempt, watch=watch)
     alone = simulate(SMALL, "sage", CONFIG, requests, options)
     cluster = simulate_cluster(SMALL, 1, "sage", CONFIG, requests, options)
     assert cluster.ttlt_s == pytest.approx(alone.ttlt_s)
@@ -31,17 +32,17 @@ def test_a_cluster_of_one_is_the_engine(preempt: bool) -> None:
 
 def test_requests_go_where_the_fewest_are() -> None:
     requests = [request(0.01 * i, 10, 50) for i in range(8)]
-    result = simulate_cluster(SMALL, 8, "fcfs", CONFIG, requests, Options(check=True))
+    result = simulate_cluster(SMALL, 8, "fcfs", CONFIG, requests, Options(watch=watch))
     assert result.ttlt_s == pytest.approx(result.alone_s)
     # A finished request counts no more: the third goes to the first engine, idle again.
     requests = [request(0.0, 10, 2), request(0.0, 10, 300), request(2.0, 10, 2)]
-    result = simulate_cluster(SMALL, 2, "fcfs", CONFIG, requests, Options(check=True))
+    result = simulate_cluster(SMALL, 2, "fcfs", CONFIG, requests, Options(watch=watch))
     assert result.ttlt_s == pytest.approx(result.alone_s)
 
 
 def test_ten_engines_serve_ten_times_the_load() -> None:
     apart = [simulate(SMALL, "sage", CONFIG, mixed(100, 3.0, seed)).ttlt_s for seed in range(20)]
-    ten = simulate_cluster(SMALL, 10, "sage", CONFIG, mixed(1000, 30.0, 9), Options(check=True))
+    ten = simulate_cluster(SMALL, 10, "sage", CONFIG, mixed(1000, 30.0, 9), Options(watch=watch))
     assert float(np.mean(ten.ttlt_s)) < 1.1 * float(np.mean(apart))
 
 
@@ -55,7 +56,7 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 @pytest.mark.parametrize("report_s", [0.01, 1.0, 1e6])
 def test_no_dispatcher_loses_a_request_however_old_its_news(name: str, report_s: float) -> None:
     requests = mixed(120, 20.0, 11)
-    options = Options(preempt=True, check=True)
+    options = Options(preempt=True, watch=watch)
     result = simulate_cluster(
         SMALL, 3, "sage", CONFIG, requests, options, router=router_named(name), report_s=report_s
     )
@@ -65,7 +66,7 @@ def test_no_dispatcher_loses_a_request_however_old_its_news(name: str, report_s:
 def test_a_request_that_follows_comes_after_the_answer_wherever_it_goes() -> None:
     first = [request(1.0 * i, 10, 20 + 7 * i) for i in range(6)]
     later = [replace(request(0.0, 12, 5), follows=i, pause_s=0.5) for i in range(6)]
-    result = simulate_cluster(SMALL, 3, "fcfs", CONFIG, [*first, *later], Options(check=True))
+    result = simulate_cluster(SMALL, 3, "fcfs", CONFIG, [*first, *later], Options(watch=watch))
     ended_s = result.arrival_s + result.ttlt_s
     assert result.arrival_s[6:] == pytest.approx(ended_s[:6] + 0.5)
     assert result.ttlt_s == pytest.approx(result.alone_s)
@@ -85,7 +86,7 @@ def test_a_prefix_draws_its_like_to_one_engine() -> None:
     ]
     computed = {
         name: simulate_cluster(
-            SMALL, 4, "sage", CONFIG, shared, Options(check=True), router=router_named(name)
+            SMALL, 4, "sage", CONFIG, shared, Options(watch=watch), router=router_named(name)
         ).prefill_tokens
         for name in ("predicted-cost", "round_robin")
     }

@@ -21,9 +21,9 @@ from bench.engines.simulator.stock import STOCK
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.plan import Enter, Plan, Way, Yield
-from sage_sched.probe import Reading
 from sage_sched.registry import policy_names
 from sage_sched.steps import attended_pairs
+from tests.bench.engines.simulator.invariants import watch
 from tests.bench.engines.simulator.traffic import (
     MANY_SLOTS,
     SMALL,
@@ -36,8 +36,8 @@ from tests.bench.engines.simulator.traffic import (
 pytestmark = pytest.mark.slow
 
 ROOMY = replace(SMALL, kv_pool_tokens=65536, page_size=1, max_prefill_tokens=8192)
-CHECKED = Options(check=True)
-PREEMPTIVE = Options(preempt=True, check=True)
+CHECKED = Options(watch=watch)
+PREEMPTIVE = Options(preempt=True, watch=watch)
 CONFIG = SageConfig()
 
 
@@ -188,11 +188,11 @@ def test_invariants_hold_on_mixed_traffic(policy: str, preempt: bool, page_size:
     engine = replace(SMALL, page_size=page_size)
     oracle = policy == "srpt-oracle"
     requests = mixed(150, 6.0, 3, unknown=0.0 if oracle else 0.1)
-    result = simulate(engine, policy, CONFIG, requests, Options(preempt=preempt, check=True))
+    result = simulate(engine, policy, CONFIG, requests, Options(preempt=preempt, watch=watch))
     assert (result.ttlt_s >= result.alone_s * (1 - 1e-9)).all()
     assert preempt or result.num_yields.sum() == 0
     engine = replace(MANY_SLOTS, page_size=page_size)
-    simulate(engine, policy, CONFIG, burst(), Options(preempt=preempt, check=True))
+    simulate(engine, policy, CONFIG, burst(), Options(preempt=preempt, watch=watch))
 
 
 def test_the_mixed_traffic_yields_and_chunks() -> None:
@@ -256,39 +256,6 @@ def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str)
     assert [p.last_token_s for p in finished_too] == pytest.approx(last_s)
 
 
-@pytest.mark.parametrize("policy", ["sage+", "trail"])
-def test_a_score_counts_from_its_age_on_and_no_sooner(policy: str) -> None:
-    edges = np.array([0, 20, 40, 80, 160, 1 << 20])
-    reading = Reading(edges, np.array([0]), np.log(np.full((1, 5), 0.2)))
-    options = replace(PREEMPTIVE, reading=reading)
-    rng = np.random.default_rng(0)
-    requests = [
-        replace(each, scores={age: np.log(rng.dirichlet(np.ones(5))) for age in range(400)})
-        for each in mixed(120, 30.0, 6)
-    ]
-    nodes, until_s = list[Node](), 0.0
-    for known_until in (400, 60, 0):
-        others = [
-            replace(each, scores={a: p for a, p in each.scores.items() if a < known_until})
-            for each in requests
-        ]
-        node = started(policy, others, [], options)
-        # As long as nobody is older than 60, later scores are nobody's business.
-        while not nodes and max_age(node) < 55:
-            until_s += 0.05
-            node.advance(until_s)
-        node.advance(until_s)
-        nodes.append(node)
-    assert snapshot(nodes[0]) == snapshot(nodes[1])
-    assert snapshot(nodes[0]) != snapshot(nodes[2])
-
-
-def max_age(node: Node) -> int:
-    for progress in node.state.decode:
-        node.state.decode.sync(progress)
-    return max((progress.generated_tokens for progress in node.state.decode), default=0)
-
-
 def snapshot(node: Node) -> object:
     """Who is where, with what."""
     state = node.state
@@ -314,7 +281,7 @@ def test_predictions_delay_all_but_stock_policies() -> None:
 def test_a_yielding_request_comes_back_without_a_prefill() -> None:
     engine = replace(ROOMY, max_running_requests=1, swap_token_s=1e-3)
     requests = [request(0.0, 100, 300), request(1.0, 100, 3)]
-    result = simulate(engine, "srpt-oracle", CONFIG, requests, Options(preempt=True, check=True))
+    result = simulate(engine, "srpt-oracle", CONFIG, requests, Options(preempt=True, watch=watch))
     assert result.num_yields.tolist() == [1, 0]
     assert result.prefill_tokens == 200
     # Out and in, what the first held at 1 s.

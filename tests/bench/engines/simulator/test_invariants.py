@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.engines.simulator.invariants import BrokenInvariantError, check_state
 from bench.engines.simulator.node import Node
 from bench.engines.simulator.run import make_node
 from bench.engines.simulator.state import EngineState, Options
 from sage_sched.config import SageConfig
+from tests.bench.engines.simulator.invariants import BrokenInvariantError, check_state
 from tests.bench.engines.simulator.traffic import SMALL, mixed
 
 

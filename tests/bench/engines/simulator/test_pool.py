@@ -18,6 +18,7 @@ from bench.engines.simulator.stock import STOCK
 from sage_sched.config import SageConfig
 from sage_sched.job import Job
 from sage_sched.registry import policy_names
+from tests.bench.engines.simulator.invariants import watch
 from tests.bench.engines.simulator.traffic import SMALL, mixed, request
 
 pytestmark = pytest.mark.slow
@@ -158,7 +159,7 @@ def _with_documents(num_requests: int, seed: int) -> list[SimRequest]:
 @pytest.mark.parametrize("policy", [*sorted(STOCK), *policy_names()])
 def test_invariants_hold_where_prompts_are_shared(policy: str, page_size: int) -> None:
     engine = replace(SMALL, page_size=page_size)
-    options = Options(preempt=True, check=True)
+    options = Options(preempt=True, watch=watch)
     requests = _with_documents(150, 5)
     result = simulate(engine, policy, CONFIG, requests, options)
     assert result.prefill_tokens < sum(each.input_tokens for each in requests)
@@ -169,7 +170,7 @@ def test_one_that_follows_comes_after_the_answer_and_a_pause() -> None:
     spans = ((DOCUMENT, 0, 90), (OTHER, 0, 30))
     second = replace(request(0.0, 120, 5), spans=spans, follows=0, pause_s=2.0)
     third = replace(request(0.0, 20, 5), follows=1)
-    result = simulate(SMALL, "fcfs", CONFIG, [first, second, third], Options(check=True))
+    result = simulate(SMALL, "fcfs", CONFIG, [first, second, third], Options(watch=watch))
     ends_s = result.arrival_s + result.ttlt_s
     assert result.arrival_s[1:] == pytest.approx([ends_s[0] + 2.0, ends_s[1]])
     assert result.prefill_tokens == 100 + 120 - 80 + 20  # pages of 16
@@ -194,7 +195,7 @@ def test_a_document_that_many_ask_about_at_once_is_computed_once(policy: str) ->
     requests = [
         replace(request(0.0, 168, 5), spans=(document, (100 + number, 0, 8))) for number in range(5)
     ]
-    result = simulate(SMALL, policy, CONFIG, requests, Options(preempt=True, check=True))
+    result = simulate(SMALL, policy, CONFIG, requests, Options(preempt=True, watch=watch))
     assert result.prefill_tokens == 160 + 5 * 8
-    together = simulate(SMALL, "fcfs", CONFIG, requests, Options(check=True))
+    together = simulate(SMALL, "fcfs", CONFIG, requests, Options(watch=watch))
     assert together.prefill_tokens > 2 * 168

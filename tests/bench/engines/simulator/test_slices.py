@@ -15,6 +15,7 @@ from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from sage_sched.steps import StepTime
+from tests.bench.engines.simulator.invariants import watch
 
 # A prefill takes 0.1 s and 1 ms a token, a decode step 0.1 s.
 ENGINE = Engine(StepTime(0.1, 0.0, 0.001, 0.0, 0.1, 0.0, 0.0), 100_000, 8, slices=10)
@@ -26,7 +27,7 @@ def request(at_s: float, urgency: int, input_tokens: int, output_tokens: int = 1
 
 
 def served(engine: Engine, *requests: SimRequest, policy: str = "qllm") -> Result:
-    options = Options(preempt=True, check=True)
+    options = Options(preempt=True, watch=watch)
     return simulate(engine, policy, SageConfig(), requests, options)
 
 

@@ -18,6 +18,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.slo import Promise
 from sage_sched.steps import StepTime, attended_pairs
+from tests.bench.engines.simulator.invariants import watch
 
 CONFIG = SageConfig()
 ENGINE = Engine(
@@ -59,7 +60,7 @@ def traffic(num_requests: int, seed: int, classes: Sequence[Hints]) -> list[SimR
 @pytest.mark.parametrize("policy", ["fcfs", "sage"])
 def test_tokens_on_time_are_counted_in_a_leap_as_one_by_one(engine: Engine, policy: str) -> None:
     requests = traffic(60, 1, CLASSES)
-    leaping = simulate(engine, policy, CONFIG, requests, Options(check=True))
+    leaping = simulate(engine, policy, CONFIG, requests, Options(watch=watch))
     finished: list[Progress] = []
     node = make_node(engine, policy, CONFIG, Options(), finished.append)
     for index, request in enumerate(requests):
@@ -93,8 +94,8 @@ def test_those_that_run_decode_beside_a_prefill() -> None:
         return SimRequest(arrival_s, input_tokens, output_tokens, 300, None, "")
 
     requests = [alone(0.0, 100, 50), alone(0.2, 200, 2)]
-    mixed = simulate(MIXED, "fcfs", CONFIG, requests, Options(check=True))
-    apart = simulate(ENGINE, "fcfs", CONFIG, requests, Options(check=True))
+    mixed = simulate(MIXED, "fcfs", CONFIG, requests, Options(watch=watch))
+    apart = simulate(ENGINE, "fcfs", CONFIG, requests, Options(watch=watch))
     step_time = ENGINE.step_time
     prefill_s = step_time.prefill_s(1, 200, attended_pairs(0, 200))
     # The step that prefills the second request: it reads the weights once.
@@ -109,7 +110,7 @@ def test_those_that_run_decode_beside_a_prefill() -> None:
 @pytest.mark.parametrize("policy", ["proserve", "proserve-expected"])
 def test_without_promises_it_is_sage(engine: Engine, policy: str) -> None:
     requests = traffic(80, 2, [NO_HINTS])
-    options = Options(preempt=True, check=True)
+    options = Options(preempt=True, watch=watch)
     ours = simulate(engine, policy, CONFIG, requests, options)
     sage = simulate(engine, "sage", CONFIG, requests, options)
     assert ours.ttlt_s.tolist() == sage.ttlt_s.tolist()
@@ -125,7 +126,7 @@ def crowd(hints: Sequence[Hints], seed: int = 3) -> list[SimRequest]:
 
 def test_under_overload_weight_and_deadlines_count() -> None:
     requests = crowd(CLASSES[:2])
-    options = Options(preempt=True, check=True)
+    options = Options(preempt=True, watch=watch)
     ours = simulate(MIXED, "proserve-expected", CONFIG, requests, options).attainment()
     fcfs = simulate(MIXED, "fcfs", CONFIG, requests, options).attainment()
     assert ours["tdg_ratio"] > 1.5 * fcfs["tdg_ratio"]
@@ -146,7 +147,7 @@ def test_steps_longer_than_they_were_said_to_be_cost_little() -> None:
 def test_an_impossible_deadline_costs_the_others_nothing() -> None:
     requests = crowd(CLASSES[:2])
     impossible = replace(CLASSES[1], ttft_slo_ms=0.001, tpot_slo_ms=0.001, slo_class="mad")
-    options = Options(preempt=True, check=True)
+    options = Options(preempt=True, watch=watch)
     # One in ten asks for what cannot be.
     mad = [replace(r, hints=impossible) if i % 10 == 0 else r for i, r in enumerate(requests)]
     with_them = simulate(MIXED, "proserve-expected", CONFIG, mad, options)

@@ -12,6 +12,7 @@ from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK, ShortestPrefillPolicy
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names
+from tests.bench.engines.simulator.invariants import watch
 from tests.bench.engines.simulator.traffic import MANY_SLOTS, SMALL, burst, mixed, request
 
 CONFIG = SageConfig()
@@ -22,7 +23,7 @@ def order(policy: str, inputs: list[int]) -> list[int]:
     """In which these are served that arrive while another runs, a millisecond apart."""
     requests = [request(0.0, 10, 100)]
     requests += [request(0.1 + 0.001 * i, tokens, 2) for i, tokens in enumerate(inputs)]
-    result = simulate(ONE_SLOT, policy, CONFIG, requests, Options(check=True))
+    result = simulate(ONE_SLOT, policy, CONFIG, requests, Options(watch=watch))
     first_s = result.ttft_s + np.array([each.arrival_s for each in requests])
     return [int(i) for i in np.argsort(first_s)[1:] - 1]
 
@@ -58,15 +59,15 @@ def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
     assert policy.chunk_limit(1000, 512, 16, [20, 100, 2000]) == 512 - 32 - 112
     assert policy.chunk_limit(50, 512, 16, [60]) is None
     long, short = request(0.0, 1500, 2), request(0.01, 20, 2)
-    stock = simulate(SMALL, "shortest-prefill-first", CONFIG, [long, short], Options(check=True))
-    fcfs = simulate(SMALL, "fcfs", CONFIG, [long, short], Options(check=True))
+    stock = simulate(SMALL, "shortest-prefill-first", CONFIG, [long, short], Options(watch=watch))
+    fcfs = simulate(SMALL, "fcfs", CONFIG, [long, short], Options(watch=watch))
     assert stock.ttft_s[1] < fcfs.ttft_s[1] - 0.05
 
 
 def test_a_retracted_request_queues_at_the_end() -> None:
     # The last of the burst wait with those who came while they ran, and later.
     late = [replace(each, arrival_s=20.5) for each in burst()[:30]]
-    result = simulate(MANY_SLOTS, "fcfs", CONFIG, burst() + late, Options(check=True))
+    result = simulate(MANY_SLOTS, "fcfs", CONFIG, burst() + late, Options(watch=watch))
     retracted = np.flatnonzero(result.num_retractions)
     waited_s = result.ttlt_s + np.array([each.arrival_s for each in burst() + late])
     assert (retracted < 100).all()
@@ -76,7 +77,7 @@ def test_a_retracted_request_queues_at_the_end() -> None:
 def test_to_fill_the_pool_under_fcfs_admits_more_and_overtakes_nobody() -> None:
     requests = mixed(200, 8.0, 11)
     stock, ours = (
-        simulate(SMALL, policy, CONFIG, requests, Options(check=True))
+        simulate(SMALL, policy, CONFIG, requests, Options(watch=watch))
         for policy in ("fcfs", "fcfs-fill")
     )
     assert ours.ttlt_s.mean() < 0.9 * stock.ttlt_s.mean()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.explain.decisions import Event, last_run, of_request, summary, timeline, told
+from patches.ops.decisions import Event, last_run, of_request, summary, timeline, told
 from predictor_store.terminal import add_json, print_json
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.checks import canary
+from tests.checks import canary
 
 pytestmark = pytest.mark.slow
 

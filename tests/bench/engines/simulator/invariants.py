@@ -32,8 +32,16 @@ class BrokenInvariantError(AssertionError):
 def _require(number: int, holds: bool) -> None:
     if not holds:
         raise BrokenInvariantError(
-            f"invariant {number} is broken, see bench/engines/simulator/invariants"
+            f"invariant {number} is broken, see tests/bench/engines/simulator/invariants.py"
         )
+
+
+def watch(
+    state: EngineState, before: list[Progress], after: list[Progress], num_outstanding: int
+) -> None:
+    """Options.watch. Raises BrokenInvariantError."""
+    check_promises(before, after)
+    check_state(state, num_outstanding)
 
 
 def check_state(state: EngineState, num_outstanding: int) -> None:
@@ -56,8 +64,7 @@ def check_state(state: EngineState, num_outstanding: int) -> None:
 
 
 def check_promises(before: Sequence[Progress], after: Sequence[Progress]) -> None:
-    """Raises BrokenInvariantError. before, after: the queue at a pass; nobody, where nothing is
-    checked."""
+    """Raises BrokenInvariantError. before, after: the queue at a pass."""
     waiting = {*after}
     last_in = max((p.job.arrival for p in before if p not in waiting), default=-1)
     _require(6, not any(p.job.is_promised and p.job.arrival < last_in for p in waiting & {*before}))

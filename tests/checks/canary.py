@@ -1,4 +1,4 @@
-"""Does another SGLang release fit? `python -m bench.checks.canary`.
+"""Does another SGLang release fit? `python -m tests.checks.canary`.
 
 Takes the newest release of the package index, or the one that is named, beside the installed one,
 and says which hook does not fit it, whether or not it is one that sage-sched supports. Nothing is
@@ -69,7 +69,7 @@ _PATH = os.pathsep.join(filter(None, [parts_folder(), os.environ.get("PYTHONPATH
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.checks.canary",
+        prog="python -m tests.checks.canary",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         place = unpacked(args.release, args.folder)
     except NoReleaseError as error:
-        print(f"bench.checks.canary: {error}", file=sys.stderr)
+        print(f"tests.checks.canary: {error}", file=sys.stderr)
         return 2
     fits, told = try_release(place)
     print(told.rstrip())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.engines.simulator.fairness import fairness_metrics, largest_overtaking
+from bench.engines.run_metrics import fairness_metrics, largest_overtaking
 
 ARRIVAL_S = np.array([0.0, 1.0, 2.0])
 ALONE_S = np.array([10.0, 5.0, 20.0])

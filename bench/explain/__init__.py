@@ -1,1 +1,0 @@
-"""What a trace of a server says: `sage-sched explain`."""

@@ -1,0 +1,57 @@
+"""Runs that the host held up are made again; servers of our making in their place."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.engines.clock.device import Device
+from bench.engines.clock.device_clock import STATE
+from bench.engines.server import kept_server
+from bench.engines.server.client import Answer
+from bench.engines.server.kept_server import KeptServer, Run
+
+_COUNTED = ("num_steps", "device_s", "num_late", "late_s", "num_moves", "moved_s", "cpu_s")
+
+
+def held_up(
+    monkeypatch: pytest.MonkeyPatch, *late_s: float, num_unpredicted: int = 0
+) -> tuple[Run, list[str]]:
+    """Of a server whose host holds each try up for so long: what is found, and what was sent."""
+    states = iter(s for late in late_s for s in (_did(0.0, 0), _did(late, num_unpredicted)))
+    servers: Any = SimpleNamespace(device=Device.named("h800-qwen3-32b", 1.0))
+    kept, sent = KeptServer(servers), list[str]()
+    monkeypatch.setattr(kept, "_get", lambda policy, name: SimpleNamespace(url=policy))
+    monkeypatch.setattr(kept_server, "internal_state", lambda _: next(states))
+
+    def send(url: str) -> list[Answer]:
+        sent.append(url)
+        return [Answer(0.0, ((2.0, 9),))]
+
+    return kept.run("sage", "any", send, prepare=lambda url: sent.append("prepared")), sent
+
+
+def _did(late_s: float, num_unpredicted: int) -> dict[str, Any]:
+    device_s = 100.0 if late_s else 0.0
+    did = {**dict.fromkeys(_COUNTED, 0.0), "device_s": device_s, "late_s": late_s}
+    return {STATE: did, "sage": {"predictor": {"num_deadline_misses": num_unpredicted}}}
+
+
+def test_what_the_host_held_up_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, sent = held_up(monkeypatch, 30.0, 1.0)
+    assert (run.late, sent) == ("", ["prepared", "sage"] * 2)
+    assert run.use is not None
+    assert run.use.late_s == 1.0
+
+
+def test_a_host_that_is_too_slow_every_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, sent = held_up(monkeypatch, 30.0, 30.0, 30.0, 0.0)
+    assert "30.0 s of 100.0 s" in run.late
+    assert len(sent) == 6
+
+
+def test_predictions_that_the_host_had_not_ready_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = held_up(monkeypatch, 1.0, 1.0, 1.0, num_unpredicted=1)
+    assert "1 of 1 requests went on without a prediction" in run.late
