@@ -28,8 +28,6 @@ POLICIES = (
     "fcfs", "fcfs@conservativeness=0.3", "fcfs@conservativeness=0.1", "hrrn",
     "shortest-prefill-first", "uniboost", "ssjf", "trail-prompt", "sage-order", "sage",
 )  # fmt: skip
-RATES = ("1x", "1.5x", "2x")
-NUM_SEEDS = 3
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.configure(parser)
     parser.set_defaults(
-        policies=POLICIES, rates=RATES, seeds=NUM_SEEDS, num_requests=200,
+        policies=POLICIES, rates=("1x", "1.5x", "2x"), seeds=3, num_requests=200,
         device_clock="h800-qwen3-32b", speed=4.0, output=Path("results/validate"),
     )  # fmt: skip
 

@@ -38,14 +38,7 @@ def records_of_prompts(
     assert workload is not None
     settings = Settings(
         workload=workload,
-        servers=servers_in(
-            folder,
-            arms[0].config,
-            device,
-            model=model,
-            flags=server_flags,
-            env={},
-        ),
+        servers=servers_in(folder, arms[0].config, device, model=model, flags=server_flags, env={}),
         policies=tuple(label_of),
         rates=(load.rate,),
         num_seeds=experiment.seeds,

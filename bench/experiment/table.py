@@ -26,11 +26,7 @@ def rows(experiment: Experiment, found: Sequence[Record]) -> tuple[list[str], li
     """
     engines = ordered(record.engine for record in found)
     loads = ordered(record.load for record in found)
-    lead = [
-        *(["load"] if len(loads) > 1 else []),
-        *(["by"] if len(engines) > 1 else []),
-        "policy",
-    ]
+    lead = [*(["load"] if len(loads) > 1 else []), *(["by"] if len(engines) > 1 else []), "policy"]
     head = [
         *lead,
         *(f"{_unitless(_named(metric)[0])}, ratio" for metric in experiment.ratios),

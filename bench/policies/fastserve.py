@@ -60,13 +60,9 @@ class FastServe(Policy):
         assert isinstance(job.memo, int)
         slots, pool = self.server.max_running_requests, self.server.kv_pool_tokens
         decoded_s = job.generated_tokens * self.server.step_time.decode_s(slots, pool)
-        return float(self._level(decoded_s, job.memo))
-
-    def _level(self, used_s: float, joined: int) -> int:
-        """The level after used_s seconds for a job that joined at a level: the quanta of levels
-        joined to n - 1 add up to (2^n - 2^joined) quanta of level 0."""
-        quanta = used_s * 1e3 / self.parameters.quantum_ms
-        return math.floor(math.log2(2.0**joined + quanta) + 1e-9)
+        # The quanta of levels joined to n - 1 add up to (2^n - 2^joined) quanta of level 0.
+        quanta = decoded_s * 1e3 / self.parameters.quantum_ms
+        return float(math.floor(math.log2(2.0**job.memo + quanta) + 1e-9))
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView

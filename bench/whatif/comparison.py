@@ -77,10 +77,7 @@ def _p99(values: NDArray[np.float64]) -> float:
 
 
 def _ratio(
-    outcome: Outcome,
-    first: Outcome,
-    seed: int,
-    measure: Callable[[NDArray[np.float64]], float],
+    outcome: Outcome, first: Outcome, seed: int, measure: Callable[[NDArray[np.float64]], float]
 ) -> Ratio:
     """Each draw takes blocks of the log, the same for both, and one of the variants."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,9 @@ TRACE = "trace_agentic_coding.jsonl.gz"
 _NUM_QUANTILES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One request of a session.
-
-    start_s: after the session's first. parent: the step whose prompt this one's begins with, for
-    shared_tokens; None for none.
-    """
+class Step(NamedTuple):
+    """One request of a session. start_s: after the session's first. parent: the step whose prompt
+    this one's begins with, for shared_tokens; None for none."""
 
     start_s: float
     input_tokens: int
@@ -45,8 +41,7 @@ class Step:
     shared_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     name: str
     steps: tuple[Step, ...]
 
@@ -60,11 +55,11 @@ def read_sessions(path: Path) -> list[Session]:
         raise WorkloadError(f"{path} holds no sessions: {error!r}") from error
 
 
-def _session(row: dict[str, object]) -> Session:
-    steps = []
-    for start_s, input_tokens, output_tokens, parent, shared in row["requests"]:  # type: ignore[attr-defined]
-        before = None if parent < 0 else parent
-        steps.append(Step(start_s, input_tokens, max(1, output_tokens), before, shared))
+def _session(row: dict[str, Any]) -> Session:
+    steps = (
+        Step(start_s, input_tokens, max(1, output_tokens), None if parent < 0 else parent, shared)
+        for start_s, input_tokens, output_tokens, parent, shared in row["requests"]
+    )
     return Session(str(row["session"]), tuple(steps))
 
 
@@ -158,12 +153,7 @@ class Agents(Source):
     capacity = 0.008
 
     def __init__(
-        self,
-        data: Path,
-        engine: Engine,
-        *,
-        max_pause_s: float = 300.0,
-        max_steps: int = 60,
+        self, data: Path, engine: Engine, *, max_pause_s: float = 300.0, max_steps: int = 60
     ) -> None:
         sessions = read_sessions(data / TRACE)
         self._engine = engine

@@ -45,7 +45,8 @@ class TwoKinds(Source):
         is_short = rng.random(len(arrivals_s)) < self._share
         ends = np.where(is_short[:, np.newaxis], *self._tokens)
         input_tokens = rng.integers(ends[:, 0], ends[:, 1] + 1)
-        answers = self._answers(rng, len(arrivals_s))
+        number = len(arrivals_s)
+        answers = np.full(number, _LS_ANSWER_TOKENS) if self._sensitive else _spread(rng, number)
         names = ("LS", "BE") if self._sensitive else ("short", "long")
         is_urgent = is_short & self._sensitive
         return [
@@ -67,9 +68,6 @@ class TwoKinds(Source):
         if self._sensitive:
             return LengthDistribution.from_samples([16, 32, 64], "history")
         return LengthDistribution.from_samples(_spread(np.random.default_rng(0), 200), "history")
-
-    def _answers(self, rng: np.random.Generator, number: int) -> NDArray[np.int64]:
-        return np.full(number, _LS_ANSWER_TOKENS) if self._sensitive else _spread(rng, number)
 
 
 def _spread(rng: np.random.Generator, number: int) -> NDArray[np.int64]:

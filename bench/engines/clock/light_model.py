@@ -35,9 +35,7 @@ def register() -> None:
     HookRegistry.register(f"{_BACKEND}._run_sdpa_forward_decode", attend, HookType.REPLACE)
     HookRegistry.register(f"{_BACKEND}._run_sdpa_forward_extend", around_extend, HookType.AROUND)
     HookRegistry.register(
-        "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
-        _after_load,
-        HookType.AFTER,
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model", _after_load, HookType.AFTER
     )
 
 

@@ -186,9 +186,7 @@ def _error(body: Mapping[str, Any], seen: Sequence[tuple[float, int]]) -> str:
 
 
 def as_seen(
-    alone_s: Callable[[int, int], float],
-    requests: Sequence[SimRequest],
-    answers: Sequence[Answer],
+    alone_s: Callable[[int, int], float], requests: Sequence[SimRequest], answers: Sequence[Answer]
 ) -> Served:
     """What clients saw of these requests. alone_s: see Served.of."""
     pairs = [*zip(requests, answers, strict=True)]

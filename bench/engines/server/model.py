@@ -211,9 +211,7 @@ def _mlp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
     }
 
 
-def _attention_shapes(
-    config: dict[str, Any],
-) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+def _attention_shapes(config: dict[str, Any]) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
     """Rows and columns of each projection, and the size of each norm."""
     hidden, heads, head = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
     if config["model_type"] != "minicpm3":

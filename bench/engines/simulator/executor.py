@@ -112,11 +112,7 @@ class _Pass:
         return []
 
     def carried_out(
-        self,
-        plan: Plan,
-        entering: list[Progress],
-        left: list[Progress],
-        yielded: list[Progress],
+        self, plan: Plan, entering: list[Progress], left: list[Progress], yielded: list[Progress]
     ) -> None:
         return
 

@@ -84,11 +84,7 @@ class EngineState:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        policy: Policy | StockPolicy,
-        config: SageConfig,
-        options: Options,
+        self, engine: Engine, policy: Policy | StockPolicy, config: SageConfig, options: Options
     ) -> None:
         self.engine = engine
         self.policy = policy
