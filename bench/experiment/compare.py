@@ -120,14 +120,13 @@ def as_experiment(records: Sequence[Record]) -> Experiment:
 
 
 def _told(settings: Settings, runs: Sequence[dict[str, Any]], records: Sequence[Record]) -> str:
-    lines = [f"\n{note}"] if (note := device_note(runs[0]["settings"])) else []
-    lines += [
-        f"\nMedians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired by",
-        f"seed, with their range.\n\n{plain(as_experiment(records), records)}\n",
-    ]
-    if sentence := headline(records):
-        lines.append(f"{sentence}\n")
-    return "\n".join(lines)
+    table = plain(as_experiment(records), records)
+    medians = (
+        f"Medians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired by\n"
+        "seed, with their range."
+    )
+    lines = [device_note(runs[0]["settings"]), medians, table, headline(records)]
+    return "\n" + "\n\n".join(filter(None, lines)) + "\n"
 
 
 def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
@@ -19,9 +18,6 @@ from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded, served
 from bench.experiment.spec import Arm, Experiment, SpecError
 from bench.workloads.source import Purpose
-
-if TYPE_CHECKING:
-    from bench.engines.server.session_servers import SessionServers
 
 ENGINES = ("sim", "clock", "server")
 
@@ -86,7 +82,13 @@ def _of_requests(
     with contextlib.ExitStack() as stack:
         serve: Callable[[Arm, Sequence[SimRequest], int], Served] = partial(served, load)
         if experiment.engine != "sim":
-            serve = stack.enter_context(_servers(experiment, loaded, output))
+            from bench.engines.server.session_servers import SessionServers  # SGLang takes a while
+
+            if experiment.engine == "server":
+                raise SpecError(f"load {load.name} has no prompts: allowed: --engine sim or clock")
+            folder = output / experiment.name
+            servers = SessionServers(load, loaded.source, folder, experiment.speed)
+            serve = stack.enter_context(contextlib.closing(servers))
         for arm, seed in tqdm([*product(arms, seeds)], desc=load.name, unit="run"):
             found = serve(arm, loaded.requests(arm, seed), seed)
             yield Record(
@@ -99,18 +101,6 @@ def _of_requests(
                 metrics=measured(found, columns),
                 made_by=made_by,
             )
-
-
-def _servers(
-    experiment: Experiment, loaded: Loaded, output: Path
-) -> contextlib.closing[SessionServers]:
-    from bench.engines.server.session_servers import SessionServers
-
-    if experiment.engine == "server":
-        raise SpecError(f"load {loaded.load.name} has no prompts: allowed: --engine sim or clock")
-    folder = output / experiment.name
-    servers = SessionServers(loaded.load, loaded.source, folder, experiment.speed)
-    return contextlib.closing(servers)
 
 
 def measured(served: Served, columns: Iterable[str]) -> dict[str, float]:

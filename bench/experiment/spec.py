@@ -1,15 +1,4 @@
-"""What an experiment is, as a TOML file says it: arms under loads, with seeds.
-
-title = "What the file is about"
-arms = ["fcfs", "shortest-prefill-first@clip=256", {policy = "sage", settings = {...}}]
-
-[defaults]            # of each load
-workload = "real"
-rate = "2x"
-
-[loads."48 slots"]    # what differs; without loads there is one, of the defaults
-engine = {max_running_requests = 48}
-"""
+"""What an experiment is, as a TOML file says it: arms under loads, with seeds (docs/bench.md)."""
 
 from __future__ import annotations
 

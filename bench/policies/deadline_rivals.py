@@ -26,7 +26,8 @@ class SarathiFcfs(Policy):
         return 0.0
 
     def budget(self, view: SchedulerView) -> Budget | None:
-        tpot_s = min((_tpot_s(job) for job in (*view.running, *view.waiting)), default=math.inf)
+        jobs = (*view.running, *view.waiting)
+        tpot_s = min((Promise.of(job.hints).tpot_s for job in jobs), default=math.inf)
         if tpot_s == math.inf:
             return None
         step_time = self.server.step_time
@@ -70,12 +71,11 @@ class FairBatching(SarathiFcfs):
 
     def budget(self, view: SchedulerView) -> Budget | None:
         step_time = self.server.step_time
-        slack_s, tpot_s = math.inf, math.inf
+        slack_s = math.inf
         for job in view.running:
             promise = Promise.of(job.hints)
             due_s = job.arrival_s + promise.due_s(job.generated_tokens + 1, promise.ttft_s)
             slack_s = min(slack_s, max(due_s - view.now_s, promise.tpot_s))
-            tpot_s = min(tpot_s, promise.tpot_s)
         if slack_s == math.inf:
             return None
         kv_tokens = sum(job.input_tokens + job.generated_tokens for job in view.running)
@@ -86,11 +86,6 @@ class FairBatching(SarathiFcfs):
 
 def _class_of(job: Job) -> Name:
     return job.hints.slo_class, ""
-
-
-def _tpot_s(job: Job) -> float:
-    tpot_ms = job.hints.tpot_slo_ms
-    return math.inf if tpot_ms is None else tpot_ms / 1e3
 
 
 RIVALS: dict[str, type[Policy]] = {

@@ -1,15 +1,11 @@
 """What makes a small model's steps take little of a CPU, for servers on a device clock.
 
-How long a step takes is up to the clock, so the host must only be quicker. SGLang's attention in
-plain PyTorch goes through a batch request by request, and most of the rest is logits over the whole
-vocabulary: at 200 requests, tens of milliseconds. Here a token attends to the newest tokens of its
-request, all requests at once, and a decoded one is one of the most frequent words; of the bench's
-Llama of one layer there are embeddings, attention and head. The KV pool is written and read as
-ever.
-
-A mixture of experts is computed whole but for that attention. Any other model of more layers is one
-whose states matter: its attention goes to all tokens too, in a
-decode step to those of all requests at once.
+How long a step takes is up to the clock; the host must only be quicker. SGLang's attention in plain
+PyTorch goes through a batch request by request, and most of the rest is logits over the whole
+vocabulary. Here a token attends to the newest tokens of its request, all requests at once, and a
+decoded one is one of the most frequent words; of a Llama of one layer there are embeddings,
+attention and head. A mixture of experts is computed whole but for that attention. Any other model
+of more layers is one whose states matter: its attention goes to all tokens.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import requests
@@ -43,7 +42,7 @@ class Run:
 
 
 class KeptServer:
-    """One server at a time, for as long as a `with` block lasts.
+    """One server at a time, until it is closed.
 
     On a bare host every run has a server of its own. On a device clock, where it does not matter
     when a run takes place, a server stays for all the runs of its policy that follow one another,
@@ -54,17 +53,6 @@ class KeptServer:
         self._servers = servers
         self._policy = ""
         self._server: Server | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.drop()
 
     def run(
         self,
@@ -102,14 +90,14 @@ class KeptServer:
         if self._server is not None and self._server.running() and is_same:
             reset(self._server)
         else:
-            self.drop()
+            self.close()
             self._server = self._servers.server(policy, name).__enter__()
             self._policy = policy
         if self._servers.device is not None:
             hurry_predictions(self._server)
         return self._server
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """End the server; harmless where there is none."""
         if self._server is not None:
             self._server.kill()

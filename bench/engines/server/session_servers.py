@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -42,19 +41,17 @@ class SessionServers:
         self._load, self._source, self._folder, self._speed = load, source, folder, speed
         self._kept: KeptServer | None = None
         self._arm: Arm | None = None
-        self._stack = contextlib.ExitStack()
 
     def close(self) -> None:
         """End the server."""
-        self._stack.close()
-        self._kept = None
+        if self._kept is not None:
+            self._kept.close()
 
     def __call__(self, arm: Arm, requests: Sequence[SimRequest], seed: int = 0) -> Served:
         """Raises ServerError if a server fails, or the host is too slow for the clock each time."""
         if self._kept is None or arm != self._arm:
             self.close()
-            self._kept = self._stack.enter_context(KeptServer(self._servers(arm)))
-            self._arm = arm
+            self._kept, self._arm = KeptServer(self._servers(arm)), arm
         bodies = [self._body(number, request) for number, request in enumerate(requests)]
 
         def send(url: str) -> list[Answer]:

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -83,7 +84,7 @@ def compare_policies(settings: Settings) -> Iterator[dict[str, Any]]:
     if any(map(_predicts, settings.policies)):
         tqdm.write("filling the predictor's history")
         servers.warm(settings.workload.observations())
-    with KeptServer(servers) as kept:
+    with closing(KeptServer(servers)) as kept:
         tqdm.write(f"measuring what {settings.policies[0]} takes and sustains")
         baseline = _measure_baseline(settings, kept)
         facts = _facts(settings, baseline)
@@ -138,7 +139,7 @@ def _run(
             prepare=lambda url: _warm_up(url, settings),
         )
     except ServerError as error:
-        kept.drop()
+        kept.close()
         return {**about, "valid": False, "invalid_reason": str(error)}
     failed = problem_of(run.answers)
     problem = failed or run.late
