@@ -1,5 +1,1 @@
-"""The only code that touches SGLang: hooks, what they need, and what operators run beside a server.
-
-In front: plugin (what is hooked when), hook, compat (releases), refusals, and what travels between
-processes (carrier, messages).
-"""
+"""The only code that touches SGLang: hooks, what they need, and what operators run beside it."""

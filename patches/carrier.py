@@ -14,10 +14,8 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import CLIENTS_HINTS, NO_HINTS, Hints
 
 _PREFIX = "__sage_"
-_LENGTHS = _PREFIX + "lengths"
 _HINT_PREFIX = _PREFIX + "hint_"
 _HINTS = tuple(field.name for field in dataclasses.fields(Hints))
-_CAME = _PREFIX + "came_s"
 _ASKED = _PREFIX + "asked"
 # The wish that the answer tell what was predicted of it.
 EXPLAIN = {_PREFIX + "explain": True}
@@ -34,26 +32,27 @@ def encode(distribution: LengthDistribution) -> dict[str, Any]:
 
 def encode_hints(hints: Hints) -> dict[str, Any]:
     """The hints that were given, under reserved keys."""
-    given = {name: getattr(hints, name) for name in _HINTS}
     return {
         _HINT_PREFIX + name: value
-        for name, value in given.items()
-        if value != getattr(NO_HINTS, name)
+        for name in _HINTS
+        if (value := getattr(hints, name)) != getattr(NO_HINTS, name)
     }
+
+
+def encode_asked(rid: str, came_s: float, begun_s: float) -> dict[str, Any]:
+    """The id by which a client knows a request, when it came and when its HTTP process began with
+    it (on the clock of the ticks), under a reserved key."""
+    return {_ASKED: [rid, came_s, begun_s]}
 
 
 def decode(custom_params: object) -> LengthDistribution | None:
     """The distribution in a request's custom_params, or None. Raises ValueError if malformed."""
-    if not isinstance(custom_params, Mapping) or _LENGTHS not in custom_params:
-        return None
     fields = _after(_PREFIX, custom_params)
-    return LengthDistribution.from_fields(fields)
+    return LengthDistribution.from_fields(fields) if "lengths" in fields else None
 
 
 def decode_hints(custom_params: object) -> Hints:
     """The hints in a request's custom_params. Raises ValueError if malformed."""
-    if not isinstance(custom_params, Mapping):
-        return NO_HINTS
     return _hints(_after(_HINT_PREFIX, custom_params), _HINTS)
 
 
@@ -67,17 +66,6 @@ def _hints(fields: Mapping[str, Any], names: tuple[str, ...]) -> Hints:
     return Hints(**given) if given else NO_HINTS
 
 
-def encode_stamp(came_s: float) -> dict[str, Any]:
-    """When a request came, on the clock of the ticks, under a reserved key."""
-    return {_CAME: came_s}
-
-
-def encode_asked(rid: str, came_s: float, begun_s: float) -> dict[str, Any]:
-    """The id by which a client knows a request, when it came and when its HTTP process began with
-    it (on the clock of the ticks), under a reserved key."""
-    return {_ASKED: [rid, came_s, begun_s]}
-
-
 def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
     """The id, when it came and when it was begun; None if they are not there."""
     match custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None:
@@ -86,19 +74,17 @@ def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
     return None
 
 
-def decode_stamp(custom_params: object, now_s: float) -> float:
-    """When a request came, by its stamp; now if it has none, or an impossible one."""
-    came_s = custom_params.get(_CAME) if isinstance(custom_params, Mapping) else None
-    if type(came_s) is float and now_s - _MOST_AGE_S <= came_s <= now_s:
-        return came_s
-    return now_s
+def came_at_s(custom_params: object, now_s: float) -> float:
+    """When a request came; now if it does not say, or says what cannot be."""
+    asked = decode_asked(custom_params)
+    return asked[1] if asked and now_s - _MOST_AGE_S <= asked[1] <= now_s else now_s
 
 
-def _after(prefix: str, custom_params: Mapping[Any, Any]) -> dict[str, Any]:
+def _after(prefix: str, custom_params: object) -> dict[str, Any]:
     """The values whose keys begin with a prefix, by the rest of their keys."""
     return {
         key.removeprefix(prefix): value
-        for key, value in custom_params.items()
+        for key, value in (custom_params.items() if isinstance(custom_params, Mapping) else ())
         if isinstance(key, str) and key.startswith(prefix)
     }
 

@@ -24,11 +24,8 @@ _SOURCE = HookSource(plugin_name="sage_sched", dist_name="sage-sched")
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One hook.
-
-    target: dotted path of a function or method of SGLang.
-    kind: HookType (before, after, around, replace).
-    hook: what to call, as sglang/srt/plugins/hook_registry.py documents for the kind.
+    """One hook. target: dotted path of a function or method of SGLang. kind: AFTER, AROUND or
+    BEFORE. hook: what to call, as sglang/srt/plugins/hook_registry.py documents for the kind.
     parameters: those of the target that the hook relies on, by name.
     """
 

@@ -29,9 +29,8 @@ class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     """Rank 0's probe scores. They ride the broadcast of requests to all ranks.
 
-    number: of the last score, counted since the start. arrivals, ages: one of each per row.
-    steps: int8, rows of bins (sage_sched.probe.refining.in_steps). is_believed: whether scores
-    count.
+    number: of the last score, counted since the start. arrivals, ages: one of each per row. steps:
+    int8, rows of bins (sage_sched.probe.refining.in_steps). is_believed: whether scores count.
     """
 
     number: int
@@ -42,8 +41,8 @@ class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 
 class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """From an HTTP process to the schedulers. Rank 0 broadcasts it with the requests, so all ranks
-    read it between the same two passes.
+    """From an HTTP process to the schedulers. It rides the broadcast too, so all ranks read it
+    between the same two passes.
 
     changes: JSON of what sage_sched.switch.Settings.changed takes; null to change nothing.
     now_s: when it was sent, on the clock of the ticks.
@@ -54,21 +53,16 @@ class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 
 class SettingsNow(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """A scheduler's answer to SetSettings.
-
-    settings: JSON of the settings now in force. refusal: why nothing was changed; "" if it was.
-    """
+    """A scheduler's answer to SetSettings. settings: JSON of those now in force. refusal: why
+    nothing was changed; "" if it was."""
 
     settings: str
     refusal: str
 
 
 class EarlyAbort(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """From an HTTP process to all ranks: an abort that may arrive before its request.
-
-    begins: what the ids of the aborted requests begin with; "" for all. sent_s: when it was sent,
-    on the clock of the requests' stamps.
-    """
+    """From an HTTP process to all ranks: an abort that may arrive before its request. begins: what
+    the ids of the aborted requests begin with; "" for all. sent_s: on the clock of the stamps."""
 
     begins: str
     sent_s: float

@@ -56,12 +56,10 @@ SERIES: Mapping[str, _Kind] = {
 
 
 class Series:
-    """The series of one process.
-
-    labels: SGLang's own labels of this process, which all of them carry.
-    """
+    """The series of one process."""
 
     def __init__(self, labels: Mapping[str, Any]) -> None:
+        """labels: SGLang's own labels of this process, which all of them carry."""
         self._labels = {name: str(value) for name, value in labels.items()}
         self._totals: dict[tuple[str, ...], float] = {}
         self._set: set[str] = set()

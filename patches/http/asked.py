@@ -11,7 +11,9 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from patches.compat import thinking_of
 from predictor_store.predict.asked import NOTHING_ASKED, Asked, digest
 
-_LESS, _MORE = ("minimal", "low"), ("high", "xhigh", "ultra", "max")
+_EFFORTS = dict.fromkeys(("minimal", "low"), -1) | dict.fromkeys(
+    ("high", "xhigh", "ultra", "max"), 1
+)
 _THINKING_ARGUMENTS = ("enable_thinking", "thinking")
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 _CHARS_PER_TOKEN = 4
@@ -20,21 +22,19 @@ _MAX_COUNT = 2**31 - 1
 
 def asked_of_chat(request: Any) -> Asked:
     """Read a ChatCompletionRequest (entrypoints/openai/protocol.py), checked by pydantic."""
-    tools = request.tools or ()
-    choice = request.tool_choice
-    effort = request.reasoning_effort
-    messages = request.messages
-    system = digest(*_texts(messages, ("system", "developer")))
-    opening = _texts(messages, ("user",))[:1]
+    tools, choice, effort = request.tools or (), request.tool_choice, request.reasoning_effort
+    told = _texts(request.messages, ("system", "developer"))
+    system = digest(*told)
+    opening = _texts(request.messages, ("user",))[:1]
     return Asked(
         thinks=_thinks(request.chat_template_kwargs or {}, thinking_of(request), effort),
         effort=_effort(effort),
         num_tools=0 if choice == "none" else len(tools),
-        tool_choice=_tool_choice(choice) if tools else 0,
+        tool_choice={"auto": 0, "none": -1}.get(str(choice), 1) if tools else 0,
         is_constrained=request.response_format is not None
         and getattr(request.response_format, "type", None) != "text",
-        num_turns=len(messages),
-        system=system if _texts(messages, ("system", "developer")) else "",
+        num_turns=len(request.messages),
+        system=system if told else "",
         # A conversation that goes on sends its beginning again.
         session=digest(system, *opening),
     )
@@ -44,11 +44,11 @@ def asked_of(obj: GenerateReqInput, of_chat: Asked | None) -> Asked:
     """Read a GenerateReqInput. Nobody has checked its sampling parameters yet."""
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     asked = of_chat or NOTHING_ASKED
-    stops = sampling.get("stop")
+    stops, cap = sampling.get("stop"), sampling.get("max_new_tokens")
     return replace(
         asked,
         input_tokens=_input_tokens(obj),
-        max_tokens=_count(sampling.get("max_new_tokens")),
+        max_tokens=min(max(cap, 0), _MAX_COUNT) if type(cap) is int else 0,
         num_stops=1 if isinstance(stops, str) else len(stops) if isinstance(stops, list) else 0,
         is_constrained=asked.is_constrained
         or any(sampling.get(name) is not None for name in _CONSTRAINTS),
@@ -59,9 +59,8 @@ def asked_of(obj: GenerateReqInput, of_chat: Asked | None) -> Asked:
 def _session(obj: GenerateReqInput) -> str:
     """The session that the client names; "" if none."""
     params = obj.session_params
-    named = [params.get("id") if isinstance(params, dict) else None]
-    named += [obj.session_id, obj.conversation_id]
-    for name in named:
+    named = params.get("id") if isinstance(params, dict) else None
+    for name in (named, obj.session_id, obj.conversation_id):
         if isinstance(name, str) and name:
             return digest(name)
     return ""
@@ -86,11 +85,7 @@ def _thinks(arguments: Mapping[str, Any], thinking: object, effort: object) -> i
 def _effort(effort: object) -> int:
     if isinstance(effort, float):
         return 1 if effort >= 0.7 else -1 if effort < 0.3 else 0
-    return 1 if effort in _MORE else -1 if effort in _LESS else 0
-
-
-def _tool_choice(choice: object) -> int:
-    return 0 if choice == "auto" else -1 if choice == "none" else 1
+    return _EFFORTS.get(str(effort), 0)
 
 
 def _texts(messages: Sequence[Any], roles: tuple[str, ...]) -> list[str]:
@@ -104,7 +99,3 @@ def text_of(message: Any) -> str:
         return content
     texts = (getattr(part, "text", None) for part in content or [])
     return "\n".join(text for text in texts if isinstance(text, str))
-
-
-def _count(value: object) -> int:
-    return min(max(value, 0), _MAX_COUNT) if type(value) is int else 0

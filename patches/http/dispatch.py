@@ -14,7 +14,8 @@ from http import HTTPStatus
 from typing import Any
 
 from sglang.srt.managers.communicator import FanOutCommunicator
-from sglang.srt.managers.io_struct import AbortReq, ActiveRanksOutput, TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import AbortReq, ActiveRanksOutput
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from patches.messages import StepTimes
@@ -57,18 +58,18 @@ class Dispatch:
         self._num_given = self._num_failed = 0
 
     def send(
-        self,
-        request: TokenizedGenerateReqInput,
-        given: int | None,
-        foreseen: Foreseen,
-        alive: Collection[str],
+        self, request: Tokenized, given: int | None, foreseen: Foreseen, alive: Collection[str]
     ) -> bool:
         """A request is about to be sent: pick its rank, unless its client has given one. False if
-        the given replica has died. Never raises. alive: the ids of all unfinished requests."""
+        the given replica has died. Never raises. alive: the ids of all unfinished requests, this
+        one's too."""
         if given is not None and given not in self._alive:
             return False
         try:
-            self._forget_all_but(alive)
+            if len(self._rank_of) >= len(alive):
+                # An abort may end a request without news from its scheduler.
+                gone = [rid for rid in self._rank_of if rid not in alive]
+                self.heard((rid, 0, True) for rid in gone)
             self._send(request, given, foreseen)
         except Exception:
             if not self._num_failed:
@@ -76,9 +77,7 @@ class Dispatch:
             self._num_failed += 1
         return True
 
-    def _send(
-        self, request: TokenizedGenerateReqInput, given: int | None, foreseen: Foreseen
-    ) -> None:
+    def _send(self, request: Tokenized, given: int | None, foreseen: Foreseen) -> None:
         ledger, now_s = self._started(), time.monotonic()
         token_ids = request.input_ids
         if not isinstance(token_ids, list | array):
@@ -94,7 +93,13 @@ class Dispatch:
             foreseen.hints,
         )
         if given is None:
-            self._read_loads(ledger, now_s)
+            # Correct who still waits by the replicas' own reports: of an answer that is not
+            # streamed, nothing is heard here before its 50th token. Reading a report twice would
+            # count requests that have ended since.
+            for load in self._loads.read_all():
+                if load.timestamp != self._told_s[load.dp_rank]:
+                    self._told_s[load.dp_rank] = load.timestamp
+                    ledger.running(load.dp_rank, load.num_running_reqs, now_s)
             view = ledger.view(newcomer, now_s).among(self._alive)
             rank = self._alive[self._router.pick(view)]
             request.routed_dp_rank = rank
@@ -151,32 +156,14 @@ class Dispatch:
             "step_time": {"source": self._source, **in_ms(self._step_time)},
         }
 
-    def _read_loads(self, ledger: Ledger, now_s: float) -> None:
-        """Correct who still waits by the replicas' own reports: of an answer that is not streamed,
-        nothing is heard here before its 50th token."""
-        for load in self._loads.read_all():
-            # Reading a report twice would count requests that have ended since.
-            if load.timestamp != self._told_s[load.dp_rank]:
-                self._told_s[load.dp_rank] = load.timestamp
-                ledger.running(load.dp_rank, load.num_running_reqs, now_s)
-
     def _started(self) -> Ledger:
         if self._ledger is None:
             loads = self._loads.read_all()
             pool_tokens = max((load.max_total_num_tokens for load in loads), default=0)
             most_running = max((load.max_running_requests for load in loads), default=0)
-            server = ServerFacts(
-                pool_tokens or _POOL_TOKENS, most_running or _MOST_RUNNING, self._step_time, 0.0
-            )
-            self._ledger = Ledger(self._num_ranks, server)
+            facts = (pool_tokens or _POOL_TOKENS, most_running or _MOST_RUNNING)
+            self._ledger = Ledger(self._num_ranks, ServerFacts(*facts, self._step_time, 0.0))
         return self._ledger
-
-    def _forget_all_but(self, alive: Collection[str]) -> None:
-        """An abort may end a request without news from its scheduler. alive includes the one that
-        is about to be sent."""
-        if self._ledger is not None and len(self._rank_of) >= len(alive):
-            gone = [rid for rid in self._rank_of if rid not in alive]
-            self.heard((rid, 0, True) for rid in gone)
 
 
 def bury(manager: TokenizerManager, ranks: ActiveRanksOutput) -> None:

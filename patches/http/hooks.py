@@ -6,16 +6,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.managers.io_struct import (
-    ActiveRanksOutput,
-    BatchStrOutput,
-    GenerateReqInput,
-    TokenizedGenerateReqInput,
-)
-from sglang.srt.managers.tokenizer_manager import ReqState, TokenizerManager
+from sglang.srt.managers.io_struct import ActiveRanksOutput, BatchStrOutput, GenerateReqInput
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
+from sglang.srt.managers.tokenizer_manager import ReqState
+from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager
 from sglang.srt.server_args import ServerArgs
 
 from patches.carrier import EXPLANATION
@@ -37,9 +34,7 @@ http_hooks = Hooks(request_hooks)
 
 
 @http_hooks.at(f"{_MANAGER}.__init__", AFTER, "server_args")
-def _after_init(
-    result: None, self: TokenizerManager, server_args: ServerArgs, *args: Any, **kw: Any
-) -> None:
+def _after_init(_: None, self: Manager, server_args: ServerArgs, *args: Any, **kw: Any) -> None:
     if hasattr(server_args, "_sage_config"):
         self.sage = HttpState.of(self, server_args)
 
@@ -49,7 +44,7 @@ def _after_init(
 
 @http_hooks.at(f"{_MANAGER}._init_req_state", BEFORE, "obj", "request")
 def _before_init_state(
-    self: TokenizerManager, obj: GenerateReqInput, request: Any = None, *args: Any, **kw: Any
+    self: Manager, obj: GenerateReqInput, request: Any = None, *args: Any, **kw: Any
 ) -> None:
     """All routes pass here. Samples are copies, whose class is known already."""
     ours = http_state(self)
@@ -73,7 +68,7 @@ def _before_init_state(
 
 
 @http_hooks.at(f"{_MANAGER}._handle_batch_request", BEFORE, "obj")
-def _before_batch(self: TokenizerManager, obj: GenerateReqInput, *args: Any, **kw: Any) -> None:
+def _before_batch(self: Manager, obj: GenerateReqInput, *args: Any, **kw: Any) -> None:
     # SGLang tokenizes the batch one by one; predictions are better made together.
     if isinstance(obj, GenerateReqInput) and http_state(self) is not None:
         for i in range(obj.batch_size):
@@ -82,19 +77,19 @@ def _before_batch(self: TokenizerManager, obj: GenerateReqInput, *args: Any, **k
 
 @http_hooks.at(f"{_MANAGER}._tokenize_one_request", AROUND, "obj")
 async def _around_tokenize_one(
-    original: Awaited, self: TokenizerManager, obj: GenerateReqInput, *args: Any, **kw: Any
-) -> TokenizedGenerateReqInput:
+    original: Awaited, self: Manager, obj: GenerateReqInput, *args: Any, **kw: Any
+) -> Tokenized:
     start(self, obj)
-    tokenized: TokenizedGenerateReqInput = await original(self, obj, *args, **kw)
+    tokenized: Tokenized = await original(self, obj, *args, **kw)
     await attach(obj, tokenized)
     return tokenized
 
 
 @http_hooks.at(f"{_MANAGER}._batch_tokenize_and_process", AROUND, "batch_size", "obj")
 async def _around_tokenize_batch(
-    original: Awaited, self: TokenizerManager, batch_size: int, obj: GenerateReqInput
-) -> list[TokenizedGenerateReqInput]:
-    tokenized: list[TokenizedGenerateReqInput] = await original(self, batch_size, obj)
+    original: Awaited, self: Manager, batch_size: int, obj: GenerateReqInput
+) -> list[Tokenized]:
+    tokenized: list[Tokenized] = await original(self, batch_size, obj)
     for i in range(batch_size):
         await attach(obj[i], tokenized[i])
     return tokenized
@@ -104,23 +99,21 @@ async def _around_tokenize_batch(
 
 
 @http_hooks.at(f"{_MANAGER}._send_one_request", AROUND, "tokenized_obj")
-async def _around_send_one(
-    original: Awaited, self: TokenizerManager, tokenized_obj: TokenizedGenerateReqInput
-) -> None:
+async def _around_send_one(original: Awaited, self: Manager, tokenized_obj: Tokenized) -> None:
     if _dispatch(self, tokenized_obj):
         await original(self, tokenized_obj)
 
 
 @http_hooks.at(f"{_MANAGER}._send_batch_request", AROUND, "tokenized_objs")
 async def _around_send_batch(
-    original: Awaited, self: TokenizerManager, tokenized_objs: Sequence[TokenizedGenerateReqInput]
+    original: Awaited, self: Manager, tokenized_objs: Sequence[Tokenized]
 ) -> None:
     tokenized_objs = [each for each in tokenized_objs if _dispatch(self, each)]
     if tokenized_objs:
         await original(self, tokenized_objs)
 
 
-def _dispatch(manager: TokenizerManager, tokenized: TokenizedGenerateReqInput) -> bool:
+def _dispatch(manager: Manager, tokenized: Tokenized) -> bool:
     """Pick the replica of a request, but not of health checks and sessions, which SGLang places.
     False if it must not be sent, because its client chose a replica that has died."""
     ours, found = http_state(manager), manager.rid_to_state.get(tokenized.rid)
@@ -139,18 +132,18 @@ def _dispatch(manager: TokenizerManager, tokenized: TokenizedGenerateReqInput) -
 
 
 @http_hooks.at(f"{_MANAGER}.update_active_ranks", BEFORE, "ranks")
-def _before_active_ranks(self: TokenizerManager, ranks: ActiveRanksOutput) -> None:
+def _before_active_ranks(self: Manager, ranks: ActiveRanksOutput) -> None:
     if http_state(self) is not None:
         bury(self, ranks)
 
 
 @http_hooks.at(f"{_MANAGER}.abort_request", BEFORE, "rid", "abort_all")
-def _before_abort(self: TokenizerManager, rid: str = "", abort_all: bool = False) -> None:
+def _before_abort(self: Manager, rid: str = "", abort_all: bool = False) -> None:
     if http_state(self) is not None:
         tell_early_abort(self, rid, abort_all)
 
 
-def tell_early_abort(manager: TokenizerManager, rid: str, abort_all: bool) -> None:
+def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
     """Tell the schedulers of an abort if it may reach them before its request does
     (patches/scheduler/early_aborts.py)."""
     if abort_all or _is_early(manager, rid):
@@ -158,7 +151,7 @@ def tell_early_abort(manager: TokenizerManager, rid: str, abort_all: bool) -> No
         manager._dispatch_to_scheduler(EarlyAbort(begins=begins, sent_s=time.monotonic()))
 
 
-def _is_early(manager: TokenizerManager, rid: str) -> bool:
+def _is_early(manager: Manager, rid: str) -> bool:
     """A request that this process does not know may be waiting in another one."""
     state = manager.rid_to_state.get(rid)
     if state is None:
@@ -170,7 +163,7 @@ def _is_early(manager: TokenizerManager, rid: str) -> bool:
 
 
 @http_hooks.at(f"{_MANAGER}._handle_batch_output", BEFORE, "recv_obj")
-def _before_output(self: TokenizerManager, recv_obj: BatchStrOutput) -> None:
+def _before_output(self: Manager, recv_obj: BatchStrOutput) -> None:
     ours = http_state(self)
     if ours is None:
         return
@@ -184,8 +177,8 @@ def _before_output(self: TokenizerManager, recv_obj: BatchStrOutput) -> None:
     f"{_MANAGER}.update_request_meta_info", AROUND, "meta_info", "customized_info", "index"
 )
 def _around_meta_info(
-    original: Callable[..., None],
-    self: TokenizerManager,
+    original: Any,
+    self: Manager,
     meta_info: dict[str, Any],
     state: ReqState,
     customized_info: dict[str, Any],
@@ -202,7 +195,7 @@ def _around_meta_info(
 
 
 @http_hooks.at(f"{_MANAGER}.get_internal_state", AROUND)
-async def _around_internal_state(original: Awaited, self: TokenizerManager) -> list[dict[str, Any]]:
+async def _around_internal_state(original: Awaited, self: Manager) -> list[dict[str, Any]]:
     states: list[dict[str, Any]] = await original(self)
     if (ours := http_state(self)) is not None:
         for state in states:
@@ -224,9 +217,7 @@ def serve_our_app() -> None:
 @router_hooks.at(
     "sglang.srt.managers.multi_tokenizer_mixin.MultiTokenizerRouter.__init__", AFTER, "server_args"
 )
-def _after_router_init(
-    result: None, self: object, server_args: ServerArgs, *args: Any, **kw: Any
-) -> None:
+def _after_router(_: None, self: object, server_args: ServerArgs, *args: Any, **kw: Any) -> None:
     # They share one prediction worker, and read the settings that are left here.
     config = getattr(server_args, "_sage_config", None)
     if config is not None and not config.predictor.service:

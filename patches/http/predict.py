@@ -9,11 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
-from sglang.srt.managers.io_struct import (
-    BatchStrOutput,
-    GenerateReqInput,
-    TokenizedGenerateReqInput,
-)
+from sglang.srt.managers.io_struct import BatchStrOutput, GenerateReqInput
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 
 from patches import carrier
@@ -100,10 +97,8 @@ def _after_chat(
 
 def last_user_text(messages: Any) -> str | None:
     """The text of a chat's last user message. The chat template tells nothing of the answer."""
-    for message in reversed(messages):
-        if getattr(message, "role", None) == "user":
-            return text_of(message)
-    return None
+    asked = (message for message in reversed(messages) if getattr(message, "role", "") == "user")
+    return next(map(text_of, asked), None)
 
 
 def prompt_text(manager: TokenizerManager, obj: GenerateReqInput) -> str | None:
@@ -153,9 +148,8 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         state.slo_class or "", carrier.clients_hints(said), obj.priority, state.tenant
     )
     hints = ours.urgency.hints(hints, text)
-    state.carried = {**carrier.encode_hints(hints), **carrier.encode_stamp(state.came_s)}
-    if isinstance(obj.rid, str):
-        state.carried |= carrier.encode_asked(obj.rid, state.came_s, time.monotonic())
+    asked = carrier.encode_asked(str(obj.rid), state.came_s, time.monotonic())
+    state.carried = {**carrier.encode_hints(hints), **asked}
     if state.explains:
         state.carried |= carrier.EXPLAIN
     state.foreseen = Foreseen(hints=hints)
@@ -165,7 +159,7 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         )
 
 
-async def attach(obj: GenerateReqInput, tokenized: TokenizedGenerateReqInput) -> None:
+async def attach(obj: GenerateReqInput, tokenized: Tokenized) -> None:
     """Wait for the prediction, and put what travels to the scheduler into custom_params."""
     check_tokenized(tokenized)
     sampling, state = tokenized.sampling_params, state_of(obj)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
@@ -17,8 +16,6 @@ from sglang.srt.utils.auth import AuthLevel, auth_level, decide_request_auth
 from sglang.utils import TypeBasedDispatcher
 
 from patches.messages import SetSettings, SettingsNow
-from sage_sched.fields import ConfigError
-from sage_sched.switch import Settings
 
 PATH = "/sage/settings"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
@@ -47,40 +44,22 @@ def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | N
         if (refused := _refused(request)) is not None:
             return refused
         manager.auto_create_handle_loop()
-        answers = await tell(None)
-        if request.method == "POST":
-            try:
-                changes = changes_of(await request.body(), json.loads(answers[0].settings))
-            except ValueError as error:
-                return _error(str(error), 400)
-            answers = await tell(changes)
+        try:
+            changes = changes_of(await request.body()) if request.method == "POST" else None
+        except ValueError as error:
+            return _error(str(error), 400)
+        answers = await tell(changes)
         for answer in answers:
             if answer.refusal:
                 return _error(answer.refusal, 400)
         return JSONResponse(json.loads(answers[0].settings))
 
-    _add(settings)
+    sys.modules[_HTTP_SERVER].app.add_route(PATH, settings, methods=["GET", "POST"])
     return schedulers
 
 
-def add_refusing_route(why: str) -> None:
-    """For a server without settings of ours: it says why (409)."""
-
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
-    async def refuse(request: Request) -> JSONResponse:
-        return _refused(request) or _error(why, 409)
-
-    if _HTTP_SERVER in sys.modules:
-        _add(refuse)
-
-
-def _add(route: Callable[[Request], Awaitable[JSONResponse]]) -> None:
-    sys.modules[_HTTP_SERVER].app.add_route(PATH, route, methods=["GET", "POST"])
-
-
-def changes_of(body: bytes, present: object) -> dict[str, object]:
-    """The changes that a body asks for. Raises ValueError with the reason unless they can be made
-    to the present settings, so that no scheduler is bothered with others."""
+def changes_of(body: bytes) -> dict[str, object]:
+    """The changes that a body asks for. Raises ValueError with the reason if it is malformed."""
     try:
         if len(body) > _MAX_BYTES:
             raise ValueError(f"more than {_MAX_BYTES} bytes")
@@ -90,12 +69,6 @@ def changes_of(body: bytes, present: object) -> dict[str, object]:
         json.dumps(changes, ensure_ascii=False).encode()  # half a character is none
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the body is no JSON object of settings: {error}") from error
-    try:
-        Settings.of(present).changed(changes)
-    except ConfigError:
-        raise
-    except Exception as error:  # of somebody else's policy
-        raise ConfigError(f"the settings cannot be read: {error!r}") from error
     return changes
 
 

@@ -19,7 +19,7 @@ def refuse_urgency(config: UrgencyConfig) -> None:
     """Before SGLang starts its processes: raises UnsupportedServerError if the model is missing or
     cannot be used."""
     try:
-        _head(config)
+        UrgencyGuess(config)
     except (OSError, UrgencyFileError) as error:
         raise UnsupportedServerError(f"urgency.model: {error}") from error
 
@@ -29,7 +29,8 @@ class UrgencyGuess:
     urgency of its own."""
 
     def __init__(self, config: UrgencyConfig) -> None:
-        self._head = _head(config)
+        path = Path(config.model).expanduser()
+        self._head = UrgencyHead.read(path) if config.model else None
         self._num_guessed = [0] * 6
         self._num_failed = 0
 
@@ -54,7 +55,3 @@ class UrgencyGuess:
         by_level = {str(level): n for level, n in enumerate(self._num_guessed) if n}
         confusion = self._head.confusion if self._head else ()
         return {"num_guessed": by_level, "num_failed": self._num_failed, "confusion": confusion}
-
-
-def _head(config: UrgencyConfig) -> UrgencyHead | None:
-    return UrgencyHead.read(Path(config.model).expanduser()) if config.model else None

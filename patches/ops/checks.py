@@ -10,12 +10,11 @@ import contextlib
 import io
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, entry_points, version
-from pathlib import Path
+from importlib.metadata import entry_points, version
 
-from patches.compat import SUPPORTED_RELEASES
+from patches.compat import SUPPORTED_RELEASES, UnsupportedServerError, check_release
 from patches.ops.fit import misfits, targets
 from patches.ops.serve_command import value_of, with_policy
 from patches.scheduler.host_memory import SHARE, free_bytes
@@ -34,10 +33,7 @@ _LEAST_FREE_BYTES = 200e6
 
 
 class FaultError(Exception):
-    """What keeps a server from starting, or from being of use.
-
-    said: a line for each. do: what to do about it.
-    """
+    """What keeps a server from starting, or from being of use, and what to do about it."""
 
     def __init__(self, said: object, do: str) -> None:
         """said: a message of any kind, an exception's too, or a list of them."""
@@ -49,18 +45,23 @@ class Note(str):
     """Something to know that is neither good nor bad."""
 
 
+@contextlib.contextmanager
+def _fault_of(kinds: type[Exception] | tuple[type[Exception], ...], do: str) -> Iterator[None]:
+    """Within this, exceptions of these kinds are faults."""
+    try:
+        yield
+    except kinds as error:
+        raise FaultError(error, do) from error
+
+
 def release() -> str:
     """Whether SGLang is there, and supported."""
     try:
-        from sglang.version import __version__ as imported
+        with _fault_of(UnsupportedServerError, _INSTALL):
+            check_release()
     except ImportError:
         raise FaultError("SGLang is not installed", _INSTALL) from None
-    if imported not in SUPPORTED_RELEASES:
-        raise FaultError(
-            f"SGLang {imported} is installed, supported: {', '.join(SUPPORTED_RELEASES)}",
-            f"{_INSTALL}; or choose one of SGLang's own policies",
-        )
-    return f"SGLang {imported}"
+    return f"SGLang {version('sglang')}"
 
 
 def plugin() -> str:
@@ -83,10 +84,7 @@ def plugin() -> str:
             "that have a platform of another name, as this one has",
             "unset it",
         )
-    try:
-        return f"registered, with torch {version('torch')}"
-    except PackageNotFoundError:
-        return "registered, with no torch"
+    return "registered"
 
 
 def hooks() -> str:
@@ -111,13 +109,14 @@ def store(config: SageConfig) -> str:
         )
     encoder, num_records = config.predictor.encoder, 0
     if file_of(folder).exists():
-        try:
-            kept = replace(config.store, on_disk=False)
-            with Store(kept, fingerprint(encoder), dimension(encoder)) as opened:
-                num_records = len(opened.load())
-        except StoreError as error:
-            do = f"move {folder} away (the server begins a new one), or name another in store.path"
-            raise FaultError(error, do) from error
+        do = f"move {folder} away (the server begins a new one), or name another in store.path"
+        with (
+            _fault_of(StoreError, do),
+            Store(
+                replace(config.store, on_disk=False), fingerprint(encoder), dimension(encoder)
+            ) as opened,
+        ):
+            num_records = len(opened.load())
     said = f"{num_records} records in {folder}"
     if not config.store.on_disk:
         return f"{said}, which stays as it is"
@@ -135,21 +134,17 @@ def store(config: SageConfig) -> str:
 def predictor(config: SageConfig) -> str:
     """Whether it can be asked."""
     if config.predictor.service:
-        try:
+        do = "start the service, or correct predictor.service and its token"
+        with _fault_of((PredictorError, StoreError, ValueError), do):
             connect_worker(config, "").close()
-        except (PredictorError, StoreError, ValueError) as error:
-            do = "start the service, or correct predictor.service and its token"
-            raise FaultError(error, do) from error
         return f"the service at {config.predictor.service} answers"
     encoder = config.predictor.encoder
     try:
         Embedder(encoder, num_threads=1).embed(["Is anybody there?"])
         GeneralLength.shipped(encoder)
     except Exception as error:  # a missing package, a missing or damaged file of the encoder
-        raise FaultError(
-            f"the encoder {encoder!r} cannot be loaded: {error!r}",
-            f"install sage-sched anew; if {cache_folder()} holds damaged files, remove it",
-        ) from error
+        do = f"install sage-sched anew; if {cache_folder()} holds damaged files, remove it"
+        raise FaultError(f"the encoder {encoder!r} cannot be loaded: {error!r}", do) from error
     return f"encoder {encoder!r} works"
 
 
@@ -163,13 +158,10 @@ def gpu(argv: Sequence[str]) -> str:
         return Note(f"the CPU is asked for; {num_seen} accelerators are seen")
     if not num_seen:
         built = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
-        seen = Path("/dev/nvidia0").exists()
-        driver = f"the driver {'has' if seen else 'shows no'} device"
         raise FaultError(
-            f"torch sees none (torch {torch.__version__}, {built}; {driver})",
-            "install torch for your driver's CUDA"
-            if seen and torch.version.cuda is None
-            else "see that `nvidia-smi` works here; without a GPU, give --device cpu",
+            f"torch sees none (torch {torch.__version__}, built {built})",
+            "see that `nvidia-smi` works here, and install torch for your driver's CUDA; without a "
+            "GPU, give --device cpu",
         )
     if wanted > num_seen:
         raise FaultError(
@@ -205,11 +197,9 @@ def flags(argv: Sequence[str], with_settings: bool) -> str:
     printed = io.StringIO()
     do = "leave the flag out, or change its value"
     try:
-        with contextlib.redirect_stderr(printed):
+        with _fault_of(Exception, do), contextlib.redirect_stderr(printed):
             server_args = prepare_server_args(with_policy(argv))
     except SystemExit as refusal:
         last = (printed.getvalue().strip().splitlines() or [""])[-1]
         raise FaultError(last if isinstance(refusal.code, int) else refusal.code, do) from None
-    except Exception as error:
-        raise FaultError(f"SGLang does not take them: {error}", do) from error
     return f"taken; --schedule-policy {server_args.schedule_policy}"

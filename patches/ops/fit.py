@@ -35,7 +35,13 @@ _HOOKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def misfits() -> list[str]:
     """A line for each module of ours that this SGLang breaks, and for each hook and each call that
     does not fit it."""
-    found = [*_modules()]
+    found = []
+    for module in pkgutil.walk_packages(patches.__path__, "patches."):
+        if module.name not in _NOT_IMPORTED:
+            try:
+                import_module(module.name)
+            except Exception as error:  # SGLang's own modules may raise anything
+                found.append(f"{module.name} cannot be imported: {type(error).__name__}: {error}")
     for check in _checks():
         try:
             check()
@@ -51,17 +57,7 @@ def targets() -> list[str]:
 
 def _made(module: str, name: str, arguments: dict[str, Any]) -> Iterable[Any]:
     hooks: Any = getattr(import_module(module), name)
-    made: Iterable[Any] = hooks(**arguments) if arguments else hooks
-    return made
-
-
-def _modules() -> Iterator[str]:
-    for module in pkgutil.walk_packages(patches.__path__, "patches."):
-        if module.name not in _NOT_IMPORTED:
-            try:
-                import_module(module.name)
-            except Exception as error:  # SGLang's own modules may raise anything
-                yield f"{module.name} cannot be imported: {type(error).__name__}: {error}"
+    return [*(hooks(**arguments) if arguments else hooks)]
 
 
 def _checks() -> Iterator[Callable[[], None]]:

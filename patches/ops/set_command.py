@@ -41,7 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        settings = _asked(args.url, _key(args.key_file), changes_of(args.changes))
+        key = os.environ.get(_KEY_VARIABLE, "")
+        if args.key_file is not None:
+            key = Path(args.key_file).read_text(encoding="utf-8").strip()
+        settings = _asked(args.url, key, changes_of(args.changes))
     except (ValueError, OSError) as error:
         print(f"sage-sched set: {error}", file=sys.stderr)
         return 1
@@ -74,12 +77,6 @@ def _value(text: str) -> Any:
         return text
 
 
-def _key(file: str | None) -> str:
-    if file is None:
-        return os.environ.get(_KEY_VARIABLE, "")
-    return Path(file).read_text(encoding="utf-8").strip()
-
-
 def _asked(url: str, key: str, changes: dict[str, Any]) -> Any:
     """The settings now in force. Raises ValueError with the server's reason, OSError."""
     request = urllib.request.Request(
@@ -100,5 +97,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(error.read())["error"])
     except (ValueError, KeyError, TypeError):
-        missing = "; is it a server of sage-sched?" if error.code == 404 else ""
+        # Nor has a server in shadow mode settings that could be changed.
+        missing = "; is it a server under one of our policies?" if error.code == 404 else ""
         return f"the server answers {error.code} {error.reason}{missing}"

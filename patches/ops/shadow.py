@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.managers.io_struct import BatchStrOutput, GenerateReqInput
-from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager
 from sglang.srt.server_args import ServerArgs
 
 from patches.engine_types import Batch, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks, harmless
 from patches.http.asked import asked_of
 from patches.http.predict import is_internal, prompt_text, request_hooks, scope_of, state_of
-from patches.http.settings_route import add_refusing_route
 from patches.json_lines import JsonLines
 from patches.scheduler.calibration import Calibration
 from predictor_store.service.client import PredictorClient
@@ -52,35 +51,23 @@ shadow_http_hooks = Hooks(request_hooks)
 
 
 @shadow_http_hooks.at(f"{_MANAGER}.__init__", AFTER, "server_args")
-def _after_init(
-    result: None, self: TokenizerManager, server_args: ServerArgs, *args: Any, **kw: Any
-) -> None:
+def _after_init(_: None, self: Manager, server_args: ServerArgs, *args: Any, **kw: Any) -> None:
     model = server_args.served_model_name or server_args.model_path
     client = PredictorClient(server_args._sage_config, model)
     self.sage = Shadow(JsonLines(Path(server_args._sage_shadow)), client)
     client.start()  # the schedulers are loading the model meanwhile
-    add_refusing_route(
-        "this server is in shadow mode (--sage-shadow): SGLang's own "
-        f"{server_args.schedule_policy} orders requests, and nothing can be switched. One that is "
-        "started with --schedule-policy sage instead can be, to SGLang's own order too: "
-        "sage-sched set schedule_policy=fcfs"
-    )
 
 
 @shadow_http_hooks.at(f"{_MANAGER}._batch_tokenize_and_process", BEFORE, "batch_size", "obj")
 @harmless
-def _before_tokenize_batch(
-    self: TokenizerManager, batch_size: int, obj: GenerateReqInput, *args: Any, **kw: Any
-) -> None:
+def _before_tokenize_batch(self: Manager, batch_size: int, obj: GenerateReqInput) -> None:
     for i in range(batch_size):
         _before_tokenize_one(self, obj[i])
 
 
 @shadow_http_hooks.at(f"{_MANAGER}._tokenize_one_request", BEFORE, "obj")
 @harmless
-def _before_tokenize_one(
-    self: TokenizerManager, obj: GenerateReqInput, *args: Any, **kw: Any
-) -> None:
+def _before_tokenize_one(self: Manager, obj: GenerateReqInput, *args: Any, **kw: Any) -> None:
     """Ask for the prediction; nobody waits for it."""
     if not isinstance(obj, GenerateReqInput) or state_of(obj).is_started:
         return
@@ -95,7 +82,7 @@ def _before_tokenize_one(
 
 @shadow_http_hooks.at(f"{_MANAGER}._handle_batch_output", BEFORE, "recv_obj")
 @harmless
-def _before_output(self: TokenizerManager, recv_obj: BatchStrOutput, *args: Any, **kw: Any) -> None:
+def _before_output(self: Manager, recv_obj: BatchStrOutput, *args: Any, **kw: Any) -> None:
     for i, (rid, reason) in enumerate(zip(recv_obj.rids, recv_obj.finished_reasons, strict=True)):
         found = self.rid_to_state.get(rid)
         output_tokens = int(recv_obj.completion_tokens[i])
@@ -136,7 +123,7 @@ def fields_of(lengths: LengthDistribution | None) -> dict[str, Any] | None:
 
 
 @shadow_http_hooks.at(f"{_MANAGER}.get_internal_state", AROUND)
-async def _around_internal_state(original: Awaited, self: TokenizerManager) -> list[dict[str, Any]]:
+async def _around_internal_state(original: Awaited, self: Manager) -> list[dict[str, Any]]:
     states: list[dict[str, Any]] = await original(self)
     for state in states:
         said = {"predictor": self.sage.client.stats(), "shadow": self.sage.record.stats()}
@@ -156,17 +143,13 @@ def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
         learned.append(Calibration.of(self, config))
 
     @hooks.at(f"{_SCHEDULER}.run_batch", AROUND, "batch")
-    def around_run_batch(
-        original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any
-    ) -> Any:
+    def around_run(original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> Any:
         run = partial(original, self, batch, *args, **kw)
         return learned[0].steps.timed(self, batch, run) if learned else run()
 
     @hooks.at(f"{_SCHEDULER}.process_batch_result", AFTER, "batch", "result")
     @harmless
-    def after_batch_result(
-        done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
-    ) -> None:
+    def after_step(_: None, self: Scheduler, batch: Batch, result: Any, *args: Any) -> None:
         learned[0].steps.processed(self, result)
         step_time, num_slots = learned[0].step_time, self.max_running_requests
         facts = ServerFacts(self.max_total_num_tokens, num_slots, step_time, 0.0)

@@ -49,7 +49,7 @@ class Recorder:
         self._thread.start()
 
     def read(self, batch: Batch, commits: Sequence[Any], states: Any) -> None:
-        """See patches.probe.tap.Sink."""
+        """The tokens of a step are committed; see Probing.read."""
         if self._is_stopped:
             return
         chosen = [

@@ -26,12 +26,6 @@ MANY_RUNNING = 128
 PASSES_A_MESSAGE = 4
 
 
-def refining_of(policy: Policy, probe: ProbeFile | None) -> Refining | None:
-    """What uses the scores; None if the policy uses none."""
-    refiner = refiner_of(policy, None if probe is None else probe.reading)
-    return None if refiner is None else Refining(refiner, policy)
-
-
 def why_no_probe(policy: Policy, probing: Probing | None) -> str:
     """Why a policy cannot use the loaded probe; "" if it can, or needs none."""
     if not policy.refines_by:
@@ -51,21 +45,22 @@ class Probing:
     def __init__(self, policy: Policy, probe: ProbeFile | None, recorder: Recorder | None) -> None:
         self.probe = probe
         self.is_stale = False
-        self.refining = refining_of(policy, probe)
         self.recorder = recorder
         self._number = 0
         self._arrivals: list[int] = []
         self._ages: list[int] = []
         self._steps: list[Any] = []
-        self._was_believed = True
         self._num_not_finite = 0
         self._reads = True
         self._num_running = 0
         self._num_held_back = 0
+        self.follow(policy, ())
 
     def follow(self, policy: Policy, jobs: Sequence[Job]) -> None:
         """On all ranks: from now on go by another policy, which why_no_probe allows."""
-        self.refining = refining_of(policy, self.probe)
+        refiner = refiner_of(policy, None if self.probe is None else self.probe.reading)
+        # What uses the scores; None if the policy uses none.
+        self.refining = None if refiner is None else Refining(refiner, policy)
         self._drop(len(self._steps))
         self._was_believed = True
         if self.refining is not None:
@@ -81,7 +76,12 @@ class Probing:
             self.refining.stop("the model's weights were updated")
 
     def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
-        """See patches.probe.tap.Sink. Never raises, as that would end the server."""
+        """The tokens of a step are committed: take in what was read beside them. Never raises, as
+        that would end the server.
+
+        commits: sglang's CommittedTokens or None, by request. logits: (rows, bins), None without a
+        probe. states: (rows, layers, hidden), None if nothing is recorded.
+        """
         if not self._reads:
             return
         try:
@@ -106,13 +106,11 @@ class Probing:
                 arrivals.append(req.sage.job.arrival)
                 ages.append(commit.output_index)
         if rows:
-            steps = in_steps(logits[rows].astype(np.float64))
             self._number += len(rows)
             self._arrivals += arrivals
             self._ages += ages
-            self._steps.extend(steps)
-            if len(self._steps) > _MAX_PENDING:
-                self._drop(len(self._steps) - _MAX_PENDING)
+            self._steps.extend(in_steps(logits[rows].astype(np.float64)))
+            self._drop(max(0, len(self._steps) - _MAX_PENDING))
 
     def _drop(self, number: int) -> None:
         del self._arrivals[:number], self._ages[:number], self._steps[:number]
@@ -125,11 +123,8 @@ class Probing:
         if is_believed == self._was_believed and (not self._steps or self._holds_back()):
             return None
         if is_believed != self._was_believed:
-            logger.warning(
-                "a probe that foretells answers worse than their prompts is not believed"
-                if not is_believed
-                else "the probe foretells answers better than their prompts again"
-            )
+            how = "better" if is_believed else "worse"
+            logger.warning("the probe foretells answers %s than their prompts do", how)
         self._was_believed = is_believed
         return Scores(
             number=self._number,

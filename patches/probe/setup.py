@@ -14,7 +14,7 @@ from patches.compat import UnsupportedServerError
 from patches.engine_types import Scheduler
 from patches.probe.recorder import Recorder
 from patches.probe.scores import Probing
-from patches.probe.tap import Observer, Tap
+from patches.probe.tap import Tap
 from patches.refusals import refuse
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.fingerprint import fingerprint
@@ -54,36 +54,39 @@ def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
     refuse(server_args, "[probe]", _REFUSALS)
     folder = Path(server_args.model_path)
     try:
-        found, shape = fingerprint(folder), model_shape(folder)
-        probe = None if not config.file else ProbeFile.read(Path(config.file).expanduser())
+        found, (num_layers, hidden_size) = fingerprint(folder), model_shape(folder)
+        probe = _read(config)
     except (OSError, ValueError) as error:
         raise UnsupportedServerError(f"[probe]: {error}") from error
-    if shape[0] < 2:
+    if num_layers < 2:
         raise UnsupportedServerError(
-            f"[probe]: {folder} has {shape[0]} layer; the last one's states cannot be read."
+            f"[probe]: {folder} has {num_layers} layer; the last one's states cannot be read."
         )
     if probe is None:
         return
-    wanted = {
-        "fingerprint": (probe.fingerprint, found),
-        "hidden size": (probe.hidden_size, shape[1]),
-    }
-    for what, (of_probe, of_model) in wanted.items():
+    for what, of_probe, of_model in (
+        ("fingerprint", probe.fingerprint, found),
+        ("hidden size", probe.hidden_size, hidden_size),
+    ):
         if of_probe != of_model:
             raise UnsupportedServerError(
                 f"the probe {config.file} is of another model: its {what} is {of_probe}, that of "
                 f"{folder} is {of_model}. Train one for this model (docs/probe.md)."
             )
-    if not 0 <= probe.layer < shape[0] - 1:
+    if not 0 <= probe.layer < num_layers - 1:
         raise UnsupportedServerError(
-            f"the probe {config.file} reads layer {probe.layer}, allowed: 0 to {shape[0] - 2} of "
-            f"the {shape[0]} of {folder}."
+            f"the probe {config.file} reads layer {probe.layer}, allowed: 0 to {num_layers - 2} of "
+            f"the {num_layers} of {folder}."
         )
     if policy.refines_by == "trail" and probe.recipe != "trail":
         raise UnsupportedServerError(
             f"the probe {config.file} is of recipe {probe.recipe}, and --schedule-policy {name} "
             "takes one of recipe trail: sage-sched train-probe --recipe trail."
         )
+
+
+def _read(config: ProbeConfig) -> ProbeFile | None:
+    return ProbeFile.read(Path(config.file).expanduser()) if config.file else None
 
 
 def model_shape(folder: Path) -> tuple[int, int]:
@@ -113,29 +116,23 @@ def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing 
             f"[probe]: SGLang does not show hidden states of {type(model).__name__}."
         )
     num_layers, hidden_size = model_shape(Path(runner.server_args.model_path))
-    probe = ProbeFile.read(Path(config.file).expanduser()) if config.file else None
     recorded = recorded_layers(num_layers) if config.record else []
-    tap = Tap(probe, recorded, hidden_size, runner.device)
+    tap = Tap(_read(config), recorded, hidden_size, runner.device, probing)
     model.set_eagle3_layers_to_capture(tap.layers)
     if get_parallel().tp_rank == 0:
         model.logits_processor.sage_tap = tap
-        runner.sampling_observer = Observer(tap, probing)
+        runner.sampling_observer = tap
 
 
 def probing_of(scheduler: Scheduler, policy: Policy, config: ProbeConfig) -> Probing | None:
     """None if hidden states are not read."""
     if not config.file and not config.record:
         return None
-    probe = ProbeFile.read(Path(config.file).expanduser()) if config.file else None
     recorder = None
     if config.record and get_parallel().tp_rank == 0:
         folder = Path(scheduler.server_args.model_path)
         num_layers, hidden_size = model_shape(folder)
         about = {"fingerprint": fingerprint(folder), "hidden_size": hidden_size}
-        recorder = Recorder(
-            Path(config.record).expanduser(),
-            int(config.record_gib * 2**30),
-            recorded_layers(num_layers),
-            about,
-        )
-    return Probing(policy, probe, recorder)
+        path, max_bytes = Path(config.record).expanduser(), int(config.record_gib * 2**30)
+        recorder = Recorder(path, max_bytes, recorded_layers(num_layers), about)
+    return Probing(policy, _read(config), recorder)

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
 from patches.engine_types import Batch
+from patches.probe.scores import Probing
 from predictor_store.probe.file import ProbeFile
 
 # More rows than any step samples. A step with more is not read.
 _MAX_ROWS = 4096
 
 
-class Sink(Protocol):
-    """Takes what was read, once the tokens are committed."""
-
-    def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
-        """commits: sglang's CommittedTokens or None, by request. logits: (rows, bins), None without
-        a probe. states: (rows, layers, hidden), None if nothing is recorded."""
-        ...
-
-
 class Tap:
-    """The tap of one rank. All ranks capture, as capturing completes sums across ranks; rank 0
-    reads.
+    """The tap of one rank. All ranks capture, as capturing completes sums across ranks; rank 0 also
+    observes (sglang/srt/sampling/sampling_observer.py) and carries what was read to its scheduler.
 
     Within the forward pass, the probe's logits and the states to record are written into buffers of
     their own, so that replaying a graph writes them anew.
@@ -38,11 +30,14 @@ class Tap:
         recorded_layers: Sequence[int],
         hidden_size: int,
         device: Any,
+        probing: Callable[[], Probing | None],
     ) -> None:
+        """probing: returns that of this process's scheduler; None until there is one."""
         self.layers = sorted({*recorded_layers, *([] if probe is None else [probe.layer])})
         self._recorded = [self.layers.index(layer) for layer in recorded_layers]
         self._place = None if probe is None else self.layers.index(probe.layer)
         self._weights: list[torch.Tensor] = []
+        self._probing = probing
         self.logits: torch.Tensor | None = None
         self.states: torch.Tensor | None = None
         if probe is not None:
@@ -72,59 +67,39 @@ class Tap:
             for place, layer in enumerate(self._recorded):
                 self.states[:num_rows, place].copy_(captured[layer])
 
-
-class Observer:
-    """Carries what a tap has read to the scheduler (sglang/srt/sampling/sampling_observer.py)."""
-
-    def __init__(self, tap: Tap, sink: Callable[[], Sink | None]) -> None:
-        """sink: returns that of this process's scheduler; None until there is one."""
-        self._tap = tap
-        self._sink = sink
-
     def is_active(self, sampling_info: Any) -> bool:
         """Asked in every step."""
-        return self._sink() is not None
+        return self._probing() is not None
 
     def before_grammar(self, logits: torch.Tensor, sampling_info: Any) -> bool:
         """Must not be None, or after_sample is not called."""
         return True
 
-    def after_sample(self, state: bool, token_ids: torch.Tensor) -> OnDevice | None:
+    def after_sample(self, state: bool, token_ids: torch.Tensor) -> Output | None:
         """A copy, as the next replay of a graph writes into the same buffers."""
         num_rows = token_ids.shape[0]
         if num_rows > _MAX_ROWS:
             return None
-        read = (self._tap.logits, self._tap.states)
-        return OnDevice([None if t is None else t[:num_rows].clone() for t in read], self._sink)
+        read = [None if t is None else t[:num_rows].clone() for t in (self.logits, self.states)]
+        return Output(read, self._probing)
 
 
-class OnDevice:
-    """sglang.srt.managers.auxiliary_output.DeviceAuxiliaryOutput."""
+class Output:
+    """What was read in a step, on the device or the host (sglang.srt.managers.auxiliary_output)."""
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor | None], sink: Callable[[], Sink | None]
+        self, tensors: Sequence[torch.Tensor | None], probing: Callable[[], Probing | None]
     ) -> None:
         self._tensors = tensors
-        self._sink = sink
+        self._probing = probing
 
-    def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> OnHost:
+    def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Output:
         """Together with the step's result."""
         copies = [None if t is None else copy_tensor(t) for t in self._tensors]
-        return OnHost(copies, self._sink)
-
-
-class OnHost:
-    """sglang.srt.managers.auxiliary_output.HostAuxiliaryOutput."""
-
-    def __init__(
-        self, tensors: Sequence[torch.Tensor | None], sink: Callable[[], Sink | None]
-    ) -> None:
-        self._tensors = tensors
-        self._sink = sink
+        return Output(copies, self._probing)
 
     def consume(self, batch: Batch, commits: Sequence[Any]) -> None:
         """The tokens are committed."""
-        sink = self._sink()
-        if sink is not None:
+        if (probing := self._probing()) is not None:
             logits, states = (None if t is None else t.numpy() for t in self._tensors)
-            sink.read(batch, commits, logits, states)
+            probing.read(batch, commits, logits, states)

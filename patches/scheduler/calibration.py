@@ -121,11 +121,8 @@ def tokens_of(result: Any) -> float:
 
 
 class StepTimeFile:
-    """Keeps learned step times for the next server of the same kind.
-
-    There is one file per kind of server, in the cache folder. Only its owner can read it, it is
-    replaced as a whole, and no link is followed. A file that is no use costs one log line.
-    """
+    """Keeps learned step times for the next server of the same kind, in the cache folder. Only its
+    owner can read it, and no link is followed. A file that is no use costs one log line."""
 
     def __init__(self, server: Mapping[str, str]) -> None:
         """server: what step times depend on, see kind_of."""

@@ -33,17 +33,17 @@ class EarlyAborts:
             oldest = next(iter(self._sent_s))
 
     def after(self, scheduler: Scheduler, request: TokenizedGenerateReqInput) -> None:
-        """A request has come: if it was aborted before, abort it at once."""
-        if self._sent_s and self._has(request.sampling_params.custom_params):
-            scheduler.abort_request(AbortReq(rid=request.rid))
-
-    def _has(self, custom_params: object) -> bool:
-        """Whether it was aborted after it came, as its id may have been used before. An abort of
-        all requests spares those that a pause held back: their processing had not begun."""
-        if (asked := decode_asked(custom_params)) is None:
-            return False
+        """A request has come: abort it at once if it was aborted after it came, as its id may have
+        been used before. An abort of all requests spares those that a pause held back: their
+        processing had not begun."""
+        if (
+            not self._sent_s
+            or (asked := decode_asked(request.sampling_params.custom_params)) is None
+        ):
+            return
         rid, came_s, begun_s = asked
-        return any(
+        if any(
             rid.startswith(begins) and (came_s if begins else begun_s) <= sent_s
             for begins, sent_s in self._sent_s.items()
-        )
+        ):
+            scheduler.abort_request(AbortReq(rid=request.rid))

@@ -56,7 +56,7 @@ def scheduler_hooks(config: SageConfig) -> Hooks:
     _admission(hooks, process)
     _steps(hooks)
     _weights_and_states(hooks, process)
-    _reports(hooks, config)
+    _reports(hooks)
     return hooks
 
 
@@ -121,9 +121,7 @@ def _arrivals(hooks: Hooks) -> None:
             req.sage.job.input_tokens = len(req.origin_input_ids)
 
     @hooks.at(f"{_SCHEDULER}.handle_generate_request", AFTER, "recv_req")
-    def after_generate_request(
-        result: None, self: Scheduler, recv_req: Any, *args: Any, **kw: Any
-    ) -> None:
+    def after_generate(_: None, self: Scheduler, recv_req: Any, *args: Any, **kw: Any) -> None:
         self.sage.early_aborts.after(self, recv_req)
 
 
@@ -185,17 +183,13 @@ def _steps(hooks: Hooks) -> None:
     """Steps are measured, and their tokens counted."""
 
     @hooks.at(f"{_SCHEDULER}.run_batch", AROUND, "batch")
-    def around_run_batch(
-        original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any
-    ) -> Any:
+    def around_run(original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> Any:
         self.sage.about_to_run(batch)
         run = partial(original, self, batch, *args, **kw)
         return self.sage.calibration.steps.timed(self, batch, run)
 
     @hooks.at(f"{_SCHEDULER}.process_batch_result", AFTER, "batch", "result")
-    def after_batch_result(
-        done: None, self: Scheduler, batch: Batch, result: Any, *args: Any, **kw: Any
-    ) -> None:
+    def after_step(_: None, self: Scheduler, batch: Batch, result: Any, *args: Any) -> None:
         self.sage.calibration.steps.processed(self, result)
         self.sage.ended(batch, result)
 
@@ -230,7 +224,7 @@ def _weights_and_states(hooks: Hooks, process: _Process) -> None:
             probing.weights_updated()
 
 
-def _reports(hooks: Hooks, config: SageConfig) -> None:
+def _reports(hooks: Hooks) -> None:
     """What /server_info and load snapshots say."""
 
     @hooks.at(f"{_SCHEDULER}.get_internal_state", AFTER, "recv_req")

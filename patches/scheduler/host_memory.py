@@ -22,16 +22,13 @@ def free_bytes(cgroup: Path = _CGROUP) -> int:
         limit = (cgroup / "memory.max").read_text().strip()
         if limit != "max":
             current = int((cgroup / "memory.current").read_text())
-            free = min(free, int(limit) - current + _cached_bytes(cgroup))
+            stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+            # Cached files that no reader or writer keeps in memory.
+            cached = int(stat["inactive_file"]) + int(stat["active_file"])
+            free = min(free, int(limit) - current + cached)
     except (OSError, ValueError, KeyError):
         pass  # there is no such limit
     return max(0, free)
-
-
-def _cached_bytes(cgroup: Path) -> int:
-    """Cached files that no reader or writer keeps in memory."""
-    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    return int(stat["inactive_file"]) + int(stat["active_file"])
 
 
 def pool_bytes(server_args: Any) -> int:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from patches.carrier import EXPLAIN, EXPLANATION, decode, decode_hints, decode_stamp
+from patches.carrier import EXPLAIN, EXPLANATION, came_at_s, decode, decode_hints
 from patches.engine_types import Batch, Req
 from patches.scheduler.request import Explanation, RequestState, Waits
 from sage_sched.job import NO_HINTS, Job
@@ -34,11 +34,8 @@ class Failures:
 
 
 class Jobs:
-    """The jobs of one scheduler. Every tensor-parallel rank has its own; all see the same requests
-    in the same order and count the same tokens.
-
-    now_s, pace: rank 0's clock and its pace as last told, for policies that use a clock.
-    """
+    """The jobs of one scheduler. All ranks see the same requests in the same order and count the
+    same tokens. now_s: rank 0's clock as last told, for policies that use a clock."""
 
     def __init__(self, policy: Policy, failures: Failures) -> None:
         self._policy = policy
@@ -94,7 +91,7 @@ class Jobs:
         self.now_s = max(self.now_s, now_s)
         for req in sorted(reqs, key=lambda req: req.sage.job.arrival):
             job = req.sage.job
-            job.arrival_s = decode_stamp(req.sampling_params.custom_params, self.now_s)
+            job.arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s)
             job.meet()
             self._rank(job)
 
@@ -109,7 +106,7 @@ class Jobs:
         """Rank 0's clock was broadcast. It comes after the requests of the same broadcast."""
         self.now_s = now_s
         for job, req in self._undated:
-            job.arrival_s = decode_stamp(req.sampling_params.custom_params, now_s)
+            job.arrival_s = came_at_s(req.sampling_params.custom_params, now_s)
         self._undated.clear()
 
     def about_to_run(self, batch: Batch) -> None:

@@ -62,12 +62,9 @@ def can_leave_now(req: Req) -> bool:
 
 
 def freed_tokens(scheduler: Scheduler, req: Req) -> int:
-    """KV tokens that admission would get back if a running request left.
-
-    These are the tokens that it holds alone, and those of the radix tree that nobody else locks: a
-    prefix that another running request shares stays. The tree tells, when the lock is given up and
-    taken again.
-    """
+    """KV tokens that admission would get back if a running request left: those that it holds alone,
+    and those of the radix tree that nobody else locks. The tree tells, when the lock is given up
+    and taken again."""
     alone: int = req.kv.kv_allocated_len - req.kv.cache_protected_len
     if req.lock is None:
         return alone
@@ -155,18 +152,15 @@ def swap_in(scheduler: Scheduler, reqs: Sequence[Req]) -> tuple[Batch | None, li
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
     outcomes: list[Return] = []
     for req in reqs:
-        if Return.NO_ROOM in outcomes:
-            outcomes.append(Return.NO_ROOM)
-        else:
-            outcomes.append(_restored(scheduler, req))
+        is_full = Return.NO_ROOM in outcomes
+        outcomes.append(Return.NO_ROOM if is_full else _restored(scheduler, req))
     back = [req for req, outcome in zip(reqs, outcomes, strict=True) if outcome is Return.BACK]
     if not back:
         return None, outcomes
     counting = [req for req in back if counts_tokens(req)]
     plain = [req for req in back if req not in counting]
-    first, *others = [
-        _prebuilt(scheduler, group) for group in (plain, *([req] for req in counting)) if group
-    ]
+    groups = (plain, *([req] for req in counting))
+    first, *others = [_prebuilt(scheduler, group) for group in groups if group]
     for batch in others:
         first.merge_batch(batch)
     return first, outcomes

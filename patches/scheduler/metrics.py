@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from patches.carrier import decode_stamp
+from patches.carrier import came_at_s
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.request import Seen
@@ -64,6 +64,7 @@ class SchedulerMetrics:
         self._policies[state.settings.schedule_policy] = None
         series.set("policy_info", 1.0, policy=state.settings.schedule_policy)
         self._say_load(series)
+        self._say_departures(series)
         stats = state.stats()
         series.count("switches_total", stats["num_switches"])
         series.count("policy_errors_total", stats["num_policy_errors"])
@@ -72,21 +73,20 @@ class SchedulerMetrics:
         series.count("passes_total", stats["num_passes"])
         series.count("pass_seconds_total", stats["num_passes"] * stats["mean_pass_ms"] / 1e3)
         series.set("headroom_steps", stats["headroom_steps"])
-        moves = stats["preemption"] or {"swapped_bytes": 0, "swapped_s": 0.0}
-        series.count("moved_bytes_total", moves["swapped_bytes"])
-        series.count("moved_seconds_total", moves["swapped_s"])
-        self._say_yields(series)
         for name, seconds in asdict(state.calibration.step_time).items():
             series.set("step_time_seconds", seconds, coefficient=name.removesuffix("_s"))
 
-    def _say_yields(self, series: Series) -> None:
-        swap = self._scheduler.sage.last_preemption
-        num_yields = {} if swap is None else swap.num_yields
+    def _say_departures(self, series: Series) -> None:
+        preemption = self._scheduler.sage.last_preemption
+        num_yields = {} if preemption is None else preemption.num_yields
         for short, reason in ((True, "out_of_memory"), (False, "waiting")):
             for way, name in ((Way.SWAP, "swap"), (Way.LEAVE, "recompute")):
                 number = num_yields.get((short, way), 0)
                 series.count("yields_total", number, reason=reason, way=name)
-        series.set("host_used_ratio", 0.0 if swap is None else swap.used_ratio())
+        moves = {} if preemption is None else preemption.stats()
+        series.count("moved_bytes_total", moves.get("swapped_bytes", 0))
+        series.count("moved_seconds_total", moves.get("swapped_s", 0.0))
+        series.set("host_used_ratio", 0.0 if preemption is None else preemption.used_ratio())
 
     def _say_load(self, series: Series) -> None:
         scheduler, state = self._scheduler, self._scheduler.sage
@@ -124,7 +124,7 @@ class SloMeter:
     def __init__(self, metrics: SchedulerMetrics) -> None:
         self._metrics = metrics
         self._attainment = Attainment()
-        self._started_s: float | None = None
+        self._started_s: float | None = None  # when the first request with an SLO came
 
     def arrived(self, req: Req, job: Job) -> Seen | None:
         """What to keep of a new request; None if it has no SLO."""
@@ -133,7 +133,7 @@ class SloMeter:
         now_s = time.monotonic()
         if self._started_s is None:
             self._started_s = now_s
-        came_s = decode_stamp(req.sampling_params.custom_params, now_s)
+        came_s = came_at_s(req.sampling_params.custom_params, now_s)
         return Seen(Promise.of(job.hints), came_s)
 
     def stepped(self, batch: Batch) -> None:
@@ -177,5 +177,5 @@ class SloMeter:
 
     def stats(self) -> dict[str, Any]:
         """For /server_info, since the first request with an SLO."""
-        started_s = self._started_s
-        return self._attainment.metrics(0.0 if started_s is None else time.monotonic() - started_s)
+        now_s = time.monotonic()
+        return self._attainment.metrics(now_s - (self._started_s or now_s))

@@ -26,6 +26,8 @@ from sage_sched.view import Holding
 
 logger = logging.getLogger(__name__)
 
+_COUNTED = ("num_resumed", "num_recomputed", "num_without_device_room", "num_without_host_room")
+
 
 def config_of(settings: Settings) -> PreemptionConfig:
     """As it is set, but nobody leaves under one of SGLang's own policies."""
@@ -64,10 +66,7 @@ class Preemption:
         self._meter = SwapMeter(scheduler, calibration)
         self.num_yields: Counter[tuple[bool, Way]] = Counter()
         self._num_staying: Counter[str] = Counter()
-        self._num_resumed = 0
-        self._num_recomputed = 0
-        self._num_without_device_room = 0
-        self._num_without_host_room = 0
+        self._counts = Counter(dict.fromkeys(_COUNTED, 0))
         self._moved_tokens = 0
         self.go_by(config)
 
@@ -86,12 +85,9 @@ class Preemption:
             "num_yields": self.num_yields.total(),
             "num_out_of_memory": sum(self.num_yields[True, way] for way in Way),
             "num_left_in_tree": sum(self.num_yields[short, Way.LEAVE] for short in (True, False)),
-            "num_resumed": self._num_resumed,
             "host_pool_gib": self._host_pool_tokens * self._token_bytes / 2**30,
             "host_pool_tokens": self._host_pool_tokens,
-            "num_recomputed": self._num_recomputed,
-            "num_without_device_room": self._num_without_device_room,
-            "num_without_host_room": self._num_without_host_room,
+            **self._counts,
             "swapped_bytes": self._moved_tokens * self._token_bytes,
             "swapped_s": self._meter.total_s,
             "swap_token_us": 1e6 * self._meter.token_s,
@@ -169,9 +165,9 @@ class Preemption:
             batch, outcomes = kv_copy.swap_in(self._scheduler, reqs)
             back = batch.reqs if batch is not None else []
             move.num_tokens = sum(req.seqlen - 1 for req in back)
-        self._num_recomputed += outcomes.count(Return.LOST)
-        self._num_without_device_room += outcomes.count(Return.NO_ROOM)
-        self._num_resumed += len(back)
+        self._counts["num_recomputed"] += outcomes.count(Return.LOST)
+        self._counts["num_without_device_room"] += outcomes.count(Return.NO_ROOM)
+        self._counts["num_resumed"] += len(back)
         self._moved_tokens += move.num_tokens
         for req in back:
             req.sage.waits.ends()
@@ -187,7 +183,7 @@ class Preemption:
         """Drop all copies: KV of old weights, or of a flushed cache, must not come back."""
         for req in kv_copy.swapped(self._scheduler.waiting_queue):
             kv_copy.drop(self._scheduler, req)
-            self._num_recomputed += 1
+            self._counts["num_recomputed"] += 1
 
     def carried_out(
         self,
@@ -198,7 +194,7 @@ class Preemption:
         yielded: list[Req],
     ) -> None:
         """Count and trace what became of a plan's actions. queue: in the plan's order."""
-        self._num_without_host_room += plan.num_without_host_room
+        self._counts["num_without_host_room"] += plan.num_without_host_room
         if (trace := self._scheduler.sage.trace) is not None:
             known = (*queue[: len(plan.actions)], *yielded)
             trace.carried_out(

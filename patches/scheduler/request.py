@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from patches.carrier import decode_stamp
+from patches.carrier import came_at_s
 from patches.engine_types import Req
 from sage_sched.job import Job
 from sage_sched.slo import Promise
@@ -28,7 +28,7 @@ class Waits:
     @classmethod
     def of(cls, req: Req) -> Waits:
         """For a new request, which has waited for its prediction already."""
-        return cls(decode_stamp(req.sampling_params.custom_params, time.monotonic()))
+        return cls(came_at_s(req.sampling_params.custom_params, time.monotonic()))
 
     def begins(self) -> None:
         """It has yielded."""
@@ -55,11 +55,8 @@ class Waits:
 
 @dataclass(slots=True)
 class Seen:
-    """When the tokens of a request with an SLO came.
-
-    came_s: its arrival. ttft_s, last_s: from then to its first and its latest token. num_tokens: so
-    far. num_next_on_time: how many after the first were on time.
-    """
+    """When the tokens of a request with an SLO came. came_s: its arrival. ttft_s, last_s: from then
+    to its first and its latest token. num_next_on_time: how many after the first were on time."""
 
     promise: Promise
     came_s: float
@@ -71,11 +68,8 @@ class Seen:
 
 @dataclass(slots=True)
 class RequestState:
-    """`Req.sage`.
-
-    seen: None without an SLO. has_ended: whether its end was noticed. was_asked_to_yield,
-    why_it_stays: whether it was ever chosen to yield, and what keeps it from that.
-    """
+    """`Req.sage`. seen: None without an SLO. was_asked_to_yield, why_it_stays: whether it was ever
+    chosen to yield, and what keeps it from that."""
 
     job: Job
     waits: Waits

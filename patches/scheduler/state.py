@@ -40,10 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class SchedulerState:
-    """`Scheduler.sage`.
-
-    Every tensor-parallel rank has one, and all plan alike. The clock is read for counters only.
-    """
+    """`Scheduler.sage`. All ranks plan alike; their clocks are read for counters only."""
 
     def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:
         self.calibration = Calibration.of(scheduler, config)

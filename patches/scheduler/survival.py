@@ -140,10 +140,7 @@ def why_it_stays(req: Req) -> str | None:
         return "beam search"
     if req.multimodal_inputs is not None:
         return "multimodal input"
-    for owner, defaults in (
-        (req, _request_defaults()),
-        (req.sampling_params, _sampling_defaults()),
-    ):
+    for owner, defaults in zip((req, req.sampling_params), _defaults(), strict=True):
         for name, unused in defaults.items():
             value = getattr(owner, name)
             # Types are compared first, as a tensor has no truth value.
@@ -161,18 +158,12 @@ def _set_flags(server_args: Any) -> set[str]:
 
 
 @cache
-def _request_defaults() -> dict[str, object]:
-    """For each parameter of a request that is not on the list: its name, and its value when it is
-    not used."""
+def _defaults() -> tuple[dict[str, object], dict[str, object]]:
+    """The parameters of a request, and of its SamplingParams, that are not on the lists; each with
+    the value that it has when it is not used."""
     parameters = inspect.signature(schedule_batch.Req.__init__).parameters
-    return {
-        name: parameter.default
-        for name, parameter in parameters.items()
-        if name not in _REQUEST and name != "self"
-    }
-
-
-@cache
-def _sampling_defaults() -> dict[str, object]:
     fields = msgspec.structs.fields(SamplingParams)
-    return {field.name: field.default for field in fields if field.name not in _SAMPLING}
+    return (
+        {name: p.default for name, p in parameters.items() if name not in {"self", *_REQUEST}},
+        {field.name: field.default for field in fields if field.name not in _SAMPLING},
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -18,21 +18,10 @@ _TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3
 _MOVES_PER_ROUND = 16
 
 
-@dataclass(slots=True)
-class Move:
-    """How many KV tokens were moved; 0 if none."""
-
-    num_tokens: int = 0
-
-
 class SwapMeter:
     """Seconds to move a token one way. Rank 0 measures; all ranks use its figure from the same move
-    on.
-
-    They are seconds of the step times, as all costs are: if the server's steps take half as long as
-    configured, a move counts twice.
-
-    total_s: all moves so far, on this rank.
+    on. They are seconds of the step times, as all costs are: if the server's steps take half as
+    long as configured, a move counts twice. total_s: all moves so far, on this rank.
     """
 
     def __init__(self, scheduler: Scheduler, calibration: Calibration) -> None:
@@ -45,11 +34,12 @@ class SwapMeter:
         self.token_s = self._agreed(_trial_token_s(scheduler))
 
     @contextmanager
-    def timing(self) -> Iterator[Move]:
-        """Around moves of KV, either way, on all ranks. The caller says how much it moved."""
+    def timing(self) -> Iterator[SimpleNamespace]:
+        """Around moves of KV, either way, on all ranks. The caller sets num_tokens of what it gets
+        to the number of tokens that it moved."""
         _wait_for_device(self._scheduler)  # a pass in flight is no part of the move
         self._calibration.steps.interrupted()
-        move = Move()
+        move = SimpleNamespace(num_tokens=0)
         started = time.perf_counter()
         yield move
         if move.num_tokens:

@@ -13,7 +13,7 @@ from patches.scheduler.kv_copy import swapped
 from patches.scheduler.preemption import Preemption
 from sage_sched.job import Job
 from sage_sched.steps import ServerFacts
-from sage_sched.view import Holding, SchedulerView
+from sage_sched.view import SchedulerView
 
 
 def view_of(
@@ -63,24 +63,22 @@ def view_of(
         may_leave=preemption is not None and preemption.config.enabled,
         cached_tokens=prompts.cached_tokens,
         common_tokens=prompts.common_tokens,
-        holding=_stays if preemption is None else preemption.holdings(running_batch.reqs),
+        holding=(lambda job: None)
+        if preemption is None
+        else preemption.holdings(running_batch.reqs),
     )
-
-
-def _stays(job: Job) -> Holding | None:
-    return None
 
 
 def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
     """Whether SGLang will keep its mark of a full batch. It lifts the mark before every pass if the
     batch is empty or attention is hybrid."""
-    kept = not running_batch.is_empty() and not scheduler.is_hybrid_swa
-    return running_batch.batch_is_full and kept
+    is_lifted = running_batch.is_empty() or scheduler.is_hybrid_swa
+    return running_batch.batch_is_full and not is_lifted
 
 
 def is_short(scheduler: Scheduler, running_batch: Batch) -> bool:
     """Whether memory runs out at the next decode step."""
-    room_tokens = scheduler.token_to_kv_pool_allocator.available_size()
+    room_tokens: int = scheduler.token_to_kv_pool_allocator.available_size()
     room_tokens += scheduler.tree_cache.evictable_size()
     return _step_tokens(scheduler, running_batch) > room_tokens
 

@@ -45,7 +45,7 @@ def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
         wait_until(lambda: any(dumps.rglob("*.pkl")))
         for asked in (["schedule_policy=sage"], []):
             assert set_command.run(set_arguments([*asked, "--url", server.url])) == 1
-            assert "in shadow mode (--sage-shadow)" in capsys.readouterr().err
+            assert "under one of our policies?" in capsys.readouterr().err
 
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
     text = record.read_text()

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patches.carrier import (
+    came_at_s,
     clients_hints,
     decode,
     decode_hints,
-    decode_stamp,
     encode,
+    encode_asked,
     encode_hints,
-    encode_stamp,
     strip,
 )
 from sage_sched.distribution import LengthDistribution
@@ -127,16 +127,16 @@ def test_no_client_names_its_class() -> None:
 @pytest.mark.parametrize(
     ("stamp", "came_s"),
     [
-        (encode_stamp(90.0), 90.0),
-        (encode_stamp(100.0), 100.0),
+        (encode_asked("a", 90.0, 90.5), 90.0),
+        (encode_asked("a", 100.0, 100.0), 100.0),
         # The clock has jumped, or it is not the same one.
-        (encode_stamp(100.5), 100.0),
-        (encode_stamp(-1e6), 100.0),
-        (encode_stamp(float("nan")), 100.0),
-        ({"__sage_came_s": "early"}, 100.0),
+        (encode_asked("a", 100.5, 100.5), 100.0),
+        (encode_asked("a", -1e6, 0.0), 100.0),
+        (encode_asked("a", float("nan"), 0.0), 100.0),
+        ({"__sage_asked": ["a", "early", 0.0]}, 100.0),
         ({}, 100.0),
         (None, 100.0),
     ],
 )
 def test_a_stamp_that_cannot_be_counts_as_now(stamp: object, came_s: float) -> None:
-    assert decode_stamp(stamp, now_s=100.0) == came_s
+    assert came_at_s(stamp, now_s=100.0) == came_s

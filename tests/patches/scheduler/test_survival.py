@@ -130,4 +130,4 @@ def test_the_lists_name_what_this_release_has_and_all_else_can_be_looked_up() ->
     assert parameters >= survival._REQUEST
     assert {field.name for field in msgspec.structs.fields(ServerArgs)} >= survival._FLAGS
     assert {field.name for field in msgspec.structs.fields(SamplingParams)} >= survival._SAMPLING
-    assert all(hasattr(request(), name) for name in survival._request_defaults())
+    assert all(hasattr(request(), name) for name in survival._defaults()[0])
