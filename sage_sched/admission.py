@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# If moves cost next to nothing, and as long as nobody runs.
+# The headroom if moves cost next to nothing, and while no job runs.
 FEWEST_STEPS = 8
 
 
@@ -17,8 +17,8 @@ FEWEST_STEPS = 8
 class Headroom:
     """Room for so many decode steps of all running jobs, and of those that enter or come back.
 
-    Nothing else is reserved for answers: when the room is used up, the last of the order leaves
-    (sage_sched.departure). So admission needs no forecast of their lengths.
+    Nothing else is reserved for answers, so admission needs no forecast of their lengths: when the
+    room is used up, the last of the order leaves (sage_sched.departure).
     """
 
     num_steps: int
@@ -29,15 +29,15 @@ class Headroom:
     def of(cls, view: SchedulerView) -> Headroom:
         """As many steps as pay.
 
-        The pool is as full as the headroom lets it be. With n jobs running, H steps use up n H
-        tokens. Then one job leaves, and moving its KV costs p seconds: p / (H t) of the server's
-        time, if a step takes t. Meanwhile n H / 2 of P tokens stood empty on average, and with them
-        that share of the server's work. The sum is smallest at
+        With n jobs running, H steps use up n H tokens. Then one job leaves, and moving its KV costs
+        p seconds: p / (H t) of the server's time, if a step takes t. Meanwhile n H / 2 of the
+        pool's P tokens stand empty on average, and with them that share of the server's work. The
+        sum is smallest at
 
             H = sqrt(2 p P / (n t))
 
-        which is the economic order quantity (Harris 1913). Answers that end free room too, so fewer
-        leave than that, and H is on the safe side.
+        which is the economic order quantity (Harris 1913). Answers that end also free room, so
+        fewer jobs leave, and H is on the safe side.
         """
         num_running = max(1, len(view.running))
         kv_tokens = view.running_kv_tokens
@@ -57,13 +57,12 @@ class Headroom:
         return max(self.reserve_tokens, min(self.num_steps, left_tokens))
 
     def needed_tokens(self, job: Job) -> int:
-        """Of the KV pool, for a waiting job, but for a prefix that the radix tree may have."""
+        """KV that a waiting job needs, a cached prefix included."""
         filled = job.input_tokens + job.generated_tokens
         return filled + self.left_tokens(job) + self.page_size
 
     def set_aside_tokens(self, running: Sequence[Job]) -> list[int]:
-        """Of the KV pool, what to keep free for each running job: the pages that its next steps
-        take."""
+        """KV to keep free for each running job: the pages that its next steps take."""
         page = self.page_size
         if page == 1:
             return [self.left_tokens(job) for job in running]
@@ -75,7 +74,7 @@ class Headroom:
 
 
 def _price_s(view: SchedulerView, kv_tokens: int) -> float:
-    """Seconds that a departure takes of the server, and the return, with so much KV."""
+    """Seconds that the server takes to move out a job with so much KV, and back."""
     recompute_s = view.server.recompute_s(kv_tokens)
     if not view.can_swap or view.host_free_tokens < kv_tokens:
         return recompute_s

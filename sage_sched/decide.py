@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -25,20 +25,20 @@ from sage_sched.preemption import (
 from sage_sched.twins import twins_of_those_served
 from sage_sched.view import SchedulerView
 
-# Every plan looks up what is cached of so many of the first to serve.
+# Every plan looks up how much is cached of so many jobs, the first to serve.
 _NUM_LOOKED_UP = 8
 _WORTH_IT = "its place is behind, by more than its move takes"
 
 
 def decide(view: SchedulerView, policy: Policy) -> Plan:
-    """The plan of one pass, to be read from the top. Raises what the policy raises.
+    """The plan of one pass; read it from the top. Raises what the policy raises.
 
-    If memory runs out, the last of the order leave. Who enters is for the next pass, which knows
-    that they wait. While a prompt is being chunked, jobs that go before it enter beside its next
-    chunk, as far as they fit (sage_sched.chunk). When the batch is full, a job enters only by
-    preempting one: to let requests trickle in, a prefill step each while all others wait, costs
-    more than it gains (srpt-oracle, H800 preset at 8 requests/s: mean TTLT 10 % above no
-    preemption, against 1 % below this way).
+    If memory runs out, the last of the order leave, and the next pass decides who enters. While a
+    prompt is being chunked, jobs that go before it enter beside its next chunk, as far as they fit
+    (sage_sched.chunk). When the batch is full, a job enters only by preempting one: letting
+    requests trickle in, with a prefill step each while all others wait, costs more than it gains
+    (srpt-oracle, H800 preset at 8 requests/s: mean TTLT 10 % above no preemption, against 1 % below
+    this way).
     """
     chunked = view.chunked
     if (
@@ -92,8 +92,8 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
 
 
 def _order_by_cached(policy: Policy, view: SchedulerView) -> list[int]:
-    """The order in which to serve the waiting jobs. What is cached of their prompts is looked up
-    for new jobs and for the first to serve; of the others the last answer counts."""
+    """The order in which to serve the waiting jobs. New jobs and the first to serve are looked up
+    in the cache; for the others the last answer counts."""
     jobs = view.waiting
     _look_up([p for p, job in enumerate(jobs) if not job.was_looked_up], policy, view)
     order = serving_order(policy, view)
@@ -121,7 +121,7 @@ def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> b
 
 
 def _has_news(view: SchedulerView, policy: Policy) -> bool:
-    """Whether a plan can be another one while the batch is full: by a new request or index."""
+    """Whether the plan may have changed while the batch is full: by a new request or index."""
     if not view.can_swap:
         return False
     interval = policy.refresh_interval_tokens
@@ -132,7 +132,7 @@ def _has_news(view: SchedulerView, policy: Policy) -> bool:
 
 def _held_back_last(order: list[int], policy: Policy, view: SchedulerView) -> tuple[list[int], int]:
     """The order with the jobs that the policy holds back (Policy.key) at its end, and how many are
-    not held back. If there is nobody else, all may enter: a server must not stand still."""
+    not held back. If there is no other job, all may enter: a server must not stand still."""
 
     def is_held_back(position: int) -> bool:
         job = view.waiting[position]
@@ -162,11 +162,11 @@ def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerVie
 def _turns(
     queue: Sequence[Job], policy: Policy, headroom: Headroom, view: SchedulerView
 ) -> tuple[list[Turn], int]:
-    """Who of the first in the queue enters, and who yields to them; and how many would have
-    yielded, had host memory room for them.
+    """Who of the queue enters, and who yields to them; and how many more would have yielded if host
+    memory had room for them.
 
-    If nobody may yield, that only matters beside a chunk: otherwise the engine itself finds out how
-    many there is room for.
+    If nobody may yield, this matters only beside a chunk: otherwise the engine itself finds out how
+    many have room.
     """
     chunked = view.chunked
     if not queue or (not view.can_swap and (chunked is None or view.batch_is_full)):
@@ -180,6 +180,16 @@ def _turns(
         free_slots -= 1
         free_tokens -= headroom.needed_tokens(chunked) - chunked.prefilled_tokens
     without_host_room: set[Job] = set()
+    aside_of = dict(zip(view.running, aside_tokens, strict=True))
+
+    def departure(job: Job) -> Departure | None:
+        if (holding := view.holding(job)) is None:
+            return None
+        leaving = departure_of(holding, aside_of[job], view.host_free_tokens, view)
+        if leaving is None:
+            without_host_room.add(job)
+        return leaving
+
     turns = plan_turns(
         (job for job in view.running if job.is_ranked),
         [
@@ -191,32 +201,15 @@ def _turns(
         policy=policy,
         view=view,
         most_yields=policy.most_yields if yields else 0,
-        departure=_departure(aside_tokens, without_host_room, view),
+        departure=departure,
     )
     if view.batch_is_full:
         turns = [*takewhile(lambda turn: turn.victims, turns)]
     turns = _within_host_memory(turns, without_host_room, view)
     if not turns and not view.running and chunked is None and queue[0] in view.swapped:
-        # There is nobody else to keep room for.
+        # There is no other job to keep room for.
         turns = [Turn(queue[0])]
     return turns, len(without_host_room)
-
-
-def _departure(
-    aside_tokens: Sequence[int], without_host_room: set[Job], view: SchedulerView
-) -> Callable[[Job], Departure | None]:
-    aside_of = dict(zip(view.running, aside_tokens, strict=True))
-
-    def departure(job: Job) -> Departure | None:
-        holding = view.holding(job)
-        if holding is None:
-            return None
-        leaving = departure_of(holding, aside_of[job], view.host_free_tokens, view)
-        if leaving is None:
-            without_host_room.add(job)
-        return leaving
-
-    return departure
 
 
 def _within_host_memory(
@@ -236,12 +229,12 @@ def _within_host_memory(
 
 def _actions(turn: Turn, view: SchedulerView) -> list[Action]:
     newcomer = turn.newcomer
-    actions: list[Action] = [
-        Yield(victim.job, victim.departure.way, _WORTH_IT, newcomer) for victim in turn.victims
-    ]
     if turn.victims:
         reason = "others yield to it"
     else:
         reason = "there is room for it" if view.running else "nobody runs"
     enters = Resume if newcomer in view.swapped else Enter
-    return [*actions, enters(newcomer, reason)]
+    return [
+        *(Yield(victim.job, victim.departure.way, _WORTH_IT, newcomer) for victim in turn.victims),
+        enters(newcomer, reason),
+    ]

@@ -1,4 +1,4 @@
-"""How a running job leaves the device, and who does as memory runs out."""
+"""How a running job leaves the device, and who leaves when memory runs out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEMORY_RUNS_OUT = "memory runs out, and it is the last of the order"
 class Departure(NamedTuple):
     """How a running job leaves, and what that costs and frees.
 
-    way: where its KV stays. price_s: seconds of the server for its way out and back.
+    price_s: seconds that the server takes to move it out and back.
     freed_tokens: KV that nobody else holds, and what was set aside for the job's next steps.
     host_tokens: KV that goes to host memory.
     """
@@ -43,13 +43,13 @@ def departure_of(
     *,
     is_last_resort: bool = False,
 ) -> Departure | None:
-    """How a running job would leave; None if its KV would have to be computed again, and may not.
+    """How a running job would leave; None if its KV would have to be computed again and may not be.
 
-    All of its KV goes to host memory if there is room. It is computed again only as a last resort:
-    computed again, KV is rounded differently, and so may sampled text be. Then it stays in the
-    radix tree until somebody needs the memory.
+    All of its KV goes to host memory if there is room. It is computed again only as a last resort,
+    because it is then rounded differently, which may change sampled text. Until somebody needs the
+    memory, it stays in the radix tree.
 
-    is_last_resort: as memory runs out. The engine would compute it again, so we may too.
+    is_last_resort: memory runs out. The engine would compute it again, so we may too.
     """
     freed_tokens = holding.freed_tokens + aside_tokens
     if holding.kv_tokens <= host_free_tokens:
@@ -65,7 +65,7 @@ def make_room(view: SchedulerView, policy: Policy, headroom: Headroom) -> list[Y
     """Who leaves when memory runs out: from the end of the order, until the others have their
     headroom. The first of the order, or a prompt that is being chunked, goes on.
 
-    Only the place counts: to pick those with the most or the least KV from the last quarter of the
+    Only the place counts: picking those with the most or the least KV from the last quarter of the
     order was no better (H800 preset, four loads: mean TTLT within 1 %).
     """
     needed_tokens = headroom.set_aside_tokens(view.running)

@@ -1,4 +1,4 @@
-"""Where SGLang enters. Nothing of ours imports this."""
+"""The functions that SGLang calls. Nothing of ours imports this."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def activate() -> str | None:
 
 
 def __getattr__(name: str) -> Any:
-    """`app`, which the HTTP processes that --tokenizer-worker-num asks for serve. SGLang loads no
-    plugin in them, so this is where they find the parts."""
+    """`app`, which the HTTP processes of --tokenizer-worker-num serve. SGLang loads no plugin in
+    them, so they find the parts here."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     find_parts()

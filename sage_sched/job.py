@@ -21,13 +21,13 @@ class Hints:
     ttft_slo_ms, tpot_slo_ms: targets for its first token and for each further one, 0.001 to 1e9;
         None if none.
     urgency: 1 (most urgent) to 5.
-    session: whose conversation or program it belongs to; "" if unknown.
+    session: the conversation or program that it belongs to; "" if unknown.
     tenant: who pays for it, where tenants share fairly; "" if unknown.
-    What no client says of itself (see sage_sched.slo.classes):
+    No client sets these (see sage_sched.slo.classes):
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
-    first_token_buffer: whether a token that comes early gives the next ones more time.
-    shares_fairly: whether the tenants of its class get shares alike (sage_sched.fairness.tenants).
+    first_token_buffer: whether an early token gives the next ones more time.
+    shares_fairly: whether the tenants of its class take turns (sage_sched.fairness.tenants).
     """
 
     weight: float = 1.0
@@ -80,32 +80,29 @@ class Job:
     input_tokens: length of its prompt.
     max_new_tokens: the cap on its answer, at least 1.
     distribution: of its answer's length, by its prompt; None if nothing is known.
-    served_at_arrival_tokens: what the server had worked off by then (prefill and decode).
+    served_at_arrival_tokens: the server's work until then, prefill and decode.
     arrival_s: when it came, on the clock of SchedulerView.now_s; from its first pass on.
-    came_at_tokens: when it counts as come, in served tokens, under a policy whose sessions do.
-    hints: what was said of its importance.
+    came_at_tokens: when it counts as come, in served tokens, if its policy regards sessions.
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
     keeps_memory: whether its KV outlives its answer (a streaming session's).
     level: its priority, as the operator of the server lets clients say it; smaller goes before all
         others (sage_sched.order).
     generated_tokens: its age. Set by grow() alone.
-    prefilled_tokens: of the prompt that is being chunked, what is done.
-    cached_tokens: of its sequence, what the radix tree had when it was looked up last; for a
-        running job, when it entered.
-    was_looked_up: whether it ever was.
-    held_tokens: KV that it will give back at its end, while it runs.
+    prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
+    cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running
+        job, when it entered. was_looked_up: whether there was one.
+    held_tokens: while it runs, the KV that its end will free.
     served_tokens: the server's work for it so far, prefill and decode, recomputed tokens too. Those
         of all jobs add up to SchedulerView.served_tokens.
     num_yields: how often it has left the device for others.
     is_promised: whether nobody may overtake it any more (sage_sched.fairness.promises).
     is_ranked: whether its policy can rank it.
     refined: its length by what was seen of its answer; None as long as nothing was.
-    revision: how often that was revised. What is cached about a job is keyed on it and on the age.
+    revision: how often that was revised.
     ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
-    place: (level, key, arrival) at this revision and age, or None; sage_sched.order's.
-    standing: what sage_sched.index knows of it; no one else reads it.
-    evidence: what a sage_sched.probe.refining.Refiner has seen of it; no one else reads it.
-    memo: what the policy computed of it; no one else reads it.
+    place: (level, key, arrival) at this revision and age, or None; for sage_sched.order.
+    standing, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner, and to
+        the policy.
     """
 
     arrival: int
@@ -146,15 +143,15 @@ class Job:
         """The radix tree has so many tokens of its sequence now; whether that has changed. If so,
         tell its policy (Policy.on_forecast)."""
         self.was_looked_up = True
-        is_news = cached_tokens != self.cached_tokens
-        if is_news:
-            self.cached_tokens = cached_tokens
-            self.place = None
-        return is_news
+        if cached_tokens == self.cached_tokens:
+            return False
+        self.cached_tokens = cached_tokens
+        self.place = None
+        return True
 
     @property
     def cached_input_tokens(self) -> int:
-        """Of its prompt; of a retracted job's sequence more may be cached."""
+        """How much of its prompt is cached. If it was retracted, its answer may be cached too."""
         return min(self.cached_tokens, self.input_tokens)
 
     def mean_tokens(self) -> float:
@@ -164,15 +161,15 @@ class Job:
         return self.distribution.capped(self.max_new_tokens).mean()
 
     def revise(self, refined: Refined | None) -> None:
-        """Its length by what was seen of its answer; None: nothing is believed. Tell its policy
+        """Its length by what was seen of its answer; None to forget that. Tell its policy
         (Policy.on_forecasts) afterwards."""
         self.refined = refined
         self.revision += 1
         self.place = None
 
     def meet(self) -> None:
-        """Another policy takes over, which knows nothing of it. Its age, its tokens and its promise
-        stay."""
+        """Another policy takes over: forget what the last one knew. Its age, its tokens and its
+        promise stay."""
         self.is_ranked = True
         self.refined = None
         self.revision = self.ranked_at = 0

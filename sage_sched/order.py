@@ -80,8 +80,8 @@ def rank_anew(jobs: Iterable[Job], policy: Policy) -> None:
 
 
 def _places(jobs: Sequence[Job], policy: Policy, view: SchedulerView) -> list[Place]:
-    """The place of each, computed once an age and revision unless the policy's keys move: a
-    queue of a thousand is ordered in every pass."""
+    """The place of each. Kept until a job's age or revision changes, unless the policy's keys move:
+    a queue of a thousand is ordered in every pass."""
     if policy.moves:
         return [place_of(job, policy, view) for job in jobs]
     places = [job.place for job in jobs]

@@ -1,4 +1,4 @@
-"""What it is worth that a running job yields, as far as can be foreseen."""
+"""How much a running job's yielding is worth, as far as can be foreseen."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from sage_sched.job import Job
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
-# Of the waiting so many are looked at, in their order.
+# So many waiting jobs are looked at, in their order.
 _NUM_FORESEEN = 128
-# Of an own prefill step. Counted twice, as a step that is taken in vain delays later ones too.
+# The price of a prefill step of its own, in such steps: one in vain delays later ones too.
 _PREFILL_STEPS = 2.0
 
 
 class Those(NamedTuple):
     """Waiting jobs in their order, or running ones; arrays of shape (jobs,).
 
-    places: in the queue, or where a running job would be. steps: decode steps to go, on average.
-    held: scarce room that it holds meanwhile. indices: what its completion costs, in any unit.
+    places: in the queue, or where a running job would be. steps: expected decode steps to go.
+    held: room that it holds meanwhile, of what is scarce. indices: the cost of its completion, in
+    any unit.
     """
 
     places: Floats
@@ -34,28 +35,29 @@ class Those(NamedTuple):
     indices: Floats
 
     def of_slots(self) -> Those:
-        """The same, where slots are what is scarce."""
+        """The same if slots are scarce."""
         return self._replace(held=np.ones(len(self.places)))
 
 
 def gains_steps(waiting: Those, running: Those) -> Floats:
-    """For each that runs, the steps that all together wait less if it yields; below 0: more.
+    """For each running job, how many steps less all jobs together wait if it yields; below 0: more.
 
-    If v yields, those that wait before its place get in sooner, and it gets in again after them.
-    Room (slots, or KV tokens) frees by itself, as those that run end. With v's room on top, those
-    before its place, m of them of which each holds h for x steps on average, have all got in after
-    `wait` steps. That is what v loses, and on a large batch it is little: room frees every few
-    steps. What they gain: v's room lets m of them in a departure sooner each, held / h of them at a
-    time, for as long as v would have stayed in it: a share P of the horizon. And where v would have
-    ended, they end too and make room for others: an index is what a completion costs, so what v
-    would have spent on one buys them G_v / G. With G their mean index,
+    If v yields, the jobs ahead of its place start earlier, and v starts again after them. Room
+    (slots, or KV tokens) also becomes free as running jobs end. Let m jobs be ahead of v, each
+    holding h for x steps on average. With v's room added, all of them have started after `wait`
+    steps. That is v's loss. It is small in a large batch, where room becomes free every few steps.
+
+    Their gain: while v would have stayed, a share P of the horizon, its room lets m of them start a
+    departure earlier, held / h at a time. After v would have ended, they end too and make room for
+    others: an index is the cost of a completion, so what v would have spent on one buys them
+    G_v / G. With G their mean index,
 
         gain = wait * (P * held / h + (1 - P) * G_v / G - 1)
 
-    So it is worth much if v is likely to stay for longer than the wait and costs more than they;
-    nothing if they will be in soon anyway. The horizon is the wait, or on few slots, of which v has
-    a large share, longer, up to v's own end and beyond: on one slot P is 0, and what is left is the
-    rule of Gittins. Of v's time to go the mean is known; P takes it to be memoryless.
+    So yielding is worth much if v is likely to outlast the wait and costs more than they do, and
+    nothing if they will start soon anyway. The horizon is the wait. On few slots, of which v has a
+    large share, it is longer, up to v's own end and beyond: on one slot P is 0, which leaves the
+    Gittins rule. Only the mean of v's time to go is known; P takes that time to be memoryless.
     """
     if not len(waiting.places):
         return np.zeros(len(running.places))
@@ -74,12 +76,11 @@ def gains_steps(waiting: Those, running: Those) -> Floats:
 
 
 def _wait_steps(running: Those, claimed: Floats, mean_steps: Floats) -> Floats:
-    """How many steps it is until those who claim that much have got in, if the room of each, of
-    shape (running,), is free from now on.
+    """For each running job, how many steps it takes until all that claim this much have started, if
+    its room is free from now on; shape (running,).
 
-    Room of one that runs for as long as they do is theirs half the time, as it is of those that
-    have run for a while and of those that have just begun: it counts in full. That of one that
-    stays for longer counts by as much less, unless the wait is longer still.
+    The room of a job that runs as long as they do counts in full. That of a job that stays longer
+    counts by as much less, unless the wait is longer still.
     """
     soonest_first = np.argsort(running.steps)
     left, held = running.steps[soonest_first], running.held[soonest_first]
@@ -96,22 +97,22 @@ def _wait_steps(running: Those, claimed: Floats, mean_steps: Floats) -> Floats:
 
 
 class Outlook:
-    """For how long the server may stand still for a running job to yield.
+    """For how long the server may stand still so that a running job can yield.
 
-    That is what all together wait less (gains_steps). If memory binds, a prefill step is taken off:
-    under KV pressure one completion admits several requests in one prefill, while those for whom
-    others yield need one of their own, shared by as many as yield at that pass. If slots bind, all
-    have their own prefill in any case.
+    This is how much less all jobs wait together (gains_steps). If memory is scarce, a prefill step
+    is subtracted: under KV pressure one completion admits several requests in one prefill, while
+    jobs for which others yield need a prefill of their own, shared by all of that pass. If slots
+    are scarce, each has its own prefill in any case.
     """
 
-    def __init__(self, indices: Indices, key: Callable[[Job], float]) -> None:
-        """key: the place of a ranked job."""
+    def __init__(self, indices: Indices, key: Callable[[Job, SchedulerView], float]) -> None:
+        """key: the policy's."""
         self._indices, self._key = indices, key
         self._seen: tuple[ref[SchedulerView], dict[float, dict[Job, float]]] | None = None
 
     def worth_s(self, running: Job, view: SchedulerView) -> float:
-        """view: its waiting jobs in their order. Computed once a view and level for all that
-        run."""
+        """view: its waiting jobs in their order. Computed once a view and level, for all running
+        jobs."""
         if self._seen is None or self._seen[0]() is not view:
             self._seen = (ref(view), {})
         worth_s = self._seen[1]
@@ -120,13 +121,12 @@ class Outlook:
         return worth_s[running.level].get(running, 0.0)
 
     def _all_worth_s(self, level: float, view: SchedulerView) -> dict[Job, float]:
-        """If they yield to jobs of a level. Only those for which it exceeds the price of moving
-        their KV with nothing of it cached. The others need not be asked for more: they would yield
-        for nothing, but not for that."""
+        """What it is worth to yield to jobs of this level. Only jobs whose worth exceeds the price
+        of moving their KV with nothing of it cached; the others would not yield at that price."""
         running = [job for job in view.running if job.is_ranked]
         first = [job for job in view.waiting[:_NUM_FORESEEN] if job.is_ranked]
         waiting = [job for job in first if job.level == level]
-        those_running, those_waiting = self._those(running), self._those(waiting)
+        those_running, those_waiting = self._those(running, view), self._those(waiting, view)
         step_time, num_jobs = view.server.step_time, len(view.running) + len(view.waiting)
         kv_tokens = view.running_kv_tokens
         step_s = step_time.decode_s(len(view.running), kv_tokens)
@@ -146,11 +146,11 @@ class Outlook:
             if worth > 0 and worth > _move_s(job, view.server)
         }
 
-    def _those(self, jobs: Sequence[Job]) -> Those:
+    def _those(self, jobs: Sequence[Job], view: SchedulerView) -> Those:
         standings = [self._indices.of(job) for job in jobs]
         steps = np.array([standing.steps for standing in standings])
         held = np.array([job.input_tokens + job.generated_tokens for job in jobs])
-        places = [-math.inf if job.is_promised else self._key(job) for job in jobs]
+        places = [-math.inf if job.is_promised else self._key(job, view) for job in jobs]
         indices = np.array([standing.index for standing in standings])
         return Those(np.array(places), steps, held + steps / 2, indices)
 

@@ -1,9 +1,9 @@
 """Where this package finds its own parts.
 
 The parts beside the core have names that a user's own packages may have too (`patches`, `bench`).
-So a wheel keeps them in a folder that nobody looks into, sage_sched/parts (setup.py), and whoever
-needs them calls `find_parts` first. From then on ours are found under these names in this process,
-whatever else is in its way.
+So a wheel keeps them in a folder that is on no path, sage_sched/parts (setup.py), and whoever needs
+them calls `find_parts` first. From then on this process finds ours under these names, whatever else
+is there.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.resources import files
 from types import ModuleType
+from typing import ClassVar
 
-# What a server needs of them, and what else the commands do.
+# The parts that a server needs, and those that the commands need.
 SERVING = ("patches", "predictor_store")
 ALL = (*SERVING, "bench")
 
 
 class PartsError(ImportError):
-    """Somebody else's package of one of these names is in use in this process."""
+    """This process has imported another package of one of these names."""
 
 
 class _PartsFinder:
-    """Finds the top-level packages of these names in `folder`, and nothing else."""
+    """Finds the top-level packages of `names` among our parts, and nothing else."""
 
-    def __init__(self, folder: str, names: Sequence[str]) -> None:
-        self.folder = folder
-        self.names = names
+    names: ClassVar[set[str]] = set()
 
+    @classmethod
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, [self.folder]) if name in self.names else None
+        return PathFinder.find_spec(name, [parts_folder()]) if name in cls.names else None
 
 
 def parts_folder() -> str:
-    """The folder that holds them: of an installed wheel, or of a checkout."""
+    """The folder of the parts, in an installed wheel or in a checkout."""
     package = files("sage_sched")
     parts = package / "parts"
     return str(parts) if parts.is_dir() else str(package).rpartition("/")[0]
 
 
 def find_parts(names: Sequence[str] = SERVING) -> None:
-    """Make ours the ones that are found under these names. Raises PartsError if another package of
-    one of them has been imported already: both cannot be had in one process."""
+    """From now on find ours under these names. Raises PartsError if another package of one of them
+    has been imported already, as a process cannot have both."""
     folder = parts_folder()
     for name in names:
         places = list(getattr(sys.modules.get(name), "__path__", []))
@@ -55,10 +55,6 @@ def find_parts(names: Sequence[str] = SERVING) -> None:
                 f"{places[0]}. Rename that one, or start the server in a process of its own "
                 "(`sage-sched serve`)."
             )
-    if not _is_found(names):
-        sys.meta_path.insert(0, _PartsFinder(folder, names))
-
-
-def _is_found(names: Sequence[str]) -> bool:
-    ours = (finder for finder in sys.meta_path if isinstance(finder, _PartsFinder))
-    return any(set(names) <= set(finder.names) for finder in ours)
+    _PartsFinder.names.update(names)
+    if _PartsFinder not in sys.meta_path:
+        sys.meta_path.insert(0, _PartsFinder)

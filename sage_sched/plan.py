@@ -34,15 +34,11 @@ class Enter:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Enter):
     """A waiting job whose KV is in host memory comes back and decodes on."""
 
-    job: Job
-    reason: str
 
-
-Action = Yield | Enter | Resume
+Action = Yield | Enter
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +54,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""
-        for name, value, least in (
-            ("prefill_tokens", self.prefill_tokens, 0),
-            ("chunk_tokens", self.chunk_tokens, 1),
-        ):
+        for name, least in (("prefill_tokens", 0), ("chunk_tokens", 1)):
+            value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise ValueError(f"{name} is {value!r}, allowed: whole numbers from {least}, None")
 
@@ -73,14 +67,14 @@ UNLIMITED = Budget()
 class Plan:
     """One pass, to be carried out in the order of its fields (sage_sched.scheduling_pass).
 
-    order: positions of SchedulerView.waiting, in the order to serve them; None: it stays as it is.
+    order: positions of SchedulerView.waiting, in the order to serve them; None: unchanged.
     actions: who yields, enters and resumes. The first one that fails ends them.
     num_open: how many more of the order may enter, as far as the engine finds memory.
     swapped_go_first: whether a swapped job keeps those behind it from entering.
     decode_only: prefill nothing, not even the next chunk.
     headroom_steps: see sage_sched.admission.Headroom.
     is_new: whether candidates were looked at; if not, the last plan still stands.
-    num_without_host_room: jobs that would have yielded, had host memory room for their KV.
+    num_without_host_room: jobs that did not yield because host memory has no room for their KV.
     num_too_long: see sage_sched.chunk.Guests.
     """
 

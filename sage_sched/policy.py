@@ -27,18 +27,16 @@ class Policy(ABC):
 
     Parameters: its settings, a frozen dataclass whose fields all have defaults; the section
         `[policy.NAME]` of the configuration file.
-    variants: other names for one of ours, and the parameters that each fixes. Such a name has no
-        section of its own.
+    variants: other names for one of ours, and the parameters that each fixes.
     moves: whether the key of a job changes while the job waits.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
-    refines_by: what it makes of the scores of a probe that reads hidden states, or "" if it takes
-        none. A server runs a policy that takes some only with a probe.
-    refiner: makes of a probe's reading what refines the forecasts; None: sage_sched.probe's.
-    refresh_interval_tokens: while the batch is full, who yields is looked at again when a running
-        job's age reaches a multiple of it.
+    refines_by: how it uses a probe's scores; "": not at all. If it does, servers need a probe.
+    refiner: makes a sage_sched.probe.Refiner from a probe's reading; None: Posterior.
+    refresh_interval_tokens: in a full batch, yields are considered again when a running job's age
+        reaches a multiple of it.
     most_yields: a job that has left the device so often yields to nobody any more.
-    revision: how often its server's step times were found to be others.
-    gap: bounds the time between two tokens of those that run; whoever makes the policy sets it.
+    revision: how often its server's step times have changed.
+    gap: bounds the time between two tokens of a running job; whoever makes the policy sets it.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
@@ -54,8 +52,8 @@ class Policy(ABC):
     def __init__(
         self, parameters: Any, server: ServerFacts, indices: Indices | None = None
     ) -> None:
-        """server: sizes and step times as known at the start, see on_server. indices: if the policy
-        goes by such; they are kept up to date here."""
+        """server: as known at the start, see on_server. indices: of a policy that has some; they
+        are kept up to date here."""
         self.parameters = parameters
         self.server = server
         self.tenants = Tenants()
@@ -63,21 +61,20 @@ class Policy(ABC):
         self._kept = indices
 
     def on_arrival(self, job: Job) -> bool:
-        """A job has come; whether the policy can rank it. One that it cannot rank keeps its turn,
-        first come, first served."""
+        """A job has come; whether the policy can rank it. If not, the job goes by arrival."""
         return True
 
     def on_forecast(self, job: Job) -> None:
-        """What a ranked job rests on has changed while it waits or runs: it was revised, more or
-        less of its prompt is cached, or the server is known better."""
+        """The facts behind a ranked job's key have changed: it was revised, more or less of its
+        prompt is cached, or the server is known better."""
         if self._kept is None:
             self.on_arrival(job)
         else:
             self._kept.on_forecast(job)
 
     def on_forecasts(self, jobs: Sequence[Job]) -> None:
-        """What was seen of these ranked jobs' answers has revised how long they are (Job.refined).
-        All at once, as scores come after every step."""
+        """These ranked jobs were revised by what was seen of their answers (Job.refined). Called
+        for all at once, as scores come after every step."""
         if self._kept is not None:
             self._kept.on_forecasts(jobs)
             return
@@ -85,15 +82,15 @@ class Policy(ABC):
             self.on_forecast(job)
 
     def on_server(self, server: ServerFacts) -> None:
-        """The server's step times are known better now. on_forecast follows for each ranked job,
-        before it is compared with others again, so that all are ranked by the same times."""
+        """The server's step times have changed. on_forecast follows for each ranked job before it
+        is compared with others again, so that all are ranked by the same times."""
         self.server = server
         self.revision += 1
         if self._kept is not None:
             self._kept.on_server(server)
 
     def on_pass(self, view: SchedulerView) -> None:
-        """A pass is about to order the jobs. What may be promised (Job.promise), is now."""
+        """A pass is about to order the jobs. Promises (Job.promise) are made here."""
         return
 
     @abstractmethod
@@ -111,10 +108,10 @@ class Policy(ABC):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """Whether a running job is to make room for a waiting one of a smaller key, both ranked.
+        """Whether a running job makes room for a waiting one of a smaller key, both ranked.
 
-        price_s: seconds of the server that the running one's way out and back takes. What does not
-        hold at 0 must not hold at more. view: its waiting jobs are in their order here.
+        price_s: seconds that the server takes to move the running job out and back. Must not become
+            more willing as this grows. view: its waiting jobs are in their order here.
         """
         return False
 

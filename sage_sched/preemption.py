@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import takewhile
+from typing import NamedTuple
 
 from sage_sched.departure import Departure, Victim
 from sage_sched.job import Job
@@ -17,25 +15,23 @@ from sage_sched.view import SchedulerView
 WINDOW = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A waiting job, and how many tokens admission asks for it."""
 
     job: Job
     needed_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A waiting job that enters, and the running ones that yield for it (none: there is room)."""
+class Turn(NamedTuple):
+    """A waiting job that enters, and the running ones that yield to it (none: there is room)."""
 
     newcomer: Job
     victims: tuple[Victim, ...] = ()
 
 
 def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
-    """Whether a running job would yield to the first of the waiting at price zero. In most passes
-    none would, and the rest of the work is spared."""
+    """Whether a running job would yield to the first waiting one at price zero. In most passes none
+    would, which saves the rest of the work."""
     if not may_displace(first):
         return False
     place = (first.level, policy.key(first, view))
@@ -49,8 +45,8 @@ def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
 def _would_yield(
     running: Job, waiting: Job, price_s: float, policy: Policy, view: SchedulerView
 ) -> bool:
-    """Whether a running job is to make room for one that goes before it: between two levels if they
-    are far enough apart, at any price; within a level if the policy says so."""
+    """Whether a running job makes room for one that goes before it: of another level, at any price
+    if the levels are far enough apart; of the same level, if the policy says so."""
     if running.level != waiting.level:
         return running.level - waiting.level > view.server.level_gap
     if running.is_promised or not policy.preempts:
@@ -59,8 +55,8 @@ def _would_yield(
 
 
 def may_displace(job: Job) -> bool:
-    """Whether others may have to yield to it. If it keeps its memory after its answer, they might
-    never get theirs back."""
+    """Whether others may have to yield to this job. If it keeps its memory after its answer, they
+    might never get theirs back."""
     return job.is_ranked and not job.keeps_memory
 
 
@@ -77,15 +73,15 @@ def plan_turns(
 ) -> list[Turn]:
     """The turns of the candidates, in their order, up to the first that cannot enter.
 
+    A candidate enters if a slot is free, and more tokens than it needs. Jobs of a worse level yield
+    to it if that is worse by more than `view.server.level_gap`. Jobs of its level with a worse key
+    yield if `policy.should_preempt` holds and they are not promised their turn. The worst yield
+    first, and no more than needed. A job does not yield if it has yielded most_yields times, or
+    would free nothing of what is short.
+
     running: the ranked running jobs.
     departure: how a running job would leave; None if it has to stay. Costly: called only for jobs
-    that would be preempted at price zero.
-
-    A candidate enters if a slot is free and more tokens than it needs. Jobs of a worse level
-    yield to it if that is worse by more than `view.server.level_gap`, jobs of its level and a worse
-    key if `policy.should_preempt` holds and they are not promised their turn; the worst first and
-    no more than needed. A job does not yield if it has yielded most_yields times, or would free
-    nothing of what is short.
+        that would be preempted at price zero.
     """
     left = [
         (job.level, policy.key(job, view), job.arrival, job)
@@ -101,8 +97,9 @@ def plan_turns(
             place = (newcomer.level, policy.key(newcomer, view))
         willing = (
             Victim(job, leaving)
-            for *_, job in takewhile(partial(_is_behind, place), left)
-            if _would_yield(job, newcomer, 0.0, policy, view)
+            for level, key, _, job in left
+            if (level, key) > place
+            and _would_yield(job, newcomer, 0.0, policy, view)
             and (leaving := departure(job)) is not None
             and _would_yield(job, newcomer, leaving.price_s, policy, view)
         )
@@ -119,13 +116,9 @@ def plan_turns(
     return turns
 
 
-def _is_behind(place: tuple[float, float], entry: tuple[float, float, int, Job]) -> bool:
-    return entry[:2] > place
-
-
 def _enough(willing: Iterator[Victim], short_slots: int, short_tokens: int) -> list[Victim] | None:
     """The first of the willing that together free what is short (0 or less: nothing is), without
-    those that later ones make superfluous; None if all together do not suffice."""
+    those that later ones make unnecessary; None if all together free too little."""
     chosen: list[Victim] = []
     while short_slots > 0 or short_tokens > 0:
         victim = next(willing, None)

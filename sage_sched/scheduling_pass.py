@@ -14,9 +14,9 @@ Request = TypeVar("Request")
 class Engine(Protocol[Request]):
     """What an engine can do in a pass: SGLang (patches/scheduler/executor.py) or the simulator.
 
-    queue: the requests that wait; set here in the order to serve them.
+    queue: the waiting requests; set here in the order to serve them.
     num_arrivals_planned: see SchedulerView; set to -1 if another plan is due.
-    is_full: the mark that nobody enters until a request leaves.
+    is_full: SGLang's mark: nobody enters until a request leaves.
     """
 
     queue: list[Request]
@@ -61,10 +61,8 @@ class Engine(Protocol[Request]):
 
 
 def run_pass(engine: Engine[Request]) -> None:
-    """Plan, and carry the plan out.
-
-    The engine's own pass never sees a swapped request, as it would prefill it.
-    """
+    """Plan, and carry the plan out. The engine's own pass never sees a swapped request, as it would
+    prefill it."""
     plan = engine.plan()
     if plan.order is None:
         engine.admit([], UNLIMITED)
@@ -94,8 +92,8 @@ def run_pass(engine: Engine[Request]) -> None:
     num_open = plan.num_open + (0 if was_full and plan.is_new else num_left_out)
     visible = [*fresh, *_open(plan, rest, num_open, engine)]
     if not visible and not engine.runs_any and not engine.is_chunking:
-        # A swapped request has just found no room, and nobody is about to give any back: others
-        # hold it, streaming sessions between turns for example.
+        # A swapped request has just found no room, and no request is about to give any back: it is
+        # held by streaming sessions between turns, for example.
         visible = [request for request in rest if not engine.is_swapped(request)]
     engine.admit(visible, plan.budget)
     if engine.num_arrivals_planned < 0:
@@ -105,16 +103,15 @@ def run_pass(engine: Engine[Request]) -> None:
         if not any(id(request) in waiting for request in fresh):
             engine.is_full = True
     elif plan.is_new and not was_full and num_open > 0 and engine.is_swapped(rest[0]):
-        # It found no room. The engine would have marked the batch for a request that it sees;
-        # without the mark a plan would be made before every step.
+        # It found no room. The engine sets the mark only for requests that it sees; without it a
+        # plan would be made before every step.
         engine.is_full = engine.is_full or engine.runs_any
 
 
 def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list[Request]]:
-    """Those that may enter or come back, and those that left, up to an action that fails.
+    """The requests that may enter or come back, and those that left, up to an action that fails.
 
-    If requests leave as memory runs out, who may use their room is for the next plan, which knows
-    that they wait.
+    If requests leave because memory runs out, the next plan decides who may use their room.
     """
     entering: list[Request] = []
     yielded: list[Request] = []
@@ -133,7 +130,7 @@ def _make_room(plan: Plan, engine: Engine[Request]) -> tuple[list[Request], list
 
 
 def _plan_again(engine: Engine[Request]) -> None:
-    """Before the next step: those that have left made room that is to be given away."""
+    """Before the next step, as there may be room to give away."""
     engine.is_full = False
     engine.num_arrivals_planned = -1
 
@@ -141,8 +138,8 @@ def _plan_again(engine: Engine[Request]) -> None:
 def _open(
     plan: Plan, rest: Iterable[Request], num_open: int, engine: Engine[Request]
 ) -> Iterable[Request]:
-    """Who may enter after those of the plan's actions: of the first num_open, nobody from behind a
-    swapped request if its turn is before theirs."""
+    """Who may enter after the requests of the plan's actions, among the first num_open. Swapped
+    requests do not enter this way; if they go first, nobody passes them."""
     may_enter = islice(rest, num_open)
     if plan.swapped_go_first:
         return takewhile(lambda request: not engine.is_swapped(request), may_enter)

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# So many of the first to serve are compared.
+# So many jobs are compared, the first to serve.
 _NUM_COMPARED = 16
 
 
 def twins_of_those_served(order: Sequence[int], view: SchedulerView) -> list[int]:
-    """The positions of waiting jobs that had better wait for one more pass.
+    """The positions of waiting jobs that should wait for one more pass.
 
     Another job computes the beginning of their prompt first, and computing it twice would take
-    longer than one more prefill step. That other job is the chunked one, one that runs and has no
-    token yet (SGLang's overlap plans a pass before the radix tree has what the last one computed),
-    or one before it in the order. A promised job never waits.
+    longer than one more prefill step. That job is chunked, comes earlier in the order, or runs and
+    has no token yet (SGLang's overlap plans a pass before the last one's KV is in the radix tree).
+    A promised job never waits.
     """
     begun = [job for job in view.running if not job.generated_tokens]
     if view.chunked is not None:
@@ -39,11 +39,12 @@ def _has_twin(
     position: int, job: Job, computing: Iterable[tuple[Job, int | Job]], view: SchedulerView
 ) -> bool:
     """computing: jobs, and by what common_tokens knows each."""
-    for other, where in computing:
-        num_tokens = view.common_tokens(position, where)
-        if num_tokens and _is_long(num_tokens, other, view) and _is_long(num_tokens, job, view):
-            return True
-    return False
+    return any(
+        (num_tokens := view.common_tokens(position, where))
+        and _is_long(num_tokens, other, view)
+        and _is_long(num_tokens, job, view)
+        for other, where in computing
+    )
 
 
 def _is_long(num_tokens: int, job: Job, view: SchedulerView) -> bool:

@@ -42,16 +42,15 @@ class SchedulerView:
     free_tokens, evictable_tokens, locked_tokens: of the KV pool; together all of it.
     host_free_tokens: KV for which host memory has room.
     page_size: tokens of a page of KV.
-    step_tokens: of KV, in whole pages, that the next decode step takes.
+    step_tokens: KV that the next decode step takes, in whole pages.
     pass_tokens: the most that a pass prefills, of all prompts together.
-    server: its step times and sizes.
     can_swap: whether KV can be moved to host memory and back. may_leave: whether running jobs may
         leave the device; if not, those that have left come back.
     cached_tokens: how many tokens of the waiting job at this position the radix tree has. Costly:
         called only for new jobs and for the first to serve.
-    common_tokens: how many first tokens the prompt of the waiting job at this position shares with
-        another one: of the job that waits at that position, is being chunked, or runs and has no
-        token yet. 0 if no more than what is cached of it.
+    common_tokens: how many first tokens the waiting job at this position shares with another job,
+        which waits at that position, is being chunked, or runs and has no token yet. 0 if that
+        many are cached.
     holding: what a running job holds; None if it has to stay. Costly: called only for jobs that
         would be preempted at price zero.
     """
@@ -82,21 +81,18 @@ class SchedulerView:
 
     @property
     def is_short(self) -> bool:
-        """Whether memory runs out at the next step."""
-        return self.step_tokens + self._chunk_tokens > self.room_tokens
-
-    @property
-    def _chunk_tokens(self) -> int:
-        """What the next chunk takes, in whole pages."""
-        chunked = self.chunked
-        if chunked is None:
-            return 0
-        left_tokens = chunked.input_tokens + chunked.generated_tokens - chunked.prefilled_tokens
-        return -(-min(left_tokens, self.pass_tokens) // self.page_size) * self.page_size
+        """Whether memory runs out at the next step, which may include the next chunk."""
+        chunk_tokens = 0
+        if (job := self.chunked) is not None:
+            left_tokens = job.input_tokens + job.generated_tokens - job.prefilled_tokens
+            chunk_tokens = self._in_pages(min(left_tokens, self.pass_tokens))
+        return self.step_tokens + chunk_tokens > self.room_tokens
 
     def uncached_tokens(self, job: Job) -> int:
         """What a prefill computes for a waiting job, in whole pages."""
-        num_tokens = job.input_tokens + job.generated_tokens - job.cached_tokens
+        return self._in_pages(job.input_tokens + job.generated_tokens - job.cached_tokens)
+
+    def _in_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size) * self.page_size
 
     @property

@@ -38,8 +38,8 @@ class Promises:
     server had done when j came was for those before it. Hence what it has done since, less the
     Job.served_tokens of j and all that came after it, was for those before it. QED.
 
-    What does not hold: a promise finds no memory where there is none. If a swapped job has found no
-    room, and nobody runs who could give any back, others enter (sage_sched.scheduling_pass).
+    A promise does not create memory. If a swapped job has found no room, and no running job could
+    give any back, others enter (sage_sched.scheduling_pass).
 
     With regret 0 each job is promised its turn as it comes: first come, first served. With infinity
     none is.
@@ -48,8 +48,8 @@ class Promises:
     def __init__(self, regret: float) -> None:
         """regret: 0 or more."""
         self._regret = regret
-        # By arrival, from one that is not after the first unfinished one, and what the server had
-        # done when each came.
+        # By arrival, from the first unfinished one or an earlier one, and the work that the server
+        # had done when each came.
         self._jobs: list[Job] = []
         self._served_at_arrival = np.zeros(0, np.int64)
 
@@ -75,9 +75,8 @@ class Promises:
             self._jobs[place].promise()
 
     def forget(self, view: SchedulerView) -> None:
-        """Drop jobs that came before the first unfinished one, if that is worth the search. A job
-        that the view does not know (its grammar may not be ready) is promised its turn: whatever is
-        served from now on came after it."""
+        """Drop jobs that came before the first unfinished one, if that is worth the search. If the
+        view does not know one of them (its grammar may not be ready), it is promised its turn."""
         unfinished = [*view.waiting, *view.running]
         if view.chunked is not None:
             unfinished.append(view.chunked)

@@ -6,28 +6,26 @@ from collections.abc import Iterable
 
 from sage_sched.job import Job
 
-# Of sessions that are remembered; the one whose last request came first is forgotten first.
+# So many sessions are remembered; the one that has had no request for longest is forgotten first.
 _MOST_SESSIONS = 10_000
 
 
 class Sessions:
     """A session is one task to its owner, so all its requests count as come when it began.
 
-    Then, of many sessions, those that began first end first, and fewer of them share the KV pool at
-    a time. The first request of a session would be last of all: it counts as come with the oldest
-    that waits, as does a request of no session.
-
-    Times are in tokens that the server had served.
+    Sessions that began first then end first, and fewer share the KV pool at a time. So that a
+    session's first request is not last of all, it counts as come with the oldest session that
+    waits, as does a request without a session. Times are in tokens that the server had served.
     """
 
     def __init__(self) -> None:
-        # The last to have had a request last.
+        # In the order of their last requests.
         self._began: dict[str, int] = {}
         self._new: list[Job] = []
         self._later: dict[Job, int] = {}
 
     def came_at(self, job: Job) -> int:
-        """When a job that arrives now counts as come, as far as that is known yet."""
+        """When a job that arrives now counts as come, as far as is known yet."""
         name = job.hints.session
         if name in self._began:
             began = self._later[job] = self._began[name] = self._began.pop(name)

@@ -14,11 +14,11 @@ from sage_sched.job import Job
 if TYPE_CHECKING:
     from sage_sched.view import SchedulerView
 
-# Of those that are remembered, unless more have requests that wait or run.
+# So many names are remembered, or more if more have requests that wait or run.
 _MOST_NAMES = 10_000
 # A token of the answer counts for so many of the prompt (Sheng et al., section 3.1).
 _ANSWER_WEIGHT = 2.0
-# Whose share it is: a class and one of its tenants; None if none is looked after.
+# A class and one of its tenants.
 Name = tuple[str, str]
 
 
@@ -32,16 +32,16 @@ class Service:
 
     def __init__(self, name_of: Callable[[Job], Name | None]) -> None:
         self._name_of = name_of
-        # The last to be served last.
+        # In the order in which they were last served.
         self._had: dict[Name, float] = {}
         self._counted: dict[Job, tuple[Name, int]] = {}
-        # Of requests that no view has: they have ended, or are prefilled in chunks.
+        # Requests in no view: they have ended, or are prefilled in chunks.
         self._away: WeakKeyDictionary[Job, tuple[Name, int]] = WeakKeyDictionary()
-        # By class, at the last look at which anybody waited.
+        # By class, who waited at the last look at which anybody did.
         self._waited: dict[str, set[Name]] = {}
 
     def look(self, view: SchedulerView) -> None:
-        """At each plan: count the work since the last one, of ended requests too."""
+        """Count the work since the last look, ended requests included. Once a plan."""
         counted: dict[Job, tuple[Name, int]] = {}
         for job in (*view.waiting, *view.running):
             known = self._counted.pop(job, None)
@@ -63,7 +63,7 @@ class Service:
         return name, done_tokens
 
     def of(self, name: Name) -> float:
-        """What it has had."""
+        """The service that it has had."""
         return self._had.get(name, 0.0)
 
     def _lift(self, waiting: Iterable[Name]) -> None:
@@ -80,7 +80,7 @@ class Service:
             self._waited[slo_class] = set(names)
 
     def _forget(self) -> None:
-        """Of too many, those without a request that were served longest ago."""
+        """If there are too many, forget those without a request that were served longest ago."""
         num_excess = len(self._had) - _MOST_NAMES
         if num_excess > 0:
             busy = {name for name, _ in self._counted.values()}.union(*self._waited.values())
@@ -90,12 +90,12 @@ class Service:
 
 
 class Tenants:
-    """Those of the classes whose tenants share fairly (sage_sched.slo.classes)."""
+    """Gives tenants their turns, in classes that share fairly (sage_sched.slo.classes)."""
 
     def __init__(self) -> None:
         self._service = Service(_tenant_of)
         self._costs: dict[Job, float] = {}
-        # From the first request of such a class on.
+        # True from the first request of such a class on.
         self._looks = False
 
     def in_turn(self, order: list[int], num_open: int, view: SchedulerView) -> list[int]:
@@ -121,8 +121,8 @@ class Tenants:
         return found
 
     def _turns(self, jobs: Sequence[Job]) -> Iterator[int]:
-        """Which job of one class, given in their order, comes next. To what a tenant has had is
-        added what its requests ahead will take (VTC with length prediction, section 4.4)."""
+        """Which job of one class, given in their order, comes next. A tenant's service includes
+        what its requests ahead are expected to take (VTC with length prediction, section 4.4)."""
         queues: dict[Name, deque[int]] = {}
         for i, job in enumerate(jobs):
             queues.setdefault(_name_of(job), deque()).append(i)
@@ -145,5 +145,5 @@ def _tenant_of(job: Job) -> Name | None:
 
 
 def _cost(job: Job) -> float:
-    """Of all of it, as far as it is foreseen."""
+    """The expected service of a whole request."""
     return (job.input_tokens + _ANSWER_WEIGHT * job.mean_tokens()) / job.hints.weight

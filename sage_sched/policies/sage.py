@@ -26,8 +26,8 @@ class SageParameters:
 
     regret: nobody overtakes a request any more once the work (tokens) that the server has done
         since it came exceeds (1 + regret) times that for those before it, and a batch; see
-        sage_sched.fairness.promises. 0: first come, first served; inf: the order alone. Smaller:
-        shorter tails, longer mean.
+        sage_sched.fairness.promises. 0: first come, first served; inf: the order alone. A smaller
+        one shortens tails and lengthens the mean.
     preempts: whether running requests yield.
     posterior: whether a probe that reads hidden states refines the forecast of a running request
         (sage_sched.probe.posterior).
@@ -71,7 +71,7 @@ class Sage(Policy):
         self._aging_tokens = AGING_POOLS * server.kv_pool_tokens
         self._promises = Promises(parameters.regret)
         self._sessions = Sessions()
-        self._outlook = Outlook(self._indices, self._key)
+        self._outlook = Outlook(self._indices, self.key)
 
     def on_arrival(self, job: Job) -> bool:
         """Look up when it counts as come, and rank it."""
@@ -95,9 +95,6 @@ class Sage(Policy):
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """`ln G + a / w`, see the class."""
-        return self._key(job)
-
-    def _key(self, job: Job) -> float:
         return self._indices.of(job).log_index + job.came_at_tokens / self._aging_tokens
 
     @property
@@ -108,5 +105,5 @@ class Sage(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """If all together wait less for it, by more than the server stands still."""
+        """If all together wait less by more than the server stands still."""
         return self._outlook.worth_s(running, view) > price_s

@@ -92,14 +92,12 @@ class Posterior:
     not seen, the same to each cell, as no score can raise a weight of 0.
     """
 
+    wants = staticmethod(is_due)
+
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
         self._beta = np.broadcast_to(reading.beta, reading.band_ages.shape)
         self._widths = np.diff(reading.edges)
-
-    def wants(self, age_tokens: int) -> bool:
-        """See is_due."""
-        return is_due(age_tokens)
 
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """See sage_sched.probe.refining.Refiner. Jobs without a forecast are left as they are."""

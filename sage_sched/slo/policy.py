@@ -43,6 +43,11 @@ _LEAST_EXEC_S = 1e-9
 # nobody. So many are asked in a pass, as it takes time to find what they would free.
 _LEAST_SLACK_S = 1.0
 _NUM_ASKED = 8
+# With density expected, the longest batch while some running jobs are late and their answers are
+# still expected to be worth something, as a share of their TPOT.
+_CATCH_UP = 0.8
+# No batch prefills less while others run.
+_LEAST_CHUNK_TOKENS = 50
 DENSITIES = ("next", "expected")
 
 
@@ -54,9 +59,6 @@ class ProserveParameters:
     gamma: larger: more jobs are urgent.
     density: next, the worth of the next token by what it takes (the paper), or expected, that of
         the answer (ours, see sage_sched.slo.worth).
-    catch_up: with density expected, the longest batch while some running jobs are late and their
-        answers are still expected to be worth something, as a share of their TPOT (ours).
-    least_chunk_tokens: no batch prefills less while others run.
     starved_share: the share of the server's work for jobs that are late by more than their whole
         TTFT, by arrival (ours).
     """
@@ -64,8 +66,6 @@ class ProserveParameters:
     eta: float = 0.65
     gamma: float = 1.0
     density: str = "next"
-    catch_up: float = 0.8
-    least_chunk_tokens: int = 50
     starved_share: float = 0.02
 
     def __post_init__(self) -> None:
@@ -73,9 +73,7 @@ class ProserveParameters:
         require_within("policy.proserve.gamma", self.gamma, 0, MOST)
         known = ", ".join(DENSITIES)
         require(self.density in DENSITIES, "policy.proserve.density", self.density, known)
-        require_within("policy.proserve.catch_up", self.catch_up, 1e-3, _MOST_TPOTS)
-        chunk, share = self.least_chunk_tokens, self.starved_share
-        require_within("policy.proserve.least_chunk_tokens", chunk, 1, MOST)
+        share = self.starved_share
         require(0 <= share < 1, "policy.proserve.starved_share", share, "0 to 1, 1 excluded")
 
 
@@ -206,7 +204,7 @@ class Proserve(Policy):
             densities_of_next_tokens(jobs)
         else:
             # A late job catches up by what a decode step is shorter than its TPOT: prefills are cut
-            # so that it may, see ProserveParameters.catch_up.
+            # so that it may (_CATCH_UP).
             step_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
             catching_s = np.maximum(tpot_s - step_s, 1e-6)
             densities_of_answers(jobs, num_running, missing_s, catching_s, self._slo_cost)
@@ -218,7 +216,7 @@ class Proserve(Policy):
             behind = (missing_s > 0) & (queue.density > 0)
             behind[num_running:] = False
             if behind.any():
-                budget_s = max(min(budget_s, ours.catch_up * float(tpot_s[behind].min())), least_s)
+                budget_s = max(min(budget_s, _CATCH_UP * float(tpot_s[behind].min())), least_s)
         urgent = slide.is_urgent(queue, budget_s).tolist()
         places = slide.places(queue, budget_s).tolist()
         for (job, p), place, is_urgent in zip(jobs, places, urgent, strict=True):
@@ -261,9 +259,9 @@ class Proserve(Policy):
         tokens = int((budget_s - taken_s) / max(step_time.prefill_token_s, 1e-9))
         if tokens >= view.pass_tokens:
             return None
-        if tokens < self.parameters.least_chunk_tokens:
+        if tokens < _LEAST_CHUNK_TOKENS:
             # If anybody runs, a token is due before such a chunk ends.
-            tokens = 0 if num_running else self.parameters.least_chunk_tokens
+            tokens = 0 if num_running else _LEAST_CHUNK_TOKENS
         return Budget(prefill_tokens=tokens)
 
     def should_preempt(

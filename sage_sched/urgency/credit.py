@@ -10,8 +10,8 @@ class Credit:
     """Grants jobs their way to the front, as far as its credit (tokens of work) goes.
 
     It begins with `most_tokens`, never has more, and earns `share` of all work of the server. A
-    grant costs what the job is foreseen to need, and is made only if there is so much. What a
-    granted job takes beyond that is charged as it takes it. So granted jobs get at most that share
+    grant costs what the job is expected to need, and is made only if there is so much. What a
+    granted job takes beyond that is charged as it is taken. So granted jobs get at most that share
     of all work, plus most_tokens, plus what unfinished ones still need beyond their forecasts.
     """
 
@@ -20,14 +20,14 @@ class Credit:
         self._most_tokens = most_tokens
         self._left_tokens = float(most_tokens)
         self._served_tokens = 0
-        # Of each job that has a grant and is unfinished, what it was charged.
+        # What each unfinished job with a grant was charged.
         self._charged: dict[Job, float] = {}
 
     def has_grant(self, job: Job) -> bool:
         return job in self._charged
 
     def look(self, view: SchedulerView) -> None:
-        """What has been earned and spent since the last look; once a pass, before any grant."""
+        """Count what was earned and spent since the last look. Once a pass, before any grant."""
         earned = self._share * (view.served_tokens - self._served_tokens)
         self._served_tokens = view.served_tokens
         self._left_tokens = min(self._most_tokens, self._left_tokens + earned)
@@ -41,7 +41,7 @@ class Credit:
         self._charged = {job: tokens for job, tokens in self._charged.items() if job in alive}
 
     def grant(self, job: Job, num_tokens: float) -> bool:
-        """Whether a job that is foreseen to need so much goes to the front."""
+        """Whether a job that is expected to need so much goes to the front."""
         if num_tokens > self._left_tokens:
             return False
         self._left_tokens -= num_tokens

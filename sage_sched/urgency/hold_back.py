@@ -25,7 +25,7 @@ class HoldBack:
         self._prefills_since_tokens: int | None = None
 
     def budget(self, view: SchedulerView) -> Budget | None:
-        """After a prefill only decode steps, until those that run have had their share."""
+        """After a prefill only decode steps, until running jobs have had their share."""
         worked_tokens = self._worked_since_prefill(view)
         if not self._holds_back(view):
             self._owed_steps = 0
@@ -42,12 +42,12 @@ class HoldBack:
         return None
 
     def _worked_since_prefill(self, view: SchedulerView) -> int:
-        """What the server has done since a pass that was allowed to prefill; 0 if none was."""
+        """The server's work since the last pass, if that was allowed to prefill; 0 if not."""
         since_tokens, self._prefills_since_tokens = self._prefills_since_tokens, None
         return 0 if since_tokens is None else view.served_tokens - since_tokens
 
     def _holds_back(self, view: SchedulerView) -> bool:
-        """Whether somebody urgent decodes and whoever waits for a prefill is less urgent."""
+        """Whether somebody urgent decodes, and only less urgent jobs wait for a prefill."""
         if not self._share or view.batch_is_full:
             return False
         best = self._best_level(view.running)
