@@ -113,8 +113,9 @@ class ProbeConfig:
 class UrgencyConfig:
     """How urgent a request is if neither its class nor its client says so.
 
-    model: a model that guesses from the prompt (`sage-sched urgency train`); it misses about one
-        urgent prompt in five. "": all requests are of level 3.
+    model: a model that guesses from the prompt: a file (`sage-sched urgency train`), or builtin,
+        which knows medical complaints and finds three urgent ones in four. "": all requests are of
+        level 3.
     """
 
     model: str = ""

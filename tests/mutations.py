@@ -319,8 +319,8 @@ MUTATIONS = (
     Mutation(
         "a wheel leaves the predictor's data behind",
         "pyproject.toml",
-        'predictor_store = ["predict/*.json"]',
-        'predictor_store = ["predict/*.toml"]',
+        'predictor_store = ["predict/*.json",',
+        'predictor_store = ["predict/*.toml",',
         "tests/test_package.py::test_the_wheel_holds_every_file_of_the_packages_and_nothing_else",
     ),
     Mutation(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from patches.compat import UnsupportedServerError
-from predictor_store.urgency.head import UrgencyFileError, UrgencyHead
+from predictor_store.urgency.head import BUILTIN, UrgencyFileError, UrgencyHead
 from sage_sched.config import UrgencyConfig
 from sage_sched.job import DEFAULT_URGENCY, Hints
 
@@ -29,7 +29,7 @@ class UrgencyGuess:
     urgency of its own."""
 
     def __init__(self, config: UrgencyConfig) -> None:
-        path = Path(config.model).expanduser()
+        path = BUILTIN if config.model == "builtin" else Path(config.model).expanduser()
         self._head = UrgencyHead.read(path) if config.model else None
         self._num_guessed = [0] * 6
         self._num_failed = 0

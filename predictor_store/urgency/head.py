@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FORMAT = "sage-sched urgency 1"
+# Learned from triage notes (docs/policies.md), as float16.
+BUILTIN = Path(__file__).with_name("builtin.safetensors")
 NUM_LEVELS = 5
 # A prompt of no level, as it is no such prompt, is served at this one.
 MIDDLE = 3
@@ -83,7 +85,7 @@ class UrgencyHead:
         try:
             with safe_open(path, framework="numpy") as file:
                 about = json.loads((file.metadata() or {})["sage_sched"])
-                weights = file.get_tensor("weights")
+                weights = file.get_tensor("weights").astype(np.float32)
             if about["format"] != FORMAT:
                 raise ValueError(f"its format is {about['format']!r:.60}, allowed: {FORMAT!r}")
             head = cls(

@@ -42,6 +42,22 @@ def test_those_of_whom_nobody_says_it_are_guessed(model: str) -> None:
     assert UrgencyGuess(UrgencyConfig()).hints(NO_HINTS, "he bleeds") == NO_HINTS
 
 
+def test_the_builtin_one_knows_complaints_and_takes_all_else_for_the_middle() -> None:
+    guess = UrgencyGuess(UrgencyConfig("builtin"))
+    urgent = "My father has crushing chest pain and cannot breathe, what do I do?"
+    others = ("Write a poem about the sea.", "Fix this function: def f(x): return x +", "")
+    assert guess.hints(NO_HINTS, urgent).urgency == 2
+    assert [guess.hints(NO_HINTS, text).urgency for text in others] == [3, 3, 3]
+    # As docs/policies.md has it.
+    counted = np.array(guess.stats()["confusion"])
+    found, flagged = counted[:2, :2].sum() / counted[:2].sum(), counted[:5, :2].sum(axis=1)
+    assert counted[:5].sum() == 925
+    assert counted[5].sum() == 3087
+    assert counted[5, :2].sum() == 0
+    assert round(float(found), 2) == 0.75
+    assert round(float(flagged.sum() / counted[:5].sum()), 2) == 0.38
+
+
 def test_a_guess_that_fails_is_counted_and_its_request_is_as_most(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
