@@ -12,7 +12,8 @@ from bench.experiment import records
 from bench.experiment.spec import Experiment, SpecError
 from bench.experiment.table import markdown, stale
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"sage-sched bench table: {error}", file=sys.stderr)
         return 2
     if args.pages:
-        for page, text in stale(sorted(DOCS.glob("*.md"))):
+        for page, text in stale([ROOT / "README.md", *sorted(DOCS.glob("*.md"))]):
             page.write_text(text, encoding="utf-8")
             tqdm.write(f"{page.name}: tables made again")
         for page, svg in pictures():
