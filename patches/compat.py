@@ -43,6 +43,10 @@ CALLS = (
     (f"{_BATCH}.new_tokens_required_next_decode", ()),
     ("sglang.srt.managers.scheduler.Scheduler._reqs_finishing_inflight", ("batch",)),
     ("sglang.srt.managers.scheduler.Scheduler.abort_request", ("recv_req",)),
+    (
+        "sglang.srt.managers.scheduler.Scheduler.can_schedule_lora_req",
+        ("req", "running_loras"),
+    ),
 )  # fmt: skip
 
 # SGLang loads no plugin in the HTTP processes of --tokenizer-worker-num, but serves the app that

@@ -658,6 +658,20 @@ MUTATIONS = (
         "tests/patches/scheduler/test_step_time_file.py::test_a_link_is_followed_neither_way",
     ),
     Mutation(
+        "a speculative step counts as one token of each request",
+        "patches/scheduler/calibration.py",
+        "*(self._mean_tokens * n for n in work[4:])",
+        "*work[4:]",
+        "tests/patches/scheduler/test_calibration.py::test_seconds_a_token_are_right_where_a_step_gives_several",
+    ),
+    Mutation(
+        "a batch gets more adapters than it has room for",
+        "patches/scheduler/kv_copy.py",
+        "return not scheduler.enable_lora or bool(",
+        "return not scheduler.enable_lora or others != [] or bool(",
+        "tests/engine/test_modes.py::test_adapters_of_which_a_batch_has_room_for_one",
+    ),
+    Mutation(
         "a copy of KV counts as a step's time",
         "patches/scheduler/calibration.py",
         "    def interrupted(self) -> None:\n"

@@ -168,8 +168,8 @@ def kind_of(scheduler: Scheduler) -> dict[str, str]:
         else f"{os.cpu_count()} {os.uname().machine} cores"
     )
     names = (
-        "model_path", "quantization", "kv_cache_dtype", "tp_size", "speculative_algorithm",
-        "speculative_num_draft_tokens",
+        "model_path", "quantization", "kv_cache_dtype", "tp_size", "ep_size", "enable_dp_attention",
+        "enable_lora", "speculative_algorithm", "speculative_num_draft_tokens",
     )  # fmt: skip
     about = {name: str(getattr(args, name)) for name in names}
     return about | {"dtype": str(scheduler.model_config.dtype), "hardware": hardware}

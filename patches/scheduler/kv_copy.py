@@ -31,9 +31,9 @@ _BACKEND = "cpu_tensor"
 
 
 def least(scheduler: Scheduler, number: int) -> int:
-    """The least of all tensor-parallel ranks' numbers, as they have to decide alike. Every rank has
-    to call this."""
-    group = scheduler.tp_group
+    """The least of the numbers of all ranks that serve the same requests, as they have to decide
+    alike. Each of them has to call this. Under DP attention each group of ranks decides alone."""
+    group = scheduler.attn_tp_group
     if group.world_size == 1:
         return number
     numbers = torch.tensor([number], dtype=torch.int64)
@@ -140,21 +140,27 @@ class Return(Enum):
     NO_ROOM = auto()
 
 
-def swap_in(scheduler: Scheduler, reqs: Sequence[Req]) -> tuple[Batch | None, list[Return]]:
+def swap_in(
+    scheduler: Scheduler, reqs: Sequence[Req], running: Sequence[Req]
+) -> tuple[Batch | None, list[Return]]:
     """Bring requests back: the batch to merge into the running one (None if it would be empty), and
     what became of each. After the first that finds no room, nobody else is brought back.
 
-    None of them may have been swapped out since the last step was launched: a result that is still
-    in flight would count as theirs.
+    running: beside whom they decode. No request may have been swapped out since the last step was
+    launched: a result that is still in flight would count as its own.
     """
     if scheduler.enable_overlap and scheduler.device != "cpu":
         # A pass in flight may still write to slots that have been freed.
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
     outcomes: list[Return] = []
+    back: list[Req] = []
     for req in reqs:
-        is_full = Return.NO_ROOM in outcomes
-        outcomes.append(Return.NO_ROOM if is_full else _restored(scheduler, req))
-    back = [req for req, outcome in zip(reqs, outcomes, strict=True) if outcome is Return.BACK]
+        if Return.NO_ROOM in outcomes or not _has_adapter(scheduler, req, [*running, *back]):
+            outcomes.append(Return.NO_ROOM)
+        else:
+            outcomes.append(_restored(scheduler, req))
+        if outcomes[-1] is Return.BACK:
+            back.append(req)
     if not back:
         return None, outcomes
     counting = [req for req in back if counts_tokens(req)]
@@ -237,6 +243,13 @@ def _restored(scheduler: Scheduler, req: Req) -> Return:
         return Return.LOST
     req.time_stats.set_forward_entry_time()
     return Return.BACK
+
+
+def _has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
+    """Whether a batch can have its LoRA adapter beside those of the others. SGLang asks before
+    prefills only."""
+    beside = {other.lora_id for other in others}
+    return not scheduler.enable_lora or bool(scheduler.can_schedule_lora_req(req, beside))
 
 
 def _given_room(scheduler: Scheduler, req: Req, num_tokens: int) -> bool:

@@ -162,7 +162,7 @@ class Preemption:
         wait on. Some of these are still swapped, as there is no room for them; the others lost
         their copies and will be computed again."""
         with self._meter.timing() as move:
-            batch, outcomes = kv_copy.swap_in(self._scheduler, reqs)
+            batch, outcomes = kv_copy.swap_in(self._scheduler, reqs, running_batch.reqs)
             back = batch.reqs if batch is not None else []
             move.num_tokens = sum(req.seqlen - 1 for req in back)
         self._counts["num_recomputed"] += outcomes.count(Return.LOST)

@@ -41,12 +41,15 @@ _FLAGS = (
     # The host and its processes.
     "device", "base_gpu_id", "gpu_id_step", "random_seed", "watchdog_timeout",
     "soft_watchdog_timeout", "sleep_on_idle", "numa_node", "gc_threshold", "nccl_port",
-    "dist_timeout", "dist_init_addr", "enable_p2p_check", "tp_size", "dp_size",
+    "dist_timeout", "dist_init_addr", "enable_p2p_check", "tp_size", "dp_size", "ep_size",
     "load_balance_method",
     # The model's weights.
     "model_path", "load_format", "model_loader_extra_config", "trust_remote_code",
     "context_length", "revision", "json_model_override_args", "dtype", "quantization",
     "weight_loader_disable_mmap", "weight_loader_prefetch_checkpoints", "download_dir",
+    # Adapters, which do not change while a request that uses one is unfinished.
+    "enable_lora", "lora_paths", "lora_backend", "lora_target_modules", "lora_eviction_policy",
+    "max_lora_rank", "max_loras_per_batch", "max_loaded_loras",
     # Memory and scheduling.
     "mem_fraction_static", "max_running_requests", "max_queued_requests", "max_total_tokens",
     "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "schedule_policy",
@@ -55,7 +58,8 @@ _FLAGS = (
     "abort_on_priority_when_disabled", "retraction_policy",
     "schedule_conservativeness", "page_size", "disable_overlap_schedule", "enable_mixed_chunk",
     "radix_eviction_policy", "_radix_eviction_policy_explicitly_set",
-    "radix_eviction_policy_config", "disable_radix_cache",
+    "radix_eviction_policy_config", "disable_radix_cache", "kv_cache_dtype",
+    "prefill_decode_interval", "prefill_decode_interval_min_bs",
     # Kernels.
     "attention_backend", "decode_attention_backend", "prefill_attention_backend",
     "sampling_backend", "fp8_gemm_runner_backend", "fp4_gemm_runner_backend",
@@ -74,6 +78,8 @@ _REQUEST = {
     "time_stats", "http_worker_ipc", "routing_key", "routed_dp_rank", "priority",
     # Parts of the radix tree's key. A swapped request is inserted again under the same key.
     "extra_key", "cache_salt", "session_id",
+    # Of the batch's adapters, which a return has to fit in (patches/scheduler/kv_copy.py).
+    "lora_id",
     # Lists on the request, which grow with each token.
     "return_logprob", "top_logprobs_num", "token_ids_logprob", "return_hidden_states",
     # Computed from the row's own logits in each step.

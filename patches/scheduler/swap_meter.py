@@ -59,7 +59,7 @@ class SwapMeter:
         self._num_tokens = max(1, self._num_tokens // 2)
 
     def _agreed(self, token_s: float) -> float:
-        return float(self._scheduler.tp_group.broadcast_object(token_s))
+        return float(self._scheduler.attn_tp_group.broadcast_object(token_s))
 
 
 def _trial_token_s(scheduler: Scheduler) -> float:

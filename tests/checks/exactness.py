@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -259,6 +260,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tp", type=int, choices=(1, 2), default=1, help="default: %(default)s")
     parser.add_argument("--mla", action="store_true", help="a model with latent attention")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--server-flags", type=shlex.split, default=[], help="SGLang's, for both")
     parser.add_argument(
         "--real", action="store_true",
         help="a real language model, which ends its answers itself (docs/real-model.md)",
@@ -298,6 +300,7 @@ def measure(args: argparse.Namespace) -> int:
             "--mem-fraction-static", "0.1", "--page-size", str(args.page_size),
             "--tp-size", str(args.tp),
             *(("--disable-overlap-schedule",) if args.no_overlap else ()),
+            *args.server_flags,
         ),
         env=(CPU_ENV if on_cpu else {}) | STRICT | (TWO_RANKS if args.tp == 2 else {}),
         sage=restless.config,

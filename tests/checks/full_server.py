@@ -106,6 +106,8 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
             dp_size=1,
             nnodes=1,
             enable_dp_attention=False,
+            ep_size=1,
+            enable_lora=None,
             speculative_algorithm=None,
             speculative_num_draft_tokens=None,
         ),
@@ -129,7 +131,7 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
         new_token_ratio_tracker=SimpleNamespace(current=0.5),
         token_to_kv_pool_allocator=allocator,
         tree_cache=RadixCache.create_simulated(),
-        tp_group=SimpleNamespace(broadcast_object=lambda measured: measured, world_size=1),
+        attn_tp_group=SimpleNamespace(broadcast_object=lambda measured: measured, world_size=1),
         get_num_allocatable_reqs=lambda num_running, running_batch: 0,
         _reqs_finishing_inflight=lambda batch: [],
     )

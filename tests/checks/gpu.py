@@ -18,7 +18,8 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +28,13 @@ from typing import Any
 from bench.engines.server import fit
 from bench.engines.server.facts import host_facts
 from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import CPU_ENV, CPU_FLAGS, PolicyServers
+from bench.engines.server.policy_server import (
+    CPU_ENV,
+    CPU_FLAGS,
+    PolicyServers,
+    scheduler_state,
+)
+from bench.engines.server.server import ServerError
 from bench.engines.simulator.presets import PRESETS
 from bench.workloads.prompt_source import load_workload
 from predictor_store.torchvision_schemas import define_missing
@@ -40,6 +47,19 @@ _PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")
 # Steps that presets are held against: prefilled tokens; requests and KV tokens of a decode step.
 _PREFILLS = (512, 4096)
 _DECODES = ((1, 1_000), (64, 64_000), (128, 128_000))
+# Of these, what a CPU can run too is in tests/engine/test_modes.py.
+MODES = {
+    "ngram": ("--speculative-algorithm", "NGRAM"),
+    "ngram_without_overlap": ("--speculative-algorithm", "NGRAM", "--disable-overlap-schedule"),
+    "own_drafts": (
+        "--speculative-algorithm",
+        "STANDALONE",
+        "--speculative-draft-model-path",
+        "{model}",
+    ),
+    "hicache": ("--enable-hierarchical-cache",),
+    "two_batch_overlap": ("--enable-two-batch-overlap",),
+}
 # What a request that yields may hold.
 _MOVED_TOKENS = 1_000
 
@@ -102,9 +122,40 @@ class Checks:
 
     def exactness(self) -> dict[str, Any]:
         """Answers stay what they were, token by token, when requests yield all the time."""
+        return self._exactness()
+
+    def fp8_kv(self) -> dict[str, Any]:
+        """The same with KV of eight bits."""
+        return self._exactness("--server-flags=--kv-cache-dtype fp8_e5m2")
+
+    def modes(self) -> dict[str, Any]:
+        """In each mode that no CPU runs (docs/modes.md) a server answers under `sage` as one under
+        `fcfs` does, but for what rounds otherwise where batches differ."""
+        if not self.on_gpu:
+            raise SkippedError("it is for what no CPU runs")
+        return {name: self._side_by_side(name, flags) for name, flags in MODES.items()}
+
+    def _side_by_side(self, name: str, flags: Sequence[str]) -> dict[str, Any]:
+        servers, asked, answers = self._servers(), exactness.crowd(48), []
+        servers = replace(
+            servers, flags=(*servers.flags, *(flag.format(model=servers.model) for flag in flags))
+        )
+        try:
+            for policy in ("fcfs", "sage"):
+                with servers.server(policy, f"{name}-{policy}") as server:
+                    answers.append(exactness.ask(server, asked, 24))
+                    state = scheduler_state(server) if policy == "sage" else {}
+        except ServerError as error:
+            return {"failed": str(error)}
+        num_different, largest = exactness.differences(*answers)
+        kept = ("step_time", "preemption", "num_policy_errors")
+        different = {"num_different": num_different, "largest_difference": largest}
+        return different | {name: state[name] for name in kept}
+
+    def _exactness(self, *more: str) -> dict[str, Any]:
         said = io.StringIO()
         argv = ["--device", self.args.device, "--dtype", "bfloat16" if self.on_gpu else "float32"]
-        argv += [] if self.on_gpu else ["--num-requests", "150"]
+        argv += [*([] if self.on_gpu else ["--num-requests", "150"]), *more]
         with contextlib.redirect_stdout(said):
             status = exactness.main(argv)
         print(said.getvalue())
@@ -163,7 +214,7 @@ def ratios(measured: StepTime, preset: StepTime) -> dict[str, float]:
 
 
 # In this order: what takes seconds first.
-NAMES = ("kv_move", "nearest", "serve", "exactness", "comparison")
+NAMES = ("kv_move", "nearest", "serve", "exactness", "fp8_kv", "modes", "comparison")
 
 
 def facts(device: str) -> dict[str, Any]:

@@ -41,6 +41,12 @@ def mha() -> MHATokenToKVPool:
     )
 
 
+def mha_of_eight_bits() -> MHATokenToKVPool:
+    return MHATokenToKVPool(
+        NUM_TOKENS, 1, torch.float8_e4m3fn, 2, 16, NUM_LAYERS, "cpu", enable_memory_saver=False
+    )
+
+
 def mla() -> MLATokenToKVPool:
     return MLATokenToKVPool(
         NUM_TOKENS, 1, torch.bfloat16, 32, 8, NUM_LAYERS, "cpu", enable_memory_saver=False
@@ -58,7 +64,7 @@ def scheduler(pool: Any, told: float | None = None) -> Any:
         token_to_kv_pool_allocator=TokenToKVPoolAllocator(
             NUM_TOKENS, torch.bfloat16, "cpu", pool, False
         ),
-        tp_group=SimpleNamespace(broadcast_object=broadcast_object),
+        attn_tp_group=SimpleNamespace(broadcast_object=broadcast_object),
     )
 
 
@@ -72,12 +78,12 @@ def one_rank() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("make", [mha, mla])
+@pytest.mark.parametrize("make", [mha, mha_of_eight_bits, mla])
 class TestPools:
     def test_the_trial_leaves_the_pool_as_it_was(self, make: Any) -> None:
         pool = make()
         for buffer in buffers(pool):
-            buffer.copy_(torch.randn_like(buffer))
+            buffer.copy_(torch.randint_like(buffer, 100))
         before = [buffer.clone() for buffer in buffers(pool)]
         assert SwapMeter(scheduler(pool), calibration()).token_s > 0
         assert all(map(torch.equal, before, buffers(pool)))
@@ -86,7 +92,7 @@ class TestPools:
         allocator = scheduler(make()).token_to_kv_pool_allocator
         pool = allocator.get_kvcache()
         for buffer in buffers(pool):
-            buffer.copy_(torch.randn_like(buffer))
+            buffer.copy_(torch.randint_like(buffer, 100))
         old, new = torch.arange(1, 40), torch.arange(60, 99)
         before = [buffer[old].clone() for buffer in buffers(pool)]
         copy = allocator.get_cpu_copy(old)
@@ -102,7 +108,7 @@ class TestPools:
 def test_all_ranks_count_with_what_the_first_has_measured() -> None:
     meter = SwapMeter(scheduler(mha(), told=0.25), calibration())
     assert meter.token_s == 0.25
-    meter._scheduler.tp_group.broadcast_object = lambda measured: 0.5
+    meter._scheduler.attn_tp_group.broadcast_object = lambda measured: 0.5
     for _ in range(16):
         assert meter.token_s == 0.25
         with meter.timing() as move:

@@ -1,0 +1,140 @@
+"""Ways to run SGLang that few tests use (docs/modes.md): who yields there and comes back as it was,
+and where requests go by the order alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from bench.engines.server.model import write_model
+from tests.checks.exactness import TWO_RANKS
+from tests.engine import stage, torch_kernels
+from tests.engine.conftest import ASKED, Stock
+from tests.engine.kinds import CHECKED, PATIENT, YIELDING, YIELDING_FLAGS
+from tests.engine.serving import (
+    UNASKED_LONG_PROMPT,
+    UNASKED_SHORT_PROMPT,
+    SageServer,
+    generate,
+    warmed_store,
+)
+
+NUM_ASKED = 16
+_ADAPTERS = ("first", "second")
+_RANK, _HIDDEN_SIZE = 4, 128
+
+
+def server_of(
+    folder: Path,
+    model: Path,
+    flags: Sequence[str],
+    env: Mapping[str, str] = CHECKED,
+    **more: Any,
+) -> SageServer:
+    return SageServer(
+        model, folder, warmed_store(folder / "store"), flags=flags, env={**env}, **more
+    )
+
+
+def answer(server: SageServer, i: int, **more: Any) -> list[int]:
+    """Of ASKED, in token ids."""
+    prompt, num_tokens = ASKED[i]
+    sampling = {"ignore_eos": True}
+    said = generate(server, prompt, num_tokens, sampling_params=sampling, **more)
+    ids: list[int] = said["output_ids"]
+    return ids
+
+
+def all_yield_and_come_back(
+    server: SageServer, bodies: Sequence[Mapping[str, Any]] = ({},)
+) -> list[list[int]]:
+    """Answers are what they are one by one. `bodies` join their requests, in turn."""
+    asked = [(i, bodies[i % len(bodies)]) for i in range(NUM_ASKED)]
+    alone = [answer(server, i, **body) for i, body in asked]
+    assert (
+        stage.together(server, [partial(answer, server, i, **body) for i, body in asked]) == alone
+    )
+    stats = server.stats()["preemption"]
+    assert stats["num_yields"] == stats["num_resumed"] >= NUM_ASKED
+    assert stats["num_staying"] == {}
+    return alone
+
+
+def the_shorter_starts_first(server: SageServer) -> None:
+    prompts = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
+    calls = [partial(generate, server, prompt, rid=rid) for rid, prompt in prompts.items()]
+    stage.together(server, calls)
+    assert stage.started(server) == ["short", "long"]
+
+
+def test_kv_of_eight_bits_parallel_experts_and_decode_steps_between_prefills(
+    tmp_path: Path,
+) -> None:
+    model = write_model(tmp_path / "mixtral", hidden_size=_HIDDEN_SIZE, num_experts=4)
+    flags = [*YIELDING_FLAGS, "--kv-cache-dtype", "fp8_e5m2", "--prefill-decode-interval", "2"]
+    flags += ["--tp-size", "2", "--ep-size", "2"]
+    settings = f"{PATIENT}{YIELDING}"
+    env = CHECKED | TWO_RANKS | torch_kernels.install(tmp_path)
+    with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
+        all_yield_and_come_back(server)
+
+
+def adapter(folder: Path, seed: int) -> Path:
+    """A LoRA adapter that changes what is said."""
+    generator = torch.Generator().manual_seed(seed)
+    folder.mkdir()
+    modules = {"q_proj": _HIDDEN_SIZE, "v_proj": _HIDDEN_SIZE // 2}
+    config = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "target_modules": [*modules]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    weights = {}
+    for module, size in modules.items():
+        name = f"base_model.model.model.layers.0.self_attn.{module}"
+        down = torch.randn(_RANK, _HIDDEN_SIZE, generator=generator)
+        up = torch.randn(size, _RANK, generator=generator)
+        weights |= {f"{name}.lora_A.weight": down / 10, f"{name}.lora_B.weight": up / 10}
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_adapters_of_which_a_batch_has_room_for_one(
+    model: Path, stock: Stock, tmp_path: Path
+) -> None:
+    paths = [f"{name}={adapter(tmp_path / name, seed)}" for seed, name in enumerate(_ADAPTERS)]
+    flags = [*YIELDING_FLAGS, "--enable-lora", "--lora-backend", "torch_native"]
+    flags += ["--max-loras-per-batch", "1", "--lora-paths", *paths]
+    settings = f"{PATIENT}{YIELDING}"
+    env = CHECKED | torch_kernels.install(tmp_path)
+    with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
+        bodies = [{"lora_path": name} for name in _ADAPTERS]
+        found = all_yield_and_come_back(server, bodies)
+        assert all(ids != said.ids for ids, said in zip(found, stock.answers, strict=False))
+
+
+def test_speculative_decoding(model: Path, stock: Stock, tmp_path: Path) -> None:
+    # Memory runs out, and a step sets aside more than a token each.
+    flags = [*torch_kernels.NGRAM, "--max-running-requests", "6", "--max-total-tokens", "640"]
+    env = CHECKED | torch_kernels.install(tmp_path)
+    with server_of(tmp_path, model, flags, env, settings=PATIENT) as server:
+        the_shorter_starts_first(server)
+        said = [spoken.ids for spoken in stock.answers[:NUM_ASKED]]
+        num_tokens = sum(map(len, said))
+        decoded, num_steps = [], []
+        for _ in range(2):
+            before = server.stats()
+            with ThreadPoolExecutor(NUM_ASKED) as pool:
+                assert list(pool.map(partial(answer, server), range(NUM_ASKED))) == said
+            after = server.stats()
+            served = after["served_tokens"] - before["served_tokens"]
+            decoded.append(served - after["recomputed_tokens"] + before["recomputed_tokens"])
+            num_steps.append(after["step_time"]["num_steps"] - before["step_time"]["num_steps"])
+        # What was said before is foretold, and all of it counts.
+        assert num_steps[1] < num_steps[0]
+        assert min(decoded) >= num_tokens - NUM_ASKED
+        assert after["preemption"] is None
