@@ -844,6 +844,14 @@ MUTATIONS = (
         "::test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back",
     ),
     Mutation(
+        "the last chunk of a prompt is charged by its cap",
+        "patches/scheduler/hooks.py",
+        '    @hooks.at(f"{_ADDER}.add_chunked_req", AROUND, "req")\n',
+        "",
+        "tests/patches/scheduler/test_admission.py"
+        "::test_the_last_chunk_of_a_prompt_reserves_the_headroom_and_not_the_cap",
+    ),
+    Mutation(
         "what is in host memory is prefilled again under SGLang's own order",
         "patches/scheduler/state.py",
         "return not self.settings.is_stock or self.preemption is not None",

@@ -10,15 +10,11 @@ from patches.engine_types import Req
 from patches.scheduler.state import SchedulerState
 
 
-def add_one(
-    state: SchedulerState,
-    original: Callable[..., Any],
-    adder: Any,
-    req: Req,
-    *args: Any,
-    **kw: Any,
+def add(
+    state: SchedulerState, original: Callable[..., Any], adder: Any, req: Req, *args: Any, **kw: Any
 ) -> Any:
-    """PrefillAdder.add_one_req, which reserves by the cap: it sees our headroom as the cap."""
+    """PrefillAdder.add_one_req, or add_chunked_req for the next chunk of a prompt. They reserve by
+    the cap: they see our headroom as the cap."""
     if state.settings.is_stock:
         return original(adder, req, *args, **kw)
     job = req.sage.job

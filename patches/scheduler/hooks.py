@@ -16,7 +16,7 @@ from patches.messages import EarlyAbort, Scores, SetSettings, StepTimes, Tick, d
 from patches.probe.scores import Probing
 from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
-from patches.scheduler.admission import add_one, correct
+from patches.scheduler.admission import add, correct
 from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
@@ -164,8 +164,9 @@ def _admission(hooks: Hooks, process: _Process) -> None:
         correct(process.state, self)
 
     @hooks.at(f"{_ADDER}.add_one_req", AROUND, "req")
-    def around_add_one(original: Any, self: object, req: Req, *args: Any, **kw: Any) -> Any:
-        return add_one(process.state, original, self, req, *args, **kw)
+    @hooks.at(f"{_ADDER}.add_chunked_req", AROUND, "req")
+    def around_add(original: Any, self: object, req: Req, *args: Any, **kw: Any) -> Any:
+        return add(process.state, original, self, req, *args, **kw)
 
     @hooks.at(f"{_ADDER}._select_prefill_admission", AROUND, "req", "has_chunked_req")
     def around_select_admission(original: Any, self: object, req: Req, **kw: Any) -> Any:

@@ -118,8 +118,7 @@ class PrefillAdder:
         if limit is not None:
             budget = min(budget, limit)
         self._slots -= 1
-        # SGLang's for our policies too: no hook of ours is at add_chunked_req.
-        answer_tokens = self._clipped(progress.request.max_new_tokens)
+        answer_tokens = self._answer_tokens(progress)
         self._prefill(progress, progress.prefilled_tokens, min(left, budget), answer_tokens)
 
     def _admit(self, progress: Progress, cached: Cached) -> bool:
@@ -133,11 +132,13 @@ class PrefillAdder:
         self._slots -= 1
         self._room -= cached.evictable_tokens
         state.pool.enter(progress, cached)
-        # SGLang's _update_prefill_budget counts what is generated already once more.
-        job = progress.job
-        answer_tokens = self._clipped(job.generated_tokens + self._reserve.left_tokens(job))
-        self._prefill(progress, cached.num_tokens, new, answer_tokens)
+        self._prefill(progress, cached.num_tokens, new, self._answer_tokens(progress))
         return True
+
+    def _answer_tokens(self, progress: Progress) -> int:
+        """SGLang's _update_prefill_budget counts what is generated already once more."""
+        job = progress.job
+        return self._clipped(job.generated_tokens + self._reserve.left_tokens(job))
 
     def _prefill(
         self, progress: Progress, done_tokens: int, new_tokens: int, answer_tokens: int

@@ -19,7 +19,6 @@ from bench.engines.simulator.run import make_node, simulate
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
 from sage_sched.config import SageConfig
-from sage_sched.distribution import LengthDistribution
 from sage_sched.plan import Enter, Plan, Way, Yield
 from sage_sched.registry import policy_names
 from sage_sched.steps import attended_pairs
@@ -145,14 +144,15 @@ def test_one_that_runs_yields_to_a_newcomer_beside_a_chunk() -> None:
     assert result.ttft_s[2] + 0.14 < result.ttft_s[1] + 0.1
 
 
-def test_the_last_of_a_chunked_prompt_reserves_its_cap() -> None:
-    # No hook of ours is at SGLang's add_chunked_req: not the 10 tokens foreseen but the cap of 400.
-    known = LengthDistribution.from_samples([10], "history")
-    long, short = (replace(request(0.0, n, 10), distribution=known) for n in (600, 100))
-    for pool_tokens, waits in ((1100, True), (1120, False)):  # 512 + 88 + 1 + 400 + 111
-        engine = replace(ROOMY, kv_pool_tokens=pool_tokens)
-        result = simulate(engine, "fcfs-fill", CONFIG, [long, short], CHECKED)
-        assert (result.ttft_s[1] > result.ttft_s[0]) == waits
+@pytest.mark.parametrize(("policy", "waits"), [("fcfs", True), ("fcfs-fill", False)])
+def test_the_last_of_a_chunked_prompt_reserves_as_any_other_prompt(
+    policy: str, waits: bool
+) -> None:
+    # By the cap of 400 tokens it is 512 + 88 + 1 + 400, and 111 more for the other.
+    engine = replace(ROOMY, kv_pool_tokens=1100)
+    requests = [request(0.0, num_tokens, 10) for num_tokens in (600, 100)]
+    result = simulate(engine, policy, CONFIG, requests, CHECKED)
+    assert (result.ttft_s[1] > result.ttft_s[0]) == waits
 
 
 def test_a_clip_and_less_conservativeness_admit_more() -> None:
