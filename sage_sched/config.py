@@ -51,16 +51,13 @@ class PredictorConfig:
     """How similar past prompts become a length distribution.
 
     encoder: what turns prompts into vectors: static, a mean of token vectors, or minilm, the
-        transformer that they are distilled from. It costs 40 times as much, and predicts better
-        for long documents and for prompts that strangers repeat (docs/predictor.md).
+        transformer that they are distilled from (docs/predictor.md).
     isolate: predict a LoRA adapter's answers only from its own records and from warm data.
-    deadline_ms: a request that waits longer goes on with the prior. A prediction takes some 10 ms;
-        the default is longer because waiting mostly costs time that the request would spend in
-        the queue, while going on without a prediction costs its place there.
-    service: where a predictor service listens that several servers share (sage_sched.address);
-        "" for a worker of the server's own.
-    service_token_file: file with the token that a service on TCP asks for; "" for the environment
-        variable SAGE_PREDICTOR_TOKEN.
+    deadline_ms: a request that waits longer goes on with the prior. Long, because waiting mostly
+        costs time that the request would spend in the queue, and the prior costs its place there.
+    service: address of a predictor service (sage_sched.address); "" for a worker of the server's.
+    service_token_file: file with the token of a service on TCP; "" for the environment variable
+        SAGE_PREDICTOR_TOKEN.
     """
 
     encoder: str = "static"
@@ -97,8 +94,7 @@ class ProbeConfig:
 
     file: the probe's, for policies that use one; "" for none.
     record: a folder to write hidden states to, to train a probe on; "" for none. They leak what
-        prompts and answers say, so the files are readable by their owner only.
-    record_gib: how much of them is kept, the latest.
+        prompts and answers say. record_gib: how much of them is kept, the latest.
     """
 
     file: str = ""

@@ -78,7 +78,7 @@ _LINES, _EARLY = (
 )
 _QLLM, _CORE_SLICES = (
     "tests/sage_sched/best_effort/test_policy.py",
-    "tests/sage_sched/best_effort/test_slices.py",
+    "tests/bench/engines/simulator/test_passing.py",
 )
 _URGENCY, _CREDIT = (
     "tests/sage_sched/urgency/test_policy.py",

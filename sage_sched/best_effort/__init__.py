@@ -1,5 +1,5 @@
-"""Latency-sensitive requests before best-effort ones, which give way inside a prefill (QLLM)."""
+"""Latency-sensitive requests before best-effort ones (QLLM)."""
 
-from sage_sched.best_effort.policy import Qllm, QllmParameters, those_who_pass
+from sage_sched.best_effort.policy import Qllm, QllmParameters
 
-__all__ = ["Qllm", "QllmParameters", "those_who_pass"]
+__all__ = ["Qllm", "QllmParameters"]

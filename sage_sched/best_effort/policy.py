@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -112,22 +112,5 @@ class Qllm(Policy):
         return [*takewhile(is_ahead, serving_order(self, view))]
 
     def passes(self, job: Job) -> bool:
-        """Whether it is LS, and may pass a prefill of BE between two layers."""
+        """Whether it is LS."""
         return job.hints.urgency <= _SENSITIVE
-
-    def gives_way(self, jobs: Iterable[Job]) -> bool:
-        """Whether a prefill of these lets LS pass between two layers: all are BE, ranked, and not
-        promised their turn."""
-        return all(job.is_ranked and not job.is_promised and not self.passes(job) for job in jobs)
-
-
-def those_who_pass(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:
-    """The positions of the waiting jobs that get in while a prefill is parked between two layers,
-    in their order.
-
-    They are the latency-sensitive ones that go before all of best effort, the parked too, so that
-    the bound of Qllm holds for each. One with KV in host memory waits, and those behind it: where
-    it comes back, others may have to yield, which is decided between two passes.
-    """
-    ahead = policy.ahead(view, parked)
-    return [*takewhile(lambda position: view.waiting[position] not in view.swapped, ahead)]

@@ -29,16 +29,9 @@ _FIRST_SLOTS = 256
 _NOBODY = -1
 # An unfinished request. gain: what its first token is worth if it is on time.
 _SLOT = np.dtype(
-    [
-        ("node", np.int64),
-        ("input_tokens", np.int64),
-        ("cached_tokens", np.int64),
-        ("age_tokens", np.int64),
-        ("left_tokens", np.float64),
-        ("due_s", np.float64),
-        ("gain", np.float64),
-        ("is_queued", np.bool_),
-    ]
+    [(name, np.int64) for name in ("node", "input_tokens", "cached_tokens", "age_tokens")]
+    + [(name, np.float64) for name in ("left_tokens", "due_s", "gain")]
+    + [("is_queued", np.bool_)]
 )
 
 

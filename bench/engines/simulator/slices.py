@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from bench.engines.simulator.prefill_adder import Part, PrefillAdder
 from bench.engines.simulator.state import EngineState
-from sage_sched.best_effort import Qllm, those_who_pass
+from sage_sched.best_effort import Qllm
+from sage_sched.job import Job
 from sage_sched.plan import UNLIMITED
+from sage_sched.view import SchedulerView
 
 
 def is_cut(state: EngineState, parts: Sequence[Part]) -> bool:
@@ -16,7 +19,24 @@ def is_cut(state: EngineState, parts: Sequence[Part]) -> bool:
     if state.engine.slices == 1 or not isinstance(policy, Qllm) or state.parked:
         return False
     is_whole = state.chunked is None and all(part.completes for part in parts)
-    return is_whole and policy.gives_way(part.progress.job for part in parts)
+    return is_whole and gives_way(policy, (part.progress.job for part in parts))
+
+
+def gives_way(policy: Qllm, jobs: Iterable[Job]) -> bool:
+    """Whether a prefill of these lets latency-sensitive jobs pass: all are best effort, ranked, and
+    not promised their turn."""
+    return all(job.is_ranked and not job.is_promised and not policy.passes(job) for job in jobs)
+
+
+def those_who_pass(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:
+    """The positions of the waiting jobs that enter while a prefill is parked, in their order.
+
+    They are the latency-sensitive ones that go before all of best effort, the parked too, so that
+    the bound of Qllm holds for each. A job with KV in host memory waits, and so do those behind it:
+    others may have to yield when it comes back, which is decided between two passes.
+    """
+    ahead = policy.ahead(view, parked)
+    return [*takewhile(lambda position: view.waiting[position] not in view.swapped, ahead)]
 
 
 def passing(state: EngineState) -> list[Part]:

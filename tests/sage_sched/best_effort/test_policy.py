@@ -66,14 +66,6 @@ def test_best_effort_yields_to_the_sensitive_alone(
     assert any(isinstance(action, Yield) for action in plan.actions) == yields
 
 
-def test_best_effort_alone_gives_way_inside_a_prefill() -> None:
-    policy, best_effort = policy_of(), [job(0, 3), job(1, 5)]
-    assert policy.gives_way(best_effort)
-    assert not policy.gives_way([*best_effort, job(2, 2)])
-    best_effort[1].promise()
-    assert not policy.gives_way(best_effort)
-
-
 def test_the_sensitive_are_prefilled_by_themselves_unless_best_effort_goes_before_them() -> None:
     policy = policy_of()
     jobs = [job(0, 3), job(1, 2), job(2, 3), job(3, 1)]

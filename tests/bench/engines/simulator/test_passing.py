@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.best_effort import Qllm, QllmParameters, those_who_pass
+from bench.engines.simulator.slices import gives_way, those_who_pass
+from sage_sched.best_effort import Qllm, QllmParameters
 from sage_sched.job import Job
 from tests.sage_sched.strategies import SERVER, waiting
 from tests.sage_sched.urgency.test_policy import POOL, job
@@ -44,3 +45,11 @@ def test_nobody_passes_best_effort_that_has_been_overtaken_for_long_enough(which
 def test_one_in_host_memory_waits_and_those_behind_it() -> None:
     first, second, third = job(2, 2), job(3, 2), job(4, 1)
     assert passing([job(0, 3)], first, second, third, swapped=(second,)) == [2]
+
+
+def test_best_effort_alone_gives_way_inside_a_prefill() -> None:
+    policy, best_effort = policy_with(), [job(0, 3), job(1, 5)]
+    assert gives_way(policy, best_effort)
+    assert not gives_way(policy, [*best_effort, job(2, 2)])
+    best_effort[1].promise()
+    assert not gives_way(policy, best_effort)
