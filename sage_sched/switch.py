@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sage_sched.config import SageConfig
-from sage_sched.fields import ConfigError, require, require_known
+from sage_sched.fields import ConfigError, require_known
 from sage_sched.registry import SGLANG_POLICIES, policy_names, policy_type, section_of
 
 # SGLang's own policies that a server can switch to. Its scheduler does not know "priority", and
@@ -79,10 +79,9 @@ class Settings:
 
 
 def _policy(name: object) -> str:
-    allowed = ", ".join([*policy_names(), *sorted(STOCK_POLICIES)])
-    known = type(name) is str and (name in STOCK_POLICIES or name in policy_names())
-    require(known, _NAME, name, allowed)
-    assert isinstance(name, str)
+    known = [*policy_names(), *sorted(STOCK_POLICIES)]
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(f"{_NAME} is {name!r:.80}, allowed: {', '.join(known)}")
     if name not in STOCK_POLICIES:
         try:
             policy_type(name)

@@ -93,7 +93,7 @@ class Tenants:
     """Gives tenants their turns, in classes that share fairly (sage_sched.slo.classes)."""
 
     def __init__(self) -> None:
-        self._service = Service(_tenant_of)
+        self._service = Service(lambda job: _name_of(job) if job.hints.shares_fairly else None)
         self._costs: dict[Job, float] = {}
         # True from the first request of such a class on.
         self._looks = False
@@ -138,10 +138,6 @@ class Tenants:
 
 def _name_of(job: Job) -> Name:
     return job.hints.slo_class, job.hints.tenant
-
-
-def _tenant_of(job: Job) -> Name | None:
-    return _name_of(job) if job.hints.shares_fairly else None
 
 
 def _cost(job: Job) -> float:

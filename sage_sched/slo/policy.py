@@ -169,9 +169,8 @@ class Proserve(Policy):
         jobs = [*running, *chunked, *waiting]
         self._bring_up_to_date(jobs, len(running) + len(chunked), view.now_s)
         self._order(jobs, len(running), view)
-        if (starved := self._starved.choose(waiting, view)) is not None:
-            promised = promised_of(starved)
-            assert promised is not None
+        starved = self._starved.choose(waiting, view)
+        if starved is not None and (promised := promised_of(starved)) is not None:
             promised.key = _STARVED
             starved.place = None
 

@@ -26,7 +26,9 @@ class HoldBack:
 
     def budget(self, view: SchedulerView) -> Budget | None:
         """After a prefill only decode steps, until running jobs have had their share."""
-        worked_tokens = self._worked_since_prefill(view)
+        # The server's work since the last pass, if that was allowed to prefill.
+        since_tokens, self._prefills_since_tokens = self._prefills_since_tokens, None
+        worked_tokens = 0 if since_tokens is None else view.served_tokens - since_tokens
         if not self._holds_back(view):
             self._owed_steps = 0
             return None
@@ -40,11 +42,6 @@ class HoldBack:
             return Budget(prefill_tokens=0)
         self._prefills_since_tokens = view.served_tokens
         return None
-
-    def _worked_since_prefill(self, view: SchedulerView) -> int:
-        """The server's work since the last pass, if that was allowed to prefill; 0 if not."""
-        since_tokens, self._prefills_since_tokens = self._prefills_since_tokens, None
-        return 0 if since_tokens is None else view.served_tokens - since_tokens
 
     def _holds_back(self, view: SchedulerView) -> bool:
         """Whether somebody urgent decodes, and only less urgent jobs wait for a prefill."""
