@@ -57,9 +57,7 @@ class Nursery:
             self._orders.close()
             self._cradle.wait()
 
-    def launch(
-        self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes]
-    ) -> server.Launched:
+    def launch(self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Born:
         """In the place of bench.engines.server.server.launch(). All commands but SGLang's usual
         one start as users start them, which takes four times as long."""
         order: dict[str, Any] = {"command": [*command]}

@@ -15,7 +15,7 @@ from bench.engines.server.options import configure_servers, servers_of
 from bench.engines.server.server import ServerError
 from bench.engines.server.side_by_side import Settings, compare_policies
 from bench.experiment.on_servers import record_of
-from bench.experiment.records import Provenance, Record
+from bench.experiment.records import METRIC_LISTS, Provenance, Record
 from bench.experiment.spec import Arm, Experiment, Load, requests_per_s
 from bench.experiment.stats import METRICS, headline, summarize
 from bench.experiment.table import plain
@@ -25,12 +25,6 @@ from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, at_least_one, print_json
 from sage_sched.fields import ConfigError
 
-_COLUMNS = (
-    "mean_e2e_latency_ms", "median_e2e_latency_ms", "p90_e2e_latency_ms", "p99_e2e_latency_ms",
-    "mean_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "max_itl_ms", "mean_waited_s", "p99_waited_s",
-    "largest_slowdown", "slowdown_short_answers", "slowdown_long_answers", "output_throughput",
-    "arrivals_per_ttlt", "drain_s",
-)  # fmt: skip
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
 
 
@@ -115,7 +109,7 @@ def as_experiment(records: Sequence[Record]) -> Experiment:
         arms=[Arm(policy=arm) for arm in dict.fromkeys(record.arm for record in records)],
         loads=[Load(name=load) for load in dict.fromkeys(record.load for record in records)],
         ratios=("mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_waited_s"),
-        columns=_COLUMNS,
+        columns=METRIC_LISTS["compared"],
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any, Self
 from bench.engines.server import facts
 
 FOLDER = Path(__file__).parents[1] / "records"
+METRIC_LISTS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8")
+)
 _VERSIONS = ("sglang", "torch", "numpy")
 
 
@@ -105,15 +109,6 @@ def write(file: Path, new: Sequence[Record]) -> None:
 
 
 def of_metrics(metrics: Mapping[str, Any], columns: Iterable[str]) -> dict[str, float]:
-    """Those that a record keeps: of KEPT and these columns."""
-    wanted = dict.fromkeys((*KEPT, *columns))
+    """Those that a record keeps, and these columns."""
+    wanted = dict.fromkeys((*METRIC_LISTS["kept"], *columns))
     return {name: float(metrics[name]) for name in wanted if name in metrics}
-
-
-# Beside what an experiment's columns name.
-KEPT = (
-    "mean_e2e_latency_ms", "median_e2e_latency_ms", "p99_e2e_latency_ms", "mean_ttft_ms",
-    "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "max_itl_ms", "mean_waited_s", "p99_waited_s",
-    "output_throughput", "arriving_throughput", "request_throughput", "duration", "drain_s",
-    "num_retractions", "num_yields", "num_out_of_memory",
-)  # fmt: skip

@@ -24,9 +24,9 @@ def write_report(
     """Settings, table and plots of a comparison. experiment: what was compared, for its table."""
     valid = [run for run in runs if run["valid"]]
     seeds = sorted({run["seed"] for run in valid})
-    first = runs[0]["policy"]
+    first, note = runs[0]["policy"], device_note(valid[0]["settings"])
     sections = [
-        *(f"<p><b>{escape(line)}</b></p>" for line in _opening(valid[0], records) if line),
+        *(f"<p><b>{escape(line)}</b></p>" for line in (headline(records), note) if line),
         f"<p>Medians over {len(seeds)} seeds. Ratios are to <b>{escape(first)}</b> on the same "
         "arrivals, median over seeds with their range. TTLT: time to last token. Slowdown: TTLT "
         "over the TTLT that the request would have on an idle server; the largest, and means of "
@@ -57,11 +57,6 @@ def write_page(path: Path, title: str, sections: Sequence[str]) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
-
-
-def _opening(run: Run, records: Sequence[Record]) -> tuple[str, str]:
-    """The result, and on what it was had."""
-    return headline(records), device_note(run["settings"])
 
 
 def html_table(experiment: Experiment, records: Sequence[Record]) -> str:

@@ -8,19 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.experiment.records import Record
+from bench.experiment.records import METRIC_LISTS, Record
 
 # policy -> rate -> metric -> {"median", "ratio", "ratio_low", "ratio_high"}
 Summary = dict[str, dict[str, dict[str, dict[str, float]]]]
-# What a summary has of each run. SGLang's names (sglang/benchmark/serving.py); TTLT is its
-# end-to-end latency.
-METRICS = (
-    "mean_e2e_latency_ms", "median_e2e_latency_ms", "p90_e2e_latency_ms", "p99_e2e_latency_ms",
-    "mean_ttft_ms", "median_ttft_ms", "p90_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms",
-    "max_itl_ms", "largest_slowdown", "output_throughput", "request_throughput", "duration",
-    "mean_waited_s", "median_waited_s", "p99_waited_s", "arrivals_s", "arrivals_per_ttlt",
-    "arriving_throughput", "drain_s", "drain_share",
-)  # fmt: skip
+METRICS: list[str] = METRIC_LISTS["summarized"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from bench.experiment.records import Record
 from bench.experiment.spec import Experiment
 from bench.experiment.stats import median, of_arm, ordered, ratio
 
-# A metric: its heading, and what it is shown times.
-_HEADINGS: dict[str, tuple[str, float]] = tomllib.loads(
-    Path(__file__).with_name("headings.toml").read_text(encoding="utf-8")
-)
+_HEADINGS: dict[str, tuple[str, float]] = records.METRIC_LISTS["headings"]
 _ENGINES = {"sim": "simulated", "clock": "device clock", "server": "servers"}
 
 

@@ -113,13 +113,11 @@ def _weights(sets: Sequence[PromptSet]) -> Array:
         weight = min(1.0, _MOST_WEIGHT / len(x))
         gram = gram + weight * x.T @ x
         product = product + weight * x.T @ _centred(each.logs)
-    weights: Array = np.asarray(np.linalg.solve(gram, product), np.float64)
-    return weights
+    return np.asarray(np.linalg.solve(gram, product), np.float64)
 
 
 def _centred(values: Array) -> Array:
-    centred: Array = values - values.mean()
-    return centred
+    return np.asarray(values - values.mean())
 
 
 def _quantiles(values: Array) -> Array:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.whatif.comparison import Row, compare
 from bench.whatif.engine import OwnServer
-from bench.whatif.log import Logged, TrafficLog, faster
+from bench.whatif.log import Logged, TrafficLog
 from bench.whatif.simulation import most_tokens, outcomes, predicts, requests_of
 from bench.whatif.told import Told, told_of
 from bench.workloads.prompts import WorkloadError
@@ -56,7 +56,7 @@ def answer_of(
             f"no request of the log fits the engine, whose KV pool has {engine.kv_pool_tokens} "
             "tokens"
         )
-    requests = faster(fits, load)
+    requests = [replace(one, arrival_s=one.arrival_s / load) for one in fits]
     if any(map(predicts, policies)):
         told = told_of(
             requests, engine, config, store=store, gain=server.crps_gain, num_seeds=num_seeds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.workloads.prompts import WorkloadError, stable_hash
@@ -108,11 +108,6 @@ class Collected:
         moved = (replace(each, arrival_s=each.arrival_s - begin_s) for each in ordered)
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         return TrafficLog(tuple(moved), kinds, self.num_unusable, self.first_unusable)
-
-
-def faster(requests: Iterable[Logged], factor: float) -> list[Logged]:
-    """The same requests coming so many times as fast."""
-    return [replace(each, arrival_s=each.arrival_s / factor) for each in requests]
 
 
 def blocks_of(prompt: str | Sequence[int] | None) -> tuple[tuple[int, ...], int]:

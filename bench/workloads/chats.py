@@ -10,17 +10,20 @@ import json
 import random
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, stable_hash
 
 LENGTHS_FILE = Path(__file__).with_name("answer_lengths.json")
 
-_WORDS: dict[str, list[str]] = tomllib.loads(
+_WORDS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
+_FORMS: dict[str, dict[str, Any]] = _WORDS["forms"]
 _TOPICS, _PEOPLE, _COUNTRIES = (_WORDS[name] for name in ("topics", "people", "countries"))
-_CODE, _PLACES = _WORDS["code"], _WORDS["places"]
+_PLACES = _WORDS["places"]
 
 
 def prompt(number: int) -> tuple[str, str]:
@@ -77,10 +80,11 @@ def generated(number: int, seed: int = 0) -> Workload:
     )
 
 
-def _fact(rng: random.Random) -> str:
-    what = rng.choice(("the capital", "the currency", "the official language", "the largest city"))
-    how = rng.choice(("", " Answer in one sentence.", " Tell me something about it, too."))
-    return f"What is {what} of {rng.choice(_COUNTRIES)}?{how}"
+def _filled(kind: str, rng: random.Random) -> str:
+    """The form of a kind, its words drawn in the order in which they are listed."""
+    (_, form), *slots = _FORMS[kind].items()
+    words = {name: rng.choice(_WORDS.get(str(given), given)) for name, given in slots}
+    return str(form).format(**words)
 
 
 def _yes_or_no(rng: random.Random) -> str:
@@ -90,26 +94,8 @@ def _yes_or_no(rng: random.Random) -> str:
 
 
 def _question(rng: random.Random) -> str:
-    detail = rng.choice(_WORDS["detail"])
-    return detail.format(rng.choice(_WORDS["questions"]).format(rng.choice(_TOPICS)))
-
-
-def _list(rng: random.Random) -> str:
-    what = rng.choice(("facts about", "tips for someone new to", "book titles on", "words about"))
-    how = rng.choice(("", " One line each.", " Explain each in a few sentences."))
-    return f"List {rng.choice((3, 5, 10, 20))} {what} {rng.choice(_TOPICS)}.{how}"
-
-
-def _sentences(rng: random.Random) -> str:
-    number = rng.choice(("one sentence", "two sentences", "four sentences", "eight sentences"))
-    return f"Write {number} about the history of {rng.choice(_TOPICS)}."
-
-
-def _writing(rng: random.Random) -> str:
-    kind = rng.choice(("blog post", "eulogy", "short story", "speech", "press release", "letter"))
-    words = rng.choice((50, 100, 200, 400, 800))
-    for_whom = f"{rng.choice(_TOPICS)} for {rng.choice(_PEOPLE)}"
-    return f"Write a {kind} about {for_whom}, of about {words} words."
+    detail, question = str(rng.choice(_WORDS["detail"])), str(rng.choice(_WORDS["questions"]))
+    return detail.format(question.format(rng.choice(_TOPICS)))
 
 
 def _summary(rng: random.Random) -> str:
@@ -117,12 +103,6 @@ def _summary(rng: random.Random) -> str:
     topic = rng.choice(_TOPICS)
     report = " ".join(_finding(rng, topic) for _ in range(rng.choice((4, 8, 14))))
     return f"Summarize the following report on {topic} in {form}.\n\n{report}"
-
-
-def _code(rng: random.Random) -> str:
-    language = rng.choice(("Python", "Python", "JavaScript", "C"))
-    how = rng.choice((" Give only the code.", "", " Explain every line.", " Add tests for it."))
-    return f"Write a {language} function that {rng.choice(_CODE)}.{how}"
 
 
 def _translation(rng: random.Random) -> str:
@@ -161,14 +141,6 @@ def _comparison(rng: random.Random) -> str:
     return f"What have {first} and {second} in common, and what not?{how}"
 
 
-def _essay(rng: random.Random) -> str:
-    parts = rng.choice((2, 4, 6))
-    return (
-        f"Write a detailed essay on {rng.choice(_TOPICS)} with an introduction, {parts} sections "
-        "with headings, and a conclusion."
-    )
-
-
 def _finding(rng: random.Random, topic: str) -> str:
     who = rng.choice(("The survey", "The committee", "A second team", "The registry"))
     found = rng.choice(("a steady rise in costs", "fewer complaints", "large regional differences"))
@@ -176,8 +148,9 @@ def _finding(rng: random.Random, topic: str) -> str:
 
 
 _KINDS: dict[str, Callable[[random.Random], str]] = {
-    "fact": _fact, "yes or no": _yes_or_no, "question": _question, "list": _list,
-    "sentences": _sentences, "writing": _writing, "summary": _summary, "code": _code,
+    "fact": partial(_filled, "fact"), "yes or no": _yes_or_no, "question": _question,
+    "list": partial(_filled, "list"), "sentences": partial(_filled, "sentences"),
+    "writing": partial(_filled, "writing"), "summary": _summary, "code": partial(_filled, "code"),
     "translation": _translation, "rewriting": _rewriting, "extraction": _extraction, "sum": _sum,
-    "comparison": _comparison, "essay": _essay,
+    "comparison": _comparison, "essay": partial(_filled, "essay"),
 }  # fmt: skip

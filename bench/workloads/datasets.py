@@ -79,7 +79,8 @@ def load_mixed(folder: Path) -> Workload:
     requests += [
         WorkloadRequest(row["prompt"], _drawn(writings, row["prompt"]), "writing")
         for row in rows_of(folder, "prompts_document_write", prompt=str, prompt_tokens=int)
-        if row["prompt_tokens"] <= _MAX_WRITING_PROMPT_TOKENS and _is_english(row["prompt"])
+        if row["prompt_tokens"] <= _MAX_WRITING_PROMPT_TOKENS
+        and sum(map(str.isascii, row["prompt"])) > 0.97 * len(row["prompt"])  # English
     ]
     return Workload.split(
         [request for request in requests if request.output_tokens >= 1],
@@ -210,7 +211,3 @@ def _drawn(lengths: list[int], prompt: str) -> int:
             "the data folder has no lengths of the models named in bench/workloads/datasets.py"
         )
     return lengths[stable_hash("length of " + prompt) % len(lengths)]
-
-
-def _is_english(text: str) -> bool:
-    return sum(character.isascii() for character in text) > 0.97 * len(text)

@@ -79,12 +79,12 @@ class Promised(Source):
                 output_tokens=min(cap, int(lengths[index, 1])),
                 max_new_tokens=cap,
                 distribution=self._foreseen(lengths[index, 0]),
-                class_name=_class_name(self._weights[of_class]),
+                class_name=f"w{self._weights[of_class]:g}",
                 hints=Hints(
                     weight=self._weights[of_class],
                     ttft_slo_ms=ttft_ms,
                     tpot_slo_ms=tpot_ms,
-                    slo_class=_class_name(self._weights[of_class]),
+                    slo_class=f"w{self._weights[of_class]:g}",
                     first_token_weight=self._first_token_weight,
                 ),
             )
@@ -106,7 +106,7 @@ class Promised(Source):
             trust="body",
             first_token_weight=self._first_token_weight,
             classes={
-                _class_name(weight): SloClass(
+                f"w{weight:g}": SloClass(
                     priority=priority, weight=weight, ttft_slo_ms=ttft_ms, tpot_slo_ms=tpot_ms
                 )
                 for priority, weight in enumerate(sorted(self._weights), 1)
@@ -115,7 +115,3 @@ class Promised(Source):
 
     def priority_of(self, request: SimRequest) -> int:
         return 1 + sorted(self._weights).index(request.hints.weight)
-
-
-def _class_name(weight: float) -> str:
-    return f"w{weight:g}"

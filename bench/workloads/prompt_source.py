@@ -127,24 +127,21 @@ class Prompts(Source):
             return lambda request: None
         if policy == ORACLE or arm.predictor == "truth":
             return truth
-        predict = _predictor(self._foresight, arm)
+        foresight = self._foresight
+        match arm.predictor:
+            case "threshold alone":
+                predict = foresight.of_threshold(0.8)
+            case "input length":
+                predict = foresight.of_input_length()
+            case "none":
+                predict = foresight.blind()
+            case _:
+                predict = foresight.semantic()
         if self._heavy:
             predict = changed(predict, with_heavy_tail)
         if arm.wrong_by != 1:
             predict = changed(predict, lambda found: found.scaled(arm.wrong_by))
         return with_noise(predict, cap) if arm.noise else predict
-
-
-def _predictor(foresight: Foresight, arm: Arm) -> Predict:
-    match arm.predictor:
-        case "threshold alone":
-            return foresight.of_threshold(0.8)
-        case "input length":
-            return foresight.of_input_length()
-        case "none":
-            return foresight.blind()
-        case _:
-            return foresight.semantic()
 
 
 @functools.cache

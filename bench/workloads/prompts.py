@@ -62,8 +62,9 @@ class Workload:
         history: list[WorkloadRequest] = []
         evaluation: list[WorkloadRequest] = []
         for request in requests:
-            purpose = history if _hash_share(request.prompt) < HISTORY_SHARE else evaluation
-            purpose.append(request)
+            # Equal for prompts that differ in case and white space alone.
+            share = stable_hash(" ".join(request.prompt.casefold().split())) / 2**64
+            (history if share < HISTORY_SHARE else evaluation).append(request)
         return cls(tuple(history), tuple(evaluation), description)
 
     def drawn(
@@ -157,8 +158,3 @@ def heavy_tailed(requests: Sequence[WorkloadRequest], seed: int) -> list[Workloa
 def stable_hash(text: str) -> int:
     """64 bits that depend on the text alone (Python's own hash differs between processes)."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def _hash_share(prompt: str) -> float:
-    """In [0, 1), equal for prompts that differ in case and white space alone."""
-    return stable_hash(" ".join(prompt.casefold().split())) / 2**64

@@ -15,13 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol, Self
+from typing import IO, Self
 
 import requests
 from tqdm import tqdm
 
 from bench.engines.clock.priority import take_place_of_session
 
+Process = subprocess.Popen[bytes]
 STOCK_COMMAND = (sys.executable, "-m", "sglang.launch_server")
 
 
@@ -50,17 +51,7 @@ def _reserve_port(first: int = 32000, last: int = 32999) -> tuple[int, IO[str]]:
     raise ServerError(f"no free port between {first} and {last}")
 
 
-class Launched(Protocol):
-    """The first process of a server: what is asked of a subprocess.Popen."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-
-def launch(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Launched:
+def launch(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Process:
     """Start a server's first process in a session of its own."""
     return subprocess.Popen(
         command,
@@ -109,7 +100,7 @@ class Server:
         self._command = [*command, "--model-path", str(model), "--port", str(self.port), *flags]
         self._env = {**os.environ, **(env or {})}
         self._start_timeout_s = start_timeout_s
-        self._process: Launched | None = None
+        self._process: Process | None = None
 
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
