@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -30,14 +31,11 @@ def at_least_one(text: str) -> int:
 def server_url(text: str) -> str:
     """Parse an option that names a server; http:// may be left out."""
     url = text if "://" in text else f"http://{text}"
-    try:
+    with contextlib.suppress(ValueError):
         parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address of a server, as localhost:30000")
-    return url.rstrip("/")
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return url.rstrip("/")
+    raise argparse.ArgumentTypeError(f"{text!r} is no address of a server, as localhost:30000")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

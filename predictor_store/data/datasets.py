@@ -1,4 +1,4 @@
-"""Prompts and answers out of datasets of the usual forms."""
+"""Prompts and the lengths of their answers, out of datasets of the usual forms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Field names that the user gives; None: guessed by the tables above."""
+    """Field names; None: the first of the tables above that a row has."""
 
     prompt: str | None = None
     output: str | None = None
@@ -49,10 +49,9 @@ class Row:
 class Reader:
     """Iterates over the usable rows of a dataset, see raw_rows, and counts the others.
 
-    filters: the values, as text, that these fields must have.
-    tokenizer: see raw_rows. With one, an answer's text is as good as a recorded length; a row with
-        neither is malformed.
-    malformed: (place, reason) of the first few of the num_malformed rows.
+    filters: the values, as text, that these fields must have. tokenizer: see raw_rows; with one, an
+    answer's text is as good as a recorded length. malformed: (place, reason) of the first few of
+    the num_malformed rows.
     """
 
     dataset: str
@@ -93,12 +92,10 @@ class Reader:
             return None
         prompt, output = _prompt_and_output(raw, self.fields)
         length = _length(raw, self.fields)
-        if length is None and (self.tokenizer is None or output is None):
-            raise RowError(
-                "no output length: none of the fields " + ", ".join(LENGTH_FIELDS)
-                if output is None
-                else "no output length recorded: give --tokenizer to count its output"
-            )
+        if length is None and output is None:
+            raise RowError(f"no output length: none of the fields {', '.join(LENGTH_FIELDS)}")
+        if length is None and self.tokenizer is None:
+            raise RowError("no output length recorded: give --tokenizer to count its output")
         cap = _whole(raw.get("cap"))
         is_cut = cap is not None and length is not None and length >= cap
         return Row(prompt, output, length, _whole(raw.get("prompt_tokens")) or 0, is_cut)

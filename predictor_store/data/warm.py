@@ -15,14 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from predictor_store.data.datasets import (
-    LENGTH_FIELDS,
-    OUTPUT_FIELDS,
-    PROMPT_FIELDS,
-    Fields,
-    Reader,
-    Row,
-)  # fmt: skip
+from predictor_store.data import datasets
+from predictor_store.data.datasets import Fields, Reader, Row
 from predictor_store.data.files import DatasetError
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder, dimension, fingerprint
 from predictor_store.store.file import Record, StoreError
@@ -107,7 +101,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--filter", action="append", default=[], type=field_and_value, metavar="FIELD=VALUE",
         help="take only rows with this value; may be repeated",
     )  # fmt: skip
-    guessed = {"prompt": PROMPT_FIELDS, "output": OUTPUT_FIELDS, "length": LENGTH_FIELDS}
+    guessed = {
+        "prompt": datasets.PROMPT_FIELDS, "output": datasets.OUTPUT_FIELDS,
+        "length": datasets.LENGTH_FIELDS,
+    }  # fmt: skip
     for name, fields in guessed.items():
         said = f"default: the first of {', '.join(fields)}"
         parser.add_argument(f"--{name}-field", metavar="NAME", help=said)
@@ -219,9 +216,9 @@ def _told(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def quantiles(lengths: list[int]) -> dict[str, float]:
     """The mean, and quantiles by name."""
-    of = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-    found = {name: float(np.quantile(lengths, q)) for name, q in of.items()}
-    return {"mean": float(np.mean(lengths)), **found}
+    found = np.quantile(lengths, [0.1, 0.5, 0.9, 0.99, 1.0]).tolist()
+    names = ("mean", "p10", "p50", "p90", "p99", "max")
+    return dict(zip(names, [float(np.mean(lengths)), *found], strict=True))
 
 
 def quantiles_line(found: Mapping[str, float]) -> str:

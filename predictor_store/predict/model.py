@@ -1,4 +1,4 @@
-"""What a worker knows of one model: its store, its history, its sessions and their forecasts."""
+"""What a worker knows of one model: its store, its history, its sessions and its forecasts."""
 
 from __future__ import annotations
 
@@ -66,9 +66,8 @@ class ModelHistory:
         self._fitter = ThreadPoolExecutor(1, initializer=lambda: os.nice(_NICENESS))
         self._fit: tuple[Fitting, Future[Any]] | None = None
         # Some are about what clients send; see Worker.
-        self.counts = Counter(
-            num_recorded=0, num_going_on=0, num_unrecorded=0, num_dropped=0, num_malformed=0
-        )
+        names = ("num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed")
+        self.counts = Counter(dict.fromkeys(names, 0))
         self._reported: dict[str, Any] = {}
         self.prior = predictor.prior(self._history)
         self._num_new = 0

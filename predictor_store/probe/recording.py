@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,11 +72,9 @@ class Recording:
         known: dict[tuple[str, int], dict[str, Any]] = {}
         for path in sorted(folder.glob(f"*{ANSWERS}")):
             for line in path.read_text().splitlines():
-                try:
+                with contextlib.suppress(json.JSONDecodeError):  # cut off, as the server was
                     answer = json.loads(line)
-                except json.JSONDecodeError:  # cut off, as the server was
-                    continue
-                known[answer["session"], answer["arrival"]] = answer
+                    known[answer["session"], answer["arrival"]] = answer
         place = {key: i for i, key in enumerate(known)}
         states, ages, answers = [], [], []
         for path in sorted(folder.glob(f"*{ROWS}")):

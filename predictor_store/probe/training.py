@@ -10,16 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
+from predictor_store.probe import weights
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.recording import Recording
-from predictor_store.probe.weights import (
-    Quality,
-    alone,
-    forecasts,
-    quality_by_age,
-    weighed,
-    without_scores,
-)  # fmt: skip
+from predictor_store.probe.weights import Quality
 from sage_sched.probe import Reading, from_steps, in_steps
 
 BAND_AGES = np.array([0, 1, 2, 4, 16, 64, 256, 1024])
@@ -100,14 +94,14 @@ def train(
     probe = ProbeFile(w1, b1, w2, b2, layer, of, recipe.name, reading)
     log_p = from_steps(in_steps(probe.log_p(recording.states[:, place].astype(np.float32))))
     say("fitting alpha, beta and gamma")
-    chosen = weighed(recording, log_p, reading, choose & ~is_cut)
+    chosen = weights.weighed(recording, log_p, reading, choose & ~is_cut)
     told = report & ~is_cut
     found = {
-        "prompt": forecasts(recording, log_p, without_scores(chosen), told),
-        "probe alone": alone(recording, log_p, edges, told),
-        "posterior": forecasts(recording, log_p, chosen, told),
+        "prompt": weights.forecasts(recording, log_p, weights.without_scores(chosen), told),
+        "probe alone": weights.alone(recording, log_p, edges, told),
+        "posterior": weights.forecasts(recording, log_p, chosen, told),
     }
-    qualities = {name: quality_by_age(of) for name, of in found.items()}
+    qualities = {name: weights.quality_by_age(of) for name, of in found.items()}
     return Trained(replace(probe, reading=chosen), qualities)
 
 

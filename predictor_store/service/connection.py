@@ -14,11 +14,11 @@ _END_SECONDS = 5.0
 
 
 class Connection:
-    """Used in the event loop of its server.
+    """Used in the task that serves the client.
 
     number: the client's, for the worker. is_known: it has said the service's token, if one is asked
     for; clients that have not make room for others. tell: called with each message of the worker to
-    this client.
+    this client. deadline: of the task.
     """
 
     def __init__(
@@ -26,31 +26,32 @@ class Connection:
         number: int,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        clock: Callable[[], float],
+        deadline: asyncio.Timeout,
     ) -> None:
         self.number = number
         self.reader = reader
         self.is_known = False
-        self._task = asyncio.current_task()
         self.tell: Callable[[dict[str, Any]], None] = lambda message: None
+        self.task = asyncio.current_task()
         self._writer = writer
-        self._clock = clock
-        self._deadline_s: float | None = None
+        self._deadline = deadline
 
     @property
     def is_late(self) -> bool:
         """Whether the time that it was allowed is over."""
-        return self._deadline_s is not None and self._clock() >= self._deadline_s
+        return self._deadline.expired()
 
     def allow(self, seconds: float | None) -> None:
-        """Time from now on for what comes next; None: any time."""
-        self._deadline_s = None if seconds is None else self._clock() + seconds
+        """Time from now on for what comes next; None: any time. Nothing, if it is late already."""
+        if not self.is_late:
+            now_s = asyncio.get_running_loop().time()
+            self._deadline.reschedule(None if seconds is None else now_s + seconds)
 
     def send(self, data: bytes) -> None:
         """Never blocks. Hangs up on a client that takes nothing in."""
         self._writer.write(data)
         if self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
-            self.hang_up()
+            self._writer.transport.abort()
 
     def end(self) -> None:
         """Tells the client that nothing more is sent. It has a few seconds to take in the rest:
@@ -58,12 +59,3 @@ class Connection:
         self.allow(_END_SECONDS)
         with contextlib.suppress(OSError):
             self._writer.write_eof()
-
-    def stop_listening(self) -> None:
-        """Ends the task that serves the client, which may say one last thing."""
-        if self._task is not None:
-            self._task.cancel()
-
-    def hang_up(self) -> None:
-        """At once; what is unsent is lost."""
-        self._writer.transport.abort()

@@ -62,10 +62,8 @@ async def talk(connection: Connection, first: bytes, worker: Worker, token: str)
     requests = _Requests(connection, worker, token)
     try:
         await requests.answer_all(first)
-    except h11.RemoteProtocolError as error:
-        requests.refuse(error.error_status_hint, str(error))
-    except RequestError as error:
-        requests.refuse(error.status, str(error))
+    except (RequestError, h11.RemoteProtocolError) as error:
+        requests.refuse(error)
     except asyncio.CancelledError:
         if connection.is_late:
             requests.time_is_up()
@@ -103,18 +101,18 @@ class _Requests:
                 return
             self._http.start_next_cycle()
 
-    def refuse(self, status: int, why: str) -> None:
+    def refuse(self, error: RequestError | h11.RemoteProtocolError) -> None:
         """The last reply of the connection."""
+        status = error.status if isinstance(error, RequestError) else error.error_status_hint
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._reply(status, {"error": why}, ("Connection", "close"))
+            self._reply(status, {"error": str(error)}, ("Connection", "close"))
         self._connection.end()
 
     def time_is_up(self) -> None:
         if self._http.their_state is h11.SEND_BODY:
-            self.refuse(HTTPStatus.REQUEST_TIMEOUT, "the body does not come")
+            self.refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, "the body does not come"))
         elif self._http.our_state is h11.SEND_RESPONSE:
-            why = f"no prediction within {_ANSWER_SECONDS:g} s"
-            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, why)
+            self.refuse(_unavailable(f"no prediction within {_ANSWER_SECONDS:g} s"))
 
     async def _event(self) -> Any:
         while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -153,8 +151,7 @@ class _Requests:
                         asks = {"predict": 0, "text": text, "scope": question.lora}
                         self._worker.receive(number, {**asks, "asked": question.asked.as_fields()})
                     case {"predicted": 0, "distribution": None}:
-                        why = "nothing is known yet"
-                        raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, why)
+                        raise _unavailable("nothing is known yet")
                     case {"predicted": 0, "distribution": encoded}:
                         return LengthDistribution.from_fields(encoded)
         finally:
@@ -173,6 +170,10 @@ class _Requests:
             del parts[1]
         sent = [self._http.send(part) for part in (*parts, h11.EndOfMessage())]
         self._connection.send(b"".join(filter(None, sent)))
+
+
+def _unavailable(why: str) -> RequestError:
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, why)
 
 
 def read_question(content: bytes | bytearray) -> Question:

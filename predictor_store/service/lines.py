@@ -21,17 +21,21 @@ async def talk(connection: Connection, first: bytes, worker: Worker, token: str)
     OSError if it is gone, ValueError if a line is longer than protocol.MAX_LINE_BYTES.
     """
 
+    is_refused = False
+
     def tell(message: dict[str, Any]) -> None:
+        nonlocal is_refused
         connection.send(protocol.encode(message))
         if "refused" in message:
+            is_refused = True
             connection.end()
 
     connection.tell = tell
     lines = protocol.LineReader()
     piece, has_greeted = first, False
     while piece:
-        for message in lines.feed(piece):
-            if has_greeted:  # the worker ignores clients that it does not know, or no longer
+        for message in () if is_refused else lines.feed(piece):
+            if has_greeted:  # the worker ignores clients that it does not know
                 worker.receive(connection.number, message)
             elif (refusal := _refusal(message, token)) is not None:
                 tell(refusal)

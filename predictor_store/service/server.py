@@ -8,7 +8,7 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from predictor_store.service import http, lines
 from predictor_store.service.connection import Connection
@@ -34,15 +34,13 @@ class Server:
         listener: socket.socket | None = None,
         token: str = "",
         own: socket.socket | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """token: what clients over TCP have to say. own: a connection to the process that this
-        server ends with. clock: for the deadlines of clients."""
+        server ends with."""
         self._worker = worker
         self._listener = listener
         self._token = token
         self._own = own
-        self._clock = clock
         # The oldest first.
         self._clients: dict[int, Connection] = {}
         self._numbers = itertools.count()
@@ -70,7 +68,6 @@ class Server:
             if time.monotonic() >= next_report:
                 next_report = time.monotonic() + _REPORT_SECONDS
                 self._tell(self._worker.report())
-                self._drop_the_late()
 
     def _end(self) -> None:
         self._stopped = True
@@ -88,47 +85,39 @@ class Server:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One client, until it hangs up or is hung up on."""
-        connection = Connection(next(self._numbers), reader, writer, self._clock)
+        number = next(self._numbers)
         connected: socket.socket = writer.get_extra_info("socket")
+        token = self._token if connected.family != socket.AF_UNIX else ""
         try:
-            if not self._has_room():
-                return
-            self._clients[connection.number] = connection
-            connection.allow(_FIRST_SECONDS)
-            set_up(connected)
-            first = await reader.read(1)
-            talk = lines.talk if first == b"{" else http.talk
-            token = self._token if connected.family != socket.AF_UNIX else ""
-            await talk(connection, first, self._worker, token)
+            async with asyncio.timeout(_FIRST_SECONDS) as deadline:
+                if self._has_room():
+                    client = self._clients[number] = Connection(number, reader, writer, deadline)
+                    set_up(connected)
+                    first = await reader.read(1)
+                    talk = lines.talk if first == b"{" else http.talk
+                    await talk(client, first, self._worker, token)
         except (OSError, ValueError, asyncio.CancelledError):
-            pass  # it is gone, or says what has no end, or is late
+            pass  # it is gone, or late, or says what has no end
         except Exception:
             logger.exception("a client is hung up on")
         finally:
-            self._clients.pop(connection.number, None)
-            self._worker.disconnect(connection.number)
-            connection.hang_up()
+            self._clients.pop(number, None)
+            self._worker.disconnect(number)
+            writer.transport.abort()
 
     def _has_room(self) -> bool:
         """Whether one more client may come. If there are too many, the oldest that has not said the
         token is hung up on, so that strangers cannot keep others out."""
         if len(self._clients) < _MAX_CONNECTIONS:
             return True
-        unknown = next((each for each in self._clients.values() if not each.is_known), None)
-        if unknown is not None:
-            self._drop(unknown)
-        return unknown is not None
+        for number, client in self._clients.items():
+            if not client.is_known and client.task is not None:
+                client.task.cancel()
+                del self._clients[number]
+                return True
+        return False
 
     def _tell(self, messages: Iterable[Outgoing]) -> None:
         for number, message in messages:
             if (client := self._clients.get(number)) is not None:
                 client.tell(message)
-
-    def _drop_the_late(self) -> None:
-        for client in list(self._clients.values()):
-            if client.is_late:
-                self._drop(client)
-
-    def _drop(self, client: Connection) -> None:
-        del self._clients[client.number]
-        client.stop_listening()

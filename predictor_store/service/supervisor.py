@@ -17,7 +17,7 @@ from sage_sched.config import SageConfig
 
 logger = logging.getLogger(__name__)
 
-# Pauses are of 1, 2, 4 ... seconds up to this; a worker that has lived so long counts as sound.
+# Pauses are of 1, 2, 4 ... seconds up to this. A worker that has lived so long counts as sound.
 _MAX_BACKOFF_SECONDS = 60.0
 
 

@@ -40,6 +40,10 @@ _MAX_ANSWERS = 1_000
 _MAX_MODELS = 64
 _MAX_INT = 2**31
 
+Vector = NDArray[np.float32]
+# A message, and the client that it is for.
+Outgoing = tuple[int, dict[str, Any]]
+
 
 class Answer(NamedTuple):
     """How long an answer is. censored: it was cut off."""
@@ -49,33 +53,23 @@ class Answer(NamedTuple):
     censored: bool
 
 
-class Outgoing(NamedTuple):
-    """A message to a client."""
-
-    client: int
-    message: dict[str, Any]
-
-
 @dataclass(slots=True)
 class Prompt:
-    """What a client asked.
-
-    finished: answers that ended before it was embedded. vector, forecast: set once it is. place:
-    where its answer's record is while the answer goes on.
-    """
+    """What a client asked. finished: answers that ended before it was embedded. vector, forecast:
+    set once it is. place: where its answer's record is while the answer goes on."""
 
     text: str
     scope: str
     asked: Asked
     finished: list[Answer] = field(default_factory=list)
-    vector: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    vector: Vector = field(default_factory=lambda: np.empty(0, np.float32))
     forecast: Forecast = NO_FORECAST
     place: Place | None = None
 
     def record(self, answer: Answer) -> Record:
         """The prompt with this answer."""
-        num_in, num_out, censored = answer
-        return Record(self.vector, num_out, num_in, censored, "history", self.text, self.scope)
+        num_in, num_out, cut = answer
+        return Record(self.vector, num_out, num_in, cut, "history", self.text, self.scope)
 
 
 @dataclass(slots=True)
@@ -199,11 +193,8 @@ class Worker:
                 message = messages[id(history)] = {"stats": stats}
                 if has_new_prior:
                     message["prior"] = protocol.encode_distribution(history.prior)
-        return [
-            Outgoing(client, messages[id(by.history)])
-            for client, by in self._clients.items()
-            if id(by.history) in messages
-        ]
+        clients = self._clients.items()
+        return [(c, messages[id(by.history)]) for c, by in clients if id(by.history) in messages]
 
     def close(self) -> None:
         """Writes what is unwritten."""
@@ -219,20 +210,19 @@ class Worker:
         for client, by in list(self._clients.items()):
             if not by.is_welcome:
                 continue
-            try:
-                by.history = history = by.loading.result()
-            except Exception as error:  # StoreError, or whatever else a store may raise
+            if (error := by.loading.exception()) is not None:
                 # The next one that asks has it tried again.
                 self._histories = {m: f for m, f in self._histories.items() if f is not by.loading}
                 self._refuse(client, str(error), "store")
                 continue
+            by.history = history = by.loading.result()
             prior = protocol.encode_distribution(history.prior)
             message = {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
-            self._outbox.append(Outgoing(client, message))
+            self._outbox.append((client, message))
 
     def _refuse(self, client: int, why: str, because: str) -> None:
         self.disconnect(client)
-        self._outbox.append(Outgoing(client, protocol.refusal(why, because)))
+        self._outbox.append((client, protocol.refusal(why, because)))
 
     def _bound_queues(self) -> None:
         if sum(len(client.queue) for client in self._clients.values()) > _MAX_QUEUED:
@@ -258,15 +248,13 @@ class Worker:
                 self._clients.move_to_end(client)
         return batch
 
-    def _predict(
-        self, client: int, handle: int, prompt: Prompt, vector: NDArray[np.float32]
-    ) -> None:
+    def _predict(self, client: int, handle: int, prompt: Prompt, vector: Vector) -> None:
         by = self._clients[client]
         assert by.history is not None
         prompt.vector = by.history.described(vector, prompt.asked)
         prompt.forecast = by.history.forecast(prompt.vector, prompt.scope, prompt.asked.session)
         served = protocol.encode_distribution(by.history.served(prompt.forecast))
-        self._outbox.append(Outgoing(client, {"predicted": handle, "distribution": served}))
+        self._outbox.append((client, {"predicted": handle, "distribution": served}))
         if not self._config.store.keep_prompts:
             prompt.text = ""
         by.embedded[handle] = prompt

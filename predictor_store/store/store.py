@@ -185,7 +185,7 @@ class Store:
 
 
 def refuse_in_use(config: StoreConfig, patience_s: float = 5.0) -> None:
-    """Raises StoreError if another process has the store, and keeps it for so long: a server that
+    """Raises StoreError if another process has the store, and keeps it for so long. A server that
     ends gives it back within a moment."""
     folder = folder_of(config)
     deadline_s = time.monotonic() + patience_s
@@ -218,9 +218,8 @@ def _require_same_embedder(meta: dict[str, str], wanted: dict[str, str], folder:
     if made_with[0] != made_with[1]:
         raise StoreError(
             f"the store {folder} was made with the embedder {made_with[0]}, this server uses "
-            f"{made_with[1]}: set predictor.encoder to the one that it was made with, move it "
-            f"away and warm a new one with `sage-sched warm ... --store {folder}`, or set "
-            "store.path to another folder"
+            f"{made_with[1]}: set predictor.encoder to that one, set store.path to another folder, "
+            f"or move it away and warm a new one with `sage-sched warm ... --store {folder}`"
         )
 
 

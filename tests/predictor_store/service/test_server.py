@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import http.client
@@ -11,6 +12,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -40,12 +42,12 @@ TOKEN = "a token that nobody guesses"
 
 
 class Clock:
-    """Which deadlines go by."""
+    """By which deadlines go by: the host's, and what a test adds."""
 
-    now_s = 1000.0
+    now_s = 0.0
 
-    def __call__(self) -> float:
-        return self.now_s
+    def __call__(self, loop: asyncio.AbstractEventLoop) -> float:
+        return time.monotonic() + self.now_s
 
 
 @dataclass
@@ -89,7 +91,8 @@ def service(
     config = SageConfig(StoreConfig(str(tmp_path / "store")), PredictorConfig(service=str(address)))
     worker = Worker(config, by_model=True)
     clock = Clock()
-    server = Server(worker, listener, token, clock=clock)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: clock(loop))
+    server = Server(worker, listener, token)
     thread = threading.Thread(target=server.run)
     thread.start()
     yield Service(config, worker, clock)
@@ -264,7 +267,11 @@ def test_strangers_keep_nobody_out(service: Service, monkeypatch: pytest.MonkeyP
         link.close()
 
 
-def test_who_is_refused_while_it_still_sends_hears_why(service: Service) -> None:
+def test_who_is_refused_while_it_still_sends_hears_why(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However long the host takes.
+    monkeypatch.setattr("predictor_store.service.connection._END_SECONDS", 60.0)
     other = service.connect()
     with service.raw() as refused:
         refused.sendall(b'{"hello": 1, "model": "one"}\n' + b"junk\n" * 1_000_000)
@@ -286,9 +293,12 @@ def test_the_token_comes_before_the_body(service: Service) -> None:
     assert told.startswith(b"HTTP/1.1 401 " if service.over_tcp else b"HTTP/1.1 100 ")
 
 
-def test_what_is_unsent_to_one_that_is_refused_is_sent_as_it_sends_on(service: Service) -> None:
+def test_what_is_unsent_to_one_that_is_refused_is_sent_as_it_sends_on(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Socket buffers are full of answers; then it hears why it is refused, and the service goes
     on."""
+    monkeypatch.setattr("predictor_store.service.connection._END_SECONDS", 60.0)
     model = "m" * 1000
     other = service.connect(model)
     quantiles = [number / 100 for number in range(100)]
@@ -514,13 +524,13 @@ def test_one_connection_asks_again_and_of_other_models(service: Service) -> None
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with closing(connection):
         for model, length in (("one", 7), ("other", 900), ("one", 7)):
-            service.clock.now_s += 50  # since the last answer
             body = json.dumps({"model": model, "prompt": "How high is the Zugspitze?"})
             # In pieces, as one that does not know how long it is.
             connection.request("POST", PATH, iter([body[:9].encode(), body[9:].encode()]), headers)
             found = json.loads(connection.getresponse().read())
             assert (found["model"], found["quantiles"]["0.5"]) == (model, length)
-        service.clock.now_s += 61
+            service.clock.now_s += 20  # to the next request
+        service.clock.now_s += 41
         assert connection.sock.recv(1) == b""
 
 
