@@ -17,7 +17,7 @@ _NUM_SYSTEM = 8
 NUM_FEATURES = 16 + _NUM_SYSTEM
 # The first ones separate records; see kind_of.
 _NUM_KIND = 5
-# More of a session's answers tell less (bench.prediction.sessions).
+# More of a session's answers tell less.
 NUM_RECENT = 15
 _Number = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -104,8 +104,8 @@ NOTHING_ASKED = Asked()
 
 
 def kind_of(features: NDArray[np.float32]) -> int:
-    """A number for thinking, effort, tools, tool choice and format. Requests of different kinds may
-    be answered at quite different length for the same words."""
+    """A number for thinking, effort, tools, tool choice and format. With these, the same words may
+    be answered at quite different length."""
     return int(features[:_NUM_KIND].astype(np.int64) @ 3 ** np.arange(_NUM_KIND))
 
 
@@ -116,7 +116,7 @@ def digest(*texts: str) -> str:
 
 
 def _signs(system: str) -> NDArray[np.float32]:
-    """Random signs of a system prompt's own, by which a regression tells a few apart."""
+    """Random signs that belong to a system prompt. A regression can tell a few prompts apart."""
     if not system:
         return np.zeros(_NUM_SYSTEM, np.float32)
     bits = hashlib.blake2b(system.encode("utf-8", "replace"), digest_size=1).digest()[0]

@@ -1,4 +1,4 @@
-"""Past answers in memory: vectors in an index, lengths beside them, first in first out."""
+"""Past answers in memory: an index of vectors, and their lengths. The oldest leave first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from predictor_store.predict.index import VectorIndex
 from predictor_store.predict.regression import GeneralLength, LengthScore
 from predictor_store.store.file import Origin
 
-# A score is fitted to the newest records, this many at most: more only take longer.
+# A score is fitted to this many of the newest records; more only take longer.
 _MAX_FITTED = 20_000
 # It is fitted anew when this share of the history is new.
 _REFIT_SHARE = 0.05
@@ -32,11 +32,11 @@ class Place(NamedTuple):
 
 
 class History:
-    """Up to capacity records. Warm ones make room first, so that they fade as real ones come.
+    """At most capacity records. When it is full, warm records leave first, then the oldest.
 
     Arrays by slot, of shape (capacity,), in use from 0 to len(self) - 1: lengths, int64; censored
-    and warm, bool; unfinished, bool: the answer goes on, so that it is censored, and no score is
-    fitted to it; scopes, int64, see scope(); kinds, int64, see asked.kind_of; scores, float64, see
+    and warm, bool; unfinished, bool (the answer is still growing: it is censored, and no score is
+    fitted to it); scopes, int64, see scope(); kinds, int64, see asked.kind_of; scores, float64, see
     LengthScore; excess, float64, see GeneralLength.level_after; features, float32, of shape
     (capacity, num_features).
     """
@@ -106,11 +106,10 @@ class History:
         scope: str = "",
         unfinished: bool = False,
     ) -> Place | None:
-        """At capacity, the oldest warm record makes room, or else the oldest. A warm record is not
-        added if only history could make room for it: None.
+        """Adds a record. None if it is a warm one and only history could make room for it.
 
-        vector: float32, shape (embedding_dimension + num_features,). unfinished: it will be
-        amended, and is censored till then.
+        vector: float32, shape (embedding_dimension + num_features,). unfinished: amend() will
+        follow; until then the record is censored.
         """
         warm = origin == "warm"
         embedding = vector[: self._dimension]
@@ -150,7 +149,7 @@ class History:
         censored: bool,
         unfinished: bool = False,
     ) -> bool:
-        """The answer has become this long. False if the record has made room since."""
+        """Sets the answer's new length. False if the record has left."""
         slot, stamp = place
         if self._stamps[slot] != stamp:
             return False
@@ -165,14 +164,14 @@ class History:
         self, vector: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Cosines, float32, falling, and slots, int64: num_nearest each, or as many as there are.
-        If more records than that are of this very prompt, the newest of them.
+        If more records than that are of this very prompt, the newest of these.
 
         among: bool, shape (len(self),), the slots to search.
         """
         cosines, slots = self._index.nearest(vector[: self._dimension], num_nearest, among)
         if slots.size == num_nearest and cosines[-1] >= SAME_COSINE:
-            # All are of the prompt. The index always finds the same ones among equals, so that
-            # newer answers would be ignored.
+            # All are of this prompt. Among equals the index always finds the same ones, so newer
+            # answers would be ignored.
             is_same = self._prompts[: len(self)] == _prompt_number(vector)
             is_same[slots] = True
             every = np.flatnonzero(is_same if among is None else is_same & among)
@@ -188,7 +187,7 @@ class History:
         return described(vectors, self.general)
 
     def fitting(self) -> Fitting | None:
-        """What to fit a score to; None if too little is new since the last fit."""
+        """The records to fit a score to; None if too few are new since the last fit."""
         if self._num_unfitted <= _REFIT_SHARE * len(self):
             return None
         self._num_unfitted = 0
@@ -207,7 +206,7 @@ class History:
     def install(
         self, fitting: Fitting, fitted: tuple[LengthScore, NDArray[np.float64]] | None
     ) -> None:
-        """What Fitting.fit made of fitting(); None changes nothing."""
+        """Takes over the result of Fitting.fit. None changes nothing."""
         if fitted is None:
             return
         self.score, held_out = fitted
@@ -217,7 +216,7 @@ class History:
         self.scores[rest] = self.score.of(self.described(self.vectors(rest)))
 
     def fit(self) -> None:
-        """At once, for a history that will not grow. Takes 0.3 s at 10,000 records."""
+        """Fits a score at once. Takes 0.3 s at 10,000 records."""
         if (fitting := self.fitting()) is not None:
             self.install(fitting, fitting.fit())
 

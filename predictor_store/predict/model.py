@@ -96,14 +96,14 @@ class ModelHistory:
         return Forecast(said, self.prior)
 
     def served(self, forecast: Forecast) -> LengthDistribution | None:
-        """What the request is told: while predictions are worse than blind, the blind one."""
+        """What the request gets: the blind distribution while predictions are worse than it."""
         return forecast.blind if self._quality.widened else forecast.said
 
     def goes_on(self, record: Record, place: Place | None) -> Place | None:
-        """An answer that has this many tokens and goes on. Returns the place of its record.
+        """An answer has this many tokens and is still growing. Returns the place of its record.
 
-        Short answers end first, so that a young history of ended answers alone would predict too
-        short ones. record: censored. place: what goes_on() returned for the same answer before.
+        Short answers end first. Without this, a young history would know only these, and predict
+        too short ones. record: censored. place: what goes_on() returned for this answer before.
         """
         self.counts["num_going_on"] += 1
         of = record.vector, record.output_tokens, True
@@ -114,8 +114,7 @@ class ModelHistory:
     def record(
         self, record: Record, forecast: Forecast, session: str, place: Place | None = None
     ) -> None:
-        """An answer that has ended. forecast: of forecast(). session: see Asked. place: of
-        goes_on()."""
+        """An answer has ended. forecast: of forecast(). session: see Asked. place: of goes_on()."""
         if session:
             had = self._sessions.pop(session, NEW_SESSION)
             self._sessions[session] = had.after(record.input_tokens, record.output_tokens)
@@ -138,8 +137,8 @@ class ModelHistory:
         self.counts["num_recorded"] += 1
 
     def report(self) -> tuple[dict[str, Any], bool] | None:
-        """Commits what has ended. The stats, and whether the prior is a new one; None if nothing
-        has changed."""
+        """Commits the ended answers. Returns the stats, and whether the prior is a new one; None if
+        nothing has changed."""
         self._store.flush()
         self._refit()
         stats = self.stats()
@@ -168,7 +167,7 @@ class ModelHistory:
         self._store.close()
 
     def _refit(self) -> None:
-        """In a thread: numpy releases the interpreter's lock, so that predictions go on."""
+        """Fits in a thread. Numpy releases the interpreter's lock, so predictions go on."""
         if self._fit is not None and self._fit[1].done():
             fitting, future = self._fit
             self._fit = None

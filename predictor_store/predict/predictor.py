@@ -20,8 +20,8 @@ MAX_ATOMS = 64
 # how many near records weigh as much as the wide ones.
 _NEAR_SLOPE, _WIDE_SLOPE = 15.0, 5.0
 _WIDE_WORTH = 16.0
-# How fast weight falls with distance in score, in shares of the score's error. Slower if fewer than
-# so many records are that near, or an outlier would take a stranger's length for its own.
+# How fast weight falls with distance in score, in shares of the score's error. It falls more slowly
+# if fewer than so many records are that near; otherwise one stranger would decide for an outlier.
 _SCORE_SHARE = 0.3
 _NUM_IN_SCORE = 8
 # So many similar records of this server weigh as much as all that are not its own.
@@ -77,8 +77,8 @@ def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDi
 
 
 def prior(history: History) -> LengthDistribution | None:
-    """For any prompt: all records, equally weighted, and lengths in general. None if nothing is
-    known."""
+    """The distribution for any prompt: all records, equally weighted, and lengths in general. None
+    if nothing is known."""
     slots = np.arange(len(history))
     beside = None
     if history.general is not None:

@@ -45,9 +45,9 @@ class _Scored:
 class RollingQuality:
     """Over the last WINDOW answers that came to their own end.
 
-    widened: predictions were worse (by CRPS) than the distribution of all lengths over WINDOW
-    answers in a row, and have not been better over as many since. Requests are then told that
-    distribution; what would have been said is scored all the same.
+    widened: over WINDOW answers, predictions were worse (by CRPS) than the distribution of all
+    lengths, and they have not been better over as many since. Requests then get that distribution;
+    predictions are still made and scored.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class RollingQuality:
         self._summary: dict[str, Any] | None = None
 
     def add(self, forecast: Forecast, output_tokens: int) -> bool:
-        """An answer that came to its own end. Whether `widened` has changed."""
+        """An answer came to its own end. Returns whether `widened` has changed."""
         said, blind = forecast.said, forecast.blind
         if said is None or blind is None:
             return False

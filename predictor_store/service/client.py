@@ -25,7 +25,7 @@ from sage_sched.distribution import SOURCES, LengthDistribution
 logger = logging.getLogger(__name__)
 
 _LATENCY_WINDOW = 1_000
-# Counted by each worker from its start; told of all of them together.
+# Each worker counts from its start; stats() adds up all workers.
 _TOTALS = (
     "num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed", "num_lost",
 )  # fmt: skip
@@ -70,12 +70,10 @@ class PredictorClient:
         self._attach(self._supervisor.open())
 
     async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
-        """Never raises.
+        """Never raises. scope: see History.scope.
 
-        Past predictor.deadline_ms it is the prior, whose handle is good all the same. After a
+        After predictor.deadline_ms the prior is returned, with a handle that is good. After a
         missed deadline, nobody waits for the worker until it says something again.
-
-        scope: see History.scope.
         """
         started = time.perf_counter()
         loop = asyncio.get_running_loop()

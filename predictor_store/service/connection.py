@@ -38,11 +38,11 @@ class Connection:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time that it was allowed is over."""
+        """Whether its time is over."""
         return self._deadline.expired()
 
     def allow(self, seconds: float | None) -> None:
-        """Time from now on for what comes next; None: any time. Nothing, if it is late already."""
+        """Sets the time for what comes next; None: no limit. No effect once it is late."""
         if not self.is_late:
             now_s = asyncio.get_running_loop().time()
             self._deadline.reschedule(None if seconds is None else now_s + seconds)
@@ -54,8 +54,8 @@ class Connection:
             self._writer.transport.abort()
 
     def end(self) -> None:
-        """Tells the client that nothing more is sent. It has a few seconds to take in the rest:
-        closed at once while it still sends, it would not read that."""
+        """Tells the client that nothing more is sent. It has a few seconds to read the rest: if we
+        closed while it still sends, it could not read it."""
         self.allow(_END_SECONDS)
         with contextlib.suppress(OSError):
             self._writer.write_eof()

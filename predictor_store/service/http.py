@@ -73,7 +73,8 @@ async def talk(connection: Connection, first: bytes, worker: Worker, token: str)
 
 
 class _Requests:
-    """Each request is a new client of the worker, by the same number: it names its own model."""
+    """One connection's requests. Each names its own model, so for the worker each is a new client,
+    by the same number."""
 
     def __init__(self, connection: Connection, worker: Worker, token: str) -> None:
         self._connection = connection
@@ -102,7 +103,7 @@ class _Requests:
             self._http.start_next_cycle()
 
     def refuse(self, error: RequestError | h11.RemoteProtocolError) -> None:
-        """The last reply of the connection."""
+        """Sends the connection's last reply."""
         status = error.status if isinstance(error, RequestError) else error.error_status_hint
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._reply(status, {"error": str(error)}, ("Connection", "close"))

@@ -53,8 +53,8 @@ class Link:
         return bool(self._unsent)
 
     def say(self, message: dict[str, Any]) -> bool:
-        """Sends the whole message, sooner or later, or nothing: False if the worker is so far
-        behind that the socket is full. Raises OSError if it is gone."""
+        """Sends the whole message, if need be later. False if the socket is full, as the worker is
+        far behind; then nothing is sent. Raises OSError if it is gone."""
         self.flush()
         if self._unsent:
             return False
@@ -76,7 +76,7 @@ class Link:
         return 0
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Those that have come. Raises OSError if the worker is gone, ValueError if it is none."""
+        """New messages. Raises OSError if the worker is gone, ValueError if it is no worker."""
         try:
             piece = self.socket.recv(_MAX_RECEIVE_BYTES)
         except BlockingIOError:
@@ -104,7 +104,7 @@ class Link:
             raise PredictorError(why) from error
 
     def close(self) -> None:
-        """Hang up, on which a server's own worker writes what it has and ends. Blocks till then."""
+        """Hangs up. A server's own worker then writes what it has and ends; blocks until it has."""
         self.socket.close()
         if self.process is None:
             return
@@ -148,15 +148,15 @@ def _check(first: dict[str, Any]) -> None:
 
 
 def open_link(config: SageConfig, model: str) -> Link:
-    """To the service that config.predictor names, or else to a worker of this server's own, which
-    is started. Blocks until it is ready. Raises StoreError, PredictorError."""
+    """Connects to the service that config.predictor names, or starts a worker of this server's own.
+    Blocks until it is ready. Raises StoreError, PredictorError."""
     if config.predictor.service:
         return connect_worker(config, model)
     return start_worker(config)
 
 
 def start_worker(config: SageConfig) -> Link:
-    """A process that ends with this one. See open_link."""
+    """Starts a process that ends with this one. See open_link."""
     sections = {
         "store": dataclasses.asdict(config.store),
         "predictor": dataclasses.asdict(config.predictor),
@@ -184,7 +184,7 @@ def _own_path() -> str:
 
 
 def connect_worker(config: SageConfig, model: str) -> Link:
-    """To the service that config.predictor names. See open_link."""
+    """Connects to the service that config.predictor names. See open_link."""
     address = Address.parse(config.predictor.service)
     try:
         token = sockets.token_of(config.predictor) if address.is_tcp else ""

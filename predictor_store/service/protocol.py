@@ -1,6 +1,6 @@
 """Messages between HTTP processes and a prediction worker: one JSON object a line.
 
-A client begins with one line, says no more until it is answered, and is answered with one:
+A client begins with one line and waits for the answer, which is one line:
     {"hello": VERSION, "model": name}, with "token" if the service asks for one
     {"ready": stats, "prior": distribution, "version": VERSION}, or {"refused": message, "because":
         "version", "token", "model", "store" or "busy"} and the end of the connection
@@ -35,7 +35,7 @@ def hello(model: str, token: str = "") -> dict[str, Any]:
 
 
 def refusal(why: str, because: str) -> dict[str, Any]:
-    """What a client is told in place of "ready", at the end of its connection."""
+    """What a client is told instead of "ready"; its connection then ends."""
     return {"refused": why, "because": because}
 
 

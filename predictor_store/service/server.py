@@ -26,7 +26,7 @@ _MAX_CONNECTIONS = 256
 
 
 class Server:
-    """One thread. What a client does to its own connection, no other client notices."""
+    """One thread. Whatever a client does to its own connection, the others do not notice."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Server:
         self._worker.heard.set()
 
     async def _wait_for_work(self, wait_s: float) -> None:
-        """At most so long. The clients' tasks run meanwhile, if only for a turn."""
+        """Waits for at most so long. Clients' tasks get a turn in any case."""
         await asyncio.sleep(0)
         if self._worker.busy:
             return

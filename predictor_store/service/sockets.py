@@ -23,11 +23,11 @@ _GONE_SECONDS = 60
 
 
 class ServiceError(Exception):
-    """A service cannot be reached, or not be offered; the message says why and what to do."""
+    """A service cannot be reached or started; the message says why and what to do."""
 
 
 def default_address() -> Address:
-    """The address of a service that is told no other."""
+    """The address of a service if none is given."""
     return Address(path=str(cache_folder() / "predictor.socket"))
 
 
@@ -125,8 +125,8 @@ def connect(address: Address) -> socket.socket:
 
 
 def set_up(connected: socket.socket) -> None:
-    """Either end of a connection. Over TCP, data is sent at once, and it is noticed if the other
-    host is gone. Raises OSError."""
+    """Sets options at either end of a connection. Over TCP, data is sent at once, and a host that
+    is gone is noticed. Raises OSError."""
     if connected.family == socket.AF_UNIX:
         return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""Keeps one prediction worker at hand: opened anew when it is lost, with growing pauses."""
+"""Keeps one prediction worker: when it is lost, another is opened, after growing pauses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Supervisor:
         return link
 
     def reopen(self, lost: Link) -> Link | None:
-        """Another worker for one that is lost. Blocks until it is ready; None if closed first."""
+        """Opens another worker. Blocks until it is ready; None if close() is called first."""
         lost.kill()
         if time.monotonic() - self._opened_at > _MAX_BACKOFF_SECONDS:
             self._num_failures = 0
@@ -55,7 +55,7 @@ class Supervisor:
         return None
 
     def close(self) -> None:
-        """No worker is opened from now on."""
+        """From now on no worker is opened."""
         self._closed.set()
 
 

@@ -84,7 +84,7 @@ class Client:
 
     @property
     def is_welcome(self) -> bool:
-        """Whether it waits to be told that its history is loaded, or cannot be."""
+        """Whether it must be told that its history is loaded, or cannot be."""
         return self.history is None and self.loading.done()
 
 
@@ -185,7 +185,7 @@ class Worker:
         return sent
 
     def report(self) -> list[Outgoing]:
-        """Commits what has finished, and tells each client the news of its model."""
+        """Commits ended answers, and returns the news of each client's model."""
         messages: dict[int, dict[str, Any]] = {}
         for history in self._loaded():
             if (news := history.report()) is not None:

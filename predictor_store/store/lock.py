@@ -1,4 +1,4 @@
-"""One writer a folder: a lock that the kernel drops when its holder dies."""
+"""The lock that gives a folder one writer. The kernel drops it when its holder dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def acquire(folder: Path) -> int | None:
     Raises OSError if the lock file is a link: what it points to is not ours to write to.
     """
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    # Tried for a moment: holder() locks too, to see whether somebody else does.
+    # holder() locks for a moment too, to see whether somebody else has it.
     for _ in range(10):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
 """Answered prompts on disk: a folder with one database, written by one process at a time.
 
-With store.on_disk false they are in memory alone; then the folder is read, and left as it is.
+With store.on_disk false, records are only in memory; the folder is read and not changed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def recorded_capacity(folder: Path) -> int | None:
 
 
 class Store:
-    """Up to config.capacity records. The oldest warm ones make room first, then the oldest.
+    """At most config.capacity records. When it is full, the oldest warm ones leave first, then the
+    oldest.
 
     Opening raises StoreError if the folder is in use, damaged, or made with another embedder.
-    Writing never raises: what the disk does not take is kept, retried later, and counted.
+    Writing never raises: if the disk is full, records are kept, tried again later, and counted.
     """
 
     def __init__(self, config: StoreConfig, embedder: str, dimension: int) -> None:
@@ -126,7 +127,7 @@ class Store:
         return len(self._unwritten)
 
     def flush(self, *, now: bool = False) -> None:
-        """Commit what was added. After a failure, not sooner than some seconds, unless now."""
+        """Commits what was added. After a failure it waits some seconds, unless now."""
         if not self._unwritten or (time.monotonic() < self._retry_at and not now):
             return
         try:
@@ -145,7 +146,7 @@ class Store:
         self.write_error = None
 
     def note(self, key: str, value: str) -> None:
-        """Beside the records, for `sage-sched store info`. Lost if the disk does not take it."""
+        """Writes a note for `sage-sched store info`. It is lost if the disk does not take it."""
         with contextlib.suppress(sqlite3.Error):
             _note(self._connection, key, value)
 
@@ -185,8 +186,8 @@ class Store:
 
 
 def refuse_in_use(config: StoreConfig, patience_s: float = 5.0) -> None:
-    """Raises StoreError if another process has the store, and keeps it for so long. A server that
-    ends gives it back within a moment."""
+    """Raises StoreError if another process has the store and keeps it for patience_s: a server that
+    is just ending gives it back before."""
     folder = folder_of(config)
     deadline_s = time.monotonic() + patience_s
     while config.on_disk and lock.holder(folder) is not None:
