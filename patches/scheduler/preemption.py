@@ -199,8 +199,8 @@ class Preemption:
             known = (*queue[: len(plan.actions)], *yielded)
             trace.carried_out(
                 plan.actions[: len(entering) + len(yielded)],
-                {req.sage.job: req.rid for req in known},
-                [req.rid for req in left],
+                {req.sage.job: req for req in known},
+                left,
             )
         self._agree(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
 

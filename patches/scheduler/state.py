@@ -251,7 +251,7 @@ class SchedulerState:
             "preemption": None if self.last_preemption is None else self.last_preemption.stats(),
             "step_time": self.calibration.stats(),
             "slo": self.slo.stats(),
-            "trace": None if self.trace is None else self.trace.file.stats(),
+            "trace": self.trace.file.stats() if self.trace and self.trace.file else None,
             "probe": None if self.probing is None else self.probing.stats(),
         }
 

@@ -1,4 +1,5 @@
-"""--sage-trace FILE: what happened to each request and why, as JSON lines."""
+"""What happened to each request and why: JSON lines (--sage-trace FILE), and events of SGLang's
+OpenTelemetry spans (--enable-trace)."""
 
 from __future__ import annotations
 
@@ -17,38 +18,44 @@ from sage_sched.plan import Action, Yield
 
 # Of the file, and of the previous one.
 _MAX_BYTES = 128 * 2**20
+# SGLang's number for what is always traced.
+_SPAN_LEVEL = 1
 
 
 def trace_of(scheduler: Scheduler) -> Trace | None:
     """None if no trace is asked for, or another rank writes it. With data parallelism each
     scheduler has a file of its own, FILE.dpN."""
     path: str | None = getattr(scheduler.server_args, "_sage_trace", None)
-    if path is None:
+    has_spans = bool(getattr(scheduler.server_args, "enable_trace", False))
+    if path is None and not has_spans:
         return None
     parallel = get_parallel()
     if parallel.attn_tp_rank != 0 or parallel.attn_cp_rank != 0:
         return None
+    if path is None:
+        return Trace(None, has_spans)
     name = path if parallel.dp_rank is None else f"{path}.dp{parallel.dp_rank}"
-    return Trace(JsonLines(Path(name), _MAX_BYTES))
+    return Trace(JsonLines(Path(name), _MAX_BYTES), has_spans)
 
 
 class Trace:
-    """The trace of one scheduler."""
+    """The trace of one scheduler. file: None if there are spans only."""
 
-    def __init__(self, file: JsonLines) -> None:
+    def __init__(self, file: JsonLines | None, has_spans: bool = False) -> None:
         self.file = file
+        self._has_spans = has_spans
         self._started_s = time.monotonic()
 
     def policy(self, name: str) -> None:
         """The policy from now on."""
-        self._add("policy", name=name, at=time.time())
+        self._add("policy", None, name=name, at=time.time())
 
     def came(self, req: Req, num_waiting: int, num_running: int) -> None:
         """A request has come."""
         job = req.sage.job
         self._add(
             "came",
-            rid=req.rid,
+            req,
             arrival=job.arrival,
             input_tokens=job.input_tokens,
             max_new_tokens=job.max_new_tokens,
@@ -59,23 +66,24 @@ class Trace:
         )
 
     def carried_out(
-        self, actions: Sequence[Action], rids: Mapping[Job, str], left: Sequence[str]
+        self, actions: Sequence[Action], requests: Mapping[Job, Req], left: Sequence[Req]
     ) -> None:
         """These actions of a plan were. left: the requests that found no room after all."""
         for action in actions:
-            if (rid := rids.get(action.job)) is None:
+            if (req := requests.get(action.job)) is None:
                 continue
-            about: dict[str, Any] = {"rid": rid, "reason": action.reason}
+            about: dict[str, Any] = {"reason": action.reason}
             if isinstance(action, Yield):
                 about["way"] = action.way.value
                 if action.to is not None:
-                    about["to"] = rids.get(action.to)
-            elif rid in left:
+                    to = requests.get(action.to)
+                    about["to"] = None if to is None else to.rid
+            elif req in left:
                 about["reason"] = "there was no room after all"
-            name = "stays" if rid in left else type(action).__name__.lower()
+            name = "stays" if req in left else type(action).__name__.lower()
             if action.job.is_promised:
                 about["promised"] = True
-            self._add(name, **about)
+            self._add(name, req, **about)
 
     def runs(self, batch: Batch) -> None:
         """A batch is about to run, which ends the waits of its requests."""
@@ -84,7 +92,7 @@ class Trace:
             if waits.since_s is not None:
                 self._add(
                     "starts",
-                    rid=req.rid,
+                    req,
                     waited_s=round(waits.so_far_s(), 4),
                     place=waits.num_before,
                     tokens=len(req.output_ids),
@@ -93,8 +101,13 @@ class Trace:
     def ended(self, req: Req, was_aborted: bool) -> None:
         """Its answer is over."""
         why = "aborted" if was_aborted else "done"
-        self._add("ends", rid=req.rid, tokens=len(req.output_ids), why=why)
+        self._add("ends", req, tokens=len(req.output_ids), why=why)
 
-    def _add(self, what: str, **about: Any) -> None:
-        at_s = round(time.monotonic() - self._started_s, 4)
-        self.file.add({"t": at_s, "is": what, **about})
+    def _add(self, what: str, req: Req | None, **about: Any) -> None:
+        if self.file is not None:
+            at_s = round(time.monotonic() - self._started_s, 4)
+            whose = {} if req is None else {"rid": req.rid}
+            self.file.add({"t": at_s, "is": what, **whose, **about})
+        if self._has_spans and req is not None:
+            known = {name: value for name, value in about.items() if value is not None}
+            req.time_stats.trace_ctx.trace_event(f"sage.{what}", _SPAN_LEVEL, attrs=known)
