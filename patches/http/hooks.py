@@ -146,17 +146,13 @@ def _before_abort(self: Manager, rid: str = "", abort_all: bool = False) -> None
 def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
     """Tell the schedulers of an abort if it may reach them before its request does
     (patches/scheduler/early_aborts.py)."""
-    if abort_all or _is_early(manager, rid):
+    if (state := manager.rid_to_state.get(rid)) is not None:
+        is_early = not state.dispatched
+    else:  # it may be waiting in another process
+        is_early = rid != "" and manager.server_args.tokenizer_worker_num > 1
+    if abort_all or is_early:
         begins = "" if abort_all else rid
         manager._dispatch_to_scheduler(EarlyAbort(begins=begins, sent_s=time.monotonic()))
-
-
-def _is_early(manager: Manager, rid: str) -> bool:
-    """A request that this process does not know may be waiting in another one."""
-    state = manager.rid_to_state.get(rid)
-    if state is None:
-        return rid != "" and manager.server_args.tokenizer_worker_num > 1
-    return not state.dispatched
 
 
 # Its answer comes.
@@ -189,9 +185,9 @@ def _around_meta_info(
     others = {name: told for name, told in customized_info.items() if name != EXPLANATION}
     original(self, meta_info, state, others, index, *args, **kw)
     # What the scheduler last told of this request (patches/scheduler/request.py), if anything.
-    facts = [each for each in customized_info.get(EXPLANATION, ())[index : index + 1] if each]
-    if facts and facts[0][-1] is not None:
-        meta_info[EXPLANATION] = facts[0][-1]
+    for facts in customized_info.get(EXPLANATION, ())[index : index + 1]:
+        if facts and facts[-1] is not None:
+            meta_info[EXPLANATION] = facts[-1]
 
 
 @http_hooks.at(f"{_MANAGER}.get_internal_state", AROUND)

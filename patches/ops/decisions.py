@@ -108,15 +108,14 @@ def summary(events: Sequence[Event]) -> dict[str, Any]:
         for why, share in _shares(waiting, running).items():
             why_s[why] += share * seconds  # type: ignore[assignment]
     reasons = Counter(f"{event['is']}: {event['reason']}" for event in events if "reason" in event)
+    longest = sorted(known.values(), key=lambda each: -each.waited_s)[:_NUM_WAITS]
     return {
         "num_requests": len(known),
         "waited_s": sum(each.waited_s for each in known.values()),
         "num_yields": sum(each.num_yields for each in known.values()),
         "waited_for_s": dict(why_s.most_common()),
         "num_decided": dict(reasons.most_common()),
-        "longest": _longest(
-            events, sorted(known.values(), key=lambda each: -each.waited_s)[:_NUM_WAITS]
-        ),
+        "longest": _longest(events, longest),
     }
 
 
@@ -160,14 +159,13 @@ def _intervals(
             p50_tokens = event["p50_tokens"]
             one = _Known(rid, event["arrival"], math.nan if p50_tokens is None else p50_tokens)
             known[rid] = waiting[rid] = one
-        elif rid in known:  # how the others came is lost, if the file was full
-            if what in ("starts", "resume", "ends"):
-                waiting.pop(rid, None)
-            if what in ("yield", "stays", "ends"):
-                running.pop(rid, None)
+        elif rid in known and what in ("starts", "resume", "yield", "stays", "ends"):
+            # How the others came is lost, if the file was full.
+            waiting.pop(rid, None)
+            running.pop(rid, None)
             if what in ("starts", "resume"):
                 running[rid] = known[rid]
-            elif what in ("yield", "stays"):
+            elif what != "ends":
                 waiting[rid] = known[rid]
                 known[rid].num_yields += what == "yield"
 
@@ -195,19 +193,12 @@ def _longest(events: Sequence[Event], longest: Sequence[_Known]) -> list[dict[st
             if each.rid in for_whom:
                 for runner in running:
                     for_whom[each.rid][runner] += seconds / len(running)  # type: ignore[assignment]
-    return [
-        {
-            "rid": each.rid,
-            "waited_s": each.waited_s,
-            "for": [
-                {
-                    "rid": runner.rid,
-                    "seconds": seconds,
-                    "why": next(iter(_shares([each], [runner]))),
-                }
-                for runner, seconds in for_whom[each.rid].most_common(_NUM_OTHERS)
-            ],
-        }
-        for each in longest
-        if each.waited_s > 0
-    ]
+    found = []
+    for each in longest:
+        others = [
+            {"rid": runner.rid, "seconds": seconds, "why": next(iter(_shares([each], [runner])))}
+            for runner, seconds in for_whom[each.rid].most_common(_NUM_OTHERS)
+        ]
+        if each.waited_s > 0:
+            found.append({"rid": each.rid, "waited_s": each.waited_s, "for": others})
+    return found

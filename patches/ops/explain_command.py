@@ -28,24 +28,15 @@ def run(args: argparse.Namespace) -> int:
     if (args.rid is None) is not args.summary:
         print("sage-sched explain: give a request's id, or --summary", file=sys.stderr)
         return 2
-    try:
-        events = last_run(events_of(args.file))
-    except OSError as error:
-        print(f"sage-sched explain: {error}", file=sys.stderr)
-        return 1
-    found: Any
-    if args.summary:
-        found = summary(events)
-        lines = told(found)
-    elif lines := timeline(events, args.rid):
-        found = of_request(events, args.rid)
-    else:
+    events = last_run(events_of(args.file))
+    found: Any = summary(events) if args.summary else of_request(events, args.rid)
+    if not found:
         print(f"sage-sched explain: {args.file} knows no request {args.rid}", file=sys.stderr)
         return 1
     if args.json:
         print_json(found)
     else:
-        print("\n".join(lines))
+        print("\n".join(told(found) if args.summary else timeline(events, args.rid)))
     return 0
 
 

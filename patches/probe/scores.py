@@ -63,10 +63,13 @@ class Probing:
         self.refining = None if refiner is None else Refining(refiner, policy)
         self._drop(len(self._steps))
         self._was_believed = True
-        if self.refining is not None:
-            for job in jobs:
-                if job.is_ranked:
-                    self.refining.arrived(job)
+        for job in jobs:
+            self.arrived(job)
+
+    def arrived(self, job: Job) -> None:
+        """On all ranks: a request has come."""
+        if self.refining is not None and job.is_ranked:
+            self.refining.arrived(job)
 
     def weights_updated(self) -> None:
         """The probe was trained on other weights: from now on only the prompt counts."""

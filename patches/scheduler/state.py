@@ -66,9 +66,8 @@ class SchedulerState:
         self.slo = SloMeter(self.metrics)
         self.probing = probing_of(scheduler, self.policy, config.probe)
         # None while no request may leave. The last one stays: it may still hold copies.
-        self.preemption = self.last_preemption = preemption_of(
-            scheduler, self.settings, self.calibration
-        )
+        self.last_preemption = preemption_of(scheduler, self.settings, self.calibration)
+        self.preemption = self.last_preemption
         # During a pass.
         self.chunk_limit_tokens: int | None = None
         self.num_visible: int | None = None
@@ -150,9 +149,8 @@ class SchedulerState:
             num_waiting = len(self._scheduler.waiting_queue)
             self.trace.came(req, num_waiting, len(self._scheduler.running_batch.reqs))
         req.sage.seen = self.slo.arrived(req, req.sage.job)
-        refining = None if self.probing is None else self.probing.refining
-        if refining is not None and req.sage.job.is_ranked:
-            refining.arrived(req.sage.job)
+        if self.probing is not None:
+            self.probing.arrived(req.sage.job)
 
     def scored(self, scores: Scores) -> None:
         """On all ranks: the scores that rank 0 has read off hidden states."""
@@ -172,9 +170,8 @@ class SchedulerState:
             self.failures.count("plan a pass")
             plan = decide(view, self._first_come)
         if plan.order is not None:
-            self.headroom = Headroom(
-                plan.headroom_steps, view.page_size, self._server.reserve_tokens
-            )
+            num_steps, reserve_tokens = plan.headroom_steps, self._server.reserve_tokens
+            self.headroom = Headroom(num_steps, view.page_size, reserve_tokens)
         self._num_too_long += plan.num_too_long
         if self._unplaced and plan.order is not None and not plan.is_out_of_memory:
             self._place(view, plan.order)
@@ -226,9 +223,9 @@ class SchedulerState:
         SGLang's own order if the policy fails or is SGLang's."""
         if self.settings.is_stock:
             return list(default)
-        view = replace(
-            self.view(self._scheduler.running_batch), running=(jobs := self.jobs.running(reqs))
-        )
+        view = self.view(self._scheduler.running_batch)
+        jobs = self.jobs.running(reqs)
+        view = replace(view, running=jobs)
         try:
             return retention_order(jobs, default, self.policy, view)
         except Exception:
