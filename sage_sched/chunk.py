@@ -63,7 +63,7 @@ def guests_beside(
 
 
 def shortened(budget: Budget, entering: Iterable[Job], view: SchedulerView) -> Budget:
-    """The budget if these are prefilled beside a chunk: the chunk is shorter by what they need."""
+    """The budget if these are prefilled beside a chunk, which is shorter by what they need."""
     reserved_tokens = sum(view.uncached_tokens(job) for job in entering)
     if not reserved_tokens:
         return budget

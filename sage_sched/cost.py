@@ -11,7 +11,7 @@ class Cost(Protocol):
     """What a request has cost by its output_tokens-th token; strictly increasing in them."""
 
     def __call__(self, input_tokens: Any, output_tokens: Any, cached_tokens: Any = 0) -> Any:
-        """output_tokens: at least 1. cached_tokens: of the input, what needs no prefill. All may be
+        """output_tokens: at least 1. cached_tokens: of the input, which need no prefill. All may be
         arrays."""
 
 
@@ -21,15 +21,14 @@ def num_steps(input_tokens: Any, output_tokens: Any, cached_tokens: Any = 0) -> 
 
 
 def seconds_on(server: ServerFacts) -> Cost:
-    """Seconds of this server: the prefill of what is not cached, and a part of every decode step.
+    """Seconds of this server: the prefill of what is not cached, and a share of each decode step.
 
     A request is charged for the time that it adds to a decode step, for itself and for each KV
-    token that it holds. It is also charged a share of the step's fixed time: its share of the pool
-    and its share of the slots, as either may be what keeps others out. To charge only what binds
-    gains nothing: against both, mean TTLT under sage is 0.998 by the pool alone if that is full,
-    1.006 by the slots alone if those are, and 1.006 by neither if the server mostly prefills
-    (bench.paper.cases' REGIMES, 600 requests, 4 seeds). To be wrong about what binds costs up to a
-    fifth.
+    token that it holds. It is also charged a share of the step's fixed time, for its share of the
+    pool and for its share of the slots, as either may keep others out. Charging only what is scarce
+    gains nothing: relative to both, mean TTLT under sage is 0.998 by the pool alone if that is
+    full, 1.006 by the slots alone if those are, and 1.006 by neither if the server mostly prefills
+    (600 requests, 4 seeds). Being wrong about what is scarce costs up to a fifth.
     """
     step = server.step_time
     per_step_s = step.decode_request_s + step.decode_base_s / server.max_running_requests

@@ -134,8 +134,8 @@ class Standing:
     """What is foreseen of a ranked job at its age: the index, its logarithm, and how many decode
     steps it has to go.
 
-    table, steps_table: both at all ages, by the prompt. refined: whether the present values are by
-    what was seen of the answer, at the job's revision. interval: of ages; -1: not computed.
+    table, steps_table: by the prompt, at all ages. refined: whether the present values follow from
+    what was seen of the answer. interval: of ages, for which they hold; -1: not computed.
     """
 
     table: IndexTable
@@ -176,7 +176,7 @@ class Indices:
         return True
 
     def on_server(self, server: ServerFacts) -> None:
-        """The server's step times are others, and so are all costs."""
+        """The server's step times have changed, and so have all costs."""
         self._cost = self.cost_on(server)
 
     def on_forecast(self, job: Job) -> None:

@@ -1,5 +1,4 @@
-"""Step times that follow a server while it runs: fitted to what steps had to do and how long they
-took."""
+"""Learns a server's step times while it runs, from the work of its steps and how long they took."""
 
 from __future__ import annotations
 
@@ -15,43 +14,41 @@ from sage_sched.steps import ServerFacts, StepTime
 
 Array = NDArray[np.float64]
 
-# What a step may have to do. The coefficients of StepTime, in their order, are what one of each
-# takes.
+# The work of a step. A coefficient of StepTime, in the same order, is the time of one of each.
 COLUMNS = (
     "prefill_steps", "prefill_requests", "prefill_tokens", "prefill_pairs",
     "decode_steps", "decode_requests", "decode_kv_tokens",
 )  # fmt: skip
-# A prefill and a decode step that are not small. They make coefficients of different units
-# comparable: what only small steps were seen to take must not be foretold of larger ones.
+# A typical prefill and decode step, which are not small. They make coefficients of different units
+# comparable, and keep what only small steps have shown from being foretold of larger ones.
 _TYPICAL = np.array(
     [[1, 4, 2048, 4 * 512 * 512 / 2, 0, 0, 0], [0, 0, 0, 0, 1, 32, 32_768]], dtype=np.float64
 )
-# The prior is taken to be off by this share of a typical step: the noisier the steps, the more of
+# The assumed error of the prior, as a share of a typical step: the noisier the steps, the more of
 # them it takes to outweigh it.
 _PRIOR_ERROR = 0.5
-# Relative errors above so many standard deviations count as outliers; the least that a standard
-# deviation is taken for.
+# Relative errors above so many standard deviations are outliers; the least standard deviation.
 _OUTLIER, _LEAST_SPREAD = 1.5, 0.01
 _MAX_ROUNDS, _TOLERANCE = 30, 1e-4
-# Of a typical step at least so much is for its tokens: noise hides a slope, and what a token takes
-# is divided by. Of StepTime, by kind of step: which coefficient is theirs.
+# The least share of a typical step that its tokens take, as noise hides a slope by which others
+# divide; and, by kind of step, which coefficient is that of tokens.
 _LEAST_SHARE = 1e-3
 _OF_TOKENS = (2, 6)
 _SUPPORTS = np.array(list(product((False, True), repeat=len(COLUMNS))))
-# Of so many steps, the latest, step times are learned, anew after so many more.
+# Step times are learned from so many steps, the latest, and anew after so many more.
 MEMORY_STEPS, INTERVAL_STEPS = 2048, 256
-# Prompts and answers of such lengths stand for all.
+# Lengths of typical prompts and answers.
 _TYPICAL_TOKENS = (32, 512, 8192)
-# Costs that change by a smaller share have not changed.
+# Smaller relative changes of costs count as none.
 _WORTH_TELLING = 0.1
 
 
 class StepLearner:
-    """Step times from the latest steps. What these do not tell stays as it was learned or given,
+    """Step times from the latest steps. Coefficients on which these are silent stay as they were,
     times one factor; see fit.
 
-    step_time: as known now. num_steps: seen in all. error: the median relative error of the latest
-    steps before they were learned from; None before anything was learned.
+    step_time: as known now. num_steps: seen in all. error: the median relative error on the latest
+    steps before they were learned from; None until anything was learned.
     """
 
     def __init__(self, start: StepTime) -> None:
@@ -62,7 +59,7 @@ class StepLearner:
         self._num_learned = 0
 
     def add(self, work: Sequence[float], seconds: float) -> None:
-        """A step: what it had to do, see COLUMNS, and how long it took, if above 0."""
+        """A step: its work, see COLUMNS, and its seconds. Ignored if these are not above 0."""
         if seconds > 0:
             self._steps[self.num_steps % MEMORY_STEPS] = (*work, seconds)
             self.num_steps += 1
@@ -73,7 +70,7 @@ class StepLearner:
         return self.num_steps - self._num_learned >= INTERVAL_STEPS
 
     def learn(self) -> None:
-        """Learn from the latest steps, of which there is one."""
+        """Learn from the latest steps; there must be one."""
         steps = self._steps[: self.num_steps]
         if self._num_learned:
             self.error = self._error()
@@ -81,8 +78,7 @@ class StepLearner:
         self._num_learned = self.num_steps
 
     def factor(self, step_time: StepTime) -> float:
-        """By how much most of the latest steps took longer than step_time says; 1 before there are
-        any."""
+        """How many times as long as step_time says the latest steps mostly took; 1 without any."""
         steps = self._steps[: self.num_steps]
         return factor(steps[:, :-1], steps[:, -1], step_time)
 
@@ -94,8 +90,8 @@ class StepLearner:
 
 
 def is_worth_telling(new: StepTime, old: StepTime, server: ServerFacts) -> bool:
-    """Whether costs have changed by more than a tenth: most of them in seconds, or those of a
-    typical request relative to the others."""
+    """Whether costs have changed by more than a tenth: in general, or those of one typical request
+    relative to the others."""
     most_tokens = server.kv_pool_tokens // 4
     lengths = [min(tokens, most_tokens) for tokens in _TYPICAL_TOKENS]
     before, after = (seconds_on(replace(server, step_time=step_time)) for step_time in (old, new))
@@ -108,16 +104,17 @@ def is_worth_telling(new: StepTime, old: StepTime, server: ServerFacts) -> bool:
 def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
     """The coefficients that explain the steps, each at least 0.
 
+    Where the steps are silent, it is the prior times one factor, by which most steps differ from
+    it. A token is never free: the tokens of a typical step take at least a thousandth of it. Errors
+    are relative to a step's own length, so that a short step counts as much as a long one, and
+    outliers count little (Huber's loss, by reweighting).
+
     work: shape (n, 7), n at least 1, see COLUMNS. seconds: shape (n,), above 0.
-    A token is never free: those of a typical step take a thousandth of it at least.
-    What the steps do not tell is as in the prior, all of it times one factor: the one by which
-    most steps differ from it. Errors count relative to a step's own length, so that a short step
-    counts as much as a long one, and outliers count little (Huber's loss, by reweighting).
     """
     known = factor(work, seconds, prior) * np.array(astuple(prior))
     typical = _typical(work)
-    # The least that a step is taken to last, so that a few that were measured as nothing, behind
-    # others that were measured as too long, do not outweigh all.
+    # The shortest step: otherwise a few that were measured as next to nothing, behind others that
+    # were measured as too long, would outweigh all.
     shortest = 0.1 * float(np.median(seconds))
     expected = np.maximum(seconds, shortest)
     counts, spread = np.ones_like(seconds), _PRIOR_ERROR
@@ -139,14 +136,14 @@ def fit(work: Array, seconds: Array, prior: StepTime) -> StepTime:
 
 
 def factor(work: Array, seconds: Array, step_time: StepTime) -> float:
-    """How much longer most steps take than step_time says; 1 if it says nothing of them."""
+    """How many times as long as step_time says most steps take; 1 if it says nothing of them."""
     expected = work @ np.array(astuple(step_time))
     told = expected > 0
     return float(np.median(seconds[told] / expected[told])) if told.any() else 1.0
 
 
 def _typical(work: Array) -> Array:
-    """What a prefill and a decode step may have to do, shape (2, 7)."""
+    """The work of a typical prefill and decode step, at least that of those seen; shape (2, 7)."""
     typical = _TYPICAL.copy()
     for kind, columns in enumerate((slice(0, 4), slice(4, 7))):
         seen = work[work[:, columns.start] > 0, columns]

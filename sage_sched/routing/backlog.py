@@ -1,4 +1,4 @@
-"""How much work a server has yet to do for the requests that have come."""
+"""How much work a server still has to do for its requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sage_sched.steps import ServerFacts
 
 
 def expected_left_tokens(job: Job, expected_share: float) -> float:
-    """Of its answer, on average still to come. expected_share: of the cap, where nothing is known
-    of its length (SGLang's new_token_ratio)."""
+    """The expected number of tokens that its answer still gets. expected_share: of the cap, if its
+    length is unknown (SGLang's new_token_ratio)."""
     age_tokens, cap_leaves = job.generated_tokens, max(1, job.max_new_tokens - job.generated_tokens)
     if job.has_fixed_length:
         return cap_leaves
     if job.distribution is None:
         return max(1.0, expected_share * cap_leaves)
     known = job.distribution if not age_tokens else job.distribution.surviving(age_tokens)
-    # Longer than all that were alike: there is as much to come as there was.
+    # Past the longest known length, as much remains as has passed.
     mean_tokens = 2 * age_tokens if known is None else known.mean()
     return min(max(1.0, mean_tokens - age_tokens), cap_leaves)
 
@@ -26,8 +26,8 @@ def expected_left_tokens(job: Job, expected_share: float) -> float:
 def backlog_s(unfinished: Iterable[Job], expected_share: float, server: ServerFacts) -> float:
     """Seconds until some nine in ten of these jobs are done, if no others come.
 
-    As if all decoded in batches as large as fit, at half of what is left of them, and each had a
-    prefill step of its own. The last few take longer, as the batch gets smaller.
+    Assumes that all decode in batches as large as fit, each half through what is left of it, and
+    that each has a prefill step of its own. The last few take longer, as the batch gets smaller.
     """
     prefill_s = total_left = total_kv = longest_left = 0.0
     num_jobs = 0

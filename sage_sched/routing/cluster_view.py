@@ -16,22 +16,22 @@ Ints = NDArray[np.int64]
 class ClusterView(NamedTuple):
     """Columns: one look at 64 nodes and thousands of requests takes a few array operations.
 
-    Of the request, by node, shape (nodes,):
-    prefill_s: what is not cached of its prompt takes there. cached_tokens: of its prompt.
-    Of the request:
+    The request at each node, shape (nodes,):
+    prefill_s: what the uncached part of its prompt takes there. cached_tokens: of its prompt.
+    The request:
     input_tokens, answer_tokens: of its prompt, and of its answer as foreseen. ttft_s, tpot_s: until
-        its first token is due, and each further one; inf: whenever. gain: what its first token is
-        worth if it is on time, above 0.
-    Of each node, shape (nodes,):
-    decode_s: what those that decode there add to one step. queue_age_s: since those that have no
-        first token yet were heard of last, or there are any.
-    Of each unfinished request, shape (requests,):
-    node: where it is. tokens: its prompt and what is known of its answer. left_tokens: of its
+        its first token is due, and each further one; inf: no deadline. gain: what its first token
+        is worth if it is on time, above 0.
+    Each node, shape (nodes,):
+    decode_s: what its decoding requests add to one step. queue_age_s: since its requests without a
+        first token were last heard of, or since there are any.
+    Each unfinished request, shape (requests,):
+    node: where it is. tokens: its prompt and its answer so far, as known. left_tokens: of its
         answer, as foreseen. step_s: what it adds to a decode step.
-    Of those of them that have no first token yet, shape (queued,):
-    queue_node: where. exec_s: their prefill. remain_s: until it is due; below 0: late. queue_gain:
-        as gain.
-    fixed_s: of every step.
+    Each of them without a first token, shape (queued,):
+    queue_node: where it is. exec_s: of its prefill. remain_s: until its first token is due; below
+        0: late. queue_gain: as gain.
+    fixed_s: the fixed time of a step.
     """
 
     prefill_s: Floats
@@ -54,7 +54,7 @@ class ClusterView(NamedTuple):
     fixed_s: float
 
     def among(self, nodes: Sequence[int]) -> ClusterView:
-        """Of these nodes alone, numbered in this order; nothing unfinished is on the others."""
+        """The view of these nodes alone, numbered in this order. The others have no requests."""
         if len(nodes) == self.num_nodes:
             return self
         chosen = np.array(nodes, np.int64)
@@ -74,9 +74,9 @@ class ClusterView(NamedTuple):
         return len(self.prefill_s)
 
     def by_node(self, values: Floats | Ints | None = None) -> Floats:
-        """Sums of a column of the unfinished requests; without one, their number."""
+        """By node, the sum of a column of the unfinished requests; without one, their number."""
         return np.bincount(self.node, values, minlength=self.num_nodes).astype(np.float64)
 
     def by_queue(self, values: Floats) -> Floats:
-        """Sums of a column of those that have no first token."""
+        """By node, the sum of a column of the requests without a first token."""
         return np.bincount(self.queue_node, values, minlength=self.num_nodes).astype(np.float64)
