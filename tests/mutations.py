@@ -665,6 +665,13 @@ MUTATIONS = (
         "tests/patches/scheduler/test_calibration.py::test_seconds_a_token_are_right_where_a_step_gives_several",
     ),
     Mutation(
+        "one attention group waits for all others to move KV",
+        "patches/scheduler/kv_copy.py",
+        "    group = scheduler.attn_tp_group\n",
+        "    group = scheduler.tp_group\n",
+        "tests/engine/test_modes.py::test_each_attention_group_decides_for_itself_and_its_ranks_alike",
+    ),
+    Mutation(
         "a batch gets more adapters than it has room for",
         "patches/scheduler/kv_copy.py",
         "return not scheduler.enable_lora or bool(",

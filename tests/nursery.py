@@ -21,7 +21,7 @@ from bench.engines.server.policy_server import CPU_ENV
 
 _MAX_ANSWER_BYTES = 32
 # Those of bench/engines/server/model.py, and what theirs are made of.
-_MODELS = {"llama", "mixtral", "minicpm3"}
+_MODELS = {"llama", "mixtral", "minicpm3", "qwen3", "gemma2"}
 
 
 class Born:

@@ -42,7 +42,7 @@ _FLAGS = (
     "device", "base_gpu_id", "gpu_id_step", "random_seed", "watchdog_timeout",
     "soft_watchdog_timeout", "sleep_on_idle", "numa_node", "gc_threshold", "nccl_port",
     "dist_timeout", "dist_init_addr", "enable_p2p_check", "tp_size", "dp_size", "ep_size",
-    "load_balance_method",
+    "load_balance_method", "enable_dp_attention",
     # The model's weights.
     "model_path", "load_format", "model_loader_extra_config", "trust_remote_code",
     "context_length", "revision", "json_model_override_args", "dtype", "quantization",

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+import requests
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from bench.engines.server.model import write_model
 from tests.checks.exactness import TWO_RANKS
@@ -26,7 +28,7 @@ from tests.engine.serving import (
     warmed_store,
 )
 
-NUM_ASKED = 16
+NUM_ASKED, NUM_OF_GROUP = 16, 12
 _ADAPTERS = ("first", "second")
 _RANK, _HIDDEN_SIZE = 4, 128
 
@@ -138,3 +140,73 @@ def test_speculative_decoding(model: Path, stock: Stock, tmp_path: Path) -> None
         assert num_steps[1] < num_steps[0]
         assert min(decoded) >= num_tokens - NUM_ASKED
         assert after["preemption"] is None
+
+
+def variant(
+    folder: Path, config: Mapping[str, Any], norms: Mapping[str, torch.Tensor], **shape: int
+) -> Path:
+    """A Llama of another kind. norms: by what each layer calls it."""
+    model = write_model(folder / "variant", hidden_size=_HIDDEN_SIZE, **shape)
+    file, weights_file = model / "config.json", model / "model.safetensors"
+    known = json.loads(file.read_text()) | config
+    file.write_text(json.dumps(known))
+    layers = range(known["num_hidden_layers"])
+    added = {
+        f"model.layers.{i}.{name}.weight": norm.clone()
+        for i in layers
+        for name, norm in norms.items()
+    }
+    save_file(load_file(weights_file) | added, weights_file, metadata={"format": "pt"})
+    return model
+
+
+def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
+    plain = torch.zeros(_HIDDEN_SIZE)
+    norms = dict.fromkeys(("input_layernorm", "pre_feedforward_layernorm"), plain)
+    # What the layers add counts for more than the token that was said.
+    norms |= dict.fromkeys(("post_attention_layernorm", "post_feedforward_layernorm"), plain + 20)
+    config = {
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 16,
+        "query_pre_attn_scalar": 32, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True, "final_logit_softcapping": None,
+    }  # fmt: skip
+    model = variant(tmp_path, config, norms)
+    settings = f"{PATIENT}{YIELDING}"
+    flags = YIELDING_FLAGS
+    with server_of(tmp_path, model, flags, settings=settings, policy="fastserve") as server:
+        found = all_yield_and_come_back(server)
+        assert len({token for ids in found for token in ids}) > NUM_ASKED
+
+
+@pytest.mark.long  # four ranks take every step together, and wait busily
+def test_each_attention_group_decides_for_itself_and_its_ranks_alike(tmp_path: Path) -> None:
+    flags = ["--tp-size", "4", "--dp-size", "2", "--enable-dp-attention"]
+    flags += ["--max-total-tokens", "640", "--max-running-requests", "12"]
+    env = CHECKED | TWO_RANKS | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"}
+    env |= torch_kernels.install(tmp_path)
+    settings = f"{PATIENT}{YIELDING}"
+    # SGLang's Llama has no DP attention.
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    head = torch.ones(_HIDDEN_SIZE // 4)
+    norms = {"self_attn.q_norm": head, "self_attn.k_norm": head}
+    model = variant(tmp_path, config, norms, num_kv_heads=4)
+    with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
+
+        def of(i: int, group: int) -> list[int]:
+            return answer(server, i, routed_dp_rank=group)
+
+        def num_yields() -> list[int]:
+            info = requests.get(f"{server.url}/server_info", timeout=300).json()
+            states = [state["sage"]["preemption"] for state in info["internal_states"]]
+            assert all(state["num_yields"] == state["num_resumed"] for state in states)
+            return sorted(state["num_yields"] for state in states)
+
+        alone = [of(i, i % 2) for i in range(NUM_OF_GROUP)]
+        with ThreadPoolExecutor(NUM_OF_GROUP) as pool:
+            # All of one group: the other one takes the same steps, and decides nothing.
+            assert list(pool.map(of, range(NUM_OF_GROUP), [1] * NUM_OF_GROUP)) == alone
+            none, some = num_yields()
+            assert none == 0 < some
+            assert list(pool.map(of, range(NUM_OF_GROUP), [0] * NUM_OF_GROUP)) == alone
+            assert min(num_yields()) > 0

@@ -181,6 +181,11 @@ def _experts_of_a_rank(layer: Any, x: torch.Tensor, topk: Any, config: object) -
     return found
 
 
+def _reduce_scatter(group: Any, output: torch.Tensor, given: torch.Tensor) -> None:
+    torch.distributed.all_reduce(given, group=group.device_group)
+    output.copy_(given.chunk(group.world_size)[group.rank_in_group])
+
+
 def _unpinned(original: Any) -> Any:
     def made(*args: Any, pin_memory: bool = False, **kw: Any) -> Any:
         return original(*args, **kw)
@@ -204,6 +209,7 @@ def register() -> None:
 
     for name in names:
         del sys.modules[name]
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers import dp_attention
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.layers.moe import fused_moe_native
@@ -214,6 +220,8 @@ def register() -> None:
     from patches.platform.cpu import CpuPlatform
 
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
+    GroupCoordinator.reduce_scatter_tensor = _reduce_scatter
+    GroupCoordinator.all_gather_into_tensor = GroupCoordinator._all_gather_into_tensor
     torch.Tensor.pin_memory = lambda self: self  # type: ignore[method-assign]
     for name in ("tensor", "empty", "zeros"):
         setattr(torch, name, _unpinned(getattr(torch, name)))

@@ -81,7 +81,6 @@ def test_on_a_plain_server_plain_requests_yield() -> None:
         ({"model": {"is_multimodal": True}}, "a multimodal model"),
         ({"enable_lora_overlap_loading": True}, "--enable-lora-overlap-loading"),
         ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm"),
-        ({"enable_dp_attention": True}, "--enable-dp-attention"),
         ({"dcp_size": 2}, "--dcp-size"),
         ({"enable_watermark": True}, "--enable-watermark"),
         ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
