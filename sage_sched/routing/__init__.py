@@ -1,6 +1,6 @@
 """Which of several servers gets a request, and what each has yet to do."""
 
-from sage_sched.routing.backlog import backlog_s, expected_left_tokens
+from sage_sched.routing.backlog import backlog_s
 from sage_sched.routing.cluster_view import ClusterView
 from sage_sched.routing.ledger import Ledger, Newcomer
 from sage_sched.routing.prefix_index import BLOCK_TOKENS, block_keys
@@ -15,7 +15,6 @@ __all__ = [
     "Router",
     "backlog_s",
     "block_keys",
-    "expected_left_tokens",
     "router_named",
     "waiting_s",
 ]

@@ -20,7 +20,7 @@ from sage_sched.job import (
 )
 
 TRUST = ("none", "header", "body")
-# A class has its share of so many requests, the latest.
+# A class has its share of so many requests: a new one, and the latest before it.
 _WINDOW = 100
 
 
@@ -105,8 +105,7 @@ class SloClaims:
     def __init__(self, config: SloConfig) -> None:
         self._config = config
         self._by_priority = {given.priority: name for name, given in config.classes.items()}
-        self._latest: deque[str] = deque()
-        self._held: Counter[str] = Counter()
+        self._latest: deque[str] = deque(maxlen=_WINDOW - 1)
         self._counts: Counter[str] = Counter()
         self._num_demoted = self._num_clamped = 0
 
@@ -123,14 +122,11 @@ class SloClaims:
         elif config.trust == "body" and type(priority) is int:
             claimed = self._by_priority.get(priority)
         name = config.default if claimed is None else claimed
-        if len(self._latest) == _WINDOW:
-            self._held[self._latest.popleft()] -= 1
         given = config.classes.get(name)
-        if given is not None and self._held[name] >= given.max_share * _WINDOW:
+        if given is not None and self._latest.count(name) >= given.max_share * _WINDOW:
             name = config.default
             self._num_demoted += 1
         self._latest.append(name)
-        self._held[name] += 1
         self._counts[name] += 1
         return name
 

@@ -11,7 +11,7 @@ from bench.engines.simulator.run import simulate
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
-from sage_sched.routing import backlog_s, expected_left_tokens
+from sage_sched.routing.backlog import backlog_s, expected_left_tokens
 from sage_sched.steps import ServerFacts
 
 SERVER = ServerFacts(
