@@ -7,9 +7,6 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 
-WAITED = ("mean_waited_s", "median_waited_s", "p99_waited_s")
-DRAIN = ("arrivals_s", "arrivals_per_ttlt", "arriving_throughput", "drain_s", "drain_share")
-
 
 def run_metrics(
     sent_s: Numbers,
@@ -18,7 +15,7 @@ def run_metrics(
     output_tokens: NDArray[np.int64],
     unloaded_s: Numbers,
 ) -> dict[str, float]:
-    """By the names of WAITED and DRAIN; docs/bench.md says what they mean.
+    """By the names that docs/bench.md explains.
 
     Of each request: when it was sent, when its first and its last token came, how many tokens its
     answer has, and its time to the last token alone on the server.

@@ -62,10 +62,6 @@ class PromptSet:
         kept = [i for i, prompt in enumerate(self.prompts) if prompt not in prompts]
         return PromptSet([self.prompts[i] for i in kept], self.vectors[kept], self.logs[kept])
 
-    def excess(self, weights: Array) -> Array:
-        """Shape (prompts,), see GeneralLength.level_after."""
-        return self.logs - self.vectors @ weights
-
 
 def read_sets(folder: Path, embedder: Embedder) -> dict[str, PromptSet]:
     """By name. Raises DatasetError."""
@@ -84,7 +80,8 @@ def fit(used: Sequence[PromptSet], encoder: str) -> GeneralLength:
     share = float(np.divide(*np.sum(moments, axis=0)))
     weights = share * _weights(used)
     errors = [y - share * x for x, y in zip(said, came, strict=True)]
-    levels = [each.excess(weights).mean() for each in used]
+    # See GeneralLength.level_after.
+    levels = [(each.logs - each.vectors @ weights).mean() for each in used]
     worth = float(np.mean([each.var() for each in errors]) / np.var(levels, ddof=1))
     logs = _quantiles(np.concatenate([_quantiles(each.logs) for each in used]))
     errors_of_all = np.mean([_quantiles(each) for each in errors], axis=0)

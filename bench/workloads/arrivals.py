@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.workloads.datasets import checked_rows
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data.files import RowError, raw_rows
 
 # pulse: so many Poisson arrivals, as the paper has it: most of them are served when none comes any
 # more. sustained: Poisson arrivals for so long that what comes after the last matters little.
@@ -55,7 +55,7 @@ def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float
     The trace is a table of rows with a field "t" in seconds, as predictor_store reads them (JSON
     lines, gzip too). Raises WorkloadError, naming the row, where one has no such field.
     """
-    times = np.sort(_read_times(path))
+    times = np.sort([float(row["t"]) for row in checked_rows(path, t=int | float)])
     if times.size <= num_requests:
         raise WorkloadError(f"{path} has {times.size} arrivals, {num_requests + 1} are needed")
     first = int(np.random.default_rng([seed, 1]).integers(times.size - num_requests))
@@ -63,13 +63,3 @@ def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float
     if not stretch[-1] > 0:
         raise WorkloadError(f"{path}: arrivals {first} to {first + num_requests} are at one time")
     return np.asarray(stretch[:-1] * (num_requests / stretch[-1]))
-
-
-def _read_times(path: Path) -> NDArray[np.float64]:
-    times = []
-    for place, row in raw_rows(str(path)):
-        seconds = row.get("t") if isinstance(row, dict) else None
-        if isinstance(row, RowError) or not isinstance(seconds, int | float):
-            raise WorkloadError(f"{place} has no arrival time (a number of seconds named t)")
-        times.append(float(seconds))
-    return np.array(times)

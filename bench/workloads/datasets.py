@@ -182,10 +182,15 @@ def _quantiles(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 def rows_of(folder: Path, name: str, **fields: type) -> Iterator[Mapping[str, Any]]:
     """The rows of folder/name.jsonl.gz, each with these fields of these types."""
-    for place, row in _rows(folder / f"{name}.jsonl.gz"):
+    return checked_rows(folder / f"{name}.jsonl.gz", **fields)
+
+
+def checked_rows(path: Path, **fields: Any) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file, each with these fields of these types."""
+    for place, row in _rows(path):
         for field, wanted in fields.items():
             if not isinstance(row, dict) or not isinstance(row.get(field), wanted):
-                raise WorkloadError(f"{place} has no {field} of type {wanted.__name__}")
+                raise WorkloadError(f"{place} has no {field} of type {wanted}")
         yield row
 
 

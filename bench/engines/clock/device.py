@@ -125,16 +125,13 @@ class DeviceUse:
             host_cpu_s=spent["cpu_s"],
         )
 
-    @property
-    def late_share(self) -> float:
-        return self.late_s / self.device_s if self.device_s else 0.0
-
     def problem(self) -> str:
         """Why the run must not be counted, or ""."""
-        if self.late_share <= MAX_LATE_SHARE:
+        late_share = self.late_s / self.device_s if self.device_s else 0.0
+        if late_share <= MAX_LATE_SHARE:
             return ""
         return (
             f"the host held the device up for {self.late_s:.1f} s of {self.device_s:.1f} s "
-            f"({self.late_share:.1%}, allowed: {MAX_LATE_SHARE:.0%}; {self.num_late} of "
+            f"({late_share:.1%}, allowed: {MAX_LATE_SHARE:.0%}; {self.num_late} of "
             f"{self.num_steps} steps): it is overloaded, or --speed too high for it"
         )

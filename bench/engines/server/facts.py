@@ -16,9 +16,12 @@ def host_facts() -> dict[str, str]:
     differ from it; "" where unknown."""
     import torch
 
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    cpus = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpus[0] if cpus else platform.processor(),
         "num_cores": str(os.cpu_count()),
         "gpu": ", ".join(gpus) or "none",
         "system": platform.platform(),
@@ -34,13 +37,6 @@ def version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _cpu_model() -> str:
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def commit() -> str:

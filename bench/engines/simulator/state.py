@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
 from bench.engines.simulator.decode import DecodeBatch
 from bench.engines.simulator.pool import KvPool
@@ -17,7 +17,6 @@ from sage_sched.config import SageConfig
 from sage_sched.job import Job
 from sage_sched.plan import Way
 from sage_sched.policy import Policy
-from sage_sched.steps import StepTime
 from sage_sched.view import Holding, SchedulerView
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
@@ -35,14 +34,12 @@ class Options:
     preempt: whether running requests yield where the policy says so, and leave as memory runs out,
         their KV swapped to host memory.
     prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
-    pace: by how much steps take longer than policies are told at the start.
     watch: called at every event, with the queue before and after the pass, and the number of
         requests that have come and not finished.
     """
 
     preempt: bool = True
     prediction_delay_s: float = 0.0
-    pace: float = 1.0
     watch: Callable[[EngineState, list[Progress], list[Progress], int], None] | None = None
 
 
@@ -88,8 +85,7 @@ class EngineState:
     ) -> None:
         self.engine = engine
         self.policy = policy
-        facts = engine.server_facts()
-        self.server = replace(facts, step_time=_times(facts.step_time, 1 / options.pace))
+        self.server = engine.server_facts()
         leaves = options.preempt and isinstance(policy, Policy)
         self.can_swap = leaves
         self.headroom_steps = 0
@@ -222,7 +218,3 @@ class EngineState:
             self.policy.requeued(progress.job, self.num_queued, self.served_tokens)
             self.num_queued += 1
         self.queue.append(progress)
-
-
-def _times(step_time: StepTime, factor: float) -> StepTime:
-    return StepTime(**{name: seconds * factor for name, seconds in asdict(step_time).items()})

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.engines.run_metrics import DRAIN, WAITED, run_metrics
+from bench.engines.run_metrics import run_metrics
 
 seconds = st.floats(0.0, 1e4)
 # Of a request: sent, to its first token, from there to its last, tokens, alone.
@@ -49,7 +49,6 @@ def test_one_request_alone_waits_for_nothing() -> None:
 @given(st.lists(timings, min_size=1, max_size=30))
 def test_all_are_numbers_within_bounds(rows: list[tuple[float, float, float, int, float]]) -> None:
     numbers = metrics(rows)
-    assert set(numbers) == {*WAITED, *DRAIN}
     assert np.isfinite(list(numbers.values())).all()
     waited_s = [first + last - alone for _, first, last, _, alone in rows]
     assert numbers["mean_waited_s"] == pytest.approx(np.mean(waited_s), abs=1e-6)

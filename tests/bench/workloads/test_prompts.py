@@ -141,5 +141,5 @@ def test_a_trace_keeps_its_shape_at_one_a_second(tmp_path: Path) -> None:
 def test_a_malformed_trace_names_the_line(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"t": 1}\n{"t": "two"}\n')
-    with pytest.raises(WorkloadError, match=r"trace\.jsonl:2 has no arrival time"):
+    with pytest.raises(WorkloadError, match=r"trace\.jsonl:2 has no t of type int \| float"):
         trace_arrivals(trace, 1, seed=0)
