@@ -136,7 +136,7 @@ def test_a_documented_install_has_all_that_its_commands_need(
 def test_what_an_install_lacks_is_named(built: tuple[Path, Path], tmp_path: Path) -> None:
     bare = Installed(tmp_path / "environment", built[1], requirements=False)
     bare.add(bare.closure("").values())
-    for command, missing in (("bench fit", "requests"), ("predictor serve", "faiss")):
+    for command, missing in (("bench fit", "aiohttp"), ("predictor serve", "faiss")):
         refused = bare.run("sage-sched", *command.split(), "--help", cwd=tmp_path)
         assert refused.returncode == 1
         assert f"sage-sched: the package {missing!r} is not installed; " in refused.stderr
