@@ -1,47 +1,114 @@
-"""What we read of SGLang's objects in a scheduler process most (SGLang 0.5.23).
+"""What we read of SGLang's objects in a scheduler process (SGLang 0.5.23).
 
-What is not named here has no type: mypy does not follow SGLang's own. `sage` is what we keep on one
-of them; nothing of ours is imported here, so it has none either.
+`sage` is what we keep on one of them. Nothing of ours is imported here, so it has no type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
-class _Theirs(Protocol):
-    def __getattr__(self, name: str) -> Any: ...
-    def __setattr__(self, name: str, value: Any) -> None: ...
+class SamplingParams(Protocol):
+    """sglang/srt/sampling/sampling_params.py"""
+
+    max_new_tokens: int
+    ignore_eos: bool
+    custom_params: Mapping[str, Any] | None
+    min_new_tokens: int
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
 
 
-class Req(_Theirs, Protocol):
+class RequestKv(Protocol):
+    """Req.kv: what a request holds of the KV pool."""
+
+    kv_allocated_len: int
+    kv_committed_len: int
+    cache_protected_len: int
+    req_pool_idx: int
+    retraction_backup: object | None
+
+
+class Req(Protocol):
     """managers/schedule_batch.py"""
 
-    sage: Any  # patches.scheduler.request.RequestState
+    sage: Any  # patches.scheduler.jobs.RequestState
     rid: str
-    output_ids: Sequence[int]
+    origin_input_ids: list[int]
+    input_embeds: object | None
+    extra_key: str | None
+    cache_salt: str | None
+    output_ids: list[int]
+    full_untruncated_fill_ids: list[int]
+    sampling_params: SamplingParams
+    kv: RequestKv
+    session: object | None
     cached_tokens: int
     num_matched_prefix_tokens: int
+    prefix_len: int
+    extend_end: int
+    grammar: object | None
+    beam_group: object | None
     priority: int | None
-    seqlen: int
+    lora_id: str | None
+    multimodal_inputs: object | None
+    time_stats: Any
+    customized_info: dict[str, Any] | None
+    to_finish: object | None
+    finished_reason: object | None
+    lock: Any
 
+    @property
+    def seqlen(self) -> int: ...
     def finished(self) -> bool: ...
+    def next_output_finishes_by_length(self) -> bool: ...
+    def reset_for_retract(self) -> None: ...
 
 
-class Batch(_Theirs, Protocol):
+class Batch(Protocol):
     """ScheduleBatch, managers/schedule_batch.py"""
 
     reqs: list[Req]
+    batch_is_full: bool
+    extend_num_tokens: int
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]
-    batch_is_full: bool
+    forward_mode: Any
+    decoding_reqs: Sequence[Req]
 
     def is_empty(self) -> bool: ...
+    def check_decode_mem(self) -> bool: ...
     def new_tokens_required_next_decode(self) -> int: ...
+    def merge_batch(self, other: Batch) -> None: ...
+    def release_req(self, index: int, num_remaining: int) -> None: ...
+    def filter_batch(self, *, keep_indices: list[int] | None = None) -> None: ...
 
 
-class Scheduler(_Theirs, Protocol):
+class Allocator(Protocol):
+    """mem_cache/allocator"""
+
+    size: int
+
+    def available_size(self) -> int: ...
+    def get_kvcache(self) -> Any: ...
+    def get_cpu_copy(self, indices: Any) -> Any: ...
+    def load_cpu_copy(self, kv_cache: Any, indices: Any) -> None: ...
+
+
+class Tree(Protocol):
+    """mem_cache/unified_radix_cache.py"""
+
+    tree_components: tuple[Any, ...]
+    disable: bool
+
+    def evictable_size(self) -> int: ...
+    def lock(self, node: Any) -> Any: ...
+    def unlock(self, lock: Any) -> None: ...
+
+
+class Scheduler(Protocol):
     """managers/scheduler.py"""
 
     sage: Any  # patches.scheduler.state.SchedulerState
@@ -50,5 +117,42 @@ class Scheduler(_Theirs, Protocol):
     chunked_req: Req | None
     chunked_prefill_size: int | None
     max_prefill_tokens: int
+    max_total_num_tokens: int
+    max_running_requests: int
     page_size: int
+    enable_overlap: bool
+    is_hybrid_swa: bool
+    is_mixed_chunk: bool
+    prefill_delayer: object | None
+    truncation_align_size: int | None
     device: str
+    schedule_policy: str
+    server_args: Any
+    model_config: Any
+    tp_group: Any
+    attn_tp_group: Any
+    enable_lora: bool
+    token_to_kv_pool_allocator: Allocator
+    tree_cache: Tree
+    req_to_token_pool: Any
+    new_token_ratio_tracker: Any
+    spec_algorithm: Any
+    enable_priority_scheduling: bool
+    enable_priority_preemption: bool
+    schedule_low_priority_values_first: bool
+    priority_scheduling_preemption_threshold: int
+    future_map: Any
+    schedule_stream: Any
+    forward_stream: Any
+    _request_dispatcher: Any
+    metrics_collector_context: Any
+    grammar_manager: Any
+    policy: Any
+    _sched_idled: bool
+
+    def can_schedule_lora_req(self, req: Req, beside: set[str | None]) -> bool: ...
+    def abort_request(self, recv_req: Any) -> None: ...
+    def _collect_inflight_batches(self) -> Sequence[Batch | None]: ...
+    def _reqs_finishing_inflight(self, batch: Batch) -> Sequence[Req]: ...
+    def get_new_batch_prefill(self, running_batch: Batch) -> Any: ...
+    def get_num_allocatable_reqs(self, running_bs: int, *, running_batch: Batch) -> int: ...
