@@ -86,13 +86,13 @@ def train(
         data = [(states[rows], bins[rows], is_cut[rows]) for rows in (fit, choose)]
         fitted.append((*_fit(data, len(edges) - 1, recipe, seed, say, f"layer {layer}"), place))
     _, arrays, place = min(fitted, key=lambda one: one[0])
-    known = fit & ~is_cut
-    base = base_rates(bins[known], recording.ages[known], len(edges) - 1, BAND_AGES)
-    reading = Reading(edges, BAND_AGES, base)
+    reading = Reading(edges, BAND_AGES, np.zeros((BAND_AGES.size, len(edges) - 1)))
     w1, b1, w2, b2 = arrays
     of, layer = recording.fingerprint, recording.layers[place]
     probe = ProbeFile(w1, b1, w2, b2, layer, of, recipe.name, reading)
     log_p = from_steps(in_steps(probe.log_p(recording.states[:, place].astype(np.float32))))
+    base = base_rates(np.exp(log_p[fit]), recording.ages[fit], BAND_AGES)
+    reading = replace(reading, log_base=base)
     say("fitting alpha, beta and gamma")
     chosen = weights.weighed(recording, log_p, reading, choose & ~is_cut)
     told = report & ~is_cut
@@ -162,16 +162,20 @@ def _loss(logits: torch.Tensor, bins: torch.Tensor, is_cut: torch.Tensor) -> tor
 
 
 def base_rates(
-    bins: NDArray[np.int64], ages: NDArray[np.int64], num_bins: int, band_ages: NDArray[np.int64]
+    p: NDArray[np.float64], ages: NDArray[np.int64], band_ages: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """ln P(bin | band of ages), shape (bands, bins), of rows. A band without rows has the rates of
-    the one before."""
+    """ln of the mean score, shape (bands, bins), of rows with scores p, shape (rows, bins). A band
+    without rows has the rates of the one before.
+
+    These are the scores and not the true bins, which are unknown for answers that were cut off: a
+    probe learns from those too, and compared with the others alone it would find all answers long.
+    """
     bands = np.searchsorted(band_ages, ages, side="right") - 1
-    counts = np.zeros((band_ages.size, num_bins))
-    np.add.at(counts, (bands, bins), 1)
+    sums = np.zeros((band_ages.size, p.shape[1]))
+    np.add.at(sums, bands, p)
     for band in range(1, band_ages.size):
-        if not counts[band].any():
-            counts[band] = counts[band - 1]
-    counts += _PRIOR_ROWS
-    base: NDArray[np.float64] = np.log(counts / counts.sum(axis=1, keepdims=True))
+        if not sums[band].any():
+            sums[band] = sums[band - 1]
+    sums += _PRIOR_ROWS / p.shape[1]
+    base: NDArray[np.float64] = np.log(sums / sums.sum(axis=1, keepdims=True))
     return base

@@ -48,7 +48,7 @@ def quality_by_age(forecasts: Iterable[Forecast]) -> Quality:
     found: dict[int, list[tuple[float, float, bool]]] = {age: [] for age in AGES}
     for age, left, lengths, weights in forecasts:
         if age in found:
-            said = LengthDistribution.from_samples(np.rint(lengths), "prior", weights)
+            said = _distribution(lengths, weights)
             error = abs(float(lengths @ weights) - left)
             found[age].append((error, said.crps(left), said.has_within(left, 0.8)))
     quality = {}
@@ -67,18 +67,23 @@ def without_scores(reading: Reading) -> Reading:
 def weighed(
     recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
 ) -> Reading:
-    """The reading whose alpha, beta and gamma make the lengths of these rows' answers likeliest.
+    """The reading whose alpha, beta and gamma save most of the prompts' error (CRPS) on the answers
+    of these rows. All bands of ages count the same: most scores are of the few long answers, late
+    in them.
 
     First with one beta for all ages. Then each band's beta in turn, and alpha and gamma again,
-    until nothing improves.
+    until nothing improves. Chosen by likelihood, forecasts would be flattened until their means
+    were far too long.
     """
     best, chosen = 0.0, without_scores(reading)
+    by_prompt = _errors(recording, log_p, chosen, rows)
 
     def better(tried: Iterable[Reading]) -> bool:
         nonlocal best, chosen
         before = best
         for one in tried:
-            if (gain := _gain(recording, log_p, one, rows)) > best:
+            errors = _errors(recording, log_p, one, rows)
+            if (gain := float(np.mean([1 - errors[b] / by_prompt[b] for b in errors]))) > best:
                 best, chosen = gain, one
         return best > before
 
@@ -106,18 +111,20 @@ def _with_beta(reading: Reading, band: int, beta: float) -> Reading:
     return replace(reading, beta=betas)
 
 
-def _gain(
+def _errors(
     recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
-) -> float:
-    """How many nats likelier the lengths are than by their prompts alone. All bands of ages count
-    the same: most scores are of the few long answers, late in them."""
-    rule = Posterior(reading)
-    gains: dict[int, list[float]] = {}
-    for job, age, _ in _replayed(recording, log_p, rule, rows):
-        if (gain := rule.gain(job)) is not None:
-            band = int(np.searchsorted(reading.band_ages, age, side="right"))
-            gains.setdefault(band, []).append(gain)
-    return float(np.mean([np.mean(of_band) for of_band in gains.values()]))
+) -> dict[int, float]:
+    """The mean CRPS in tokens, above 0, by band of ages."""
+    errors: dict[int, list[float]] = {}
+    for age, left, lengths, weights in forecasts(recording, log_p, reading, rows):
+        band = int(np.searchsorted(reading.band_ages, age, side="right"))
+        error = _distribution(lengths, weights).crps(left)
+        errors.setdefault(band, []).append(error)
+    return {band: max(float(np.mean(of_band)), 1e-9) for band, of_band in errors.items()}
+
+
+def _distribution(lengths: NDArray[np.float64], weights: NDArray[np.float64]) -> LengthDistribution:
+    return LengthDistribution.from_samples(np.rint(lengths), "prior", weights)
 
 
 def _replayed(

@@ -37,7 +37,7 @@ class Reading:
     edges: int64, shape (bins + 1,): in bin b more than edges[b] tokens are left, and at most
         edges[b + 1]; the last bin has no end. The first edge is 0.
     band_ages: int64, shape (bands,): the age at which each band begins; the first is 0.
-    log_base: ln P(bin | band) in the probe's training data, shape (bands, bins).
+    log_base: ln of the probe's mean P(bin | band) on its training data, shape (bands, bins).
     alpha, beta, gamma: see Posterior. beta: by band, shape (bands,), or one for all, shape (1,).
     """
 
@@ -78,7 +78,7 @@ class Posterior:
 
     The whole length does not change while an answer grows, so evidence from one age holds at all
     later ones, and no transition between bins is needed. With p_a the probe's distribution of the
-    rest at age a, and pi_a the frequency of each bin in its training data,
+    rest at age a, and pi_a its mean on the training data,
 
         A(x) <- gamma A(x) + beta_a (ln p_a(x - a) - ln pi_a(x - a))
         w'(x) ~ w(x)^alpha e^A(x)    for x > age

@@ -16,7 +16,7 @@ from predictor_store.probe import command
 from predictor_store.probe.file import ProbeFile, ProbeFileError
 from predictor_store.probe.fingerprint import fingerprint
 from predictor_store.probe.recording import Recording, RecordingError, about_recording
-from predictor_store.probe.training import RECIPES, TrainingError, train
+from predictor_store.probe.training import RECIPES, TrainingError, base_rates, train
 from predictor_store.probe.weights import quality_by_age
 from sage_sched.cli import main
 from tests.predictor_store.probes import probe, write_recording
@@ -114,6 +114,13 @@ def test_states_that_tell_nothing_do_no_harm(tmp_path: Path) -> None:
     write_recording(tmp_path, 200, told=False)
     trained = train(Recording.read(tmp_path), QUICK, say=lambda line: None)
     assert trained.qualities["posterior"][4].crps < 1.1 * trained.qualities["prompt"][4].crps
+
+
+def test_scores_that_are_the_same_for_all_are_no_news() -> None:
+    """Whatever became of the answers, of which some were cut off."""
+    p = np.tile([0.5, 0.3, 0.2], (2000, 1))
+    base = base_rates(p, np.repeat([0, 5], 1000), np.array([0, 4, 64]))
+    assert base == pytest.approx(np.log(np.tile([0.5, 0.3, 0.2], (3, 1))), abs=0.01)
 
 
 def test_the_command_says_what_came_of_it(
