@@ -48,7 +48,10 @@ class Connection:
             self._deadline.reschedule(None if seconds is None else now_s + seconds)
 
     def send(self, data: bytes) -> None:
-        """Never blocks. Hangs up on a client that takes nothing in."""
+        """Never blocks. Hangs up on a client that takes nothing in; nothing goes to one that is
+        gone, as uvloop raises then."""
+        if self._writer.is_closing():
+            return
         self._writer.write(data)
         if self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             self._writer.transport.abort()
@@ -57,5 +60,5 @@ class Connection:
         """Tells the client that nothing more is sent. It has a few seconds to read the rest: if we
         closed while it still sends, it could not read it."""
         self.allow(_END_SECONDS)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):
             self._writer.write_eof()
