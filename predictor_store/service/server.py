@@ -52,7 +52,9 @@ class Server:
 
     def run(self) -> None:
         """Serves until stop(), or until the process at the other end of `own` hangs up."""
-        asyncio.run(self._run())
+        # Whatever loop the process prefers: uvloop's goes by a clock of its own.
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(self._run())
 
     async def _run(self) -> None:
         if self._listener is not None:

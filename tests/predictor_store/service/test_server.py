@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.model import ModelHistory, folder_of_model
@@ -69,6 +70,15 @@ class Service:
         connected = sockets.connect(Address.parse(self.config.predictor.service))
         connected.settimeout(60)
         return connected
+
+
+@pytest.fixture(autouse=True)
+def _another_loop_is_preferred() -> Iterator[None]:
+    """As in every process that has imported SGLang."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    yield
+    asyncio.set_event_loop_policy(before)
 
 
 @pytest.fixture(params=["unix", "tcp"])
