@@ -86,7 +86,8 @@ def test_a_client_notes_when_it_had_how_many_tokens(url: str) -> None:
 
 def test_a_request_comes_after_the_answer_that_it_follows(url: str) -> None:
     first, second = ask(url, "right", "right", follows=[None, 0], pauses_s=[0.0, 0.2])
-    assert second.sent_s >= first.last_token_s + 0.2
+    # A timer may be early by what a clock tells apart.
+    assert second.sent_s > first.last_token_s + 0.19
     assert second.late_s < second.sent_s
 
 

@@ -151,16 +151,23 @@ def test_steps_longer_than_they_were_said_to_be_cost_little() -> None:
     assert attained_if_told_steps_are(1.3) > 0.9 * attained_if_told_steps_are(1.0)
 
 
+@pytest.mark.slow
 def test_an_impossible_deadline_costs_the_others_nothing() -> None:
-    requests = crowd(CLASSES[:2])
+    """Over several crowds: in one alone a few requests decide what a class attains."""
     impossible = replace(CLASSES[1], ttft_slo_ms=0.001, tpot_slo_ms=0.001, slo_class="mad")
-    options = Options(preempt=True, watch=watch)
-    # One in ten asks for what cannot be.
-    mad = [replace(r, hints=impossible) if i % 10 == 0 else r for i, r in enumerate(requests)]
-    with_them = simulate(MIXED, "proserve-expected", CONFIG, mad, options)
-    without = simulate(MIXED, "proserve-expected", CONFIG, requests, options)
-    assert with_them.attainment()["tdg_ratio_by_class"]["mad"] < 0.2
-    for name in ("high", "low"):
-        theirs = with_them.attainment()["tdg_ratio_by_class"][name]
-        assert theirs > 0.97 * without.attainment()["tdg_ratio_by_class"][name]
-    assert (with_them.ttlt_s < math.inf).all()  # served all the same
+    options = Options(preempt=True)
+    attained, without = [], []
+    for seed in range(12):
+        requests = crowd(CLASSES[:2], seed)
+        # One in ten asks for what cannot be.
+        mad = [replace(r, hints=impossible) if i % 10 == 0 else r for i, r in enumerate(requests)]
+        with_them = simulate(MIXED, "proserve-expected", CONFIG, mad, options)
+        assert (with_them.ttlt_s < math.inf).all()  # served all the same
+        alone = simulate(MIXED, "proserve-expected", CONFIG, requests, options)
+        by_class, others = (
+            found.attainment()["tdg_ratio_by_class"] for found in (with_them, alone)
+        )
+        assert by_class["mad"] < 0.2
+        attained += [by_class["high"], by_class["low"]]
+        without += [others["high"], others["low"]]
+    assert np.mean(attained) > 0.97 * np.mean(without)
