@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     rivals, capacity = _rivals(experiment, loaded)
     experiment = replace(
         experiment,
-        arms=[experiment.arms[0], *rivals, *experiment.arms[1:]],
+        arms=[*rivals, *experiment.arms],
         tuned=None,
         engine="sim" if args.simulate else experiment.engine,
         seeds=args.seeds or experiment.seeds,

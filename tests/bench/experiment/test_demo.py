@@ -41,7 +41,7 @@ def test_the_report_opens_with_one_sentence_and_one_picture_of_two_lanes(shown: 
     assert places == sorted(places)
     tags = _Tags(text).tags
     assert tags.count("svg") == 2
-    assert tags.count("tr") == 1 + 5  # fcfs, three that are tuned, sage
+    assert tags.count("tr") == 1 + 4  # three that are tuned, sage
     assert "src=" not in text
     assert "href=" not in text
     assert "Simulated:" in text
