@@ -11,6 +11,8 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Any
 
+from predictor_store.cached_file import own_file
+
 logger = logging.getLogger(__name__)
 
 # The most lines that wait for the disk.
@@ -62,7 +64,7 @@ class JsonLines:
             logger.error("nothing more is written to %s: %s", self._path, error)
 
     def _opened(self) -> IO[bytes]:
-        file = open(self._path, "ab", buffering=0, opener=_own)  # noqa: SIM115
+        file = open(self._path, "ab", buffering=0, opener=own_file)  # noqa: SIM115
         os.fchmod(file.fileno(), 0o600)  # an existing file too; it fails for others' files
         return file
 
@@ -73,7 +75,3 @@ class JsonLines:
             "num_lost": self._num_lost,
             "is_stopped": self._is_stopped,
         }
-
-
-def _own(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

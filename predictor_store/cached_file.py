@@ -57,6 +57,11 @@ def replace_own(path: Path, content: bytes) -> None:
         raise
 
 
+def own_file(path: str, flags: int) -> int:
+    """Opener for open(): only the owner may read what it creates, and no link is followed."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
 def _open_own(path: str, flags: int) -> int:
     # O_NONBLOCK: opening a pipe would wait for ever.
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,12 +24,14 @@ from bench.real_model.decoder import Answer, Chat, Decoder
 from bench.real_model.fetch import MODEL_NAME, fetch
 from bench.workloads.chats import prompts, prompts_hash
 from bench.workloads.prompts import stable_hash
-from predictor_store.cached_file import cache_folder
+from predictor_store.cached_file import cache_folder, own_file
 from predictor_store.probe.recording import ROWS, row_type
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.probe import DUE_INTERVAL_TOKENS, is_due
 
 TEMPERATURE, CAP = 0.7, 1024
+# Generated ones whose lengths bench/workloads/answer_lengths.json has.
+NUM_PROMPTS = 560
 SESSION = "offline"
 _DATASETS = ("sharegpt_prompts", "prompts_document_write", "alpaca_davinci003")
 _MAX_PROMPT_CHARS = 2500
@@ -119,7 +120,7 @@ def make(wanted: Sequence[tuple[str, str, int]], num_slots: int, states: bool) -
     num_tokens = 0
     decoder = Decoder(model, num_slots=num_slots, max_tokens=_MAX_TOKENS)
     found = decoder.answer(chats, _is_recorded if states else None)
-    with open(folder / "answers.jsonl", "a", encoding="utf-8", opener=_own) as file:
+    with open(folder / "answers.jsonl", "a", encoding="utf-8", opener=own_file) as file:
         for i, answer in enumerate(found, 1):
             prompt, kind, sample = asked[answer.number]
             is_cut = answer.output_ids[-1] != decoder.end_id
@@ -175,17 +176,15 @@ def _is_recorded(age_tokens: int, number: int) -> bool:
 def _write_states(folder: Path, made: Answered, answer: Answer) -> None:
     layers, size = answer.hidden[0][1].shape
     rows = [(made.arrival, age, states) for age, states in answer.hidden]
-    with open(folder / f"{SESSION}-000000{ROWS}", "ab", opener=_own) as file:
+    with open(folder / f"{SESSION}-000000{ROWS}", "ab", opener=own_file) as file:
         file.write(np.array(rows, row_type(layers, size)).tobytes())
-
-
-def _own(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Answers of a real language model.")
-    parser.add_argument("--prompts", type=int, default=336, help="generated ones (%(default)s)")
+    parser.add_argument(
+        "--prompts", type=int, default=NUM_PROMPTS, help="generated ones (%(default)s)"
+    )
     parser.add_argument("--repeated", action="store_true", help="more answers, by Zipf's law")
     parser.add_argument("--data", type=Path, help="folder with datasets, whose prompts come too")
     parser.add_argument("--data-prompts", type=int, default=15, help="of each (%(default)s)")

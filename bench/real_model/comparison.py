@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.real_model.answers import read_answers
+from bench.real_model.answers import NUM_PROMPTS, read_answers
 from bench.real_model.records import append
 from bench.real_model.server import chat, serve
 from bench.workloads.chats import prompts
@@ -82,7 +82,7 @@ def main() -> int:
     parser.add_argument("--cap", type=int, default=400, help="tokens (%(default)s)")
     parser.add_argument("--record", action="store_true", help="append to bench/records")
     args = parser.parse_args()
-    asked = [text for text, _ in prompts(336)]
+    asked = [text for text, _ in prompts(NUM_PROMPTS)]
     random.Random(0).shuffle(asked)
     rows = []
     for policy in args.policies:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import queue
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from patches.engine_types import Batch, Req
+from predictor_store.cached_file import own_file
 from predictor_store.probe.recording import ANSWERS, ROWS, about_recording, row_type
 from sage_sched.probe import DUE_INTERVAL_TOKENS, is_due
 
@@ -44,7 +44,7 @@ class Recorder:
         self._queue: queue.Queue[tuple[bytes, bytes]] = queue.Queue(_QUEUE_BATCHES)
         self._is_stopped = False
         self._num_rows = self._num_dropped = 0
-        about_recording(folder, {**about, "layers": [*layers]}, _open_own)
+        about_recording(folder, {**about, "layers": [*layers]}, own_file)
         self._thread = threading.Thread(target=self._run, daemon=True, name="sage-recorder")
         self._thread.start()
 
@@ -97,7 +97,7 @@ class Recorder:
                     self._next_segment()
                 for ending, content in ((ROWS, rows), (ANSWERS, answer)):
                     if content:
-                        with open(self._path(ending), "ab", opener=_open_own) as file:
+                        with open(self._path(ending), "ab", opener=own_file) as file:
                             file.write(content)
                 self._written_bytes += len(rows) + len(answer)
         except OSError as error:
@@ -130,7 +130,3 @@ class Recorder:
 def _is_wanted(age_tokens: int, arrival: int) -> bool:
     phase = arrival * 7919 % DUE_INTERVAL_TOKENS
     return is_due(age_tokens) or age_tokens % DUE_INTERVAL_TOKENS == phase
-
-
-def _open_own(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

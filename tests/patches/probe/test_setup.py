@@ -272,7 +272,7 @@ def test_a_disk_that_is_full_ends_the_recording_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     recorder = Recorder(tmp_path / "recorded", 1 << 30, [0], {"hidden_size": 4, "fingerprint": "0"})
-    monkeypatch.setattr("patches.probe.recorder._open_own", full)
+    monkeypatch.setattr("patches.probe.recorder.own_file", full)
     _, job = probing()
     states = np.zeros((1, 1, 4), np.float16)
     recorder.read(*step(job, 1), states)
