@@ -52,7 +52,12 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
     policy.on_pass(view)
     headroom = Headroom.of(view)
     if view.is_short and view.may_leave and (yields := make_room(view, policy, headroom)):
-        return Plan(range(len(view.waiting)), tuple(yields), headroom_steps=headroom.num_steps)
+        return Plan(
+            range(len(view.waiting)),
+            tuple(yields),
+            budget=policy.gap.within(UNLIMITED, view),
+            headroom_steps=headroom.num_steps,
+        )
     order, num_open = _held_back_last(_order_by_cached(policy, view), policy, view)
     order = policy.tenants.in_turn(order, num_open, view)
     twins = twins_of_those_served(order[:num_open], view)

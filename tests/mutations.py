@@ -101,6 +101,13 @@ MUTATIONS = (
         f"{_STATE}::test_memory_runs_out_beside_a_last_token_unless_that_is_on_its_way",
     ),
     Mutation(
+        "what is prefilled while a decode step is on its way counts for nothing",
+        "patches/scheduler/state.py",
+        "        self.slo.stepped(batch)\n",
+        "        self.slo.stepped(batch)\n        self.policy.gap.decoded()\n",
+        "tests/engine/test_gap.py::test_who_runs_gets_tokens_while_others_are_prefilled",
+    ),
+    Mutation(
         "what commands draw with is not installed with them",
         "pyproject.toml",
         '    "matplotlib",\n    "msgspec",\n',

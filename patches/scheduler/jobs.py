@@ -12,6 +12,7 @@ from patches.engine_types import Batch, Req
 from patches.scheduler.request import Explanation, RequestState, Waits
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.policy import Policy
+from sage_sched.steps import attended_pairs
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,11 @@ class Jobs:
             self.served_tokens += batch.extend_num_tokens
             num_mixed = len(batch.decoding_reqs) if batch.forward_mode.is_mixed() else 0
             num_prefills = len(batch.reqs) - num_mixed
+            if num_mixed:
+                self._policy.gap.decoded()
+            else:
+                pairs = sum(map(attended_pairs, batch.prefix_lens, batch.extend_lens))
+                self._policy.gap.prefilled(num_prefills, batch.extend_num_tokens, pairs)
             for place, (req, num_tokens) in enumerate(
                 zip(batch.reqs, batch.extend_lens, strict=True)
             ):
@@ -126,6 +132,7 @@ class Jobs:
                     req.sage.waits.was_retracted(req.time_stats.wait_queue_entry_time)
                 req.sage.waits.ends()
         else:
+            self._policy.gap.decoded()
             self.served_tokens += len(batch.reqs)
             for req in batch.reqs:
                 req.sage.job.served_tokens += 1

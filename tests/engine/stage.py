@@ -5,6 +5,9 @@ acts in it, however fast the host is. Orders come as POST /set_internal_state, w
 broadcasts: all ranks wait at the same pass. A waiting scheduler still takes in what arrives, aborts
 and questions too; it starts no batch.
 
+It also keeps a clock by which each step takes what the server is said to take for it, whatever it
+takes here.
+
 With SAGE_TEST_STEP_MS set no step takes less time than that: the host seems slower. With
 SAGE_TEST_NUM_LAYERS=1 the model has half its layers, and the host seems faster.
 """
@@ -22,6 +25,7 @@ from typing import Any, TypeVar
 
 import requests
 
+from bench.engines.clock.device_clock import DeviceModel
 from bench.engines.server.server import Server
 from tests.engine.serving import wait_until
 
@@ -104,6 +108,12 @@ def together(
         return [answer.result() for answer in answers]
 
 
+def longest_gap_s(server: Server) -> float:
+    """Between two tokens of any request since the scheduler was held, by the stage's clock."""
+    found: float = _state(server)["longest_gap_s"]
+    return found
+
+
 def _order(server: Server, **order: int) -> None:
     body = {"server_args": {_PREFIX + name: value for name, value in order.items()}}
     key = {"Authorization": f"Bearer {ADMIN_KEY}"}
@@ -128,6 +138,8 @@ class Stage:
         self.num_arrived = 0
         self.num_aborts = 0
         self._started: dict[str, None] = {}
+        self._now_s = self._longest_gap_s = 0.0
+        self._token_s: dict[str, float] = {}  # the last one of each request
 
     def obey(self, order: dict[str, int]) -> None:
         self._held = bool(order.pop("hold"))
@@ -136,12 +148,18 @@ class Stage:
         if self._held:
             self.num_arrived = self.num_aborts = 0
             self._started = {}
+            self._longest_gap_s = 0.0
 
     def runs(self, batch: Any) -> None:
         """A batch is about to run."""
+        if ours := getattr(self._scheduler, "sage", None):
+            self._now_s += DeviceModel(ours.calibration.step_time, 0.0).step_s(batch)
         for req in batch.reqs:
             if req is not self._scheduler.chunked_req:
                 self._started.setdefault(req.rid)
+                gap_s = self._now_s - self._token_s.get(req.rid, self._now_s)
+                self._longest_gap_s = max(self._longest_gap_s, gap_s)
+                self._token_s[req.rid] = self._now_s
 
     def waits(self) -> bool:
         """Whether no batch may start now. Once it waits, it does until the next order."""
@@ -165,6 +183,7 @@ class Stage:
             "num_arrived": self.num_arrived,
             "num_aborts": self.num_aborts,
             "started": list(self._started),
+            "longest_gap_s": self._longest_gap_s,
             "running": [req.rid for req in self._running()],
             "swapped": [req.rid for req in self._swapped()],
             "fresh": [req.rid for req in waiting if not req.output_ids],

@@ -29,10 +29,10 @@ def job(generated_tokens: int = 5) -> Job:
     return found
 
 
-def view(*running: Job, served_tokens: int = 0, **more: object) -> SchedulerView:
+def view(*running: Job, **more: object) -> SchedulerView:
     server = replace(SERVER, step_time=STEPS)
-    facts = replace(IDLE, running=running, served_tokens=served_tokens, server=server)
-    return replace(facts, pass_tokens=PASS_TOKENS, **more)  # type: ignore[arg-type]
+    facts = replace(IDLE, running=running, server=server, pass_tokens=PASS_TOKENS)
+    return replace(facts, **more)  # type: ignore[arg-type]
 
 
 def test_without_a_bound_a_budget_stays_as_it_is() -> None:
@@ -54,46 +54,47 @@ def test_a_policys_own_smaller_budget_counts() -> None:
     assert Gap(0.530).within(large, view(job())) == replace(large, prefill_tokens=500)
 
 
-def test_prefills_add_up_until_a_decode_step_is_due() -> None:
-    gap, runs = Gap(0.530), job()
-    gap.within(UNLIMITED, view(runs))
-    # 200 tokens were prefilled, in 210 ms, and nobody has decoded.
-    left = gap.within(UNLIMITED, view(runs, job(1), served_tokens=200))
-    assert left.prefill_tokens == 290
-    due = gap.within(UNLIMITED, view(runs, job(1), served_tokens=490))
-    assert due.prefill_tokens == 0
-    # That step was decoded, and all begins anew.
-    runs.grow(6)
-    again = gap.within(UNLIMITED, view(runs, served_tokens=491))
-    assert again.prefill_tokens == 500
-
-
-def test_a_decode_step_that_nobody_asked_for_counts_too() -> None:
-    gap, runs = Gap(0.530), job()
-    gap.within(UNLIMITED, view(runs))
-    runs.grow(6)
-    assert gap.within(UNLIMITED, view(runs, served_tokens=201)).prefill_tokens == 500
-
-
-def test_if_the_one_that_was_looked_at_leaves_the_wait_begins_anew() -> None:
-    gap = Gap(0.530)
+def after(gap: Gap, *num_tokens: int) -> Gap:
+    """Somebody runs, and so much was prefilled in steps of one request since."""
     gap.within(UNLIMITED, view(job()))
-    assert gap.within(UNLIMITED, view(job(), served_tokens=400)).prefill_tokens == 500
+    for number in num_tokens:
+        gap.prefilled(1, number, 0.0)
+    return gap
+
+
+def test_prefills_add_up_until_a_decode_step_is_due() -> None:
+    gap = after(Gap(0.530), 200)  # in 210 ms
+    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 290
+    gap.prefilled(1, 290, 0.0)
+    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 0
+    gap.decoded()
+    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 500
+
+
+def test_steps_that_are_prefilled_while_a_decode_step_is_on_its_way_count() -> None:
+    """Under overlap its tokens are seen a pass later."""
+    gap = after(Gap(0.530), 500)
+    gap.decoded()
+    gap.prefilled(1, 300, 0.0)
+    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 190
+
+
+def test_what_is_prefilled_while_nobody_runs_holds_up_nobody() -> None:
+    gap = Gap(0.530)
+    gap.within(UNLIMITED, view())
+    gap.prefilled(1, 400, 0.0)
+    assert gap.within(UNLIMITED, view(job(1))).prefill_tokens == 500
+    # Nor if those who ran are gone.
+    assert after(Gap(0.530), 400).within(UNLIMITED, view()) is UNLIMITED
 
 
 def test_a_bound_below_a_step_still_lets_prefills_go_on() -> None:
-    gap, runs = Gap(0.001), job()
-    assert gap.within(UNLIMITED, view(runs)).prefill_tokens == 64
-    assert gap.within(UNLIMITED, view(runs, served_tokens=64)).prefill_tokens == 0
-    assert gap.within(UNLIMITED, view(runs, served_tokens=64)).prefill_tokens == 64
-
-
-def test_steps_that_mix_are_bound_one_by_one() -> None:
-    gap, runs = Gap(0.530), job()
-    mixes = replace(SERVER, step_time=STEPS, mixes_steps=True)
-    for served_tokens in (0, 400, 800):
-        facts = replace(view(runs, served_tokens=served_tokens), server=mixes)
-        assert gap.within(UNLIMITED, facts).prefill_tokens == 500
+    gap = Gap(0.001)
+    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 64
+    gap.prefilled(1, 64, 0.0)
+    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 0
+    gap.decoded()
+    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 64
 
 
 @given(

@@ -58,8 +58,9 @@ class Node:
         self._policy = policy
         self._options = options
         self._on_finish = on_finish
+        self._gap = Gap(config.decode.max_gap_ms / 1e3)
         if isinstance(policy, Policy):
-            policy.gap = Gap(config.decode.max_gap_ms / 1e3)
+            policy.gap = self._gap
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
         self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
 
@@ -159,6 +160,7 @@ class Node:
         elif slices.is_cut(state, parts):
             self._in_slices(parts, step_s)
         else:
+            self._gap.prefilled(len(parts), num_tokens, pairs)
             self.now_s += step_s
         state.served_tokens += num_tokens
         self.prefill_tokens += num_tokens
@@ -230,6 +232,7 @@ class Node:
 
     def _leap(self, steps: int, seconds: float) -> None:
         """All that decode get so many tokens."""
+        self._gap.decoded()
         state, decode = self.state, self.state.decode
         growth_s = state.engine.step_time.decode_kv_token_s * len(decode)
         first_s = seconds / steps - growth_s * (steps - 1) / 2

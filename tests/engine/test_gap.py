@@ -1,0 +1,52 @@
+"""decode.max_gap_ms on real servers, by the times that their steps are said to take."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from tests.engine import stage
+from tests.engine.kinds import settings
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate
+
+# A token is prefilled in a millisecond, and a decode step takes 41.
+MAX_GAP_MS = 150.0
+POLICIES = ("sage", "fcfs-fill", "proserve", "qllm", "urgency")
+
+
+def longest_gap_ms(server: SageServer, policy: str, max_gap_ms: float | str, name: str) -> float:
+    """While one answers, two long prompts and a short one come."""
+    settings(server, {"schedule_policy": policy, "decode": {"max_gap_ms": max_gap_ms}})
+    # Other beginnings, so that the radix tree has nothing of them.
+    long = [f"{policy} {name} {i}: " + "And so on and on. " * 40 for i in range(2)]
+    ask = partial(generate, server, sampling_params={"ignore_eos": True})
+    with ThreadPoolExecutor(4) as pool:
+        with stage.held(server):
+            answers = [pool.submit(ask, SHORT_PROMPT, 30)]
+            stage.once_arrived(server, 1)
+            stage.hold(server, tokens=4)
+            stage.once_held(server)
+            for number, prompt in enumerate((*long, f"{policy} {name}"), 1):
+                answers.append(pool.submit(ask, prompt, 6))
+                stage.once_arrived(server, number)
+        lengths = [answer.result()["meta_info"]["completion_tokens"] for answer in answers]
+    assert lengths == [30, 6, 6, 6]
+    return 1e3 * stage.longest_gap_s(server)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_runs_gets_tokens_while_others_are_prefilled(
+    foreseeing: SageServer, policy: str
+) -> None:
+    assert longest_gap_ms(foreseeing, policy, MAX_GAP_MS, "bound") <= MAX_GAP_MS
+    assert foreseeing.stats()["num_policy_errors"] == 0
+
+
+def test_without_a_bound_they_wait_for_all_of_it(foreseeing: SageServer) -> None:
+    assert longest_gap_ms(foreseeing, "sage", "inf", "none") > 2 * MAX_GAP_MS
+
+
+def test_without_overlap_too(no_overlap: SageServer) -> None:
+    assert longest_gap_ms(no_overlap, "sage", MAX_GAP_MS, "bound") <= MAX_GAP_MS
