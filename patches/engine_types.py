@@ -35,6 +35,7 @@ class Req(Protocol):
     """managers/schedule_batch.py"""
 
     sage: Any  # patches.scheduler.jobs.RequestState
+    sage_token: tuple[int, int, float]  # patches.scheduler.gap_meter
     rid: str
     origin_input_ids: list[int]
     input_embeds: object | None
@@ -47,6 +48,7 @@ class Req(Protocol):
     session: object | None
     cached_tokens: int
     num_matched_prefix_tokens: int
+    retraction_count: int
     prefix_len: int
     extend_end: int
     grammar: object | None

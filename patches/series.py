@@ -37,6 +37,9 @@ SERIES: Mapping[str, _Kind] = {
     "passes_total": _Kind("counter", "Scheduling passes that were planned."),
     "pass_seconds_total": _Kind("counter", "Time that planning took."),
     "step_time_seconds": _Kind("gauge", "Step times, by coefficient.", ("coefficient",)),
+    "token_gap_seconds": _Kind(
+        "gauge", "Time between two tokens of an answer, lately.", ("request", "statistic")
+    ),
     "slo_requests": _Kind("gauge", "Requests that were promised anything.", ("slo_class",)),
     "slo_good_requests": _Kind("gauge", "Those that got all of it.", ("slo_class",)),
     "slo_attainment": _Kind("gauge", "Share of requests, by metric.", ("slo_class", "metric")),

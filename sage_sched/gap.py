@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from sage_sched.plan import Budget
@@ -12,6 +13,8 @@ from sage_sched.view import SchedulerView
 # Unless more has been prefilled since their last tokens, a pass may prefill so much: a server
 # whose steps take long must not stand still either.
 _LEAST_TOKENS = 64
+# Gaps are counted to the tenth of a millisecond.
+GAPS_PER_S = 10_000
 
 
 class Gap:
@@ -82,3 +85,13 @@ def _tokens_within(left_s: float, num_done: int, step_time: StepTime) -> float:
         return math.inf if linear_s == 0 else left_s / linear_s
     root = math.sqrt(linear_s**2 + 4 * square_s * left_s)
     return (root - linear_s) / (2 * square_s)
+
+
+def percentile_s(gaps: Counter[int], percent: float) -> float:
+    """Of gaps, how often each came, in 1/GAPS_PER_S; 0 if there is none."""
+    left = percent / 100 * gaps.total()
+    for gap, number in sorted(gaps.items()):
+        left -= number
+        if left <= 0:
+            return gap / GAPS_PER_S
+    return 0.0

@@ -28,6 +28,7 @@ from patches.http.asked import asked_of
 from patches.http.predict import is_internal, prompt_text, request_hooks, scope_of, state_of
 from patches.json_lines import JsonLines
 from patches.scheduler.calibration import Calibration
+from patches.scheduler.gap_meter import GapMeter
 from predictor_store.service.client import PredictorClient
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
@@ -133,7 +134,7 @@ async def _around_internal_state(original: Awaited, self: Manager) -> list[dict[
 
 def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
     """For a scheduler, whose steps are measured."""
-    hooks = Hooks()
+    hooks, gaps = Hooks(), GapMeter()
     # Made once the process's one scheduler knows its model.
     learned: list[Calibration] = []
 
@@ -150,6 +151,7 @@ def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
     @hooks.at(f"{_SCHEDULER}.process_batch_result", AFTER, "batch", "result")
     @harmless
     def after_step(_: None, self: Scheduler, batch: Batch, result: Any, *args: Any) -> None:
+        gaps.stepped(batch)
         learned[0].steps.processed(self, result)
         step_time, num_slots = learned[0].step_time, self.max_running_requests
         facts = ServerFacts(self.max_total_num_tokens, num_slots, step_time, 0.0)
@@ -159,6 +161,6 @@ def shadow_scheduler_hooks(config: SageConfig) -> Hooks:
     @hooks.at(f"{_SCHEDULER}.get_internal_state", AFTER, "recv_req")
     @harmless
     def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
-        result.internal_state["sage"] = {"step_time": learned[0].stats()}
+        result.internal_state["sage"] = {"step_time": learned[0].stats(), "gaps": gaps.stats()}
 
     return hooks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from copy import copy
@@ -73,6 +74,10 @@ class SchedulerMetrics:
         series.count("passes_total", stats["num_passes"])
         series.count("pass_seconds_total", stats["num_passes"] * stats["mean_pass_ms"] / 1e3)
         series.set("headroom_steps", stats["headroom_steps"])
+        for whose, found in stats["gaps"].items():
+            for name in ("mean", "p99", "p999", "longest"):
+                gap_s = found.get(f"{name}_ms", math.nan) / 1e3
+                series.set("token_gap_seconds", gap_s, request=whose, statistic=name)
         for name, seconds in asdict(state.calibration.step_time).items():
             series.set("step_time_seconds", seconds, coefficient=name.removesuffix("_s"))
 

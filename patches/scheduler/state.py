@@ -16,6 +16,7 @@ from patches.messages import Scores, StepTimes
 from patches.probe.setup import probing_of
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.early_aborts import EarlyAborts
+from patches.scheduler.gap_meter import GapMeter
 from patches.scheduler.jobs import Failures, Jobs
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.metrics import SchedulerMetrics, SloMeter
@@ -64,6 +65,7 @@ class SchedulerState:
         self.early_aborts = EarlyAborts()
         self.metrics = SchedulerMetrics(scheduler)
         self.slo = SloMeter(self.metrics)
+        self.gaps = GapMeter()
         self.probing = probing_of(scheduler, self.policy, config.probe)
         # None while no request may leave. The last one stays: it may still hold copies.
         self.last_preemption = preemption_of(scheduler, self.settings, self.calibration)
@@ -198,6 +200,7 @@ class SchedulerState:
     def ended(self, batch: Batch, result: Any) -> None:
         """A batch's results are in. All ranks get the same ones between the same two passes."""
         self.slo.stepped(batch)
+        self.gaps.stepped(batch)
         self.jobs.accepted(batch, getattr(result, "accept_lens", None))
         for req in self.jobs.ended(batch):
             was_aborted = isinstance(req.finished_reason, FINISH_ABORT)
@@ -247,6 +250,7 @@ class SchedulerState:
             "headroom_steps": self.headroom.num_steps,
             "preemption": None if self.last_preemption is None else self.last_preemption.stats(),
             "step_time": self.calibration.stats(),
+            "gaps": self.gaps.stats(),
             "slo": self.slo.stats(),
             "trace": self.trace.file.stats() if self.trace and self.trace.file else None,
             "probe": None if self.probing is None else self.probing.stats(),

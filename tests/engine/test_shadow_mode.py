@@ -34,6 +34,7 @@ def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
         assert shadowed.answers == stock.unshadowed.answers
         assert "sage" not in stock.unshadowed.state
 
+        assert shadowed.state["sage"]["gaps"]["stayed"]["num"] >= len(PROMPTS)
         predictor = shadowed.state["sage"]["predictor"]
         assert predictor["num_predicted_warm"] == len(PROMPTS)
         wait_until(lambda: _state(server)["sage"]["shadow"]["num_written"] == len(PROMPTS))

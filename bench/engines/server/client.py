@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import GAPS_PER_S, Served
+from bench.engines.simulator.result import Served
+from sage_sched.gap import GAPS_PER_S
 from sage_sched.slo import Promise
 
 

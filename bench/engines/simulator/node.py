@@ -15,13 +15,12 @@ from bench.engines.simulator.on_time import num_on_time
 from bench.engines.simulator.prefill_adder import Part
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
-from bench.engines.simulator.result import GAPS_PER_S
 from bench.engines.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
 from bench.engines.simulator.stock import StockPolicy
 from bench.policies.srpt_oracle import SrptOracle
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.gap import Gap
+from sage_sched.gap import GAPS_PER_S, Gap
 from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.policy import Policy

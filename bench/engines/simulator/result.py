@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from bench.engines.run_metrics import fairness_metrics, run_metrics
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import SimRequest
+from sage_sched.gap import percentile_s
 from sage_sched.job import Hints
 from sage_sched.plan import Way
 from sage_sched.slo import Attainment
 from sage_sched.steps import attended_pairs
 
-# Gaps are counted to the tenth of a millisecond.
-GAPS_PER_S = 10_000
 _BOTH = (True, False)
 _QUANTILES = (("median", 50), ("p90", 90), ("p99", 99))
 
@@ -105,8 +104,8 @@ class Served:
             "max_itl_ms": 1e3 * float(self.longest_gap_s.max()),
         }
         if self.gaps:
-            numbers["p99_itl_ms"] = _gap_percentile_ms(self.gaps, 99)
-            numbers["p999_itl_ms"] = _gap_percentile_ms(self.gaps, 99.9)
+            numbers["p99_itl_ms"] = 1e3 * percentile_s(self.gaps, 99)
+            numbers["p999_itl_ms"] = 1e3 * percentile_s(self.gaps, 99.9)
         if self.cached_tokens is not None:
             numbers["cached_share"] = self.cached_tokens / float(self.input_tokens.sum())
         return numbers
@@ -196,13 +195,3 @@ def alone_s(engine: Engine, input_tokens: int, output_tokens: int) -> float:
     kv_token_steps = steps * (input_tokens + 1) + steps * (steps - 1) // 2
     seconds += steps * step_time.decode_s(1, 0)
     return seconds + kv_token_steps * step_time.decode_kv_token_s
-
-
-def _gap_percentile_ms(gaps: Counter[int], percent: float) -> float:
-    """0 if there is no gap."""
-    left = percent / 100 * gaps.total()
-    for gap, number in sorted(gaps.items()):
-        left -= number
-        if left <= 0:
-            return 1e3 * gap / GAPS_PER_S
-    return 0.0
