@@ -133,7 +133,7 @@ def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens
     return kv_gb * 1e9 / max(1, pool_tokens) / _HOST_BANDWIDTH
 
 
-def _host_memory(sage: Mapping[str, Any]) -> dict[str, int]:
+def _host_memory(sage: Mapping[str, Any]) -> dict[str, Any]:
     """Without a limit if it says none: its requests do not leave the device, or did not yet."""
     found = (sage.get("preemption") or {}).get("host_pool_tokens")
     return {} if found is None else {"host_pool_tokens": int(found)}

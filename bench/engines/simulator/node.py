@@ -83,7 +83,7 @@ class Node:
             before = [*state.queue] if watch else []
             result = scheduling_pass(state)
             after = [*state.queue] if watch else []
-            self._move(result.moved_tokens)
+            self._move(result.moved_tokens + state.pool.tree.take_waited())
             if result.parts:
                 self._prefill(result.parts)
             elif len(state.decode):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.engines.simulator.radix_tree import RadixTree, TreeNode, cut
+from bench.engines.simulator.radix_tree import HostTier, RadixTree, TreeNode, cut
 from bench.engines.simulator.request import Progress
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What the tree has of a sequence: where it ends, its length, and of it what nobody holds."""
+    """What the tree has of a sequence: where it ends, its length, of it what is on the device and
+    nobody holds, and what is in host memory alone."""
 
     node: TreeNode
     num_tokens: int
     evictable_tokens: int
+    host_tokens: int
 
 
 class KvPool:
@@ -25,10 +27,10 @@ class KvPool:
     after each step, as in SGLang; of two that have computed the same, one gives its pages back.
     """
 
-    def __init__(self, num_tokens: int, page_size: int) -> None:
+    def __init__(self, num_tokens: int, page_size: int, host: HostTier | None = None) -> None:
         self.page_size = page_size
         self.num_pages = num_tokens // page_size
-        self.tree = RadixTree(page_size)
+        self.tree = RadixTree(page_size, host)
         self.alone_pages = 0
 
     @property
@@ -72,13 +74,16 @@ class KvPool:
     def cached(self, progress: Progress) -> Cached:
         """The same, and where it is."""
         node, num_tokens = self._match(progress)
-        evictable_tokens = sum(len(each) for each in node.path() if not each.num_locks)
-        return Cached(node, num_tokens, evictable_tokens)
+        there = [each for each in node.path() if each.on_device]
+        evictable_tokens = sum(len(each) for each in there if not each.num_locks)
+        return Cached(node, num_tokens, evictable_tokens, num_tokens - sum(map(len, there)))
 
     def enter(self, progress: Progress, cached: Cached) -> None:
-        """Hold what the tree has of a request that is about to be prefilled."""
+        """Hold what the tree has of a request that is about to be prefilled, on the device."""
         progress.node, progress.tree_tokens = cached.node, cached.num_tokens
+        self.tree.load(cached.node)
         self.tree.lock(cached.node)
+        self.free_at_least(0)
 
     def publish(self, progress: Progress, num_tokens: int) -> None:
         """The first so many tokens of a sequence are computed: the tree has them now."""

@@ -94,7 +94,7 @@ class PrefillAdder:
 
     def _fits(self, progress: Progress, cached: Cached) -> bool:
         needed_tokens = self._reserve.needed_tokens(progress.job)
-        shared_tokens = cached.num_tokens - cached.evictable_tokens
+        shared_tokens = cached.num_tokens - cached.evictable_tokens - cached.host_tokens
         return self._slots > 0 and needed_tokens - shared_tokens < self._room
 
     def _charge(self, num_tokens: int, answer_tokens: int) -> int:
@@ -130,7 +130,7 @@ class PrefillAdder:
             if new <= 0 or state.chunked is not None:
                 return False
         self._slots -= 1
-        self._room -= cached.evictable_tokens
+        self._room -= cached.evictable_tokens + cached.host_tokens
         state.pool.enter(progress, cached)
         self._prefill(progress, cached.num_tokens, new, self._answer_tokens(progress))
         return True

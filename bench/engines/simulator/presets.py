@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.engines.simulator.radix_tree import HostTier
 from sage_sched.config import StepTimeConfig
 from sage_sched.steps import ServerFacts, StepTime
 
@@ -16,6 +17,7 @@ _MEMORY_SHARE = 0.88
 # Of the published bandwidth and arithmetic, what kernels reach. Ours, as in StepTimeConfig.
 _BANDWIDTH_SHARE = 0.8
 _COMPUTE_SHARE = 0.5
+WRITE_POLICIES = ("write_through", "write_back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Engine:
     mixed_chunk: --enable-mixed-chunk.
     swap_token_s: seconds for one token's KV to host memory or back; the device waits meanwhile.
     host_pool_tokens: KV for which host memory has room.
+    hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: what host memory holds of
+        evicted KV, in KV pools; 0 without it. hicache_write_policy: write_through or write_back.
     slices: in how many parts a prefill of best effort is cut under policy qllm: 1, its layers, or
         its layers times its experts. slice_overhead_s: what a cut takes.
     """
@@ -45,6 +49,8 @@ class Engine:
     mixed_chunk: bool = False
     swap_token_s: float = 0.0
     host_pool_tokens: int = 1 << 60
+    hicache_ratio: float = 0.0
+    hicache_write_policy: str = "write_through"
     slices: int = 1
     slice_overhead_s: float = 0.0
 
@@ -56,11 +62,24 @@ class Engine:
                 f"schedule_conservativeness is {self.schedule_conservativeness} (allowed: 0 or "
                 f"more), clip_max_new_tokens {self.clip_max_new_tokens} (allowed: at least 1)"
             )
+        if not self.hicache_ratio >= 0 or self.hicache_write_policy not in WRITE_POLICIES:
+            raise ValueError(
+                f"hicache_ratio is {self.hicache_ratio} (allowed: 0 or more), hicache_write_policy "
+                f"{self.hicache_write_policy!r} (allowed: {', '.join(WRITE_POLICIES)})"
+            )
         if self.slices < 1 or not self.slice_overhead_s >= 0:
             raise ValueError(
                 f"slices is {self.slices} (allowed: at least 1), slice_overhead_s "
                 f"{self.slice_overhead_s} (allowed: 0 or more)"
             )
+
+    @property
+    def host_tier(self) -> HostTier | None:
+        """Of its radix tree."""
+        if self.hicache_ratio == 0:
+            return None
+        num_tokens = int(self.hicache_ratio * self.kv_pool_tokens)
+        return HostTier(num_tokens, self.hicache_write_policy == "write_back")
 
     def server_facts(self) -> ServerFacts:
         """What a policy may know of it."""

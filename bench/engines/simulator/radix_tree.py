@@ -1,12 +1,14 @@
 """SGLang's radix tree: which beginnings of sequences the KV pool keeps, and who is evicted next.
 
-After mem_cache/radix_cache.py of 0.5.23. A token is known by its stream and its place in it.
+After mem_cache/unified_radix_cache.py of 0.5.23, with the host memory of its hierarchical cache. A
+token is known by its stream and its place in it.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 # So many tokens of a stream: (stream, first, end). Before a stream's tokens there are always the
 # same others.
@@ -17,9 +19,14 @@ class TreeNode:
     """Some tokens of one stream, behind those of the parent.
 
     num_locks: requests that hold it. last_use: when it was matched last, a count.
+    on_device, on_host: where it is, in one of them or in both. All above one on the device are
+        there too.
     """
 
-    __slots__ = ("children", "end", "first", "last_use", "num_locks", "parent", "stream")
+    __slots__ = (
+        "children", "end", "first", "last_use", "num_locks", "on_device", "on_host", "parent",
+        "stream",
+    )  # fmt: skip
 
     def __init__(self, span: Span, parent: TreeNode | None, last_use: int) -> None:
         self.stream, self.first, self.end = span
@@ -27,6 +34,7 @@ class TreeNode:
         self.children: dict[tuple[int, int], TreeNode] = {}
         self.num_locks = 0
         self.last_use = last_use
+        self.on_device, self.on_host = True, False
 
     def __len__(self) -> int:
         """Tokens of its own."""
@@ -40,19 +48,37 @@ class TreeNode:
             node = node.parent
 
 
+@dataclass(frozen=True, slots=True)
+class HostTier:
+    """Host memory for what the device evicts (--enable-hierarchical-cache).
+
+    num_tokens: that it holds. writes_back: only as the device evicts it, which waits for the copy;
+    else as soon as it is computed, beside other work (--hicache-write-policy).
+    """
+
+    num_tokens: int
+    writes_back: bool = False
+
+
 class RadixTree:
     """Sequences that share their beginnings; all lengths in whole pages.
 
-    locked_tokens, evictable_tokens: in nodes that some request holds, and in the others.
+    locked_tokens, evictable_tokens: on the device, in nodes that some request holds, and in the
+        others. host_tokens: in host memory.
+    waited_tokens: copied between the two while the device waited.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, host: HostTier | None = None) -> None:
         self.root = TreeNode((0, 0, 0), None, 0)
         self.locked_tokens = 0
         self.evictable_tokens = 0
+        self.host_tokens = 0
+        self.waited_tokens = 0
         self._page = page_size
+        self._host = host
         self._num_uses = 0
         self._leaves: list[tuple[int, int, TreeNode]] = []
+        self._host_leaves: list[tuple[int, int, TreeNode]] = []
         self._num_pushed = 0
 
     def match(self, sequence: Sequence[Span]) -> tuple[TreeNode, int]:
@@ -74,16 +100,30 @@ class RadixTree:
         return self._matched(node, num_tokens)
 
     def insert(self, sequence: Sequence[Span]) -> TreeNode:
-        """Have a sequence in the tree, all but a part of a page at its end; its last node. What was
-        not there is evictable."""
+        """Have a sequence on the device, all but a part of a page at its end; its last node. What
+        was not there is evictable."""
         node, num_tokens = self.match(sequence)
+        self._put_on_device(node)
         for stream, first, end in _behind(_in_pages(sequence, self._page), num_tokens):
             child = TreeNode((stream, first, end), node, self._num_uses)
             node.children[stream, first] = child
             self.evictable_tokens += len(child)
             node = child
         self._note(node)
+        if self._host is not None and not self._host.writes_back:
+            for each in reversed([*node.path()]):
+                if not self._write(each):
+                    break
         return node
+
+    def load(self, node: TreeNode) -> None:
+        """Copy a node and all above it to the device, which waits for it."""
+        self.waited_tokens += self._put_on_device(node)
+
+    def take_waited(self) -> int:
+        """How many tokens the device has waited for since it was asked last."""
+        num_tokens, self.waited_tokens = self.waited_tokens, 0
+        return num_tokens
 
     def lock(self, node: TreeNode) -> None:
         """A request holds a node and all above it."""
@@ -110,11 +150,16 @@ class RadixTree:
             parent = node.parent
             if parent is None or not self._is_evictable(node) or node.last_use != last_use:
                 continue  # gone, held, or used since
-            del parent.children[node.stream, node.first]
-            node.parent = None
+            if self._host is not None and not node.on_host and self._host.writes_back:
+                self.waited_tokens += len(node) if self._write(node) else 0
+            node.on_device = False
             self.evictable_tokens -= len(node)
             num_tokens -= len(node)
             self._note(parent)
+            if node.on_host:
+                self._note_host(node)
+            else:
+                self._forget_all(node)
 
     def nodes(self) -> Iterator[TreeNode]:
         """All below the root."""
@@ -124,8 +169,56 @@ class RadixTree:
             yield node
             waiting.extend(node.children.values())
 
+    def _put_on_device(self, node: TreeNode) -> int:
+        """What is not there, becomes evictable; how many tokens."""
+        absent = [each for each in node.path() if not each.on_device]
+        for each in absent:
+            each.on_device = True
+        num_tokens = sum(map(len, absent))
+        self.evictable_tokens += num_tokens
+        return num_tokens
+
+    def _write(self, node: TreeNode) -> bool:
+        """Copy to host memory; whether there is room."""
+        assert self._host is not None
+        if not node.on_host:
+            if not self._make_host_room(len(node)):
+                return False
+            node.on_host = True
+            self.host_tokens += len(node)
+        return True
+
+    def _make_host_room(self, num_tokens: int) -> bool:
+        """Forget the leaves used longest ago of what is in host memory alone."""
+        assert self._host is not None
+        while self.host_tokens + num_tokens > self._host.num_tokens and self._host_leaves:
+            last_use, _, node = heapq.heappop(self._host_leaves)
+            if node.parent is None or node.on_device or node.children or node.last_use != last_use:
+                continue
+            self.host_tokens -= len(node)
+            self._forget(node)
+        return self.host_tokens + num_tokens <= self._host.num_tokens
+
+    def _forget_all(self, node: TreeNode) -> None:
+        """A node that is nowhere any more, with what host memory has behind it."""
+        for child in [*node.children.values()]:
+            self.host_tokens -= len(child)
+            self._forget_all(child)
+        self._forget(node)
+
+    def _forget(self, node: TreeNode) -> None:
+        """A leaf that is nowhere any more."""
+        assert node.parent is not None
+        parent, node.parent = node.parent, None
+        del parent.children[node.stream, node.first]
+        if parent.parent is not None and not parent.on_device:
+            self._note_host(parent)
+
     def _matched(self, node: TreeNode, num_tokens: int) -> tuple[TreeNode, int]:
-        self._note(node)
+        for each in node.path():
+            self._note(each)
+            if each.on_device:
+                break
         return node, num_tokens
 
     def _part(
@@ -137,6 +230,7 @@ class RadixTree:
         middle = child.first + num_tokens
         upper = TreeNode((child.stream, child.first, middle), node, self._num_uses)
         upper.num_locks = child.num_locks
+        upper.on_device, upper.on_host = child.on_device, child.on_host
         upper.children[child.stream, middle] = child
         node.children[child.stream, child.first] = upper
         child.first, child.parent = middle, upper
@@ -144,12 +238,24 @@ class RadixTree:
 
     def _note(self, node: TreeNode) -> None:
         """It may be the next to be evicted."""
-        if node.parent is not None and self._is_evictable(node):
+        if node.parent is None:
+            return
+        if self._is_evictable(node):
             self._num_pushed += 1
             heapq.heappush(self._leaves, (node.last_use, self._num_pushed, node))
+        elif not node.on_device:
+            self._note_host(node)
+
+    def _note_host(self, node: TreeNode) -> None:
+        """The same in host memory."""
+        if not node.children:
+            self._num_pushed += 1
+            heapq.heappush(self._host_leaves, (node.last_use, self._num_pushed, node))
 
     def _is_evictable(self, node: TreeNode) -> bool:
-        return node.num_locks == 0 and not node.children
+        if node.num_locks or not node.on_device:
+            return False
+        return not any(child.on_device for child in node.children.values())
 
 
 def cut(spans: Sequence[Span], num_tokens: int) -> list[Span]:

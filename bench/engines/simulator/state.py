@@ -90,7 +90,7 @@ class EngineState:
         self.can_swap = leaves
         self.headroom_steps = 0
         self.num_arrivals_planned = -1
-        self.pool = KvPool(engine.kv_pool_tokens, engine.page_size)
+        self.pool = KvPool(engine.kv_pool_tokens, engine.page_size, engine.host_tier)
         self.decode = DecodeBatch(engine.page_size)
         self.queue: list[Progress] = []
         self.ratio = NewTokenRatio(engine.schedule_conservativeness)

@@ -1,8 +1,8 @@
 """What must hold at every event.
 
 1. Conservation: the pages held are those of the requests in the batch and of the chunked one,
-   what they share counted once; the others that the radix tree has are evictable; together they
-   fit the pool.
+   what they share counted once; the others that the radix tree has on the device are evictable;
+   together they fit the pool. What it has is on the device or in host memory, which holds it.
 2. Slots: requests in the batch and the chunked one are at most max_running_requests.
 3. Nothing is lost or doubled: the requests outstanding are those waiting, chunked and in the batch,
    each in one place.
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.radix_tree import RadixTree
 from bench.engines.simulator.request import Progress
 from bench.engines.simulator.state import EngineState
@@ -81,12 +82,17 @@ def _check_pool(state: EngineState, members: list[Progress]) -> None:
     held = alone + pool.tree.locked_tokens // pool.page_size
     _require(1, held == pool.held_pages)
     _require(1, pool.held_pages + pool.evictable_pages <= pool.num_pages)
-    _check_tree(pool.tree, on_device)
+    _check_tree(pool.tree, on_device, state.engine)
 
 
-def _check_tree(tree: RadixTree, on_device: list[Progress]) -> None:
+def _check_tree(tree: RadixTree, on_device: list[Progress], engine: Engine) -> None:
     holders = Counter(id(node) for p in on_device if p.node for node in p.node.path())
     nodes = [*tree.nodes()]
+    there = [node for node in nodes if node.on_device]
     _require(1, all(node.num_locks == holders[id(node)] for node in nodes))
     _require(1, tree.locked_tokens == sum(len(node) for node in nodes if node.num_locks))
-    _require(1, tree.evictable_tokens == sum(len(node) for node in nodes if not node.num_locks))
+    _require(1, tree.evictable_tokens == sum(len(node) for node in there if not node.num_locks))
+    _require(1, all(node.on_device or (node.on_host and not node.num_locks) for node in nodes))
+    _require(1, all(each.on_device for node in there for each in node.path()))
+    _require(1, tree.host_tokens == sum(len(node) for node in nodes if node.on_host))
+    _require(1, tree.host_tokens <= (engine.host_tier.num_tokens if engine.host_tier else 0))

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.engines.simulator.pool import KvPool
-from bench.engines.simulator.radix_tree import RadixTree, Span
+from bench.engines.simulator.presets import WRITE_POLICIES
+from bench.engines.simulator.radix_tree import HostTier, RadixTree, Span
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
@@ -101,6 +102,34 @@ def test_the_leaf_used_longest_ago_goes_first() -> None:
     assert tree.evictable_tokens == 10
 
 
+@pytest.mark.parametrize("writes_back", [False, True])
+def test_what_the_device_evicts_comes_back_from_host_memory(writes_back: bool) -> None:
+    pool = KvPool(40, 1, HostTier(60, writes_back))
+    first, other = progress(0, ((DOCUMENT, 0, 30),), 30), progress(1, ((OTHER, 0, 25),), 25)
+    prefill(pool, first)
+    assert pool.tree.host_tokens == (0 if writes_back else 30)
+    pool.leave(first)
+    assert prefill(pool, other) == 25
+    assert (pool.held_pages, pool.evictable_pages) == (25, 0)
+    assert pool.tree.take_waited() == (30 if writes_back else 0)
+    pool.leave(other)
+    again = progress(2, ((DOCUMENT, 0, 30), (7, 0, 2)), 32)
+    assert (pool.found_tokens(again), pool.cached(again).host_tokens) == (30, 30)
+    assert prefill(pool, again) == 2
+    assert pool.tree.take_waited() == 30 + 25 * writes_back
+    assert pool.cached(again).host_tokens == 0
+
+
+def test_what_waits_longest_in_a_full_host_memory_is_forgotten() -> None:
+    pool = KvPool(20, 1, HostTier(40))
+    for number in range(3):
+        each = progress(number, ((number, 0, 20),))
+        assert prefill(pool, each) == 20
+        pool.leave(each)
+    found = [pool.found_tokens(progress(3, ((number, 0, 20),))) for number in range(3)]
+    assert found == [0, 19, 19]
+
+
 _SEQUENCES = st.lists(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=4),
     min_size=1,
@@ -163,6 +192,26 @@ def test_invariants_hold_where_prompts_are_shared(policy: str, page_size: int) -
     requests = _with_documents(150, 5)
     result = simulate(engine, policy, CONFIG, requests, options)
     assert result.prefill_tokens < sum(each.input_tokens for each in requests)
+
+
+@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "sage", "fcfs-fill"])
+def test_invariants_hold_with_a_host_tier(policy: str, write_policy: str) -> None:
+    engine = replace(SMALL, hicache_write_policy=write_policy)
+    requests = _with_documents(150, 5)
+    computed = []
+    for ratio in (0.0, 1.5):
+        tiered = replace(engine, hicache_ratio=ratio)
+        result = simulate(tiered, policy, CONFIG, requests, Options(watch=watch))
+        computed.append(result.prefill_tokens)
+    assert computed[1] < computed[0]
+
+
+def test_a_host_tier_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"hicache_ratio is -1.* \(allowed: 0 or more\)"):
+        replace(SMALL, hicache_ratio=-1.0)
+    with pytest.raises(ValueError, match=r"'back' \(allowed: write_through, write_back\)"):
+        replace(SMALL, hicache_write_policy="back")
 
 
 def test_one_that_follows_comes_after_the_answer_and_a_pause() -> None:

@@ -1,4 +1,4 @@
-"""Did a change of code change a decision? `python -m bench.checks.fingerprint`.
+"""Did a change of code change a decision? `python -m tests.checks.fingerprint`.
 
 Simulates every policy in a few regimes and prints a hash of what became of each request. The same
 code gives the same hashes on any machine; a refactoring has to leave them as they were.
@@ -41,7 +41,7 @@ _REGIMES: dict[str, tuple[Engine, float]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.checks.fingerprint",
+        prog="python -m tests.checks.fingerprint",
         description="Hash what every policy does in the simulator, to see whether it changed.",
     )
     parser.add_argument("--out", type=Path, help="also write the hashes there, as JSON")

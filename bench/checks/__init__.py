@@ -1,1 +1,0 @@
-"""Checks of what must not change."""
