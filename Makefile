@@ -7,9 +7,9 @@ BIN := $(VENV)/bin
 FUZZ_MINUTES ?= 60
 # Those supported beside the one that is installed (patches/compat.py).
 OTHER_RELEASES ?= 0.5.22
-# Of the tests of one server all go to one worker, and those that take longest come first. A worker
-# more than two cores: a test often waits for its server.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations 20
+# All tests of one server go to one worker, and those that take longest come first. Two workers a
+# core: a test often waits for its server.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --durations 20
 
 # Compiled once, and not in each of some hundred processes.
 unexport PYTHONDONTWRITEBYTECODE

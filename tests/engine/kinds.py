@@ -167,7 +167,7 @@ def replicas(model: Path, folder: Path) -> SageServer:
         warmed_store(folder / "store"),
         flags=["--dp-size", "2", "--max-running-requests", "8"],
         env=TWO_REPLICAS,
-        settings='[router]\ndispatch = "predicted-cost"\n',
+        settings=f'{PATIENT}[router]\ndispatch = "predicted-cost"\n',
     )
 
 
