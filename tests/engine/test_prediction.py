@@ -29,6 +29,9 @@ from tests.engine.serving import (
     wait_until,
 )
 
+# What SGLang asks before it is ready (entrypoints/http_server.py).
+_WARM_UP = "The capital city of France is"
+
 
 @pytest.fixture
 def sage_server(foreseeing: SageServer) -> SageServer:
@@ -62,14 +65,19 @@ def recorded(server: SageServer, num_expected: int, num_before: int) -> list[tup
 
 
 def test_the_servers_own_requests_leave_no_trace(sage_server: SageServer) -> None:
-    # First in this file: the warm-up request has just been through.
     info = requests.get(sage_server.url + "/server_info", timeout=300).json()
     assert info["schedule_policy"] == "sage"
+    before, num_predicted = num_on_disk(sage_server), _num_predicted(sage_server)
     assert requests.get(sage_server.url + "/health_generate", timeout=300).status_code == 200
     generate(sage_server, SHORT_PROMPT)
-    recorded(sage_server, 1, 0)
-    predictor = sage_server.stats()["predictor"]
-    assert sum(n for name, n in predictor.items() if name.startswith("num_predicted_")) == 1
+    recorded(sage_server, 1, before)
+    assert _num_predicted(sage_server) == num_predicted + 1
+    assert not any(prompt in ("", _WARM_UP) for prompt, _, _ in sage_server.history())
+
+
+def _num_predicted(server: SageServer) -> int:
+    predictor = server.stats()["predictor"]
+    return sum(n for name, n in predictor.items() if name.startswith("num_predicted_"))
 
 
 @pytest.mark.parametrize("stream", [False, True])
