@@ -139,7 +139,9 @@ def of_threshold(
 def token_counter() -> Callable[[str], int]:
     """By the packaged encoder's vocabulary."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    # Its file cuts and pads each text to 128 tokens.
     tokenizer.no_truncation()
+    tokenizer.no_padding()
     return lambda prompt: len(tokenizer.encode(prompt).ids)
 
 

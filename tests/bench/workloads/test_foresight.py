@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.workloads import chats
-from bench.workloads.foresight import Foresight, truth, with_noise
+from bench.workloads.foresight import Foresight, token_counter, truth, with_noise
 from bench.workloads.prompts import Workload, WorkloadRequest
 from predictor_store.predict import predictor
 from sage_sched.config import PredictorConfig
@@ -73,3 +73,9 @@ def test_noise_is_a_fifth_of_the_distribution() -> None:
     assert noisy is not None
     assert noisy.weights[-1] == pytest.approx(0.8)
     assert np.diff(noisy.lengths[:-1]).max() < 80
+
+
+def test_a_prompt_has_as_many_tokens_as_it_has() -> None:
+    count = token_counter()
+    assert count("What is tea?") < 10
+    assert count("What is tea? " * 100) > 300
