@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sage_sched import address
+from sage_sched.fairness import Away
 from sage_sched.fields import (
     MOST,
     ConfigError,
@@ -17,6 +18,8 @@ from sage_sched.fields import (
     require_known,
     require_within,
 )
+from sage_sched.gap import Gap
+from sage_sched.policy import Policy
 from sage_sched.registry import policy_type, section_of
 from sage_sched.routing import ROUTERS
 from sage_sched.slo import TRUST, SloClass, SloConfig
@@ -155,12 +158,21 @@ class DecodeConfig:
 
     max_gap_ms: between two tokens of a request that stays on the device, as far as the server's
         steps allow: sooner than that, prefills give way to a decode step. inf: no bound.
+    max_away_ms: between two tokens of a request that leaves the device, until others yield to it.
+        inf: no bound.
     """
 
     max_gap_ms: float = math.inf
+    max_away_ms: float = math.inf
 
     def __post_init__(self) -> None:
-        require(self.max_gap_ms >= 1, "decode.max_gap_ms", self.max_gap_ms, "1 or more, or inf")
+        for name, bound_ms in dataclasses.asdict(self).items():
+            require(bound_ms >= 1, f"decode.{name}", bound_ms, "1 or more, or inf")
+
+    def bound(self, policy: Policy) -> Policy:
+        """A policy, with these bounds."""
+        policy.gap, policy.away = Gap(self.max_gap_ms / 1e3), Away(self.max_away_ms / 1e3)
+        return policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
     for jobs in (view.waiting, view.running, [chunked] if chunked else []):
         rank_anew(jobs, policy)
     policy.on_pass(view)
+    policy.away.look(view)
     headroom = Headroom.of(view)
     if view.is_short and view.may_leave and (yields := make_room(view, policy, headroom)):
         return Plan(
@@ -176,7 +177,8 @@ def _turns(
     chunked = view.chunked
     if not queue or (not view.can_swap and (chunked is None or view.batch_is_full)):
         return [], 0
-    yields = view.may_leave and (policy.preempts or view.server.level_gap < math.inf)
+    willing = policy.preempts or view.server.level_gap < math.inf or queue[0].is_due
+    yields = view.may_leave and willing
     if view.batch_is_full and not (yields and anyone_would_yield(queue[0], policy, view)):
         return [], 0
     aside_tokens = headroom.set_aside_tokens(view.running)

@@ -95,7 +95,8 @@ class Job:
     served_tokens: the server's work for it so far, prefill and decode, recomputed tokens too. Those
         of all jobs add up to SchedulerView.served_tokens.
     num_yields: how often it has left the device for others.
-    is_promised: whether nobody may overtake it any more (sage_sched.fairness.promises).
+    is_promised: whether nobody may overtake it any more (sage_sched.fairness.promises). is_due: nor
+        for now, as it was away for long (sage_sched.fairness.away).
     is_ranked: whether its policy can rank it.
     refined: its length by what was seen of its answer; None as long as nothing was.
     revision: how often that was revised.
@@ -123,7 +124,8 @@ class Job:
     held_tokens: int = 0
     served_tokens: int = 0
     num_yields: int = 0
-    is_promised: bool = False
+    has_promise: bool = False
+    is_due: bool = False
     is_ranked: bool = True
     refined: Refined | None = None
     revision: int = 0
@@ -175,8 +177,17 @@ class Job:
         self.revision = self.ranked_at = 0
         self.place = self.standing = self.evidence = self.memo = None
 
+    @property
+    def is_promised(self) -> bool:
+        return self.has_promise or self.is_due
+
     def promise(self) -> None:
         """From now on nobody overtakes it."""
-        if not self.is_promised:
-            self.is_promised = True
+        if not self.has_promise:
+            self.has_promise = True
             self.place = None
+
+    def call_back(self, is_due: bool) -> None:
+        """Until further notice nobody overtakes it, or that is over."""
+        self.is_due = is_due
+        self.place = None

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from sage_sched.fairness import Tenants
+from sage_sched.fairness import Away, Tenants
 from sage_sched.gap import Gap
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
@@ -36,7 +36,8 @@ class Policy(ABC):
         reaches a multiple of it.
     most_yields: a job that has left the device so often yields to nobody any more.
     revision: how often its server's step times have changed.
-    gap: bounds the time between two tokens of a running job; whoever makes the policy sets it.
+    gap, away: bound the time between two tokens of a job that runs, and of one that leaves;
+        whoever makes the policy sets them.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
@@ -58,6 +59,7 @@ class Policy(ABC):
         self.server = server
         self.tenants = Tenants()
         self.gap = Gap()
+        self.away = Away()
         self._kept = indices
 
     def on_arrival(self, job: Job) -> bool:

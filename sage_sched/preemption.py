@@ -34,7 +34,7 @@ def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
     would, which saves the rest of the work."""
     if not may_displace(first):
         return False
-    place = (first.level, policy.key(first, view))
+    place = _place(first, policy, view)
     return any(
         (job.level, policy.key(job, view)) > place and _would_yield(job, first, 0.0, policy, view)
         for job in view.running
@@ -42,15 +42,23 @@ def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
     )
 
 
+def _place(waiting: Job, policy: Policy, view: SchedulerView) -> tuple[float, float]:
+    """Those of its level and a larger key, and of a worse level, may yield to it."""
+    return waiting.level, -math.inf if waiting.is_due else policy.key(waiting, view)
+
+
 def _would_yield(
     running: Job, waiting: Job, price_s: float, policy: Policy, view: SchedulerView
 ) -> bool:
     """Whether a running job makes room for one that goes before it: of another level, at any price
-    if the levels are far enough apart; of the same level, if the policy says so."""
+    if the levels are far enough apart; of the same level, if the policy says so, or if that one is
+    due."""
     if running.level != waiting.level:
         return running.level - waiting.level > view.server.level_gap
-    if running.is_promised or not policy.preempts:
+    if running.is_promised or not (policy.preempts or waiting.is_due):
         return False
+    if waiting.is_due:
+        return True
     return policy.should_preempt(running, waiting, price_s, view)
 
 
@@ -75,7 +83,8 @@ def plan_turns(
 
     A candidate enters if a slot is free, and more tokens than it needs. Jobs of a worse level yield
     to it if that is worse by more than `view.server.level_gap`. Jobs of its level with a worse key
-    yield if `policy.should_preempt` holds and they are not promised their turn. The worst yield
+    yield if `policy.should_preempt` holds and they are not promised their turn; to one that is due
+    all yield that are not. The worst yield
     first, and no more than needed. A job does not yield if it has yielded most_yields times, or
     would free nothing of what is short.
 
@@ -94,7 +103,7 @@ def plan_turns(
         newcomer = candidate.job
         place = (math.inf, math.inf)  # nobody yields to one that the policy cannot rank
         if newcomer.is_ranked:
-            place = (newcomer.level, policy.key(newcomer, view))
+            place = _place(newcomer, policy, view)
         willing = (
             Victim(job, leaving)
             for level, key, _, job in left

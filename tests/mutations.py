@@ -839,7 +839,7 @@ MUTATIONS = (
         "a promise ends with the policy that made it",
         "sage_sched/job.py",
         "        self.is_ranked = True\n        self.refined = None\n",
-        "        self.is_ranked, self.is_promised = True, False\n        self.refined = None\n",
+        "        self.is_ranked, self.has_promise = True, False\n        self.refined = None\n",
         f"{_SWITCH}::test_a_promise_stands",
     ),
     Mutation(
@@ -852,8 +852,8 @@ MUTATIONS = (
     Mutation(
         "requests yield though that was switched off",
         "sage_sched/decide.py",
-        "yields = view.may_leave and (policy.preempts",
-        "yields = (policy.preempts",
+        "yields = view.may_leave and willing",
+        "yields = willing",
         "tests/sage_sched/test_decide.py"
         "::test_if_preemption_is_switched_off_nobody_yields_and_those_that_have_come_back",
     ),

@@ -93,7 +93,7 @@ def _setup(hooks: Hooks, process: _Process) -> None:
         state: SchedulerState = self.sage
         state.metrics.look()
         told = [*without_swapped(self, partial(original, self)), *state.news()]
-        if state.policy.uses_clock:
+        if state.policy.uses_clock or state.policy.away.needs_clock:
             told.append(Tick(now_s=time.monotonic()))
         return told
 

@@ -27,7 +27,6 @@ from patches.scheduler.view import view_of
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
-from sage_sched.gap import Gap
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
 from sage_sched.policies.fcfs_fill import FcfsFill
@@ -112,8 +111,7 @@ class SchedulerState:
             return FcfsFill(NoParameters(), self._server)
         config = settings.config
         policy = policy_named(settings.schedule_policy, config.policy, self._server)
-        policy.gap = Gap(config.decode.max_gap_ms / 1e3)
-        return policy
+        return config.decode.bound(policy)
 
     def go_by(
         self, settings: Settings, policy: Policy, unfinished: Sequence[Req], now_s: float

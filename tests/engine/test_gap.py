@@ -1,4 +1,5 @@
-"""decode.max_gap_ms on real servers, by the times that their steps are said to take."""
+"""decode.max_gap_ms and max_away_ms on real servers, by the times that their steps are said to
+take."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from functools import partial
 
 import pytest
 
+from tests.checks.exactness import ask, crowd, differences
 from tests.engine import stage
+from tests.engine.crowds import ask_together
 from tests.engine.kinds import settings
-from tests.engine.serving import SHORT_PROMPT, SageServer, generate
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until
 
 # A token is prefilled in a millisecond, and a decode step takes 41.
 MAX_GAP_MS = 150.0
@@ -50,3 +53,19 @@ def test_without_a_bound_they_wait_for_all_of_it(foreseeing: SageServer) -> None
 
 def test_without_overlap_too(no_overlap: SageServer) -> None:
     assert longest_gap_ms(no_overlap, "sage", MAX_GAP_MS, "bound") <= MAX_GAP_MS
+
+
+def test_who_was_away_for_long_comes_back_first(yielding: SageServer) -> None:
+    trace = yielding.log.parent / "trace.jsonl"
+    asked = crowd(12, seed=5)
+    settings(yielding, {"schedule_policy": "fastserve"})
+    ask_together(yielding, asked)
+    # Requests yield time and again, and nobody is promised anything.
+    assert yielding.stats()["preemption"]["num_resumed"]
+    assert '"promised"' not in trace.read_text()
+    settings(yielding, {"decode": {"max_away_ms": 1.0}})
+    together = ask_together(yielding, asked)
+    settings(yielding, {"decode": {"max_away_ms": "inf"}})
+    wait_until(lambda: '"promised"' in trace.read_text())
+    assert differences(together, ask(yielding, asked, 1))[0] == 0
+    assert yielding.stats()["num_policy_errors"] == 0

@@ -84,8 +84,8 @@ def test_a_prompt_that_is_chunked_goes_on_in_the_place_of_all() -> None:
 
 
 def test_those_who_are_promised_their_turn_yield_last() -> None:
-    promised, other = job(0, 3000, is_promised=True), job(1, 100)
-    late = job(2, 4000, is_promised=True)
+    promised, other = job(0, 3000, has_promise=True), job(1, 100)
+    late = job(2, 4000, has_promise=True)
     assert yielding(short(promised, other)) == [other]
     assert yielding(short(promised, other, late))[:2] == [other, late][:1]
 

@@ -31,7 +31,7 @@ def jobs_of_levels(draw: st.DrawFn) -> list[Job]:
     for arrival in range(draw(st.integers(0, 12))):
         lengths = draw(st.none() | distributions(max_size=5))
         one = Job(arrival, 100, 4096, lengths, 0, level=draw(st.integers(-1, 1)))
-        one.is_promised = draw(st.booleans())
+        one.has_promise = draw(st.booleans())
         one.is_ranked = policy.on_arrival(one)
         jobs.append(one)
     return draw(st.permutations(jobs))

@@ -156,7 +156,7 @@ def yields(num_newcomers: int, *, memory_binds: bool, is_promised: bool = False)
     running = [job(1000, arrival=number) for number in range(20)]
     newcomers = [job(20, arrival=20 + number) for number in range(num_newcomers)]
     policy = ranking("sage", *running, *newcomers)
-    running[0].is_promised = is_promised
+    running[0].has_promise = is_promised
     server = replace(SERVER, kv_pool_tokens=2_040 if memory_binds else 4_000)
     free_slots = 20 if memory_binds else 0
     view = replace(waiting(*newcomers), running=running, free_slots=free_slots, server=server)

@@ -57,9 +57,7 @@ class Node:
         self._policy = policy
         self._options = options
         self._on_finish = on_finish
-        self._gap = Gap(config.decode.max_gap_ms / 1e3)
-        if isinstance(policy, Policy):
-            policy.gap = self._gap
+        self._gap = config.decode.bound(policy).gap if isinstance(policy, Policy) else Gap()
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
         self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
 

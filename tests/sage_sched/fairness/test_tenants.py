@@ -95,7 +95,7 @@ def test_each_tenant_keeps_the_order_of_its_own(
 ) -> None:
     jobs = [replace_hints(of(t, n), shares_fairly=fair) for n, (t, fair, _) in enumerate(drawn)]
     for job, (_, _, is_promised) in zip(jobs, drawn, strict=True):
-        job.is_promised = is_promised
+        job.has_promise = is_promised
     order = list(range(len(jobs)))
     found = Tenants().in_turn(order, len(jobs), waiting(*jobs))
     assert sorted(found) == order

@@ -1,0 +1,90 @@
+"""How long jobs that left the device are away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sage_sched.decide import decide
+from sage_sched.fairness import Away
+from sage_sched.job import Job
+from sage_sched.plan import Resume, Yield
+from sage_sched.policies.fcfs_fill import FcfsFill
+from sage_sched.policy import NoParameters
+from sage_sched.view import Holding, SchedulerView
+from tests.sage_sched.strategies import IDLE, SERVER
+
+
+def job(arrival: int, generated_tokens: int = 5) -> Job:
+    found = Job(arrival, 100, 1000, None, 0)
+    found.grow(generated_tokens)
+    return found
+
+
+def at(now_s: float, *waiting: Job, running: tuple[Job, ...] = ()) -> SchedulerView:
+    away = dict.fromkeys(job for job in waiting if job.generated_tokens)
+    return replace(IDLE, now_s=now_s, waiting=waiting, swapped=away, running=running)
+
+
+def test_who_was_away_for_so_long_is_due() -> None:
+    away, left, fresh = Away(60.0), job(0), job(1, generated_tokens=0)
+    # The clock may have stood still until the second look.
+    for now_s in (3.0, 100.0, 160.0):
+        away.look(at(now_s, left, fresh))
+        assert not left.is_promised
+    away.look(at(160.1, left, fresh))
+    assert left.is_promised
+    assert not fresh.is_promised
+
+
+def test_who_has_had_a_turn_may_leave_again() -> None:
+    away, left = Away(60.0), job(0)
+    for now_s in (0.0, 1.0, 62.0):
+        away.look(at(now_s, left))
+    left.grow(68)
+    away.look(at(70.0, running=(left,)))
+    assert left.is_promised
+    left.grow(69)
+    away.look(at(71.0, running=(left,)))
+    assert not left.is_promised
+    # And what it was promised otherwise stays.
+    left.promise()
+    assert left.is_promised
+
+
+def test_a_new_wait_is_a_new_one() -> None:
+    away, left = Away(60.0), job(0)
+    away.look(at(0.0, left))
+    away.look(at(1.0, left))
+    away.look(at(50.0, running=(left,)))
+    for now_s in (70.0, 80.0, 139.0):
+        away.look(at(now_s, left))
+        assert not left.is_promised
+
+
+def test_the_clock_is_asked_for_only_while_somebody_is_away() -> None:
+    away, unbound = Away(60.0), Away()
+    for one, asks in ((away, True), (unbound, False)):
+        assert not one.needs_clock
+        one.look(at(0.0, job(0)))
+        assert one.needs_clock is asks
+        one.look(at(1.0))
+        assert not one.needs_clock
+
+
+def test_others_yield_to_who_is_due_under_a_policy_whose_jobs_never_yield() -> None:
+    policy = FcfsFill(NoParameters(), SERVER)
+    policy.away = Away(60.0)
+    running, left = tuple(job(i) for i in range(3)), job(9)
+    full = replace(
+        at(0.0, left, running=running),
+        free_slots=0,
+        batch_is_full=True,
+        free_tokens=0,
+        holding=lambda job: Holding(105, 0, 105, stays_whole=False),
+    )
+    for now_s in (0.0, 1.0, 61.0):
+        assert decide(replace(full, now_s=now_s), policy).actions == ()
+    actions = decide(replace(full, now_s=61.1), policy).actions
+    assert [type(action) for action in actions[-1:]] == [Resume]
+    # The last ones, as many as leave room for the others' next steps.
+    assert [action.job for action in actions if isinstance(action, Yield)] == [*running[:0:-1]]
