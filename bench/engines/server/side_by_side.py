@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Measured on the first policy's server. saturated: if it always has a queue. alone_s: what a
-    request of so many tokens in and out takes alone; description: where that is known from."""
+    """Measured on the first policy's server. saturated: if it always has a queue; NaN if nobody
+    asks. alone_s: what a request of so many tokens in and out takes alone; description: where that
+    is known from."""
 
     saturated: Saturation
     alone_s: Callable[[int, int], float]
@@ -85,10 +87,10 @@ def compare_policies(settings: Settings) -> Iterator[dict[str, Any]]:
         tqdm.write("filling the predictor's history")
         servers.warm(settings.workload.observations())
     with closing(KeptServer(servers)) as kept:
-        tqdm.write(f"measuring what {settings.policies[0]} takes and sustains")
         baseline = _measure_baseline(settings, kept)
         facts = _facts(settings, baseline)
-        tqdm.write(f"capacity: {facts['capacity']}\nunloaded TTLT: {facts['unloaded TTLT']}")
+        if "capacity" in facts:
+            tqdm.write(f"capacity: {facts['capacity']}\nunloaded TTLT: {facts['unloaded TTLT']}")
         plan = list(_plan(settings))
         with tqdm(total=len(plan), desc="runs", unit="run") as progress:
             for policy, rate, seed in plan:
@@ -230,6 +232,11 @@ def _measure_baseline(settings: Settings, kept: KeptServer) -> Baseline:
     """With requests of the history, so that no evaluation prompt has been seen before. What one
     takes alone is known of a device clock."""
     device, first = settings.servers.device, settings.policies[0]
+    told = "" if device is None else f"by the step times of {device.preset}"
+    are_numbers = settings.num_requests and not any(rate.endswith("x") for rate in settings.rates)
+    if device is not None and are_numbers:
+        return Baseline(Saturation(nan, nan), partial(alone_s, device.engine), told)
+    tqdm.write(f"measuring what {first} takes and sustains")
     history = settings.workload.history
     burst = sample(history, settings.num_requests or PULSE_REQUESTS, seed=1)
     alone: list[Answer] = []
@@ -252,7 +259,6 @@ def _measure_baseline(settings: Settings, kept: KeptServer) -> Baseline:
     times_s = np.array([(answer.first_token_s, answer.last_token_s) for answer in run.answers])
     saturated = Saturation.measured(*times_s.T)
     if device is not None:
-        told = f"by the step times of {device.preset}"
         return Baseline(saturated, partial(alone_s, device.engine), told)
     fitted = UnloadedTime.fitted(alone)
     return Baseline(saturated, fitted.seconds, fitted.description)
@@ -289,8 +295,14 @@ def _columns(served: Served) -> dict[str, list[Any]]:
 
 
 def _facts(settings: Settings, baseline: Baseline) -> dict[str, Any]:
-    device = settings.servers.device
+    device, (capacity, service_s) = settings.servers.device, baseline.saturated
+    measured = {
+        "capacity": f"{capacity:.2f} requests/s ({settings.policies[0]}, with a queue)",
+        "in service": f"{service_s:.2f} s on average, from a request's first token to its last, "
+        "then",
+    }
     return {
+        **({} if isnan(capacity) else measured),
         **({} if device is None else {"device clock": device.preset, "speed": device.speed}),
         **host_facts(),
         "workload": settings.workload.description,
@@ -301,10 +313,6 @@ def _facts(settings: Settings, baseline: Baseline) -> dict[str, Any]:
         "server flags": " ".join((*settings.servers.flags, *COMMON_FLAGS)),
         "server environment": dict(settings.servers.env),
         "sage": settings.servers.sage.sections(),
-        "capacity": f"{baseline.saturated.capacity:.2f} requests/s ({settings.policies[0]}, with a "
-        "queue)",
-        "in service": f"{baseline.saturated.service_s:.2f} s on average, from a request's first "
-        "token to its last, then",
         "unloaded TTLT": baseline.description,
     }
 
