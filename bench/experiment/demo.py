@@ -112,7 +112,7 @@ def _rivals(experiment: Experiment, loaded: Loaded) -> tuple[list[Arm], float]:
 
 
 def _plan(experiment: Experiment, loaded: Loaded, capacity: float) -> str:
-    where = "simulated" if experiment.engine == "sim" else "on real servers: about 10 minutes"
+    where = "simulated" if experiment.engine == "sim" else "on real servers: about 7 minutes"
     return (
         f"{len(experiment.arms)} policies x {experiment.seeds} seeds x "
         f"{loaded.load.num_requests} requests, {where}.\n"
