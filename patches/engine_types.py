@@ -48,6 +48,7 @@ class Req(Protocol):
     session: object | None
     cached_tokens: int
     num_matched_prefix_tokens: int
+    host_hit_length: int
     retraction_count: int
     prefix_len: int
     extend_end: int
@@ -104,6 +105,7 @@ class Tree(Protocol):
 
     tree_components: tuple[Any, ...]
     disable: bool
+    cache_controller: Any
 
     def evictable_size(self) -> int: ...
     def lock(self, node: Any) -> Any: ...

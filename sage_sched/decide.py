@@ -119,7 +119,9 @@ def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> b
         job = view.waiting[position]
         if job in view.swapped or job.keeps_memory:
             job.was_looked_up = True
-        elif job.find(view.cached_tokens(position)):
+            continue
+        cached_tokens = view.cached_tokens(position)
+        if job.find(cached_tokens, view.server.recall_tokens(view.host_tokens(position))):
             has_news = True
             if job.is_ranked:
                 policy.on_forecast(job)

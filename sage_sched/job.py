@@ -90,7 +90,8 @@ class Job:
     generated_tokens: its age. Set by grow() alone.
     prefilled_tokens: how much of its prompt is prefilled, while it is being chunked.
     cached_tokens: how much of its sequence the radix tree had at the last look-up; for a running
-        job, when it entered. was_looked_up: whether there was one.
+        job, when it entered. was_looked_up: whether there was one. recall_tokens: a prefill of so
+        many takes as long as to bring back what was cached in host memory alone.
     held_tokens: while it runs, the KV that its end will free.
     served_tokens: the server's work for it so far, prefill and decode, recomputed tokens too. Those
         of all jobs add up to SchedulerView.served_tokens.
@@ -121,6 +122,7 @@ class Job:
     prefilled_tokens: int = 0
     cached_tokens: int = 0
     was_looked_up: bool = False
+    recall_tokens: int = 0
     held_tokens: int = 0
     served_tokens: int = 0
     num_yields: int = 0
@@ -141,20 +143,21 @@ class Job:
             self.generated_tokens = generated_tokens
             self.place = None
 
-    def find(self, cached_tokens: int) -> bool:
+    def find(self, cached_tokens: int, recall_tokens: int = 0) -> bool:
         """The radix tree has so many tokens of its sequence now; whether that has changed. If so,
         tell its policy (Policy.on_forecast)."""
         self.was_looked_up = True
-        if cached_tokens == self.cached_tokens:
+        if (cached_tokens, recall_tokens) == (self.cached_tokens, self.recall_tokens):
             return False
-        self.cached_tokens = cached_tokens
+        self.cached_tokens, self.recall_tokens = cached_tokens, recall_tokens
         self.place = None
         return True
 
     @property
     def cached_input_tokens(self) -> int:
-        """How much of its prompt is cached. If it was retracted, its answer may be cached too."""
-        return min(self.cached_tokens, self.input_tokens)
+        """How much of its prompt is cached, less what it costs to bring it to the device. If it was
+        retracted, its answer may be cached too."""
+        return min(self.cached_tokens, self.input_tokens) - self.recall_tokens
 
     def mean_tokens(self) -> float:
         """Mean length of its answer, by its prompt; 0 if nothing is known."""

@@ -83,6 +83,12 @@ class ServerFacts:
         """Seconds to move a request's KV to host memory and back."""
         return 2 * kv_tokens * self.swap_token_s
 
+    def recall_tokens(self, host_tokens: int) -> int:
+        """A prefill of so many tokens takes as long as to bring these back from host memory."""
+        per_token_s = self.step_time.prefill_token_s
+        share = self.swap_token_s / per_token_s if per_token_s > self.swap_token_s else 1.0
+        return math.ceil(host_tokens * share)
+
     def recompute_s(self, kv_tokens: int, cached_tokens: int = 0) -> float:
         """Seconds to compute it in one prefill, the first cached_tokens being there."""
         num_new = kv_tokens - cached_tokens

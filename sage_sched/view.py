@@ -47,7 +47,8 @@ class SchedulerView:
     can_swap: whether KV can be moved to host memory and back. may_leave: whether running jobs may
         leave the device; if not, those that have left come back.
     cached_tokens: how many tokens of the waiting job at this position the radix tree has. Costly:
-        called only for new jobs and for the first to serve.
+        called only for new jobs and for the first to serve. host_tokens: asked next, how many of
+        them are in host memory alone (SGLang's hierarchical cache).
     common_tokens: how many first tokens the waiting job at this position shares with another job,
         which waits at that position, is being chunked, or runs and has no token yet. 0 if that
         many are cached.
@@ -76,6 +77,7 @@ class SchedulerView:
     can_swap: bool
     may_leave: bool
     cached_tokens: Callable[[int], int]
+    host_tokens: Callable[[int], int]
     common_tokens: Callable[[int, int | Job], int]
     holding: Callable[[Job], Holding | None]
 

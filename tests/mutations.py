@@ -679,6 +679,13 @@ MUTATIONS = (
         "tests/engine/test_modes.py::test_each_attention_group_decides_for_itself_and_its_ranks_alike",
     ),
     Mutation(
+        "what an aborted request has of the hierarchical cache's host memory is never given back",
+        "patches/scheduler/hooks.py",
+        "        if is_swapped(req):\n",
+        "        if False:\n",
+        "tests/engine/test_modes.py::test_a_hierarchical_cache_takes_what_leaves_the_device",
+    ),
+    Mutation(
         "a batch gets more adapters than it has room for",
         "patches/scheduler/kv_copy.py",
         "return not scheduler.enable_lora or bool(",
@@ -791,8 +798,8 @@ MUTATIONS = (
     Mutation(
         "one token's KV is not copied",
         "patches/scheduler/kv_copy.py",
-        "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n",
-        "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)\n"
+        "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _backend(scheduler))\n",
+        "        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _backend(scheduler))\n"
         "        row = pool.req_to_token[req.kv.req_pool_idx]\n"
         "        allocator.get_kvcache().k_buffer[0][row[num_tokens // 2]] = 0\n",
         f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",

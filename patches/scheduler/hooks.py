@@ -18,6 +18,7 @@ from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler.admission import add, correct
 from patches.scheduler.executor import run_pass, without_swapped
+from patches.scheduler.kv_copy import drop, is_swapped
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
 from sage_sched.config import SageConfig
@@ -149,6 +150,11 @@ def _passes(hooks: Hooks, process: _Process) -> None:
     @hooks.at(f"{_SCHEDULER}._abort_on_queued_limit", AROUND, "recv_req")
     def around_queue_limit(original: Any, self: Scheduler, recv_req: object) -> Any:
         return without_swapped(self, partial(original, self, recv_req))
+
+    @hooks.at(f"{_SCHEDULER}._release_aborted_request", BEFORE, "req")
+    def before_release_aborted(self: Scheduler, req: Req) -> None:
+        if is_swapped(req):
+            drop(self, req)
 
     @hooks.at(f"{_SCHEDULER}.flush_cache", AFTER)
     def after_flush_cache(success: bool, self: Scheduler, *args: Any, **kw: Any) -> None:

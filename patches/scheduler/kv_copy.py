@@ -22,12 +22,27 @@ from sglang.srt.mem_cache.common import (
     release_kv_cache,
     restore_kv_cache,
 )
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from patches.engine_types import Batch, Req, Scheduler
 
 logger = logging.getLogger(__name__)
 
-_BACKEND = "cpu_tensor"
+
+def _backend(scheduler: Scheduler) -> str:
+    """Where SGLang keeps copies: in the host memory of the hierarchical cache if there is one."""
+    tree: Any = scheduler.tree_cache
+    has_host_tier = isinstance(tree, UnifiedRadixCache) and tree.supports_retraction_backup()
+    return "host_pool" if has_host_tier else "cpu_tensor"
+
+
+def host_tier_tokens(scheduler: Scheduler) -> int | None:
+    """What copies may take of the hierarchical cache's host memory: all but what the device may
+    have at the same time, which SGLang does not give up. None without such a cache."""
+    if _backend(scheduler) == "cpu_tensor":
+        return None
+    host_tokens: int = scheduler.tree_cache.cache_controller.mem_pool_host.size
+    return max(0, host_tokens - scheduler.max_total_num_tokens)
 
 
 def least(scheduler: Scheduler, number: int) -> int:
@@ -91,14 +106,13 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
     retracted requests. It is computed again after swap_in.
     """
     try:
-        backup_kv_cache(
+        copied = backup_kv_cache(
             req,
             scheduler.tree_cache,
             scheduler.req_to_token_pool,
             scheduler.token_to_kv_pool_allocator,
-            _BACKEND,
+            _backend(scheduler),
         )
-        copied = True
     except (RuntimeError, MemoryError):
         logger.exception("a request's KV could not be copied to host memory; it goes on running")
         copied = False
@@ -127,7 +141,7 @@ def _leave(running_batch: Batch, req: Req) -> None:
 
 def drop(scheduler: Scheduler, req: Req) -> None:
     """Forget the copy. The request will be computed again, as after any retraction."""
-    discard_kv_cache_backup(req, scheduler.tree_cache, _BACKEND)
+    discard_kv_cache_backup(req, scheduler.tree_cache, _backend(scheduler))
 
 
 class Return(Enum):
@@ -231,7 +245,7 @@ def _restored(scheduler: Scheduler, req: Req) -> Return:
     req.full_untruncated_fill_ids = req.origin_input_ids + req.output_ids
     req.prefix_len, req.extend_end = 0, num_tokens
     try:
-        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _BACKEND)
+        restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _backend(scheduler))
         restored = True
     except (RuntimeError, MemoryError):
         logger.exception("a request's KV could not be copied back; it is computed again")

@@ -75,7 +75,9 @@ class Preemption:
         more, those that have left come back."""
         self.config = config
         pool_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
-        self._host_pool_tokens = pool_bytes // self._token_bytes
+        shared_tokens = kv_copy.host_tier_tokens(self._scheduler)
+        own_tokens = pool_bytes // self._token_bytes
+        self._host_pool_tokens = own_tokens if shared_tokens is None else shared_tokens
         self.num_arrivals_planned = -1
 
     def stats(self) -> dict[str, Any]:
@@ -180,9 +182,10 @@ class Preemption:
         return running_batch, left
 
     def forget_copies(self) -> None:
-        """Drop all copies: KV of old weights, or of a flushed cache, must not come back."""
+        """Drop all copies: KV of old weights, or of a flushed cache, must not come back. The flush
+        has taken what they held of the hierarchical cache."""
         for req in kv_copy.swapped(self._scheduler.waiting_queue):
-            kv_copy.drop(self._scheduler, req)
+            req.kv.retraction_backup = None
             self._counts["num_recomputed"] += 1
 
     def carried_out(

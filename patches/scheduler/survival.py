@@ -60,6 +60,9 @@ _FLAGS = (
     "radix_eviction_policy", "_radix_eviction_policy_explicitly_set",
     "radix_eviction_policy_config", "disable_radix_cache", "kv_cache_dtype",
     "prefill_decode_interval", "prefill_decode_interval_min_bs",
+    # The hierarchical cache, without storage behind it.
+    "enable_hierarchical_cache", "hicache_ratio", "hicache_size", "hicache_host_memory_fraction",
+    "hicache_write_policy", "hicache_io_backend", "hicache_mem_layout",
     # Kernels.
     "attention_backend", "decode_attention_backend", "prefill_attention_backend",
     "sampling_backend", "fp8_gemm_runner_backend", "fp4_gemm_runner_backend",

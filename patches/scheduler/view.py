@@ -62,6 +62,7 @@ def view_of(
         can_swap=preemption is not None,
         may_leave=preemption is not None and preemption.config.enabled,
         cached_tokens=prompts.cached_tokens,
+        host_tokens=lambda position: waiting[position].host_hit_length,
         common_tokens=prompts.common_tokens,
         holding=(lambda job: None)
         if preemption is None

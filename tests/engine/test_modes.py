@@ -20,6 +20,7 @@ from tests.checks.exactness import TWO_RANKS
 from tests.engine import stage, torch_kernels
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.kinds import CHECKED, PATIENT, YIELDING, YIELDING_FLAGS
+from tests.engine.kinds import settings as switch
 from tests.engine.serving import (
     UNASKED_LONG_PROMPT,
     UNASKED_SHORT_PROMPT,
@@ -74,6 +75,47 @@ def the_shorter_starts_first(server: SageServer) -> None:
     calls = [partial(generate, server, prompt, rid=rid) for rid, prompt in prompts.items()]
     stage.together(server, calls)
     assert stage.started(server) == ["short", "long"]
+
+
+@pytest.mark.long
+def test_a_hierarchical_cache_takes_what_leaves_the_device(model: Path, tmp_path: Path) -> None:
+    flags = [*YIELDING_FLAGS, "--enable-hierarchical-cache", "--hicache-ratio", "1.5"]
+    costly = YIELDING.replace("prefill_token_ms = 0.0", "prefill_token_ms = 1.0")
+    settings = f"{PATIENT}{costly}"
+    with server_of(tmp_path, model, flags, settings=settings, policy="fastserve") as server:
+        alone = all_yield_and_come_back(server)
+        assert 320 <= server.stats()["preemption"]["host_pool_tokens"] < 330
+        # Aborted, they give their copies' memory back: kept, these would leave room for no other.
+        calls = [partial(answer, server, i) for i in range(NUM_ASKED)]
+        for _ in range(5):
+            stage.together(server, calls, then=partial(abort_swapped, server), swapped=4)
+        num_yields = server.stats()["preemption"]["num_yields"]
+        assert stage.together(server, calls) == alone
+        assert server.stats()["preemption"]["num_yields"] >= num_yields + NUM_ASKED
+        # What was evicted from the device comes back, and goes before what has to be computed.
+        switch(server, {"schedule_policy": "sage"})
+        kept, first, second, new = ([100 * i + j for j in range(300)] for i in range(1, 5))
+        said = answer_to(server, kept, "said")
+        for others in (first, second):
+            answer_to(server, others, f"{others[0]}")
+        calls = [partial(answer_to, server, new, "new"), partial(answer_to, server, kept, "again")]
+        _, again = stage.together(server, calls)
+        assert stage.started(server) == ["again", "new"]
+        assert again["output_ids"] == said["output_ids"]
+        assert again["meta_info"]["cached_tokens_details"]["host"] > 200
+
+
+def abort_swapped(server: SageServer, state: Mapping[str, Any]) -> None:
+    for rid in state["swapped"]:
+        requests.post(f"{server.url}/abort_request", json={"rid": rid}, timeout=300)
+    stage.once_aborted(server, len(state["swapped"]))
+
+
+def answer_to(server: SageServer, ids: Sequence[int], rid: str) -> dict[str, Any]:
+    sampling = {"temperature": 0, "max_new_tokens": 4}
+    body = {"input_ids": ids, "rid": rid, "sampling_params": sampling}
+    found: dict[str, Any] = requests.post(f"{server.url}/generate", json=body, timeout=300).json()
+    return found
 
 
 def test_kv_of_eight_bits_parallel_experts_and_decode_steps_between_prefills(

@@ -46,6 +46,7 @@ IDLE = SchedulerView(
     can_swap=True,
     may_leave=True,
     cached_tokens=lambda position: 0,
+    host_tokens=lambda position: 0,
     common_tokens=lambda position, other: 0,
     holding=lambda job: None,
 )

@@ -44,6 +44,22 @@ def test_the_longer_prompt_goes_first_if_most_of_it_is_cached(name: str) -> None
     assert first() == 0
 
 
+def test_what_is_cached_in_host_memory_costs_its_way_back() -> None:
+    policy = policy_named("sage", {}, SERVER)
+    cached = answered(0, 3500)
+    cached.is_ranked = policy.on_arrival(cached)
+    on_device = replace(waiting(cached), cached_tokens=lambda position: 3400)
+    keys = []
+    for share in (0.0, 0.5, 2.0):
+        swap_token_s = share * SERVER.step_time.prefill_token_s
+        server = replace(SERVER, swap_token_s=swap_token_s)
+        view = replace(on_device, server=server, host_tokens=lambda position: 3000)
+        decide(view, policy)
+        keys.append(policy.key(cached, view))
+        assert cached.cached_input_tokens == 3400 - min(share, 1.0) * 3000
+    assert keys == sorted(set(keys))
+
+
 def test_new_jobs_and_the_first_to_serve_are_asked_about() -> None:
     jobs = [job(arrival, 10 + arrival) for arrival in range(40)]
     asked: list[int] = []

@@ -71,6 +71,10 @@ class KvPool:
         """Of a waiting request's sequence, what the tree has, its last token never counted."""
         return self._match(progress)[1]
 
+    def host_tokens(self, progress: Progress) -> int:
+        """Of these, what is in host memory alone."""
+        return self.cached(progress).host_tokens if self.tree.host_tokens else 0
+
     def cached(self, progress: Progress) -> Cached:
         """The same, and where it is."""
         node, num_tokens = self._match(progress)

@@ -160,6 +160,7 @@ class EngineState:
             can_swap=self.can_swap,
             may_leave=self.can_swap,
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
+            host_tokens=lambda position: self.pool.host_tokens(self.queue[position]),
             common_tokens=self._common_tokens,
             holding=self._holding,
         )

@@ -83,7 +83,7 @@ def test_on_a_plain_server_plain_requests_yield() -> None:
         ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm"),
         ({"dcp_size": 2}, "--dcp-size"),
         ({"enable_watermark": True}, "--enable-watermark"),
-        ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+        ({"hicache_storage_backend": "file"}, "--hicache-storage-backend"),
         ({"strip_thinking_cache": True}, "--strip-thinking-cache"),
     ],
 )
