@@ -562,14 +562,14 @@ MUTATIONS = (
     Mutation(
         "requests wait for a worker that has died",
         "predictor_store/service/client.py",
-        "            if not answer.done():\n                answer.set_result(Prediction(None",
-        "            if answer.done():\n                answer.set_result(Prediction(None",
+        "            _settle(answer, Prediction(None, self._prior))",
+        "            pass",
         f"{_CLIENT}::test_a_killed_worker_costs_the_prediction_alone_and_comes_back",
     ),
     Mutation(
         "a worker's restart is not counted",
         "predictor_store/service/client.py",
-        'self._counts["num_worker_restarts"] += 1',
+        'self._counts["num_worker_restarts"] += bool(self._worker_stats)',
         "pass",
         f"{_CLIENT}::test_a_killed_worker_costs_the_prediction_alone_and_comes_back",
     ),

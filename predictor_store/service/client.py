@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
-import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ from predictor_store.service.link import Link, open_link
 from predictor_store.service.supervisor import Supervisor
 from sage_sched.config import SageConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
-
-logger = logging.getLogger(__name__)
 
 _LATENCY_WINDOW = 1_000
 # Each worker counts from its start; stats() adds up all workers.
@@ -50,11 +46,10 @@ class PredictorClient:
     def __init__(self, config: SageConfig, model: str = "") -> None:
         """model: whose history it is at a service (predictor.service)."""
         self._config = config
-        self._supervisor = Supervisor(lambda: open_link(config, model))
+        self._supervisor = Supervisor(
+            lambda: open_link(config, model), self._attach, self._take, self._lose
+        )
         self._link: Link | None = None
-        self._reopened: Link | None = None
-        self._closed = False
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
         self._is_silent = False
         self._next_handle = 0
@@ -67,7 +62,7 @@ class PredictorClient:
 
     def start(self) -> None:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""
-        self._attach(self._supervisor.open())
+        self._supervisor.start()
 
     async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
         """Never raises. scope: see History.scope.
@@ -77,7 +72,6 @@ class PredictorClient:
         """
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
-        self._bind(loop)
         handle = self._next_handle
         self._next_handle += 1
         answer: asyncio.Future[Prediction] = loop.create_future()
@@ -148,92 +142,15 @@ class PredictorClient:
 
     def close(self) -> None:
         """Blocks until the worker has written what it has."""
-        self._closed = True
         self._supervisor.close()
-        if (link := self._detach()) is not None:
-            link.close()
-
-    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        # start() came before any loop. SGLang has one, tests have several.
-        if loop is self._loop:
-            return
-        self._loop = loop
-        if self._link is not None:
-            self._watch(self._link)
-        else:
-            self._attach_reopened()
-
-    def _attach(self, link: Link) -> None:
-        self._link = link
-        self._is_silent = False
-        self._prior = protocol.decode_distribution(link.first["prior"])
-        stats = link.first["ready"]
-        if stats["process"] != self._worker_stats.get("process"):
-            self._past += _totals(self._worker_stats)
-        self._worker_stats = stats
-        if self._loop is not None:
-            self._watch(link)
-
-    def _watch(self, link: Link) -> None:
-        assert self._loop is not None
-        self._loop.add_reader(link.socket.fileno(), self._on_readable)
-        if link.has_unsent:
-            self._loop.add_writer(link.socket.fileno(), self._on_writable)
-
-    def _detach(self) -> Link | None:
-        """Stops using the worker. Requests that wait for it get the prior."""
-        link, self._link = self._link, None
-        if link is not None and self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(link.socket.fileno())
-            self._loop.remove_writer(link.socket.fileno())
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_result(Prediction(None, self._prior))
-        return link
+        self._lose()
 
     def _send(self, message: dict[str, Any]) -> bool:
-        if self._link is None:
-            return False
+        link = self._link
         try:
-            sent = self._link.say(message)
+            return link is not None and link.say(message)
         except OSError:
-            self._lose_worker()
-            return False
-        if self._link.has_unsent and self._loop is not None:
-            self._loop.add_writer(self._link.socket.fileno(), self._on_writable)
-        return sent
-
-    def _on_writable(self) -> None:
-        assert self._link is not None
-        assert self._loop is not None
-        try:
-            self._link.flush()
-            if not self._link.has_unsent:
-                self._loop.remove_writer(self._link.socket.fileno())
-        except OSError:
-            self._lose_worker()
-
-    def _on_readable(self) -> None:
-        assert self._link is not None
-        try:
-            for message in self._link.messages():
-                self._take(message)
-        except (OSError, ValueError):
-            self._lose_worker()
-
-    def _take(self, message: dict[str, Any]) -> None:
-        match message:
-            case {"predicted": int(handle), "distribution": encoded}:
-                self._is_silent = False
-                answer = self._waiting.get(handle)
-                # Past its deadline the request has gone on.
-                if answer is not None and not answer.done():
-                    distribution = protocol.decode_distribution(encoded)
-                    answer.set_result(Prediction(handle, distribution))
-            case {"stats": dict(stats), **more}:
-                if "prior" in more:
-                    self._prior = protocol.decode_distribution(more["prior"])
-                self._worker_stats = stats
+            return False  # the supervisor finds it lost, too
 
     def _miss_deadline(self, handle: int) -> None:
         answer = self._waiting.get(handle)
@@ -242,25 +159,45 @@ class PredictorClient:
             self._counts["num_deadline_misses"] += 1
             answer.set_result(Prediction(handle, self._prior))
 
-    def _lose_worker(self) -> None:
-        link = self._detach()
-        if link is not None and not self._closed:
-            logger.error("the prediction worker has died: requests get the prior until it is back")
-            threading.Thread(target=self._reopen, args=(link,), daemon=True).start()
+    # The supervisor calls these in a thread of its own.
 
-    def _reopen(self, lost: Link) -> None:
-        # In a thread of its own: opening a worker blocks.
-        self._reopened = self._supervisor.reopen(lost)
-        # Without a running loop, the next prediction finds it.
-        with contextlib.suppress(RuntimeError):
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._attach_reopened)
+    def _attach(self, link: Link) -> None:
+        stats = link.first["ready"]
+        self._counts["num_worker_restarts"] += bool(self._worker_stats)
+        if stats["process"] != self._worker_stats.get("process"):
+            self._past += _totals(self._worker_stats)
+        self._worker_stats = stats
+        self._prior = protocol.decode_distribution(link.first["prior"])
+        self._is_silent = False
+        self._link = link
 
-    def _attach_reopened(self) -> None:
-        link, self._reopened = self._reopened, None
-        if link is not None:
-            self._counts["num_worker_restarts"] += 1
-            self._attach(link)
+    def _take(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"predicted": int(handle), "distribution": encoded}:
+                self._is_silent = False
+                # Past its deadline the request has gone on.
+                if (answer := self._waiting.get(handle)) is not None:
+                    _settle(answer, Prediction(handle, protocol.decode_distribution(encoded)))
+            case {"stats": dict(stats), **more}:
+                if "prior" in more:
+                    self._prior = protocol.decode_distribution(more["prior"])
+                self._worker_stats = stats
+
+    def _lose(self) -> None:
+        self._link = None
+        for answer in list(self._waiting.values()):
+            _settle(answer, Prediction(None, self._prior))
+
+
+def _settle(answer: asyncio.Future[Prediction], prediction: Prediction) -> None:
+    """From any thread."""
+
+    def settle() -> None:
+        if not answer.done():
+            answer.set_result(prediction)
+
+    with contextlib.suppress(RuntimeError):  # its loop is closed
+        answer.get_loop().call_soon_threadsafe(settle)
 
 
 def _totals(stats: dict[str, Any]) -> Counter[str]:

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,63 +34,53 @@ class PredictorError(Exception):
 
 
 class Link:
-    """Never blocks once it has greeted.
-
-    process: None for a service, which others have started. first: the worker's first message.
-    """
+    """process: None for a service, which others have started. messages: of the worker; the next one
+    blocks until it comes, they end when the worker hangs up, and raise OSError if it is gone,
+    ValueError if it is no worker. first: the first of them."""
 
     def __init__(
         self, connected: socket.socket, process: subprocess.Popen[bytes] | None = None
     ) -> None:
         self.socket = connected
         self.process = process
+        self.messages = self._heard()
         self.first: dict[str, Any] = {}
-        self._lines = protocol.LineReader()
-        self._unsent = b""
+        self._finishing: threading.Thread | None = None
 
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._unsent)
+    def _heard(self) -> Iterator[dict[str, Any]]:
+        lines = protocol.LineReader()
+        while piece := self.socket.recv(_MAX_RECEIVE_BYTES):
+            yield from filter(None, lines.feed(piece))
 
     def say(self, message: dict[str, Any]) -> bool:
-        """Sends the whole message, if need be later. False if the socket is full, as the worker is
-        far behind; then nothing is sent. Raises OSError if it is gone."""
-        self.flush()
-        if self._unsent:
+        """Never blocks. Sends the whole message, if need be later. False if the socket is full, as
+        the worker is far behind; then nothing is sent. Raises OSError if it is gone."""
+        if self._finishing is not None and self._finishing.is_alive():
             return False
         data = protocol.encode(message)
-        num_taken = self._taken(data)
-        if num_taken:
-            self._unsent = data[num_taken:]
-        return num_taken > 0
-
-    def flush(self) -> None:
-        """Sends what is unsent, as far as the socket takes it. Raises OSError if the worker is
-        gone."""
-        if self._unsent:
-            self._unsent = self._unsent[self._taken(self._unsent) :]
-
-    def _taken(self, data: bytes) -> int:
-        with contextlib.suppress(BlockingIOError):
-            return self.socket.send(data)
-        return 0
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """New messages. Raises OSError if the worker is gone, ValueError if it is no worker."""
         try:
-            piece = self.socket.recv(_MAX_RECEIVE_BYTES)
+            num_taken = self.socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return
-        if not piece:
-            raise ConnectionResetError("the prediction worker has hung up")
-        yield from filter(None, self._lines.feed(piece))
+            return False
+        if rest := data[num_taken:]:
+            self._finishing = threading.Thread(target=self._finish, args=(rest,), daemon=True)
+            self._finishing.start()
+        return True
+
+    def _finish(self, rest: bytes) -> None:
+        with contextlib.suppress(OSError):  # whoever reads `messages` learns of it
+            self.socket.sendall(rest)
 
     def greet(self, hello: dict[str, Any]) -> None:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""
         try:
-            self.first = self._answer(hello)
-            _check(self.first)
-            self.socket.setblocking(False)
+            self.socket.settimeout(_START_TIMEOUT_SECONDS)
+            self.socket.sendall(protocol.encode(hello))
+            if (first := next(self.messages, None)) is None:
+                raise ConnectionResetError
+            _check(first)
+            self.first = first
+            self.socket.settimeout(None)
         except BaseException as error:
             self.kill()
             if isinstance(error, TimeoutError):
@@ -105,7 +95,7 @@ class Link:
 
     def close(self) -> None:
         """Hangs up. A server's own worker then writes what it has and ends; blocks until it has."""
-        self.socket.close()
+        self._hang_up()
         if self.process is None:
             return
         try:
@@ -114,21 +104,17 @@ class Link:
             self.kill()
 
     def kill(self) -> None:
-        self.socket.close()
+        """Hangs up, and ends a server's own worker at once."""
+        self._hang_up()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
-    def _answer(self, hello: dict[str, Any]) -> dict[str, Any]:
-        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-        self.socket.settimeout(_START_TIMEOUT_SECONDS)
-        self.socket.sendall(protocol.encode(hello))
-        while True:
-            for message in self.messages():
-                return message
-            if (left_s := deadline - time.monotonic()) <= 0:
-                raise TimeoutError
-            self.socket.settimeout(left_s)
+    def _hang_up(self) -> None:
+        # Closing alone would leave a thread that reads waiting.
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
 
 
 def _check(first: dict[str, Any]) -> None:

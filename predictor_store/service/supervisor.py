@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from predictor_store.service.link import Link, PredictorError, start_worker
 from predictor_store.store.file import StoreError
@@ -22,41 +23,72 @@ _MAX_BACKOFF_SECONDS = 60.0
 
 
 class Supervisor:
-    """open_link: opens a worker. Blocks; raises StoreError, PredictorError."""
+    """Reads from the worker in a thread of its own, which opens the next one, too.
 
-    def __init__(self, open_link: Callable[[], Link]) -> None:
+    open_link: opens a worker. Blocks; raises StoreError, PredictorError. attach: told of each
+    worker. hear: told what it says. lose: called when it is lost.
+    """
+
+    def __init__(
+        self,
+        open_link: Callable[[], Link],
+        attach: Callable[[Link], None] = lambda link: None,
+        hear: Callable[[dict[str, Any]], None] = lambda message: None,
+        lose: Callable[[], None] = lambda: None,
+    ) -> None:
         self._open_link = open_link
+        self._attach = attach
+        self._hear = hear
+        self._lose = lose
         self._closed = threading.Event()
+        self._link: Link | None = None
         self._opened_at = 0.0
         self._num_failures = 0
 
-    def open(self) -> Link:
-        """The first worker. Blocks until it is ready. Raises StoreError, PredictorError."""
-        link = self._open_link()
+    def start(self) -> None:
+        """Blocks until a worker is ready. Raises StoreError, PredictorError."""
+        threading.Thread(target=self._keep, args=(self._open(),), daemon=True).start()
+
+    def close(self) -> None:
+        """Blocks until the worker has written what it has. From now on no worker is opened."""
+        self._closed.set()
+        if self._link is not None:
+            self._link.close()
+
+    def _open(self) -> Link:
+        self._link = link = self._open_link()
         self._opened_at = time.monotonic()
+        if self._closed.is_set():
+            link.close()
+        else:
+            self._attach(link)
         return link
 
-    def reopen(self, lost: Link) -> Link | None:
-        """Opens another worker. Blocks until it is ready; None if close() is called first."""
-        lost.kill()
+    def _keep(self, link: Link | None) -> None:
+        while link is not None:
+            with contextlib.suppress(OSError, ValueError):
+                for message in link.messages:
+                    self._hear(message)
+            self._lose()
+            if not self._closed.is_set():
+                logger.error("the prediction worker is lost: requests get the prior meanwhile")
+                link.kill()
+            link = self._reopened()
+
+    def _reopened(self) -> Link | None:
+        """Another worker. Blocks until it is ready; None if close() is called first."""
         if time.monotonic() - self._opened_at > _MAX_BACKOFF_SECONDS:
             self._num_failures = 0
         while not self._closed.wait(min(2.0**self._num_failures, _MAX_BACKOFF_SECONDS)):
             self._num_failures = min(self._num_failures + 1, 10)
             try:
-                link = self.open()
+                link = self._open()
             except (OSError, StoreError, PredictorError) as error:
                 logger.error("the prediction worker does not come back: %s", error)
-                continue
-            if not self._closed.is_set():
+            else:
                 logger.warning("the prediction worker is back")
                 return link
-            link.close()
         return None
-
-    def close(self) -> None:
-        """From now on no worker is opened."""
-        self._closed.set()
 
 
 class SharedWorker:
@@ -74,18 +106,8 @@ class SharedWorker:
 
     def start(self) -> None:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""
-        link = self._supervisor.open()
-        threading.Thread(target=self._keep, args=(link,), daemon=True).start()
+        self._supervisor.start()
 
     def _start_worker(self) -> Link:
         Path(self.config.predictor.service).parent.mkdir(mode=0o700, exist_ok=True)
         return start_worker(self.config)
-
-    def _keep(self, link: Link | None) -> None:
-        while link is not None:
-            link.socket.setblocking(True)
-            with contextlib.suppress(OSError):
-                while link.socket.recv(1 << 16):
-                    pass  # what it reports, the HTTP processes are told too
-            logger.error("the prediction worker has died, and is started anew")
-            link = self._supervisor.reopen(link)

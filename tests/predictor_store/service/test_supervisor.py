@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from predictor_store.service.link import Link, PredictorError, connect_worker
@@ -14,9 +15,12 @@ from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 
 
 class Opened:
-    """In the place of a Link. It knows whether it was ended."""
+    """In the place of a Link whose worker says something and dies. It knows how it was ended."""
 
     was_killed = was_closed = False
+
+    def __init__(self) -> None:
+        self.messages = iter([{"said": 1}])
 
     def kill(self) -> None:
         self.was_killed = True
@@ -25,50 +29,67 @@ class Opened:
         self.was_closed = True
 
 
-def supervisor(fails: list[bool]) -> tuple[Supervisor, list[float]]:
-    """One whose workers do not come up where fails says so, and the pauses that it makes."""
-    pauses = list[float]()
+class Kept:
+    """A supervisor whose workers do not come up where `fails` says so, and what happens to it. It
+    is closed in its pause number num_pauses + 1."""
 
-    def open_link() -> Any:
+    def __init__(self, fails: list[bool], num_pauses: int) -> None:
+        self.links = list[Any]()
+        self.pauses = list[float]()
+        self.told = list[Any]()
+        self.supervisor = Supervisor(
+            lambda: self._opened(fails),
+            lambda link: self.told.append("attached"),
+            self.told.append,
+            lambda: self.told.append("lost"),
+        )
+
+        def wait(seconds: float) -> bool:
+            if len(self.pauses) == num_pauses:
+                self.supervisor.close()
+                return True
+            self.pauses.append(seconds)
+            return False
+
+        self.supervisor._closed.wait = wait  # type: ignore[method-assign,assignment]
+
+    def _opened(self, fails: list[bool]) -> Any:
         if fails and fails.pop(0):
             raise PredictorError("not today")
-        return Opened()
+        self.links.append(Opened())
+        return self.links[-1]
 
-    made = Supervisor(open_link)
-    is_closed = made._closed.is_set
-
-    def wait(seconds: float) -> bool:
-        pauses.append(seconds)
-        return is_closed()
-
-    made._closed.wait = wait  # type: ignore[method-assign,assignment]
-    return made, pauses
+    def run(self) -> None:
+        self.supervisor._keep(self.supervisor._open())
 
 
-def test_pauses_grow_while_workers_fail_and_start_over_after_one_that_has_lived(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    keeper, pauses = supervisor([False] + [True] * 7)
-    first: Any = keeper.open()
-    second: Any = keeper.reopen(first)
-    assert first.was_killed
-    assert not second.was_killed
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
-    # One that dies at once is a failure too.
-    third: Any = keeper.reopen(second)
-    assert pauses[8:] == [60]
-    now = time.monotonic()
-    monkeypatch.setattr("predictor_store.service.supervisor.time.monotonic", lambda: now + 100)
-    keeper.reopen(third)
-    assert pauses[9:] == [1]
+def test_pauses_grow_while_workers_fail_and_those_that_die_at_once_do() -> None:
+    kept = Kept([False] + [True] * 7, 9)
+    kept.run()
+    assert kept.pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert [link.was_killed for link in kept.links] == [True] * 3
+    assert kept.told == ["attached", {"said": 1}, "lost"] * 3
+
+
+def test_they_start_over_after_a_worker_that_has_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(
+        "predictor_store.service.supervisor.time.monotonic", lambda: float(next(times))
+    )
+    kept = Kept([False, True, True], 5)
+    kept.run()
+    assert kept.pauses == [1, 2, 4, 1, 1]
 
 
 def test_once_closed_no_worker_is_kept() -> None:
-    keeper, _ = supervisor([])
-    first: Any = keeper.open()
-    keeper.close()
-    assert keeper.reopen(first) is None
-    assert first.was_killed
+    kept = Kept([], 0)
+    link: Any = kept.supervisor._open()
+    kept.supervisor.close()
+    assert link.was_closed
+    # One that was being opened meanwhile.
+    late: Any = kept.supervisor._open()
+    assert late.was_closed
+    assert kept.told == ["attached"]
 
 
 def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
@@ -78,10 +99,10 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
     os.kill(first.first["ready"]["process"], signal.SIGKILL)
     again = _connected(shared.config)
     assert again.first["ready"]["process"] != first.first["ready"]["process"]
-    shared._supervisor.close()
-    os.kill(again.first["ready"]["process"], signal.SIGKILL)
     for link in (first, again):
         link.close()
+    shared._supervisor.close()
+    assert not psutil.pid_exists(again.first["ready"]["process"])
 
 
 def _connected(config: SageConfig) -> Link:
