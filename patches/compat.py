@@ -37,7 +37,7 @@ CALLS = (
     ),
     (f"{_BATCH}.prepare_for_prebuilt", ()),
     (f"{_BATCH}.process_prebuilt", ("future_map",)),
-    (f"{_BATCH}.release_req", ("idx", "remaing_req_count")),
+    (f"{_BATCH}.release_req", ("idx", "remaing_req_count", "offload_kv")),
     (f"{_BATCH}.filter_batch", ("keep_indices",)),
     (f"{_BATCH}.merge_batch", ("other",)),
     (f"{_BATCH}.new_tokens_required_next_decode", ()),

@@ -23,7 +23,7 @@ _REFUSALS = {
     "--smg-grpc-mode": _NO_HOOKS,
     "--skip-tokenizer-init": "prompts cannot be read",
     "--pp-size above 1": "its scheduler keeps a running batch per stage",
-    "--disaggregation-mode": _UNTRIED,
+    "--enable-pd-role-switch": "our order, and what is predicted, go by the role at the start",
     "--encoder-only": _NO_ANSWERS,
     "--is-embedding": _NO_ANSWERS,
     "--dllm-algorithm": _UNTRIED,
@@ -33,10 +33,12 @@ _REFUSALS = {
 _REFUSED_WITH_SHADOW = (
     "SGLANG_RUST_SERVER", "--use-ray", "--smg-grpc-mode", "--skip-tokenizer-init", "--encoder-only",
     "--is-embedding", "--dllm-algorithm", "--tokenizer-worker-num above 1",
+    "--disaggregation-mode",
 )  # fmt: skip
 _REFUSED_WITH_DISPATCH = {
     "--enable-dp-attention": "its replicas take every step together",
     "--tokenizer-worker-num above 1": "each HTTP process knows of its own requests alone",
+    "--disaggregation-mode": "a request's room number says which replicas serve it",
 }
 
 # How to tell, for those above that are more than a flag set or a number too high.

@@ -103,8 +103,8 @@ MUTATIONS = (
     Mutation(
         "what is prefilled while a decode step is on its way counts for nothing",
         "patches/scheduler/state.py",
-        "        self.slo.stepped(batch)\n",
-        "        self.slo.stepped(batch)\n        self.policy.gap.decoded()\n",
+        "        self.gaps.stepped(batch)\n",
+        "        self.gaps.stepped(batch)\n        self.policy.gap.decoded()\n",
         "tests/engine/test_gap.py::test_who_runs_gets_tokens_while_others_are_prefilled",
     ),
     Mutation(

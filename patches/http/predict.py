@@ -153,7 +153,7 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
     if state.explains:
         state.carried |= carrier.EXPLAIN
     state.foreseen = Foreseen(hints=hints)
-    if text is not None:
+    if text is not None and ours.predicts:
         state.prediction = asyncio.ensure_future(
             ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked_of(obj, state.asked)))
         )

@@ -23,12 +23,15 @@ from sage_sched.slo import SloClaims
 class HttpState:
     """`TokenizerManager.sage`.
 
+    predicts: whether it predicts lengths, and learns them. A prefill server sees one token of each
+        answer; the decode server, which gets the same request, sees all.
     client: asks the prediction worker. claims: which SLO a request may claim. urgency: guesses how
     urgent a request is. dispatch: picks replicas, None if SGLang does. settings: the communicator
     of /sage/settings, None without an HTTP server.
     """
 
     config: SageConfig
+    predicts: bool
     client: PredictorClient
     claims: SloClaims
     urgency: UrgencyGuess
@@ -48,6 +51,7 @@ class HttpState:
             manager._result_dispatcher += TypeBasedDispatcher([(StepTimes, dispatch.told)])
         made = cls(
             config,
+            server_args.disaggregation_mode != "prefill",
             client,
             SloClaims(config.slo),
             UrgencyGuess(config.urgency),
@@ -55,7 +59,8 @@ class HttpState:
             dispatch,
             add_settings_route(manager),
         )
-        client.start()  # the schedulers are loading the model meanwhile
+        if made.predicts:
+            client.start()  # the schedulers are loading the model meanwhile
         return made
 
     def stats(self) -> dict[str, Any]:

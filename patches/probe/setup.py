@@ -36,6 +36,7 @@ _REFUSALS = {
     ),
     "--speculative-algorithm": "SGLang shows no states of tokens that a draft proposed",
     "--enable-dp-attention": "it has not been tried",
+    "--disaggregation-mode": "no server sees the states of all of a request",
 }
 
 

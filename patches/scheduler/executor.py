@@ -12,11 +12,12 @@ from sglang.srt.managers.scheduler import NextBatchPlan
 
 from patches.compat import drop_ended, keeps_ended
 from patches.engine_types import Batch, Req, Scheduler
+from patches.scheduler import queues
 from patches.scheduler.kv_copy import is_swapped
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.priorities import follow_settings
 from patches.scheduler.state import SchedulerState
-from patches.scheduler.view import is_full, is_short
+from patches.scheduler.view import is_full, is_short, num_arrivals
 from sage_sched import scheduling_pass
 from sage_sched.plan import Budget, Plan, Yield
 
@@ -29,12 +30,12 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
         return original(running_batch)
     if keeps_ended():
         drop_ended(running_batch)
-    this = _Pass(scheduler, original, running_batch)
+    this = Pass(scheduler, original, running_batch)
     scheduling_pass.run_pass(this)
     return this.done
 
 
-class _Pass:
+class Pass:
     """A pass of SGLang's scheduler. running: the running batch by now. done: what SGLang's own
     part returned."""
 
@@ -74,7 +75,7 @@ class _Pass:
 
     @property
     def num_arrivals(self) -> int:
-        return self._state.jobs.num_arrivals
+        return num_arrivals(self._scheduler, self._state.jobs)
 
     @property
     def runs_any(self) -> bool:
@@ -125,7 +126,7 @@ def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
     state = scheduler.sage
     if state.preemption is not None and is_short(scheduler, running_batch):
         return False
-    if not scheduler.waiting_queue:
+    if not queues.waiting(scheduler):
         return True
     return state.preemption is None and is_full(scheduler, running_batch)
 

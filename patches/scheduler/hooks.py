@@ -17,6 +17,7 @@ from patches.probe.scores import Probing
 from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler.admission import add, correct
+from patches.scheduler.decode_pass import order_arrived, run_decode_pass
 from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.kv_copy import drop, is_swapped
 from patches.scheduler.state import SchedulerState
@@ -32,6 +33,7 @@ _POLICY = f"{_MANAGERS}.schedule_policy.SchedulePolicy"
 _ADDER = f"{_MANAGERS}.schedule_policy.PrefillAdder"
 _BATCH = f"{_MANAGERS}.schedule_batch.ScheduleBatch"
 _COMPONENTS = f"{_MANAGERS}.scheduler_components"
+_PREALLOC = "sglang.srt.disaggregation.decode.DecodePreallocQueue"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 
 
@@ -48,8 +50,9 @@ class _Process:
         return self.state.probing if hasattr(self, "state") else None
 
 
-def scheduler_hooks(config: SageConfig) -> Hooks:
-    """The hooks for one scheduler process whose --schedule-policy is ours."""
+def scheduler_hooks(config: SageConfig, mode: str = "null") -> Hooks:
+    """The hooks for one scheduler process whose --schedule-policy is ours. mode: SGLang's
+    --disaggregation-mode."""
     hooks, process = Hooks(), _Process(config)
     _setup(hooks, process)
     _arrivals(hooks)
@@ -58,6 +61,10 @@ def scheduler_hooks(config: SageConfig) -> Hooks:
     _steps(hooks)
     _weights_and_states(hooks, process)
     _reports(hooks)
+    if mode == "prefill":
+        _prefills_alone(hooks)
+    elif mode == "decode":
+        _decodes_alone(hooks, process)
     return hooks
 
 
@@ -242,3 +249,37 @@ def _reports(hooks: Hooks) -> None:
             logger.exception("/server_info lacks what sage-sched counts")
             stats = {"slo": {}, "error": repr(error)}
         result.internal_state["sage"] = stats
+
+
+def _prefills_alone(hooks: Hooks) -> None:
+    """On a prefill server a request ends when the KV of its prompt has been sent."""
+
+    @hooks.at(f"{_SCHEDULER}.process_disagg_prefill_inflight_queue", AFTER)
+    def after_sent(done: list[Req], self: Scheduler, *args: Any, **kw: Any) -> None:
+        self.sage.have_more(done)
+
+
+def _decodes_alone(hooks: Hooks, process: _Process) -> None:
+    """On a decode server a pass gives room, prefills nothing, and has queues of its own."""
+
+    @hooks.at(f"{_SCHEDULER}.process_decode_queue", AROUND)
+    def around_decode_queue(original: Any, self: Scheduler) -> None:
+        run_decode_pass(self, partial(original, self))
+
+    @hooks.at(f"{_PREALLOC}._required_admission_tokens", AROUND, "req")
+    def around_needed_tokens(original: Any, self: Any, req: Req, *args: Any, **kw: Any) -> int:
+        theirs: int = original(self, req, *args, **kw)
+        return process.state.room.needed_tokens(req, theirs, self.max_total_num_tokens)
+
+    @hooks.at(f"{_SCHEDULER}._get_new_prebuilt_batch", BEFORE)
+    def before_prebuilt(self: Scheduler, *args: Any, **kw: Any) -> None:
+        order_arrived(self)
+
+    @hooks.at(
+        f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
+        ".process_batch_result_prebuilt",
+        AFTER,
+        "batch",
+    )
+    def after_prebuilt(result: None, self: object, batch: Batch) -> None:
+        process.state.joined(batch)

@@ -10,11 +10,15 @@ from typing import Any
 from patches.carrier import EXPLAIN, EXPLANATION, came_at_s, decode, decode_hints
 from patches.engine_types import Batch, Req
 from patches.scheduler.request import Explanation, RequestState, Waits
+from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Job
 from sage_sched.policy import Policy
 from sage_sched.steps import attended_pairs
 
 logger = logging.getLogger(__name__)
+
+
+_ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
 
 class Failures:
@@ -38,8 +42,10 @@ class Jobs:
     """The jobs of one scheduler. All ranks see the same requests in the same order and count the
     same tokens. now_s: rank 0's clock as last told, for policies that use a clock."""
 
-    def __init__(self, policy: Policy, failures: Failures) -> None:
+    def __init__(self, policy: Policy, failures: Failures, mode: str = "null") -> None:
+        """mode: SGLang's --disaggregation-mode."""
         self._policy = policy
+        self._mode = mode
         self._failures = failures
         self.served_tokens = 0
         self.recomputed_tokens = 0
@@ -65,6 +71,10 @@ class Jobs:
             level=level,
             ranked_at=self._policy.revision,
         )
+        if self._mode == "prefill":  # of its answer no more is made here
+            job.max_new_tokens, job.distribution = 1, _ONE_TOKEN
+        elif self._mode == "decode":  # its prompt is prefilled elsewhere
+            job.cached_tokens = job.input_tokens
         self.num_arrivals += 1
         if self._policy.uses_clock:
             self._undated.append((job, req))
@@ -154,15 +164,21 @@ class Jobs:
             job.grow(len(req.output_ids))
             # An estimate of what its end gives back: others may share what it found in the radix
             # tree at its start.
-            job.cached_tokens = req.cached_tokens
-            job.held_tokens = max(0, req.kv.kv_allocated_len - req.cached_tokens)
+            if self._mode != "decode":
+                job.cached_tokens = req.cached_tokens
+            job.held_tokens = self.held_tokens(req)
             jobs.append(job)
         return jobs
 
-    def ended(self, batch: Batch) -> Iterator[Req]:
-        """The requests that a batch has finished, at their last age. Each comes once, though under
-        overlap it is in two batches."""
-        for req in batch.reqs:
+    def held_tokens(self, req: Req) -> int:
+        """KV that the end of a running request frees."""
+        shared_tokens = 0 if self._mode == "decode" else req.cached_tokens
+        return max(0, req.kv.kv_allocated_len - shared_tokens)
+
+    def ended(self, reqs: Sequence[Req]) -> Iterator[Req]:
+        """Those that have finished, at their last age. Each comes once, though under overlap it is
+        in two batches."""
+        for req in reqs:
             if req.finished() and not req.sage.has_ended:
                 req.sage.has_ended = True
                 req.sage.job.grow(len(req.output_ids))

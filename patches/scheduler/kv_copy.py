@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.common import (
     restore_kv_cache,
 )
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_disagg
 
 from patches.engine_types import Batch, Req, Scheduler
 
@@ -30,7 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 def _backend(scheduler: Scheduler) -> str:
-    """Where SGLang keeps copies: in the host memory of the hierarchical cache if there is one."""
+    """Where SGLang keeps copies: in the host memory of the hierarchical cache if there is one; on a
+    decode server where it looks for them itself."""
+    if scheduler.server_args.disaggregation_mode == "decode":
+        return str(get_disagg().disaggregation_decode_retraction_backup)
     tree: Any = scheduler.tree_cache
     has_host_tier = isinstance(tree, UnifiedRadixCache) and tree.supports_retraction_backup()
     return "host_pool" if has_host_tier else "cpu_tensor"
@@ -38,11 +42,13 @@ def _backend(scheduler: Scheduler) -> str:
 
 def host_tier_tokens(scheduler: Scheduler) -> int | None:
     """What copies may take of the hierarchical cache's host memory: all but what the device may
-    have at the same time, which SGLang does not give up. None without such a cache."""
+    have at the same time, which SGLang does not give up. None without such a cache. A decode server
+    without a radix tree has that memory for copies alone."""
     if _backend(scheduler) == "cpu_tensor":
         return None
     host_tokens: int = scheduler.tree_cache.cache_controller.mem_pool_host.size
-    return max(0, host_tokens - scheduler.max_total_num_tokens)
+    shared_tokens = 0 if scheduler.tree_cache.disable else scheduler.max_total_num_tokens
+    return max(0, host_tokens - shared_tokens)
 
 
 def least(scheduler: Scheduler, number: int) -> int:
@@ -119,7 +125,9 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
     if not least(scheduler, copied):  # it failed on some rank
         drop(scheduler, req)
         return False
-    running_batch.release_req(running_batch.reqs.index(req), len(running_batch.reqs) - 1)
+    num_others = len(running_batch.reqs) - 1
+    # A decode server would copy it once more.
+    running_batch.release_req(running_batch.reqs.index(req), num_others, offload_kv=False)
     _leave(running_batch, req)
     return True
 
@@ -196,6 +204,14 @@ def counts_tokens(req: Req) -> bool:
         or sampling.repetition_penalty != 1.0
         or sampling.min_new_tokens
     )
+
+
+def what_is_lost(req: Req) -> str | None:
+    """What SGLang does not restore when it brings back a retracted request itself; None if it
+    restores all."""
+    if req.grammar is not None:
+        return "a grammar on a decode server"
+    return "a count of its tokens on a decode server" if counts_tokens(req) else None
 
 
 def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:

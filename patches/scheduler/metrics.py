@@ -13,8 +13,8 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from patches.carrier import came_at_s
-from patches.engine_types import Batch, Req, Scheduler
-from patches.scheduler.kv_copy import swapped
+from patches.engine_types import Req, Scheduler
+from patches.scheduler import queues
 from patches.scheduler.request import Seen
 from patches.series import Series
 from sage_sched.job import Job
@@ -95,23 +95,24 @@ class SchedulerMetrics:
 
     def _say_load(self, series: Series) -> None:
         scheduler, state = self._scheduler, self._scheduler.sage
-        waits_s = waited_s(scheduler.waiting_queue)
+        waiting = queues.waiting(scheduler)
+        waits_s = waited_s(waiting)
         series.set("oldest_wait_seconds", max(waits_s, default=0.0))
         series.set("mean_wait_seconds", sum(waits_s) / max(1, len(waits_s)))
-        series.set("swapped_requests", len(swapped(scheduler.waiting_queue)))
-        running = [_as_it_is(req) for req in scheduler.running_batch.reqs]
+        series.set("swapped_requests", len(queues.in_host_memory(scheduler)))
+        running = [_as_it_is(scheduler, req) for req in scheduler.running_batch.reqs]
         share = scheduler.new_token_ratio_tracker.current
         chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-        waiting = [req.sage.job for req in (*scheduler.waiting_queue, *chunked)]
-        series.set("backlog_seconds", backlog_s([*waiting, *running], share, state.server))
+        jobs = [req.sage.job for req in (*waiting, *chunked)]
+        series.set("backlog_seconds", backlog_s([*jobs, *running], share, state.server))
 
 
-def _as_it_is(req: Req) -> Job:
+def _as_it_is(scheduler: Scheduler, req: Req) -> Job:
     """The Job of a running request at its present age. It is a copy, because the ranks that report
     nothing do not update theirs here."""
     job: Job = copy(req.sage.job)
     job.grow(len(req.output_ids))
-    job.held_tokens = max(0, req.kv.kv_allocated_len - req.cached_tokens)
+    job.held_tokens = scheduler.sage.jobs.held_tokens(req)
     return job
 
 
@@ -141,12 +142,12 @@ class SloMeter:
         came_s = came_at_s(req.sampling_params.custom_params, now_s)
         return Seen(Promise.of(job.hints), came_s)
 
-    def stepped(self, batch: Batch) -> None:
-        """A batch's results are in."""
+    def stepped(self, reqs: Sequence[Req]) -> None:
+        """These may have further tokens."""
         if self._started_s is None:
             return
         now_s = time.monotonic()
-        for req in batch.reqs:
+        for req in reqs:
             if (seen := req.sage.seen) is not None:
                 self._look(req, seen, now_s - seen.came_s)
 

@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from patches.engine_types import Batch, Req, Scheduler
-from patches.scheduler import kv_copy
+from patches.scheduler import kv_copy, queues
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.host_memory import pool_bytes
 from patches.scheduler.kv_copy import Return
@@ -40,7 +40,7 @@ def preemption_of(
 ) -> Preemption | None:
     """None if no request may leave the device, or this server cannot swap."""
     config = config_of(settings)
-    if not config.enabled:
+    if not config.enabled or queues.only_prefills(scheduler):
         return None
     if reason := why_none_yields(scheduler):
         logger.warning("running requests do not yield on this server: it has %s", reason)
@@ -61,6 +61,7 @@ class Preemption:
         self, scheduler: Scheduler, config: PreemptionConfig, calibration: Calibration
     ) -> None:
         self._scheduler = scheduler
+        self._only_decodes = queues.only_decodes(scheduler)
         self._token_bytes = kv_copy.token_bytes(scheduler)
         self._own_pool_bytes = kv_copy.least(scheduler, pool_bytes(scheduler.server_args))
         self._meter = SwapMeter(scheduler, calibration)
@@ -102,7 +103,7 @@ class Preemption:
 
     def used_ratio(self) -> float:
         """Share of the host memory that is used."""
-        free_tokens = self.host_free_tokens(kv_copy.swapped(self._scheduler.waiting_queue))
+        free_tokens = self.host_free_tokens(queues.in_host_memory(self._scheduler))
         return 1 - free_tokens / max(1, self._host_pool_tokens)
 
     def priced(self, server: ServerFacts) -> ServerFacts:
@@ -116,15 +117,15 @@ class Preemption:
         def holding(job: Job) -> Holding | None:
             if not requests:
                 requests.update((req.sage.job, req) for req in running)
-            req = requests[job]
-            if not kv_copy.can_leave_now(req) or not self._survives(req):
+            req = requests.get(job)  # on a decode server, of some the KV has not come yet
+            if req is None or not kv_copy.can_leave_now(req) or not self._survives(req):
                 return None
             return Holding(
                 kv_tokens=req.seqlen,
                 # It will find again what it found in the radix tree at its start.
                 cached_tokens=min(req.cached_tokens, req.seqlen),
                 freed_tokens=kv_copy.freed_tokens(self._scheduler, req),
-                stays_whole=kv_copy.counts_tokens(req),
+                stays_whole=self._only_decodes or kv_copy.counts_tokens(req),
             )
 
         return holding
@@ -135,6 +136,8 @@ class Preemption:
         if not state.was_asked_to_yield:
             state.was_asked_to_yield = True
             state.why_it_stays = why_it_stays(req)
+            if self._only_decodes and state.why_it_stays is None:
+                state.why_it_stays = kv_copy.what_is_lost(req)
             if state.why_it_stays is not None:
                 if state.why_it_stays not in self._num_staying:
                     logger.info("requests that use %s do not yield", state.why_it_stays)
@@ -163,16 +166,17 @@ class Preemption:
         """Bring swapped requests back: the running batch with them in it, and those that have to
         wait on. Some of these are still swapped, as there is no room for them; the others lost
         their copies and will be computed again."""
-        with self._meter.timing() as move:
+        batch: Batch | None = None
+        outcomes: list[Return] = []
+
+        def swap_in() -> list[Req]:
+            nonlocal batch, outcomes
             batch, outcomes = kv_copy.swap_in(self._scheduler, reqs, running_batch.reqs)
-            back = batch.reqs if batch is not None else []
-            move.num_tokens = sum(req.seqlen - 1 for req in back)
+            return batch.reqs if batch is not None else []
+
+        self.restored(swap_in)
         self._counts["num_recomputed"] += outcomes.count(Return.LOST)
         self._counts["num_without_device_room"] += outcomes.count(Return.NO_ROOM)
-        self._counts["num_resumed"] += len(back)
-        self._moved_tokens += move.num_tokens
-        for req in back:
-            req.sage.waits.ends()
         left = [r for r, outcome in zip(reqs, outcomes, strict=True) if outcome is not Return.BACK]
         if batch is None:
             return running_batch, left
@@ -181,10 +185,21 @@ class Preemption:
         running_batch.merge_batch(batch)
         return running_batch, left
 
+    def restored(self, restore: Callable[[], list[Req]]) -> list[Req]:
+        """Time and count what copies back, and returns, requests."""
+        with self._meter.timing() as move:
+            back = restore()
+            move.num_tokens = sum(req.seqlen - 1 for req in back)
+        self._counts["num_resumed"] += len(back)
+        self._moved_tokens += move.num_tokens
+        for req in back:
+            req.sage.waits.ends()
+        return back
+
     def forget_copies(self) -> None:
         """Drop all copies: KV of old weights, or of a flushed cache, must not come back. The flush
         has taken what they held of the hierarchical cache."""
-        for req in kv_copy.swapped(self._scheduler.waiting_queue):
+        for req in queues.in_host_memory(self._scheduler):
             req.kv.retraction_backup = None
             self._counts["num_recomputed"] += 1
 

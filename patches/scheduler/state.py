@@ -14,14 +14,15 @@ from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from patches.engine_types import Batch, Req, Scheduler
 from patches.messages import Scores, StepTimes
 from patches.probe.setup import probing_of
+from patches.scheduler import queues
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.early_aborts import EarlyAborts
 from patches.scheduler.gap_meter import GapMeter
 from patches.scheduler.jobs import Failures, Jobs
-from patches.scheduler.kv_copy import swapped
 from patches.scheduler.metrics import SchedulerMetrics, SloMeter
 from patches.scheduler.preemption import config_of, preemption_of
 from patches.scheduler.priorities import level_gap, level_of
+from patches.scheduler.room import Room
 from patches.scheduler.trace import trace_of
 from patches.scheduler.view import view_of
 from sage_sched.admission import Headroom
@@ -60,7 +61,8 @@ class SchedulerState:
         self._first_come = FcfsFill(NoParameters(), server)
         self.headroom = Headroom(0, scheduler.page_size)  # of the last plan
         self.failures = Failures()
-        self.jobs = Jobs(self.policy, self.failures)
+        self.jobs = Jobs(self.policy, self.failures, scheduler.server_args.disaggregation_mode)
+        self.room = Room()  # on a decode server
         self.early_aborts = EarlyAborts()
         self.metrics = SchedulerMetrics(scheduler)
         self.slo = SloMeter(self.metrics)
@@ -136,7 +138,7 @@ class SchedulerState:
         """Whether the coming pass goes by a plan of ours. Under SGLang's own order it does so only
         while some request's KV is in host memory."""
         is_off = self.preemption is not None and not self.preemption.config.enabled
-        if is_off and not swapped(self._scheduler.waiting_queue):
+        if is_off and not queues.in_host_memory(self._scheduler):
             self.preemption = None
         return not self.settings.is_stock or self.preemption is not None
 
@@ -146,7 +148,7 @@ class SchedulerState:
         if not self.settings.is_stock:
             self._unplaced.append(req)
         if self.trace is not None:
-            num_waiting = len(self._scheduler.waiting_queue)
+            num_waiting = len(queues.waiting(self._scheduler))
             self.trace.came(req, num_waiting, len(self._scheduler.running_batch.reqs))
         req.sage.seen = self.slo.arrived(req, req.sage.job)
         if self.probing is not None:
@@ -195,12 +197,22 @@ class SchedulerState:
             self.trace.runs(batch)
         self.jobs.about_to_run(batch)
 
+    def joined(self, batch: Batch) -> None:
+        """On a decode server: these run from now on, with a first token from elsewhere."""
+        for req in batch.reqs:
+            req.sage.waits.ends()
+        self.have_more(batch.reqs)
+
     def ended(self, batch: Batch, result: Any) -> None:
         """A batch's results are in. All ranks get the same ones between the same two passes."""
-        self.slo.stepped(batch)
         self.gaps.stepped(batch)
         self.jobs.accepted(batch, getattr(result, "accept_lens", None))
-        for req in self.jobs.ended(batch):
+        self.have_more(batch.reqs)
+
+    def have_more(self, reqs: Sequence[Req]) -> None:
+        """These may have further tokens, and some of them may have ended."""
+        self.slo.stepped(reqs)
+        for req in self.jobs.ended(reqs):
             was_aborted = isinstance(req.finished_reason, FINISH_ABORT)
             if self.trace is not None:
                 self.trace.ended(req, was_aborted)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from sglang.srt.arg_groups.fields import exec_, observability, serving
+from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
 from sglang.srt.managers import schedule_batch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
@@ -63,6 +64,10 @@ _FLAGS = (
     # The hierarchical cache, without storage behind it.
     "enable_hierarchical_cache", "hicache_ratio", "hicache_size", "hicache_host_memory_fraction",
     "hicache_write_policy", "hicache_io_backend", "hicache_mem_layout",
+    # Whence the KV of prompts comes, and how many may wait with it.
+    "disaggregation_mode", "disaggregation_transfer_backend", "disaggregation_ib_device",
+    "disaggregation_decode_retraction_backup", "disaggregation_decode_extra_slots",
+    "num_reserved_decode_tokens",
     # Kernels.
     "attention_backend", "decode_attention_backend", "prefill_attention_backend",
     "sampling_backend", "fp8_gemm_runner_backend", "fp4_gemm_runner_backend",
@@ -91,7 +96,7 @@ _REQUEST = {
     "require_reasoning",
     # It matters only to requests that ask for experts, which stay.
     "routed_experts_start_len",
-    # For disaggregated servers, which are refused (patches/refusals.py). Clients may send them.
+    # Where its prompt is prefilled, if that is not here.
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
     # The same for all requests of a server, and checked there.
     "disagg_mode", "dllm_config",
@@ -121,7 +126,7 @@ def why_none_yields(scheduler: Scheduler) -> str | None:
     kinds = (
         (pool, (MHATokenToKVPool, MLATokenToKVPool)),
         (allocator, (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)),
-        (scheduler.req_to_token_pool, (ReqToTokenPool,)),
+        (scheduler.req_to_token_pool, (ReqToTokenPool, DecodeReqToTokenPool)),
         (tree, (UnifiedRadixCache,)),
     )
     for found, known in kinds:
@@ -136,6 +141,9 @@ def why_none_yields(scheduler: Scheduler) -> str | None:
         "an encoder-decoder model": model.is_encoder_decoder,
         "n-gram embeddings": model.use_ngram_embedding,
         "a multimodal model": model.is_multimodal,
+        "--disaggregation-decode-retraction-backup none": (
+            scheduler.server_args.disaggregation_decode_retraction_backup == "none"
+        ),
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         return reason

@@ -11,6 +11,7 @@ from sglang.srt.utils.rank_consensus_checker import rank_consensus
 from patches.engine_types import Req, Scheduler
 from patches.messages import SetSettings, SettingsNow
 from patches.probe.scores import why_no_probe
+from patches.scheduler import queues
 from patches.scheduler.state import SchedulerState
 from sage_sched.fields import ConfigError, require
 
@@ -72,7 +73,9 @@ def _unfinished(scheduler: Scheduler) -> list[Req]:
     for their grammar, are being prefilled or run."""
     batches = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
     found = [
-        *scheduler.waiting_queue,
+        *queues.waiting(scheduler),
+        *queues.held(scheduler),
+        *queues.unseen(scheduler),
         *scheduler.grammar_manager.grammar_queue,
         *([] if scheduler.chunked_req is None else [scheduler.chunked_req]),
         *(req for batch in batches for req in batch.reqs),

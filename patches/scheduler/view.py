@@ -8,6 +8,7 @@ import numpy as np
 from sglang.srt.mem_cache.common import match_kv_cache
 
 from patches.engine_types import Batch, Req, Scheduler
+from patches.scheduler import queues
 from patches.scheduler.jobs import Jobs
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.preemption import Preemption
@@ -24,8 +25,8 @@ def view_of(
     preemption: Preemption | None,
 ) -> SchedulerView:
     """What a pass may know. preemption: None if nobody leaves the device."""
-    waiting, chunked = scheduler.waiting_queue, scheduler.chunked_req
-    running = jobs.running(running_batch.reqs)
+    waiting, chunked = queues.waiting(scheduler), scheduler.chunked_req
+    running = jobs.running([*running_batch.reqs, *queues.held(scheduler)])
     free_tokens = scheduler.token_to_kv_pool_allocator.available_size()
     evictable_tokens = scheduler.tree_cache.evictable_size()
     if chunked is not None:
@@ -36,11 +37,11 @@ def view_of(
         req.sage.job.grow(len(req.output_ids))
     in_host_memory = swapped(begun)
     served = running_batch.reqs if chunked is None else [*running_batch.reqs, chunked]
-    prompts = Prompts(scheduler, served)
+    prompts = Prompts(scheduler, waiting, served)
     return SchedulerView(
         now_s=jobs.now_s,
         served_tokens=jobs.served_tokens,
-        num_arrivals=jobs.num_arrivals,
+        num_arrivals=num_arrivals(scheduler, jobs),
         num_arrivals_planned=-1 if preemption is None else preemption.num_arrivals_planned,
         waiting=[req.sage.job for req in waiting],
         # In one order on all ranks, whose sets would differ.
@@ -48,9 +49,7 @@ def view_of(
         running=running,
         chunked=None if chunked is None else chunked.sage.job,
         batch_is_full=is_full(scheduler, running_batch),
-        free_slots=scheduler.get_num_allocatable_reqs(
-            len(running_batch.reqs), running_batch=running_batch
-        ),
+        free_slots=_free_slots(scheduler, running_batch),
         free_tokens=free_tokens,
         evictable_tokens=evictable_tokens,
         locked_tokens=scheduler.max_total_num_tokens - free_tokens - evictable_tokens,
@@ -68,6 +67,18 @@ def view_of(
         if preemption is None
         else preemption.holdings(running_batch.reqs),
     )
+
+
+def num_arrivals(scheduler: Scheduler, jobs: Jobs) -> int:
+    """How many requests have come that a plan can see, or could."""
+    return jobs.num_arrivals - len(queues.unseen(scheduler))
+
+
+def _free_slots(scheduler: Scheduler, running_batch: Batch) -> int:
+    if queues.only_decodes(scheduler):  # whoever has none waits with the KV of its prompt
+        return int(scheduler.req_to_token_pool.available_size())
+    num_running = len(running_batch.reqs)
+    return scheduler.get_num_allocatable_reqs(num_running, running_batch=running_batch)
 
 
 def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
@@ -90,7 +101,8 @@ def _step_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
     (Scheduler.update_running_batch)."""
     if running_batch.is_empty() or scheduler._reqs_finishing_inflight(running_batch):
         return 0
-    return running_batch.new_tokens_required_next_decode()
+    num_joining = len(scheduler.waiting_queue) if queues.only_decodes(scheduler) else 0
+    return running_batch.new_tokens_required_next_decode() + num_joining * scheduler.page_size
 
 
 def _pass_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
@@ -104,22 +116,25 @@ class Prompts:
     """What the prompts of one pass have in common, by position in the queue. Computed when asked,
     as most pairs never are."""
 
-    def __init__(self, scheduler: Scheduler, served: Sequence[Req]) -> None:
+    def __init__(self, scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req]) -> None:
         """served: requests that run, or are being chunked."""
         self._tree_cache = scheduler.tree_cache
-        self._waiting = scheduler.waiting_queue
+        self._waiting = waiting
         self._served = served
+        self._come_prefilled = queues.only_decodes(scheduler)
 
     def cached_tokens(self, position: int) -> int:
         """Found as SGLang's cache-aware policies find it."""
         req = self._waiting[position]
+        if self._come_prefilled:
+            return len(req.origin_input_ids)
         match_kv_cache(req, self._tree_cache)
         return req.num_matched_prefix_tokens
 
     def common_tokens(self, position: int, other: int | Job) -> int:
         """The length of the shared prefix (see SchedulerView.common_tokens). As in the radix tree,
         prompts share nothing if they differ in LoRA adapter or salt, or have input embeddings."""
-        if self._tree_cache.disable:
+        if self._tree_cache.disable or self._come_prefilled:
             return 0
         one = self._waiting[position]
         two = self._waiting[other] if isinstance(other, int) else self._of(other)

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import requests
 from tqdm import tqdm
@@ -137,8 +137,18 @@ def crowd(num_requests: int, seed: int = 0) -> list[tuple[str, int]]:
     return [(_PROMPT.format(i), rng.randint(_SHORTEST, _LONGEST)) for i in range(num_requests)]
 
 
+class Answering(Protocol):
+    """A server, or several."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def log(self) -> Path: ...
+    def log_tail(self) -> str: ...
+
+
 def ask(
-    server: Server,
+    server: Answering,
     asked: Sequence[tuple[str, int]],
     at_a_time: int,
     label: str = "",

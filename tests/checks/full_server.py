@@ -105,6 +105,7 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
             pp_size=1,
             dp_size=1,
             nnodes=1,
+            disaggregation_mode="null",
             enable_dp_attention=False,
             ep_size=1,
             enable_lora=None,

@@ -16,6 +16,7 @@ from bench.engines.server.server import Server
 from patches.compat import serves_named_app
 from predictor_store.data.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
+from tests.checks.exactness import Answering
 
 # An idle server else takes a core from all others.
 CPU_FLAGS = [
@@ -90,7 +91,9 @@ class SageServer(Server):
             return [(prompt, tokens, bool(cut)) for prompt, tokens, cut in store.execute(rows)]
 
 
-def generate(server: Server, prompt: str | list[str], max_new_tokens: int = 4, **more: Any) -> Any:
+def generate(
+    server: Answering, prompt: str | list[str], max_new_tokens: int = 4, **more: Any
+) -> Any:
     """One /generate call; `more` joins its body, `sampling_params` in it the sampling."""
     sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
     body = {"text": prompt, **more, "sampling_params": sampling | more.get("sampling_params", {})}

@@ -80,6 +80,11 @@ def once_aborted(server: Server, num_aborts: int) -> None:
     wait_until(lambda: _state(server)["num_aborts"] >= num_aborts)
 
 
+def once_bootstrapped(server: Server, num_requests: int) -> None:
+    """Return when the decode server has room for so many requests that a prefill server has."""
+    wait_until(lambda: _state(server)["num_bootstrapped"] >= num_requests)
+
+
 def started(server: Server) -> list[str]:
     """The ids of the requests whose first token was computed since the scheduler was held, in that
     order."""
@@ -91,17 +96,20 @@ def together(
     server: Server,
     calls: Sequence[Callable[[], _Answer]],
     then: Callable[[dict[str, Any]], None] | None = None,
+    *,
+    once: Callable[[], None] = lambda: None,
     **until: int,
 ) -> list[_Answer]:
     """Make calls that send a request each, one after the other, all there before the first may
-    start; what they return. `then` is called with once_held()'s answer when the scheduler waits
-    again, see hold()."""
+    start, which may be once `once` returns; what they return. `then` is called with once_held()'s
+    answer when the scheduler waits again, see hold()."""
     with ThreadPoolExecutor(len(calls)) as pool:
         with held(server):
             answers = []
             for call in calls:
                 answers.append(pool.submit(call))
                 once_arrived(server, len(answers))
+            once()
             if then is not None:
                 hold(server, **until)
                 then(once_held(server))
@@ -187,7 +195,15 @@ class Stage:
             "running": [req.rid for req in self._running()],
             "swapped": [req.rid for req in self._swapped()],
             "fresh": [req.rid for req in waiting if not req.output_ids],
+            "num_bootstrapped": self._num_bootstrapped(),
         }
+
+    def _num_bootstrapped(self) -> int:
+        from sglang.srt.disaggregation.base.conn import KVPoll
+
+        if (queue := self._scheduler.disagg_prefill_bootstrap_queue) is None:
+            return 0
+        return sum(req.disagg_kv_sender.poll() == KVPoll.WaitingForInput for req in queue.queue)
 
     def _running(self) -> list[Any]:
         # A prefill's requests join the running batch a pass later; one that yielded has left it.

@@ -116,7 +116,7 @@ REFUSED = [
     (["--smg-grpc-mode"], {}, "--smg-grpc-mode"),
     (["--grpc-mode"], {}, "--smg-grpc-mode"),
     (["--skip-tokenizer-init"], {}, "--skip-tokenizer-init"),
-    (["--disaggregation-mode", "prefill"], {}, "--disaggregation-mode"),
+    (["--enable-pd-role-switch"], {}, "--enable-pd-role-switch"),
     (["--encoder-only"], {}, "--encoder-only"),
     (["--is-embedding"], {}, "--is-embedding"),
     (["--dllm-algorithm", "LowConfidence"], {}, "--dllm-algorithm"),
@@ -169,7 +169,8 @@ load_plugins()
 from sglang.srt.server_args import prepare_server_args
 base = ["--model-path", "none", "--sage-shadow", {str(record)!r}]
 for flags in (["--schedule-policy", "sage"], ["--skip-tokenizer-init"], ["--use-ray"],
-              ["--tokenizer-worker-num", "2"], ["--sage-shadow", "/no/such/folder/record"]):
+              ["--tokenizer-worker-num", "2"], ["--disaggregation-mode", "decode"],
+              ["--sage-shadow", "/no/such/folder/record"]):
     try:
         prepare_server_args(base + flags)
         print("accepted", flags)
@@ -188,8 +189,11 @@ print([hasattr(one, "__wrapped__") for one in (
     TokenizerManager._tokenize_one_request, Scheduler.get_new_batch_prefill)])
 """
     )
-    *said, kept, hooked = result.stdout.splitlines()[-7:]
-    named = ("sage predicts", "--skip-tokenizer", "--use-ray", "--tokenizer-worker-num", "/no/such")
+    *said, kept, hooked = result.stdout.splitlines()[-8:]
+    named = (
+        "sage predicts", "--skip-tokenizer", "--use-ray", "--tokenizer-worker-num",
+        "--disaggregation-mode", "/no/such",
+    )  # fmt: skip
     for line, name in zip(said, named, strict=True):
         assert line.startswith("sage-sched: ")
         assert name in line

@@ -177,10 +177,12 @@ def test_a_prefix_of_another_adapter_is_another() -> None:
     [
         ({"enable_dp_attention": True}, "--enable-dp-attention"),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
+        ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
     ],
 )
 def test_where_it_does_not_see_all_it_is_refused(flag: dict[str, Any], name: str) -> None:
-    args = SimpleNamespace(**{"enable_dp_attention": False, "tokenizer_worker_num": 1} | flag)
+    unset = {"enable_dp_attention": False, "tokenizer_worker_num": 1, "disaggregation_mode": "null"}
+    args = SimpleNamespace(**unset | flag)
     with pytest.raises(UnsupportedServerError, match=name):
         refuse_dispatch(args, OURS)
     refuse_dispatch(args, SageConfig())

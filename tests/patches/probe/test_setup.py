@@ -40,6 +40,7 @@ def refuse(
         enable_return_hidden_states=False,
         speculative_algorithm=None,
         enable_dp_attention=False,
+        disaggregation_mode="null",
     )
     vars(args).update(flags)
     refuse_probe(args, SageConfig(probe=ProbeConfig(file=probe_file, record=record)))
@@ -96,6 +97,7 @@ def test_a_damaged_probe_and_none_at_all_stop_the_start(model: Path, tmp_path: P
         {"enable_return_hidden_states": True},
         {"speculative_algorithm": "EAGLE"},
         {"enable_dp_attention": True},
+        {"disaggregation_mode": "decode"},
     ],
 )
 def test_what_it_does_not_go_with_is_refused(

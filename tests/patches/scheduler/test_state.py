@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from patches.carrier import encode, encode_hints
 from patches.messages import StepTimes
+from patches.scheduler.jobs import Jobs
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.view import is_short
 from sage_sched.config import PreemptionConfig, SageConfig, StepTimeConfig
@@ -78,6 +79,26 @@ def fail(self: Sage, *args: object) -> float:
 def test_the_shortest_predicted_goes_first(state: SchedulerState) -> None:
     long_one, short_one = arrive(state, request([900] * 9), request([10] * 9))
     assert ordered(state, [long_one, short_one]) == [short_one, long_one]
+
+
+def test_where_prompts_alone_are_computed_the_shortest_goes_first(state: SchedulerState) -> None:
+    prefills = Jobs(state.policy, state.failures, "prefill")
+    long_prompt, short_prompt = request([10] * 9, prompt=(1,) * 900), request([900] * 9)
+    for req in (long_prompt, short_prompt):
+        prefills.arrived(req)
+    assert ordered(state, [long_prompt, short_prompt]) == [short_prompt, long_prompt]
+
+
+def test_where_answers_alone_are_computed_prompts_cost_no_prefill(state: SchedulerState) -> None:
+    decodes = Jobs(state.policy, state.failures, "decode")
+    one = request([10] * 9, prompt=(1,) * 900)
+    one.cached_tokens = 800  # of the prefill server's tree
+    decodes.arrived(one)
+    job = one.sage.job
+    assert job.cached_input_tokens == job.input_tokens == 900
+    decodes.running([one])
+    assert job.held_tokens == one.kv.kv_allocated_len
+    assert job.cached_input_tokens == 900
 
 
 def test_what_cannot_be_ranked_keeps_its_place(state: SchedulerState) -> None:

@@ -1,0 +1,89 @@
+"""A scheduling pass of a decode server: who gets room for the KV of its prompt, and who comes back
+from host memory (sglang/srt/disaggregation/decode.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from patches.compat import drop_ended, keeps_ended
+from patches.engine_types import Req, Scheduler
+from patches.scheduler import queues
+from patches.scheduler.executor import Pass
+from patches.scheduler.kv_copy import is_swapped
+from sage_sched import scheduling_pass
+from sage_sched.plan import UNLIMITED, Budget
+
+
+def run_decode_pass(scheduler: Scheduler, original: Callable[[], None]) -> None:
+    """Scheduler.process_decode_queue by the policy's plan."""
+    if not scheduler.sage.plans():
+        scheduler.sage.room.go_by_sglang()
+        theirs = scheduler.server_args.num_reserved_decode_tokens
+        scheduler.disagg_decode_prealloc_queue.num_reserved_decode_tokens = theirs
+        original()
+        return
+    if keeps_ended():
+        drop_ended(scheduler.running_batch)
+    scheduling_pass.run_pass(_DecodePass(scheduler, original))
+
+
+class _DecodePass(Pass):
+    """Prefills nothing: a request enters when there is room for its prompt, and its KV comes from
+    elsewhere. Whoever leaves is backed up and comes back as SGLang's retracted requests do."""
+
+    def __init__(self, scheduler: Scheduler, original: Callable[[], None]) -> None:
+        super().__init__(scheduler, lambda _: original(), scheduler.running_batch)
+        self._prealloc: Any = scheduler.disagg_decode_prealloc_queue
+        self._queue = queues.waiting(scheduler)
+
+    @property
+    def queue(self) -> list[Req]:
+        return self._queue
+
+    @queue.setter
+    def queue(self, queue: list[Req]) -> None:
+        self._queue = queue
+        places = {id(req): place for place, req in enumerate(queue)}
+        if self._preemption is not None:
+            self._prealloc.retracted_queue = [req for req in queue if is_swapped(req)]
+        # Those that no plan has seen come last.
+        self._prealloc.queue.sort(key=lambda entry: places.get(id(entry.req), len(places)))
+
+    @property
+    def runs_any(self) -> bool:
+        return not self.running.is_empty() or bool(queues.held(self._scheduler))
+
+    def bring_back(self, requests: Sequence[Req]) -> list[Req]:
+        assert self._preemption is not None
+        self._prealloc.retracted_queue = [*requests]
+        back = self._preemption.restored(self._prealloc.resume_retracted_reqs)
+        self._scheduler.waiting_queue.extend(back)
+        left: list[Req] = self._prealloc.retracted_queue
+        return left
+
+    def admit(self, visible: Sequence[Req], budget: Budget) -> None:
+        room = self._state.room
+        room.open_to(visible)
+        self._prealloc.num_reserved_decode_tokens = self._state.headroom.num_steps
+        away = self._prealloc.retracted_queue
+        if self._preemption is not None:  # else SGLang brings them back, before others get room
+            self._prealloc.retracted_queue = []
+        try:
+            self._original(self.running)
+        finally:
+            if self._preemption is not None:
+                self._prealloc.retracted_queue = away
+        if any(entry.req is room.refused for entry in self._prealloc.queue):
+            self.is_full = self.runs_any
+
+    def decode_only(self) -> None:
+        self.admit([req for req in self.queue if not is_swapped(req)], UNLIMITED)
+
+
+def order_arrived(scheduler: Scheduler) -> None:
+    """Put those in order whose KV has come, as slots may be fewer."""
+    reqs = scheduler.waiting_queue
+    if len(reqs) > 1:
+        order = scheduler.sage.retention_order(reqs, range(len(reqs)))
+        scheduler.waiting_queue = [reqs[position] for position in order]

@@ -1,0 +1,52 @@
+"""Where a scheduler's requests are: of one server, or of those that prefill and decode apart."""
+
+from __future__ import annotations
+
+from patches.engine_types import Req, Scheduler
+from patches.scheduler.kv_copy import swapped
+
+
+def only_prefills(scheduler: Scheduler) -> bool:
+    """Whether its requests go to a decode server with their first token."""
+    return bool(scheduler.server_args.disaggregation_mode == "prefill")
+
+
+def only_decodes(scheduler: Scheduler) -> bool:
+    """Whether the KV of its prompts comes from a prefill server."""
+    return bool(scheduler.server_args.disaggregation_mode == "decode")
+
+
+def waiting(scheduler: Scheduler) -> list[Req]:
+    """Those that a plan puts in order. On a decode server they are in host memory, or their prompt
+    has no room yet; unless requests may leave there, SGLang alone brings back whom it retracts."""
+    if not only_decodes(scheduler):
+        return scheduler.waiting_queue
+    queue = scheduler.disagg_decode_prealloc_queue
+    ready = [entry.req for entry in queue.queue if entry.waiting_for_input]
+    return ready if scheduler.sage.preemption is None else [*queue.retracted_queue, *ready]
+
+
+def in_host_memory(scheduler: Scheduler) -> list[Req]:
+    """Those whose KV was copied there, in the order of the queue."""
+    return swapped(waiting(scheduler))
+
+
+def held(scheduler: Scheduler) -> list[Req]:
+    """Those that do not run yet, though they have their room: the KV of their prompt is on its way,
+    or has just come."""
+    if not only_decodes(scheduler):
+        return []
+    on_the_way = [entry.req for entry in scheduler.disagg_decode_transfer_queue.queue]
+    return [*scheduler.waiting_queue, *on_the_way]
+
+
+def unseen(scheduler: Scheduler) -> list[Req]:
+    """Those that no plan sees: the two servers do not know of each other yet, or the prompt's KV is
+    being sent."""
+    if only_decodes(scheduler):
+        queue = scheduler.disagg_decode_prealloc_queue.queue
+        return [entry.req for entry in queue if not entry.waiting_for_input]
+    if only_prefills(scheduler):
+        sent: list[Req] = scheduler.disagg_prefill_inflight_queue
+        return [*scheduler.disagg_prefill_bootstrap_queue.queue, *sent]
+    return []

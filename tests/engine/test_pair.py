@@ -1,0 +1,100 @@
+"""A prefill server and a decode server, behind a balancer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.checks import mooncake_stand_in
+from tests.checks.exactness import ask, differences
+from tests.checks.pair import Pair
+from tests.engine import stage
+from tests.engine.conftest import ASKED, Stock
+from tests.engine.kinds import CHECKED, PATIENT, settings
+from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until, warmed_store
+
+pytestmark = pytest.mark.long
+# More may run on the decode server than memory has room for to the end.
+_POOL_TOKENS = 640
+_FLAGS = {
+    "prefill": (),
+    "decode": ("--max-total-tokens", str(_POOL_TOKENS), "--max-running-requests", "16"),
+}
+# Of prompts as long no two have room there.
+_LONG_PROMPT = " ".join(["word"] * (_POOL_TOKENS // 2 + 20))
+
+
+@pytest.fixture(scope="module")
+def pair(
+    _staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair[SageServer]]:
+    def start(mode: str, flags: Sequence[str]) -> SageServer:
+        folder = tmp_path_factory.mktemp(mode)
+        return SageServer(
+            model,
+            folder,
+            warmed_store(folder / "store"),
+            flags=[*flags, *_FLAGS[mode]],
+            env=CHECKED | mooncake_stand_in.install(folder),
+            settings=f'{PATIENT}[hints]\ntrust = "body"\n',
+        )
+
+    with Pair(start) as servers:
+        yield servers
+
+
+def test_a_pair_says_what_one_server_says_and_the_decode_server_learns(
+    pair: Pair[SageServer], stock: Stock
+) -> None:
+    answers = ask(pair, ASKED, 24)
+    num_different, largest = differences(stock.answers, answers)
+    assert num_different == 0
+    assert largest < 1e-4
+    wait_until(lambda: len(pair.decode.history()) >= len(ASKED))
+    learned = {prompt: tokens for prompt, tokens, _ in pair.decode.history()}
+    assert [learned[prompt] for prompt, _ in ASKED] == [tokens for _, tokens in ASKED]
+    assert pair.prefill.history() == []
+    for server in (pair.prefill, pair.decode):
+        assert server.stats()["num_policy_errors"] == 0
+    moved = pair.decode.stats()["preemption"]
+    assert moved["num_resumed"] == moved["num_yields"] > 0
+    assert moved["num_left_in_tree"] == 0
+
+
+def test_a_decode_server_gives_room_in_the_order_of_its_policy(pair: Pair[SageServer]) -> None:
+    levels = (5, 4, 1, 2, 3)
+    calls = [
+        partial(
+            generate,
+            pair,
+            _LONG_PROMPT,
+            rid=f"level {level}",
+            sampling_params={"custom_params": {"urgency": level}},
+        )
+        for level in levels
+    ]
+    settings(pair.decode, {"schedule_policy": "urgency"})
+    stage.together(pair.decode, calls)
+    assert stage.started(pair.decode) == [f"level {level}" for level in sorted(levels)]
+
+
+def test_a_prefill_server_takes_the_shortest_prompt_first(pair: Pair[SageServer]) -> None:
+    lengths = (60, 5, 20)
+    calls = [partial(generate, pair, "word " * n, rid=f"{n} words") for n in lengths]
+    stage.together(
+        pair.prefill, calls, once=lambda: stage.once_bootstrapped(pair.prefill, len(calls))
+    )
+    assert stage.started(pair.prefill) == [f"{n} words" for n in sorted(lengths)]
+
+
+def test_either_server_may_die_and_come_back(pair: Pair[SageServer]) -> None:
+    for server in (pair.prefill, pair.decode):
+        server.kill()
+        with pytest.raises(requests.RequestException):
+            generate(pair, SHORT_PROMPT)
+        server.__enter__()
+        assert generate(pair, SHORT_PROMPT)["meta_info"]["completion_tokens"] == 4
