@@ -109,6 +109,9 @@ def test_what_host_memory_has_no_room_for_is_computed_again() -> None:
     # Unless what was counted in its answer would be lost.
     whole = replace(view, holding=lambda one: Holding(one.input_tokens, 0, one.input_tokens, True))
     assert [(each.job, each.way) for each in decided(whole).actions] == [(others[1], Way.SWAP)]
+    # What one takes of host memory the next does not find there.
+    for_one = short(first, job(1, 6), job(2, 7), host_free_tokens=10)
+    assert [each.way for each in decided(for_one).actions] == [Way.SWAP, Way.LEAVE]
 
 
 def test_nobody_yields_if_nobody_may() -> None:
