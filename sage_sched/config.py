@@ -55,7 +55,6 @@ class PredictorConfig:
 
     encoder: what turns prompts into vectors: static, a mean of token vectors, or minilm, the
         transformer that they are distilled from (docs/predictor.md).
-    isolate: predict a LoRA adapter's answers only from its own records and from warm data.
     deadline_ms: a request that waits longer goes on with the prior. Long, because waiting mostly
         costs time that the request would spend in the queue, and the prior costs its place there.
     service: address of a predictor service (sage_sched.address); "" for a worker of the server's.
@@ -64,7 +63,6 @@ class PredictorConfig:
     """
 
     encoder: str = "static"
-    isolate: bool = False
     deadline_ms: float = 1000.0
     service: str = ""
     service_token_file: str = ""

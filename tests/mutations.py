@@ -395,13 +395,6 @@ MUTATIONS = (
         f"{_SERVER}::test_the_token_comes_before_the_body",
     ),
     Mutation(
-        "who greets again and again is told all at once",
-        "predictor_store/service/worker.py",
-        'self._refuse(client, "it says more than a hello before it is answered", "version")',
-        "pass",
-        f"{_WORKER}::test_who_says_more_than_hello_before_it_is_answered_is_refused_once",
-    ),
-    Mutation(
         "predictions worse than none are used",
         "predictor_store/predict/model.py",
         "return forecast.blind if self._quality.widened else forecast.said",

@@ -78,7 +78,7 @@ class Foresight:
             if vector is None:
                 said.append(None)
                 continue
-            found = predictor.predict(self._history, vector, isolate=self._config.isolate)
+            found = predictor.predict(self._history, vector)
             forecast = Forecast(found, self._prior)
             said.append(forecast.blind if self._quality.widened else forecast.said)
             heapq.heappush(running, (ends_s[number], number, vector, forecast))

@@ -85,9 +85,7 @@ class Foresight:
     def semantic(self) -> Predict:
         """The predictor that the server runs."""
         history = self.history(self.config.encoder)
-        return lambda request: predictor.predict(
-            history, self.vector(request.prompt), isolate=self.config.isolate
-        )
+        return lambda request: predictor.predict(history, self.vector(request.prompt))
 
     def of_threshold(self, cosine: float) -> Predict:
         """SageSched's predictor, by eight matches at least."""

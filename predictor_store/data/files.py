@@ -1,4 +1,4 @@
-"""Raw rows of a file, a server's log or a Hugging Face dataset, each with its place."""
+"""Raw rows of a file or of a server's log, each with its place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from predictor_store.data.server_records import MALFORMED, Answered
 _GZIP = b"\x1f\x8b"
 # The beginning of a line that says whether a server wrote it.
 _DATE_BYTES = 16
-_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".gz")
 
 
 class DatasetError(Exception):
@@ -28,12 +27,11 @@ class RowError(Exception):
 
 
 def raw_rows(dataset: str, tokenizer: Any = None) -> Iterator[tuple[str, Any]]:
-    """(place, row) for each row; place is "file:line" or "dataset:row number", from 1. The row is
-    a RowError if it cannot be read. Raises DatasetError.
+    """(place, row) for each row; place is "file:line" or "file:row number", from 1. The row is a
+    RowError if it cannot be read. Raises DatasetError.
 
-    dataset: a file of JSON lines, a JSON array or Parquet, recognised by its content, gzip too;
-    SGLang's request log, or a folder of them; a folder that Hugging Face's datasets library reads;
-    or a name on its hub. tokenizer: see server_records.read_line.
+    dataset: a file of JSON lines, a JSON array or Parquet, recognised by its content, gzip too; or
+    SGLang's request log, or a folder of them. tokenizer: see server_records.read_line.
     """
     path = Path(dataset).expanduser()
     try:
@@ -43,10 +41,8 @@ def raw_rows(dataset: str, tokenizer: Any = None) -> Iterator[tuple[str, Any]]:
             return itertools.chain.from_iterable(_file_rows(file, tokenizer) for file in logs)
     except OSError as error:
         raise DatasetError(f"cannot read {dataset}: {error}") from error
-    looks_like_a_path = path.suffix in _SUFFIXES or dataset.startswith(("/", "~", "."))
-    if looks_like_a_path and not path.is_dir():
-        raise DatasetError(f"there is no file {dataset}")
-    return _hub_rows(dataset)
+    missing = "request log in" if path.is_dir() else "file"
+    raise DatasetError(f"there is no {missing} {dataset}")
 
 
 def _is_log(path: Path) -> bool:
@@ -60,7 +56,7 @@ def _file_rows(path: Path, tokenizer: Any) -> Iterator[tuple[str, Any]]:
     with path.open("rb") as file:
         magic = file.read(4)
     if magic == b"PAR1":
-        return _hub_rows("parquet", str(path))
+        return _parquet_rows(path)
     return _json_rows(path, tokenizer, compressed=magic[:2] == _GZIP)
 
 
@@ -115,23 +111,12 @@ def _array_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         yield f"{path}: row {number}", row
 
 
-def _hub_rows(name: str, file: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Rows of a dataset that Hugging Face's library loads by name, or from a file of that form."""
-    import datasets
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    from pyarrow import ArrowException, parquet
 
     try:
-        if Path(name, "state.json").exists() or Path(name, "dataset_dict.json").exists():
-            loaded = datasets.load_from_disk(name)
-        else:
-            loaded = datasets.load_dataset(name, data_files=file)
-    # The library raises whatever its layers raise: connection, file system, value errors, its own.
-    except Exception as error:
-        raise DatasetError(
-            f"cannot load the dataset {file or name}: {type(error).__name__}: {error}. It is "
-            "neither a file here nor a dataset that Hugging Face's library can load; without a "
-            "network, give the path of a downloaded file"
-        ) from error
-    if isinstance(loaded, dict):
-        loaded = loaded["train"] if "train" in loaded else next(iter(loaded.values()))
-    for number, row in enumerate(loaded, start=1):
-        yield f"{file or name}:{number}", row
+        batches = parquet.ParquetFile(path).iter_batches()
+        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from ((f"{path}:{number}", row) for number, row in enumerate(rows, 1))
+    except (OSError, ArrowException) as error:
+        raise DatasetError(f"cannot read {path}: {error}") from error

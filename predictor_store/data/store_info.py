@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from predictor_store.data.warm import quantiles, quantiles_line
-from predictor_store.predict.quality import LEAST_TO_TELL
+from predictor_store.data.warm import quantiles
 from predictor_store.store import file, lock
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import default_path, file_of
@@ -34,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
-    for name, value in described(found).items():
-        print(f"{name + ':':16}{value}")
+    print("\n".join(_lines(found)))
     return 0
 
 
@@ -65,33 +63,13 @@ def facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def described(found: Mapping[str, Any]) -> dict[str, str]:
-    """The same for people."""
-    number, num_warm, pid = found["num_records"], found["num_warm"], found["in_use_by"]
-    lines = {
-        "store": found["store"],
-        "records": f"{number} of at most {found['capacity']} ({number - num_warm} history, "
-        f"{num_warm} warm)",
-        "embedder": f"{found['embedder']}, {found['dimension']} dimensions",
-        "prompts": f"text kept of {found['num_prompts']}",
-        "file size": f"{found['num_bytes'] / 1e6:.1f} MB",
-        "in use by": "nobody" if pid is None else f"process {pid}",
-    }
-    if number:
-        lines["output tokens"] = quantiles_line(found["output_tokens"])
-        lines["censored"] = f"{found['num_censored'] / number:.1%} (cut off by their cap)"
-    if quality := found["predictions"]:
-        parts = {"predictions": quality, **quality.get("by_source", {})}
-        lines |= {name: _quality_line(part) for name, part in parts.items()}
-        if quality.get("widened"):
-            lines["predictions"] += "; worse than none, and not used until they are better"
-    return lines
-
-
-def _quality_line(of: dict[str, Any]) -> str:
-    if of["num_answers"] < LEAST_TO_TELL:
-        return f"{of['num_answers']} answers judged, too few to say anything"
-    return (
-        f"{of['num_answers']} answers judged: CRPS gain {of['crps_gain']:.2f}, "
-        f"{of['within_80']:.0%} in the central 80 %, rho {of['spearman']:.2f}"
-    )
+def _lines(found: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{prefix}{name}.")
+        else:
+            yield (
+                f"{prefix}{name}: {value:.5g}"
+                if type(value) is float
+                else f"{prefix}{name}: {value}"
+            )

@@ -80,8 +80,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "datasets", nargs="+", metavar="DATASET",
         help="a file (JSON lines, a JSON array or Parquet, gzip too), of prompts with answers or "
-        "their lengths, or of conversations (messages, ShareGPT); SGLang's request log, or a "
-        "folder of them; or a folder or name of a Hugging Face dataset",
+        "their lengths, or of conversations (messages, ShareGPT); or SGLang's request log, or a "
+        "folder of them",
     )  # fmt: skip
     parser.add_argument("--store", type=Path, metavar="DIR", help=f"default: {default_path()}")
     parser.add_argument(

@@ -161,20 +161,17 @@ class History:
         return True
 
     def nearest(
-        self, vector: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None = None
+        self, vector: NDArray[np.float32], num_nearest: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Cosines, float32, falling, and slots, int64: num_nearest each, or as many as there are.
-        If more records than that are of this very prompt, the newest of these.
-
-        among: bool, shape (len(self),), the slots to search.
-        """
-        cosines, slots = self._index.nearest(vector[: self._dimension], num_nearest, among)
+        If more records than that are of this very prompt, the newest of these."""
+        cosines, slots = self._index.nearest(vector[: self._dimension], num_nearest)
         if slots.size == num_nearest and cosines[-1] >= SAME_COSINE:
             # All are of this prompt. Among equals the index always finds the same ones, so newer
             # answers would be ignored.
             is_same = self._prompts[: len(self)] == _prompt_number(vector)
             is_same[slots] = True
-            every = np.flatnonzero(is_same if among is None else is_same & among)
+            every = np.flatnonzero(is_same)
             slots = every[np.argpartition(-self._stamps[every], slots.size - 1)[: slots.size]]
         return cosines, slots
 

@@ -57,30 +57,17 @@ class VectorIndex:
         return Codes((_codes_of(self._whole_index)[slots] ^ 128).view(np.int8), self._steps)
 
     def nearest(
-        self, embedding: NDArray[np.float32], num_nearest: int, among: NDArray[np.bool_] | None
+        self, embedding: NDArray[np.float32], num_nearest: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Cosines, float32, falling, and slots, int64: num_nearest each, or as many as there are.
-        among: bool, shape (len(self),), the slots to search."""
+        """Cosines, float32, falling, and slots, int64: num_nearest each, or as many as there
+        are."""
         k = min(num_nearest, len(self))
         if k == 0:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         query = self._whole(embedding)[np.newaxis]
         with one_thread():
-            products, slots = self._searched.search(query, k, params=self._only(among))
-        found = slots[0] >= 0  # FAISS fills up with -1
-        return products[0][found] / self._steps**2, slots[0][found]
-
-    def _only(self, among: NDArray[np.bool_] | None) -> faiss.SearchParameters | None:
-        if among is None:
-            return None
-        # FAISS's type stubs lack the constructors that its Python layer adds.
-        bits = np.packbits(among, bitorder="little")
-        selector = faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
-        only = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
-        if self._columns is None:
-            return only
-        of_read = faiss.SearchParametersPreTransform(index_params=only)  # type: ignore[call-arg]
-        return faiss.IndexRefineSearchParameters(base_index_params=of_read)  # type: ignore[call-arg]
+            products, slots = self._searched.search(query, k)
+        return products[0] / self._steps**2, slots[0]
 
     def _whole(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
         # A query too: in a large index, FAISS takes its numbers for whole ones.

@@ -88,8 +88,7 @@ class ModelHistory:
 
     def forecast(self, vector: NDArray[np.float32], scope: str, session: str = "") -> Forecast:
         """vector: of described(). scope: see History.scope. session: see Asked."""
-        isolate = self._config.predictor.isolate
-        said = predictor.predict(self._history, vector, scope, isolate=isolate)
+        said = predictor.predict(self._history, vector, scope)
         if said is not None:
             lengths = self._sessions.get(session, NEW_SESSION).lengths
             said = predictor.within_session(said, lengths)

@@ -44,20 +44,14 @@ class Beside(NamedTuple):
 
 
 def predict(
-    history: History, vector: NDArray[np.float32], scope: str = "", *, isolate: bool = False
+    history: History, vector: NDArray[np.float32], scope: str = ""
 ) -> LengthDistribution | None:
     """From the NUM_NEAREST nearest records, by _weights, and from lengths in general.
 
     None if there are no records and nothing is known in general. scope: see History.scope.
-    isolate: use only records of this scope, and warm ones.
     """
-    own = history.scope(scope)
-    among = None
-    if isolate:
-        size = len(history)
-        among = history.warm[:size] | (history.scopes[:size] == own)
-    cosines, slots = history.nearest(vector, NUM_NEAREST, among)
-    foreign = history.warm[slots] | (history.scopes[slots] != own)
+    cosines, slots = history.nearest(vector, NUM_NEAREST)
+    foreign = history.warm[slots] | (history.scopes[slots] != history.scope(scope))
     weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign)
     source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
     if share < _LEAST_GENERAL or history.general is None:

@@ -140,21 +140,18 @@ class _Requests:
         """Raises RequestError if the worker refuses, or knows nothing."""
         number, told = self._connection.number, asyncio.Queue[dict[str, Any]]()
         self._connection.tell = told.put_nowait
-        self._worker.connect(number, question.model, only_asks=True)
+        match self._worker.connect(number, question.model, only_asks=True):
+            case {"refused": str(why), "because": str(because)}:
+                status = _REFUSALS.get(because, HTTPStatus.SERVICE_UNAVAILABLE)
+                raise RequestError(status, why)
+        asks = {"predict": 0, "text": excerpt(question.prompt), "scope": question.lora}
+        self._worker.receive(number, {**asks, "asked": question.asked.as_fields()})
         try:
-            while True:
-                match await told.get():
-                    case {"refused": str(why), "because": str(because)}:
-                        status = _REFUSALS.get(because, HTTPStatus.SERVICE_UNAVAILABLE)
-                        raise RequestError(status, why)
-                    case {"ready": _}:
-                        text = excerpt(question.prompt)
-                        asks = {"predict": 0, "text": text, "scope": question.lora}
-                        self._worker.receive(number, {**asks, "asked": question.asked.as_fields()})
-                    case {"predicted": 0, "distribution": None}:
-                        raise _unavailable("nothing is known yet")
-                    case {"predicted": 0, "distribution": encoded}:
-                        return LengthDistribution.from_fields(encoded)
+            while "predicted" not in (found := await told.get()):
+                pass  # news of its model
+            if found["distribution"] is None:
+                raise _unavailable("nothing is known yet")
+            return LengthDistribution.from_fields(found["distribution"])
         finally:
             self._worker.disconnect(number)
 

@@ -42,7 +42,7 @@ async def talk(connection: Connection, first: bytes, worker: Worker, token: str)
             elif message is not None:
                 connection.is_known = True
                 connection.allow(None)
-                worker.connect(connection.number, message["model"])
+                tell(worker.connect(connection.number, message["model"]))
             has_greeted = True
         await asyncio.sleep(0)
         piece = await connection.reader.read(_PIECE_BYTES)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,14 @@ class Link:
         self._finishing: threading.Thread | None = None
 
     def _heard(self) -> Iterator[dict[str, Any]]:
+        deadline_s = time.monotonic() + _START_TIMEOUT_SECONDS
         lines = protocol.LineReader()
         while piece := self.socket.recv(_MAX_RECEIVE_BYTES):
             yield from filter(None, lines.feed(piece))
+            if not self.first:
+                if (left_s := deadline_s - time.monotonic()) <= 0:
+                    raise TimeoutError
+                self.socket.settimeout(left_s)
 
     def say(self, message: dict[str, Any]) -> bool:
         """Never blocks. Sends the whole message, if need be later. False if the socket is full, as

@@ -18,8 +18,6 @@ from predictor_store.service.worker import Outgoing, Worker
 logger = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 1.0
-# Between looks at whether a thread has loaded a history.
-_LOADING_SECONDS = 0.02
 # From the connection to a whole hello, or to the end of a first HTTP request.
 _FIRST_SECONDS = 10.0
 _MAX_CONNECTIONS = 256
@@ -82,7 +80,7 @@ class Server:
             return
         self._worker.heard.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOADING_SECONDS if self._worker.loading else wait_s):
+            async with asyncio.timeout(wait_s):
                 await self._worker.heard.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from predictor_store.predict.history import Place
 from predictor_store.predict.model import ModelHistory, folder_of_model
 from predictor_store.predict.quality import NO_FORECAST, Forecast
 from predictor_store.service import protocol
-from predictor_store.store.file import Record
+from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import file_of
 from sage_sched.config import SageConfig
 
@@ -74,18 +73,11 @@ class Prompt:
 
 @dataclass(slots=True)
 class Client:
-    """loading: its model's history. history: the same, once the client is told that it is ready.
-    queue, embedded: by handle, oldest first."""
+    """history: its model's. queue, embedded: by handle, oldest first."""
 
-    loading: Future[ModelHistory]
-    history: ModelHistory | None = None
+    history: ModelHistory
     queue: OrderedDict[int, Prompt] = field(default_factory=OrderedDict)
     embedded: OrderedDict[int, Prompt] = field(default_factory=OrderedDict)
-
-    @property
-    def is_welcome(self) -> bool:
-        """Whether it must be told that its history is loaded, or cannot be."""
-        return self.history is None and self.loading.done()
 
 
 class Worker:
@@ -95,46 +87,38 @@ class Worker:
         """Raises StoreError, before the seconds that loading the encoder takes."""
         self._config = config
         self._by_model = by_model
-        self._loader = ThreadPoolExecutor(1)
-        self._histories: dict[str, Future[ModelHistory]] = {}
-        if not by_model:
-            self._histories[""] = Future()
-            self._histories[""].set_result(ModelHistory(config))
+        self._histories = {} if by_model else {"": ModelHistory(config)}
         self._embedder = Embedder(config.predictor.encoder, num_threads=1)
         self._embedder.embed(["The first call is slower than all others."])
         # The first is to be served next.
         self._clients: OrderedDict[int, Client] = OrderedDict()
-        self._outbox: list[Outgoing] = []
         # Set whenever a client has said something.
         self.heard = asyncio.Event()
 
     @property
     def busy(self) -> bool:
         """Whether a step has something to do."""
-        return bool(self._outbox) or any(by.queue or by.is_welcome for by in self._clients.values())
+        return any(by.queue for by in self._clients.values())
 
-    @property
-    def loading(self) -> bool:
-        """Whether a client waits for a history, which a thread loads."""
-        return any(client.history is None for client in self._clients.values())
+    def connect(self, client: int, model: str = "", *, only_asks: bool = False) -> dict[str, Any]:
+        """The answer to the client's hello. If it is refused, it is not connected.
 
-    def connect(self, client: int, model: str = "", *, only_asks: bool = False) -> None:
-        """The client is told "ready" when its model's history is loaded, or "refused".
-
-        client: a number that no other client has. only_asks: it must not begin a new history.
+        A model's history is loaded for its first client. client: a number that no other client has.
+        only_asks: it must not begin a new history.
         """
-        self.heard.set()
         key = model if self._by_model else ""
-        if key not in self._histories:
+        if (history := self._histories.get(key)) is None:
             if only_asks and not file_of(folder_of_model(self._config.store, model)).exists():
-                self._refuse(client, f"no server has told of a model {model!r:.200}", "model")
-                return
+                return protocol.refusal(f"no server has told of a model {model!r:.200}", "model")
             if len(self._histories) >= _MAX_MODELS:
-                self._refuse(client, f"the service has {_MAX_MODELS} models, no more", "busy")
-                return
-            future = self._loader.submit(ModelHistory.of_model, self._config, model)
-            self._histories[key] = future
-        self._clients[client] = Client(self._histories[key])
+                return protocol.refusal(f"the service has {_MAX_MODELS} models, no more", "busy")
+            try:
+                history = self._histories[key] = ModelHistory.of_model(self._config, model)
+            except StoreError as error:
+                return protocol.refusal(str(error), "store")
+        self._clients[client] = Client(history)
+        prior = protocol.encode_distribution(history.prior)
+        return {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
 
     def disconnect(self, client: int) -> None:
         """Forgets what it has asked and not been told yet."""
@@ -146,9 +130,6 @@ class Worker:
         if by is None:
             return
         self.heard.set()
-        if by.history is None:
-            self._refuse(client, "it says more than a hello before it is answered", "version")
-            return
         match message:
             case {"predict": int(handle), "text": str(text), "scope": str(scope), **more} if (
                 len(scope) <= protocol.MAX_SCOPE_CHARS
@@ -176,18 +157,17 @@ class Worker:
 
     def step(self) -> list[Outgoing]:
         """Embeds one batch of prompts and predicts for it."""
-        self._welcome()
         batch = self._next_batch()
         vectors = self._embedder.embed([prompt.text for _, _, prompt in batch])
-        for (client, handle, prompt), vector in zip(batch, vectors, strict=True):
-            self._predict(client, handle, prompt, vector)
-        sent, self._outbox = self._outbox, []
-        return sent
+        return [
+            (client, self._predicted(self._clients[client], handle, prompt, vector))
+            for (client, handle, prompt), vector in zip(batch, vectors, strict=True)
+        ]
 
     def report(self) -> list[Outgoing]:
         """Commits ended answers, and returns the news of each client's model."""
         messages: dict[int, dict[str, Any]] = {}
-        for history in self._loaded():
+        for history in self._histories.values():
             if (news := history.report()) is not None:
                 stats, has_new_prior = news
                 message = messages[id(history)] = {"stats": stats}
@@ -198,37 +178,13 @@ class Worker:
 
     def close(self) -> None:
         """Writes what is unwritten."""
-        self._loader.shutdown(cancel_futures=True)
-        for history in self._loaded():
+        for history in self._histories.values():
             history.close()
-
-    def _loaded(self) -> list[ModelHistory]:
-        done = [each for each in self._histories.values() if each.done() and not each.cancelled()]
-        return [each.result() for each in done if each.exception() is None]
-
-    def _welcome(self) -> None:
-        for client, by in list(self._clients.items()):
-            if not by.is_welcome:
-                continue
-            if (error := by.loading.exception()) is not None:
-                # The next one that asks has it tried again.
-                self._histories = {m: f for m, f in self._histories.items() if f is not by.loading}
-                self._refuse(client, str(error), "store")
-                continue
-            by.history = history = by.loading.result()
-            prior = protocol.encode_distribution(history.prior)
-            message = {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
-            self._outbox.append((client, message))
-
-    def _refuse(self, client: int, why: str, because: str) -> None:
-        self.disconnect(client)
-        self._outbox.append((client, protocol.refusal(why, because)))
 
     def _bound_queues(self) -> None:
         if sum(len(client.queue) for client in self._clients.values()) > _MAX_QUEUED:
             most = max(self._clients.values(), key=lambda client: len(client.queue))
             _, oldest = most.queue.popitem(last=False)
-            assert most.history is not None
             most.history.counts["num_dropped"] += 1
             most.history.counts["num_unrecorded"] += len(oldest.finished)
 
@@ -248,13 +204,10 @@ class Worker:
                 self._clients.move_to_end(client)
         return batch
 
-    def _predict(self, client: int, handle: int, prompt: Prompt, vector: Vector) -> None:
-        by = self._clients[client]
-        assert by.history is not None
+    def _predicted(self, by: Client, handle: int, prompt: Prompt, vector: Vector) -> dict[str, Any]:
         prompt.vector = by.history.described(vector, prompt.asked)
         prompt.forecast = by.history.forecast(prompt.vector, prompt.scope, prompt.asked.session)
         served = protocol.encode_distribution(by.history.served(prompt.forecast))
-        self._outbox.append((client, {"predicted": handle, "distribution": served}))
         if not self._config.store.keep_prompts:
             prompt.text = ""
         by.embedded[handle] = prompt
@@ -264,9 +217,9 @@ class Worker:
         finished, prompt.finished = prompt.finished, []
         for answer in finished:
             self._finish(by, handle, answer)
+        return {"predicted": handle, "distribution": served}
 
     def _finish(self, by: Client, handle: int, answer: Answer) -> None:
-        assert by.history is not None
         if handle in by.queue and len(by.queue[handle].finished) < _MAX_ANSWERS:
             by.queue[handle].finished.append(answer)
         elif handle in by.embedded:

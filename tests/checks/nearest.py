@@ -34,9 +34,7 @@ def measure(device: str, num_records: int) -> dict[str, Any]:
     exact.add(base)
     truth = np.array([exact.search(query[np.newaxis], _NUM_NEAREST)[1][0] for query in queries])
     found: dict[str, Any] = {
-        "history": _timed(
-            lambda query: index.nearest(query[0], _NUM_NEAREST, None)[1], queries, truth
-        )
+        "history": _timed(lambda query: index.nearest(query[0], _NUM_NEAREST)[1], queries, truth)
     }
     with one_thread():
         found["faiss_cpu"] = _timed(_search_of(exact), queries, truth)

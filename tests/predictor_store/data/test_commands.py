@@ -13,10 +13,8 @@ import pytest
 
 from predictor_store.data import store_info
 from predictor_store.data import warm as warm_command
-from predictor_store.data.store_info import _quality_line
 from predictor_store.data.warm import uniform_sample
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
-from predictor_store.predict.quality import LEAST_TO_TELL
 from predictor_store.store.file import Record
 from predictor_store.store.store import Store, file_of
 from sage_sched.cli import main
@@ -197,16 +195,16 @@ def test_info_shows_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert info(tmp_path) == 0
         out = capsys.readouterr().out
     for part in (
-        "2 of at most 50 (1 history, 1 warm)",
-        fingerprint(),
-        f"process {os.getpid()}",
-        "mean 12",
-        "50.0%",
-        "text kept of 0",
+        "num_records: 2",
+        "num_warm: 1",
+        "num_censored: 1",
+        f"embedder: {fingerprint()}",
+        f"in_use_by: {os.getpid()}",
+        "output_tokens.mean: 11.5\n",
     ):
         assert part in out
     assert info(tmp_path) == 0
-    assert "nobody" in capsys.readouterr().out
+    assert "in_use_by: None" in capsys.readouterr().out
 
 
 def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,21 +219,12 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["output_tokens"]["p50"] == 10
 
 
-def test_info_says_how_good_predictions_are_once_there_are_enough() -> None:
-    quality = {
-        "num_answers": LEAST_TO_TELL, "crps_gain": 0.25, "within_80": 0.8, "spearman": 0.5,
-    }  # fmt: skip
-    assert "CRPS gain 0.25" in _quality_line(quality)
-    few = _quality_line(quality | {"num_answers": LEAST_TO_TELL - 1})
-    assert few == f"{LEAST_TO_TELL - 1} answers judged, too few to say anything"
-
-
 def test_info_shows_a_store_of_another_embedder_and_an_empty_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Store(StoreConfig(str(tmp_path)), "another model", 768).close()
     assert info(tmp_path) == 0
-    assert "another model, 768 dimensions" in capsys.readouterr().out
+    assert "embedder: another model\ndimension: 768" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [None, b"damaged", b""])

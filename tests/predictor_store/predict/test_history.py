@@ -63,14 +63,6 @@ def test_search_agrees_with_brute_force(
     np.testing.assert_allclose(cosines, np.sort(expected)[::-1][: len(cosines)], atol=ROUNDING)
     np.testing.assert_allclose(vectors[history.lengths[slots]] @ query, cosines, atol=ROUNDING)
 
-    among = history.lengths[: len(history)] % 2 == 0
-    cosines, slots = history.nearest(query, num_nearest, among)
-    assert len(slots) == min(num_nearest, int(among.sum()))
-    assert all(among[slots])
-    np.testing.assert_allclose(
-        cosines, np.sort(expected[numbers % 2 == 0])[::-1][: len(cosines)], atol=ROUNDING
-    )
-
 
 @pytest.mark.parametrize("dimension", [7, 16, 384, 768])
 def test_cosines_are_right_in_any_dimension(dimension: int) -> None:
@@ -198,9 +190,6 @@ def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
         cosines, slots = history.nearest(vector, num)
         assert cosines.size == num
         assert sorted(history.lengths[slots]) == list(range(151 - num, 151))
-    odd = history.lengths[:100] % 2 == 1
-    _, slots = history.nearest(vector, 10, odd)
-    assert sorted(history.lengths[slots]) == list(range(131, 151, 2))
 
 
 @pytest.mark.parametrize("capacity", [60, 300])
@@ -220,17 +209,14 @@ def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> Non
     slots = np.arange(len(part))
     np.testing.assert_array_equal(part.codes(slots).embeddings(), whole.codes(slots).embeddings())
     for query in vectors[-20:]:
-        found, at = part.nearest(query, 30, None)
-        cosines, nearest = whole.nearest(query, len(whole), None)
+        found, at = part.nearest(query, 30)
+        cosines, nearest = whole.nearest(query, len(whole))
         assert (np.diff(found) <= 0).all()
         np.testing.assert_allclose(found, part.codes(at).embeddings() @ query, atol=0.02)
         assert at[0] == nearest[0]
         assert np.isin(at[:10], nearest[:30]).mean() > 0.6
-        every, _ = part.nearest(query, 10_000, None)
+        every, _ = part.nearest(query, 10_000)
         np.testing.assert_allclose(every, cosines, atol=1e-6)
-        odd, at = part.nearest(query, 10_000, slots % 2 == 1)
-        np.testing.assert_array_equal(np.sort(at), slots[1::2])
-        np.testing.assert_allclose(odd, cosines[nearest % 2 == 1], atol=1e-6)
 
 
 def test_an_answer_that_goes_on_is_known_and_ends_as_if_it_had_not_been() -> None:

@@ -91,22 +91,6 @@ class TestNeighbours:
             if abs(vector[0]) < 0.5:  # past it, lengths are beyond what was seen
                 assert after.quantile(0.05) < 100 * np.exp(2 * vector[0]) < after.quantile(0.95)
 
-    def test_apart_one_adapters_answers_do_not_count_for_another(self) -> None:
-        history = History(2, 0, 100)
-        for i in range(20):
-            history.add(at(0.9), 10 + i, False, "history", "poisoner")
-        history.add(at(0.1), 500, False, "history", "mine")
-        history.add(at(0.2), 600, False, "warm")
-        together = predict(history, at(1), "mine")
-        apart = predict(history, at(1), "mine", isolate=True)
-        nothing = predict(history, at(1), "nobody's", isolate=True)
-        assert together is not None
-        assert apart is not None
-        assert nothing is not None
-        assert together.lengths[0] == 10
-        assert apart.lengths.tolist() == [500, 600]
-        assert nothing.lengths.tolist() == [600]
-
 
 def test_only_unlike_prompts_still_give_a_distribution() -> None:
     found = predict(history_of((-1.0, 7, "history")), at(1))

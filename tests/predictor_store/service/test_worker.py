@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from predictor_store.data.store_info import described, facts
+from predictor_store.data.store_info import facts
 from predictor_store.predict import predictor
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.quality import WINDOW
-from predictor_store.service import protocol
 from predictor_store.service.protocol import (
     LineReader,
     decode_distribution,
@@ -45,11 +44,7 @@ def worker(
 
 def greeted(worker: Worker, client: int, model: str = "") -> dict[str, Any]:
     """What a new client is told first."""
-    worker.connect(client, model)
-    while True:
-        for number, message in worker.step():
-            if number == client:
-                return message
+    return worker.connect(client, model)
 
 
 def news(worker: Worker, client: int = 1) -> dict[str, Any]:
@@ -288,16 +283,16 @@ def test_a_poisoned_history_is_seen_through(
     for block in range(2 * WINDOW // 32 // 2):
         answered(32, lambda length, block=block: length if block % 2 else 1010 - length)  # type: ignore[misc]
         worker.report()
-    quality = worker._loaded()[0].stats()["quality"]
+    quality = worker._histories[""].stats()["quality"]
     assert quality["widened"]
     assert quality["crps_gain"] < 0
     assert means()[0] == means()[1]  # nobody is told apart by what is wrong
-    lines = described(facts(Path(config.store.path)))
-    assert "worse than none" in lines["predictions"]
-    assert "history" in lines
+    kept = facts(Path(config.store.path))["predictions"]
+    assert kept["widened"]
+    assert "history" in kept["by_source"]
     # When they are right again they are used again.
     answered(WINDOW, lambda length: length)
-    assert not worker._loaded()[0].stats()["quality"]["widened"]
+    assert not worker._histories[""].stats()["quality"]["widened"]
     assert means()[0] < means()[1]
 
 
@@ -312,25 +307,6 @@ def service(
     service = Worker(config, by_model=True)
     yield service
     service.close()
-
-
-def test_who_says_more_than_hello_before_it_is_answered_is_refused_once(service: Worker) -> None:
-    for message in (protocol.hello("one"), predict(1), None):
-        service.connect(2, "one")
-        for _ in range(100):
-            service.receive(2, message)
-        ((client, told),) = service.step()
-        assert (client, told["because"]) == (2, "version")
-    # Its model is loaded, and nobody is told of it.
-    assert greeted(service, 3, "one")["ready"]["num_records"] == 0
-    assert not service.busy
-
-
-def test_who_has_hung_up_is_not_told_that_its_model_is_loaded(service: Worker) -> None:
-    service.connect(2, "one")
-    service.disconnect(2)
-    assert "ready" in greeted(service, 3, "one")
-    assert service.step() == []
 
 
 def test_any_name_is_a_models(service: Worker) -> None:
