@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.engines.baseline import Saturation
+from bench.engines.simulator.apart import simulate_apart
 from bench.engines.simulator.cluster import simulate_cluster
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
@@ -95,6 +96,8 @@ def served(
     """What the simulator makes of them. Raises ValueError where the policy is unknown."""
     engine = load.engine_of(arm)
     options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S)
+    if load.apart:
+        return simulate_apart(engine, arm.policy, arm.config, requests, options)
     if load.nodes > 1 and not one_node:
         router = router_named(arm.dispatch, seed)
         return simulate_cluster(

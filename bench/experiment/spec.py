@@ -81,7 +81,8 @@ class Load:
     rate: a number a second, or "2x" for twice what capacity_by sustains.
     arrivals: one of bench.workloads.arrivals.LOADS.
     num_requests: a run; None for what the arrivals have.
-    preset, engine: the engine, and fields of it that differ. nodes: how many of them.
+    preset, engine: the engine, and fields of it that differ. nodes: how many of them. apart:
+        whether one of two engines prefills and the other decodes.
     parts: what comes one after the other in the place of all this, each what differs from it.
     """
 
@@ -94,6 +95,7 @@ class Load:
     preset: str = "h800-qwen3-32b"
     engine: Mapping[str, Any] = field(default_factory=dict)
     nodes: int = 1
+    apart: bool = False
     capacity_by: str = "fcfs"
     parts: Sequence[Load] = ()
 

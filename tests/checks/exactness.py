@@ -9,7 +9,8 @@ requests yielded. Where two tokens are as likely to within that, either may be s
 that parts there is counted apart.
 
 `--policy sage` lets more run than memory has room for, and the last of the order yields as it runs
-out. `--policy urgency` mixes levels 1 to 5, and who runs yields to whoever is more urgent.
+out; with `--apart` one server prefills and another decodes. `--policy urgency` mixes levels 1 to 5,
+and who runs yields to whoever is more urgent.
 
 In bfloat16 one or two requests that decode alone go through other kernels, which round differently:
 that is what one by one shows, and what yielding shows in those runs in which it comes to that.
@@ -44,6 +45,8 @@ from bench.workloads.chats import prompts
 from predictor_store.data.warm import load_tokenizer
 from sage_sched.config import HintsConfig, SageConfig
 from sage_sched.urgency import UrgencyParameters
+from tests.checks import mooncake_stand_in
+from tests.checks.pair import Pair
 
 _OUTPUT = Path("results/exactness")
 # How many the stock server is also asked at a time, and how many it is asked one by one.
@@ -267,6 +270,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--page-size", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--no-overlap", action="store_true", help="--disable-overlap-schedule")
+    parser.add_argument("--apart", action="store_true", help="prefill and decode on two servers")
     parser.add_argument("--tp", type=int, choices=(1, 2), default=1, help="default: %(default)s")
     parser.add_argument("--mla", action="store_true", help="a model with latent attention")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -320,9 +324,14 @@ def measure(args: argparse.Namespace) -> int:
         calm = Undisturbed.ask(server, asked, restless.at_a_time, "nobody yields", ends)
     slots = ("--max-running-requests", str(restless.num_slots))
     starved = replace(servers, flags=servers.flags + starved_pool + slots)
-    with starved.server(args.policy, "yielding") as server:
+    with (
+        starved.server(args.policy, "yielding")
+        if not args.apart
+        else _pair(starved, args.policy) as server
+    ):
         found = ask(server, asked, restless.at_a_time, "they yield", restless.sampling)
-        counts = scheduler_state(server)["preemption"]
+        yielding = server.decode if isinstance(server, Pair) else server
+        counts = scheduler_state(yielding)["preemption"]
     num_recomputed = sum(answer.num_retractions for answer in found) - counts["num_yields"]
     print(
         f"{len(asked)} requests, {sum(len(answer.ids) for answer in found)} tokens, "
@@ -338,6 +347,16 @@ def measure(args: argparse.Namespace) -> int:
         print("exactness: too few requests yielded for this to mean anything", file=sys.stderr)
         return 2
     return int(not agrees)
+
+
+def _pair(starved: PolicyServers, policy: str) -> Pair[Server]:
+    """Two servers, both short of memory."""
+    env = {**starved.env, **mooncake_stand_in.install(_OUTPUT / "plugins")}
+
+    def start(mode: str, flags: Sequence[str]) -> Server:
+        return replace(starved, env=env, flags=(*starved.flags, *flags)).server(policy, mode)
+
+    return Pair(start)
 
 
 if __name__ == "__main__":

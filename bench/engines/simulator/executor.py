@@ -23,7 +23,7 @@ def scheduling_pass(state: EngineState) -> PassResult:
         state.batch_is_full = False
     policy = state.policy
     if not isinstance(policy, StockPolicy):
-        this = _Pass(state, policy)
+        this = Pass(state, policy)
         run_pass(this)
         return this.result
     if not state.queue and state.chunked is None:
@@ -41,7 +41,7 @@ def _stock_pass(state: EngineState, policy: StockPolicy) -> PassResult:
     return _admit(state, UNLIMITED, state.queue)
 
 
-class _Pass:
+class Pass:
     """A pass of an engine under a policy of ours, see sage_sched.scheduling_pass.Engine."""
 
     def __init__(self, state: EngineState, policy: Policy) -> None:

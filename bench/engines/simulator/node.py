@@ -61,9 +61,10 @@ class Node:
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
         self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
 
-    def submit(self, request: SimRequest, index: int) -> None:
-        """A request on its way."""
-        heapq.heappush(self._coming, (request.arrival_s + self._delay_s, index, request))
+    def submit(self, request: SimRequest, index: int, at_s: float | None = None) -> None:
+        """A request on its way. at_s: when it gets here, if that is not when it comes."""
+        comes_s = request.arrival_s if at_s is None else at_s
+        heapq.heappush(self._coming, (comes_s + self._delay_s, index, request))
         self.num_outstanding += 1
 
     def advance(self, until_s: float) -> None:
@@ -114,6 +115,10 @@ class Node:
             **{progress.index: progress.generated_tokens for progress in waiting},
             **{p.index: p.age_offset + state.decode.step for p in state.decode},
         }
+
+    def _next_event_s(self) -> float:
+        """When something comes."""
+        return self._coming[0][0] if self._coming else math.inf
 
     def _receive(self) -> None:
         state = self.state
@@ -221,7 +226,7 @@ class Node:
             assert isinstance(self._policy, Policy)
             interval_tokens = self._policy.refresh_interval_tokens
             steps = min(steps, decode.steps_to_refresh(interval_tokens))
-        next_s = min(until_s, self._coming[0][0]) if self._coming else until_s
+        next_s = min(until_s, self._next_event_s())
         steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
         seconds = decode.seconds(step_time, steps)
         state.ratio.decay(steps - retracts)

@@ -29,6 +29,7 @@ class Engine:
     schedule_conservativeness: scales what SGLang's own admission expects of answers.
     clip_max_new_tokens: the most tokens that admission expects of an answer; SGLang's
         SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION.
+    reserved_decode_tokens: --num-reserved-decode-tokens, of an engine that only decodes.
     mixed_chunk: --enable-mixed-chunk.
     swap_token_s: seconds for one token's KV to host memory or back; the device waits meanwhile.
     host_pool_tokens: KV for which host memory has room.
@@ -46,6 +47,7 @@ class Engine:
     max_prefill_tokens: int = 16384
     schedule_conservativeness: float = 1.0
     clip_max_new_tokens: int = 4096
+    reserved_decode_tokens: int = 512
     mixed_chunk: bool = False
     swap_token_s: float = 0.0
     host_pool_tokens: int = 1 << 60

@@ -17,7 +17,7 @@ from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import Result, alone_s
 from bench.engines.simulator.state import Options
-from bench.engines.simulator.stock import STOCK
+from bench.engines.simulator.stock import STOCK, StockPolicy
 from bench.policies.srpt_oracle import ORACLE, SrptOracle, SrptOracleParameters
 from sage_sched.config import SageConfig
 from sage_sched.policy import Policy
@@ -71,17 +71,24 @@ def make_node(
     """One engine under a policy. Raises ValueError where the policy is unknown."""
     if isinstance(policy, Policy):
         return Node(engine, policy, config, options, on_finish)
-    rival = Rival.parse(policy)
+    return Node(*engine_and_policy(engine, policy, config), config, options, on_finish)
+
+
+def engine_and_policy(
+    engine: Engine, name: str, config: SageConfig
+) -> tuple[Engine, Policy | StockPolicy]:
+    """An engine as it is tuned for the policy of this name, and that policy. Raises ValueError
+    where it is unknown."""
+    rival = Rival.parse(name)
     tuned = replace(engine, **rival.engine_fields)  # type: ignore[arg-type]
     stock = STOCK.get(rival.policy)
     if stock is not None:
-        return Node(tuned, stock(), config, options, on_finish)
+        return tuned, stock()
     facts = tuned.server_facts()
     if rival.policy == ORACLE:
         parameters = config.policy.get(ORACLE, SrptOracleParameters())
-        return Node(tuned, SrptOracle(parameters, facts), config, options, on_finish)
-    named = policy_named(rival.policy, config.policy, facts)
-    return Node(tuned, named, config, options, on_finish)
+        return tuned, SrptOracle(parameters, facts)
+    return tuned, policy_named(rival.policy, config.policy, facts)
 
 
 def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:
