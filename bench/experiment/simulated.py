@@ -97,7 +97,15 @@ def served(
     engine = load.engine_of(arm)
     options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S)
     if load.apart:
-        return simulate_apart(engine, arm.policy, arm.config, requests, options)
+        return simulate_apart(
+            engine,
+            arm.policy,
+            arm.config,
+            requests,
+            options,
+            num_nodes=1 if one_node else load.nodes,
+            router=router_named(arm.dispatch, seed),
+        )
     if load.nodes > 1 and not one_node:
         router = router_named(arm.dispatch, seed)
         return simulate_cluster(

@@ -82,7 +82,7 @@ class Load:
     arrivals: one of bench.workloads.arrivals.LOADS.
     num_requests: a run; None for what the arrivals have.
     preset, engine: the engine, and fields of it that differ. nodes: how many of them. apart:
-        whether one of two engines prefills and the other decodes.
+        whether so many prefill and as many others decode.
     parts: what comes one after the other in the place of all this, each what differs from it.
     """
 

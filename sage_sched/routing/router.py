@@ -24,6 +24,11 @@ class Router(ABC):
     def pick(self, view: ClusterView) -> int:
         """The node for the request of the view."""
 
+    def pick_pair(self, prefill: ClusterView, decode: ClusterView) -> tuple[int, int]:
+        """Where nodes either prefill or decode: one of each. In the view of those that prefill a
+        request is unfinished until its first token comes, in the other one until its last."""
+        return self.pick(prefill), self.pick(decode)
+
 
 class PredictedCost(Router):
     """The node where the request costs all requests together the fewest seconds.
@@ -40,6 +45,14 @@ class PredictedCost(Router):
         together = np.minimum(view.left_tokens, view.answer_tokens)
         slower_s = view.by_node(2 * together * view.step_s)
         return int(np.argmin((1 + view.by_node()) * view.prefill_s + slower_s))
+
+    def pick_pair(self, prefill: ClusterView, decode: ClusterView) -> tuple[int, int]:
+        """Nodes that prefill take the shortest prompts first, so of two that meet there one waits
+        for the shorter. Nodes that decode have no prefills to wait for."""
+        meets_s = np.minimum(prefill.exec_s, prefill.prefill_s[prefill.queue_node])
+        waits_s = prefill.by_queue(meets_s) + prefill.prefill_s
+        come_prefilled = decode._replace(prefill_s=np.zeros(decode.num_nodes))
+        return int(np.argmin(waits_s)), self.pick(come_prefilled)
 
 
 class GoRouting(Router):
@@ -73,6 +86,10 @@ class GoRouting(Router):
         if fits.any():
             return int(np.argmax(np.where(fits, load_s, -np.inf)))
         return int(np.argmin(np.where(is_candidate, load_s, np.inf)))
+
+    def pick_pair(self, prefill: ClusterView, decode: ClusterView) -> tuple[int, int]:
+        """And of those that decode the one with the most free memory; they have equal pools."""
+        return self.pick(prefill), int(np.argmin(decode.by_node(decode.tokens)))
 
 
 def gains(view: ClusterView, *, joined: bool) -> Floats:

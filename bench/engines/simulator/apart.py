@@ -1,4 +1,4 @@
-"""Two engines of one kind: one prefills, the other decodes (sglang/srt/disaggregation)."""
+"""Engines of one kind, of which some prefill and others decode (sglang/srt/disaggregation)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import heapq
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
+from bench.engines.simulator.cluster import newcomer_of
 from bench.engines.simulator.executor import Pass
 from bench.engines.simulator.node import Node
 from bench.engines.simulator.presets import Engine
@@ -17,11 +18,13 @@ from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import check_requests, engine_and_policy, result_of
 from bench.engines.simulator.state import EngineState, Options
 from bench.engines.simulator.stock import FcfsPolicy, StockPolicy
+from bench.policies.routers import TotalRequests
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.order import retention_order
 from sage_sched.plan import Budget, Way
 from sage_sched.policy import Policy
+from sage_sched.routing import Ledger, Router
 from sage_sched.scheduling_pass import run_pass
 from sage_sched.view import Holding, SchedulerView
 
@@ -34,49 +37,106 @@ def simulate_apart(
     config: SageConfig,
     requests: Sequence[SimRequest],
     options: Options | None = None,
+    *,
+    num_nodes: int = 1,
+    router: Router | None = None,
 ) -> Result:
-    """As run.simulate, on an engine that prefills and one that decodes.
+    """As cluster.simulate_cluster, on num_nodes engines that prefill and as many that decode.
 
     A request's KV goes from one to the other at the pace of Engine.swap_token_s, beside steps. A
-    stock policy is one of the prefill engine; SGLang's decode servers go by arrival.
+    stock policy is one of the prefill engines; SGLang's decode servers go by arrival.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
-    finished: list[Progress] = []
-    followers = defaultdict[int | None, list[int]](list)
-    for index, request in enumerate(requests):
-        followers[request.follows].append(index)
+    apart = _Apart(engine, policy_name, config, requests, options or Options(), num_nodes)
+    apart.serve(router or TotalRequests())
+    nodes = [*apart.prefills, *apart.decodes]
+    return result_of(engine, requests, apart.finished, nodes, time.perf_counter() - began)
 
-    def on_room(progress: Progress, now_s: float) -> None:
+
+class _Apart:
+    """The engines, and what comes to them. pair_of: by request, who serves it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy_name: str,
+        config: SageConfig,
+        requests: Sequence[SimRequest],
+        options: Options,
+        num_nodes: int,
+    ) -> None:
+        def prefill_node() -> Node:
+            tuned, policy = engine_and_policy(engine, policy_name, config)
+            at_once = replace(options, prediction_delay_s=0.0)
+            return Node(tuned, policy, config, at_once, self._on_prefilled)
+
+        def decode_node() -> _DecodeNode:
+            tuned, policy = engine_and_policy(engine, policy_name, config)
+            if isinstance(policy, StockPolicy):
+                policy = FcfsPolicy()
+            return _DecodeNode(tuned, policy, config, options, self._on_finish, self._on_room)
+
+        self.finished: list[Progress] = []
+        self.prefills = [prefill_node() for _ in range(num_nodes)]
+        self.decodes = [decode_node() for _ in range(num_nodes)]
+        self._engine, self._requests = engine, requests
+        facts = engine.server_facts()
+        self._ledgers = Ledger(num_nodes, facts), Ledger(num_nodes, facts)
+        self._pair_of: dict[int, tuple[int, int]] = {}
+        self._coming: list[tuple[float, int]] = []  # a heap
+        self._followers = defaultdict[int | None, list[int]](list)
+        for index, request in enumerate(requests):
+            self._followers[request.follows].append(index)
+        self._come((requests[index].arrival_s, index) for index in self._followers[None])
+
+    def serve(self, router: Router) -> None:
+        """All requests, each at its time."""
+        while len(self.finished) < len(self._requests):
+            comes_s = self._coming[0][0] if self._coming else math.inf
+            prefill_s, prefill = min((p.next_change_s(), n) for n, p in enumerate(self.prefills))
+            decode_s, decode = min((d.next_change_s(), n) for n, d in enumerate(self.decodes))
+            if comes_s <= min(prefill_s, decode_s):
+                self._send(router, *heapq.heappop(self._coming))
+            elif prefill_s <= decode_s:
+                self.prefills[prefill].advance(math.nextafter(prefill_s, math.inf))
+            else:
+                self.decodes[decode].advance(min(comes_s, prefill_s))
+
+    def _come(self, coming: Iterable[tuple[float, int]]) -> None:
+        for each in coming:
+            heapq.heappush(self._coming, each)
+
+    def _send(self, router: Router, now_s: float, index: int) -> None:
+        request = replace(self._requests[index], arrival_s=now_s)
+        newcomer = newcomer_of(request)
+        pair = (0, 0)
+        if len(self.decodes) > 1:
+            for number, node in enumerate(self.decodes):
+                self._ledgers[1].report(number, node.ages(), now_s)
+            views = [ledger.view(newcomer, now_s) for ledger in self._ledgers]
+            pair = router.pick_pair(*views)
+            for ledger, number in zip(self._ledgers, pair, strict=True):
+                ledger.sent(index, number, newcomer, now_s)
+        self._pair_of[index] = pair
+        self.decodes[pair[1]].submit(request, index)
+
+    def _on_room(self, progress: Progress, now_s: float) -> None:
+        prefill = self.prefills[self._pair_of[progress.index][0]]
         prefill.submit(prompt_of(progress.request), progress.index, now_s)
 
-    def on_prefilled(progress: Progress) -> None:
-        transfer_s = progress.request.input_tokens * engine.swap_token_s
-        decode.lands(progress.index, progress.last_token_s + transfer_s)
+    def _on_prefilled(self, progress: Progress) -> None:
+        prefill, decode = self._pair_of[progress.index]
+        self._ledgers[0].ended(progress.index, prefill, progress.last_token_s)
+        transfer_s = progress.request.input_tokens * self._engine.swap_token_s
+        self.decodes[decode].lands(progress.index, progress.last_token_s + transfer_s)
 
-    def on_finish(progress: Progress) -> None:
-        finished.append(progress)
-        for index in followers[progress.index]:
-            comes_s = progress.last_token_s + requests[index].pause_s
-            decode.submit(replace(requests[index], arrival_s=comes_s), index)
-
-    options = options or Options()
-    tuned, policy = engine_and_policy(engine, policy_name, config)
-    prefill = Node(tuned, policy, config, replace(options, prediction_delay_s=0.0), on_prefilled)
-    tuned, policy = engine_and_policy(engine, policy_name, config)
-    if isinstance(policy, StockPolicy):
-        policy = FcfsPolicy()
-    decode = _DecodeNode(tuned, policy, config, options, on_finish, on_room)
-    for index in followers[None]:
-        decode.submit(requests[index], index)
-    while len(finished) < len(requests):
-        next_s = prefill.next_change_s()
-        if next_s <= decode.now_s:
-            prefill.advance(math.nextafter(next_s, math.inf))
-        else:
-            decode.advance(next_s)
-    wall_s = time.perf_counter() - began
-    return result_of(engine, requests, finished, [prefill, decode], wall_s)
+    def _on_finish(self, progress: Progress) -> None:
+        self.finished.append(progress)
+        self._come(
+            (progress.last_token_s + self._requests[index].pause_s, index)
+            for index in self._followers[progress.index]
+        )
 
 
 def prompt_of(request: SimRequest) -> SimRequest:
@@ -126,6 +186,14 @@ class _DecodeNode(Node):
     def lands(self, index: int, at_s: float) -> None:
         """The KV of this request's prompt comes then."""
         heapq.heappush(self._landing, (at_s, index))
+
+    def next_change_s(self) -> float:
+        if len(self.state.decode) or self.state.queue:
+            return self.now_s
+        return max(self.now_s, self._next_event_s())
+
+    def ages(self) -> dict[Hashable, int]:
+        return {**super().ages(), **{progress.index: 0 for progress in self.state.parked}}
 
     def advance(self, until_s: float) -> None:
         """Go on to the end of the first step that ends at until_s or later, or until a request gets

@@ -94,13 +94,7 @@ class Cluster:
 
     def _send(self, router: Router, index: int, now_s: float) -> None:
         request = replace(self._requests[index], arrival_s=now_s)
-        newcomer = Newcomer(
-            request.input_tokens,
-            request.max_new_tokens,
-            request.distribution,
-            _keys(request),
-            request.hints,
-        )
+        newcomer = newcomer_of(request)
         number = router.pick(self._ledger.view(newcomer, now_s))
         self._ledger.sent(index, number, newcomer, now_s)
         self.nodes[number].submit(request, index)
@@ -129,6 +123,17 @@ class Cluster:
         self._latest_s[number] = self.nodes[number].next_change_s()
         if self._followers and self._latest_s[number] < math.inf:
             heapq.heappush(self._alarms, (self._latest_s[number], number))
+
+
+def newcomer_of(request: SimRequest) -> Newcomer:
+    """What a router sees of it."""
+    return Newcomer(
+        request.input_tokens,
+        request.max_new_tokens,
+        request.distribution,
+        _keys(request),
+        request.hints,
+    )
 
 
 def _keys(request: SimRequest) -> list[Hashable]:

@@ -321,3 +321,25 @@ def test_blocks_are_known_by_all_that_comes_before_them() -> None:
     assert len(keys) == 3
     assert block_keys(tokens[: 2 * BLOCK_TOKENS]) == keys[:2]
     assert not set(block_keys([-1, *tokens[1:]])) & set(keys)
+
+
+def pair_for(name: str, prefill: Ledger, decode: Ledger, request: Newcomer) -> tuple[int, int]:
+    return router_named(name).pick_pair(prefill.view(request, 0.0), decode.view(request, 0.0))
+
+
+def test_a_short_prompt_of_a_pair_does_not_wait_for_long_ones_and_a_long_one_does() -> None:
+    prefill, decode = Ledger(2, SERVER), Ledger(2, SERVER)
+    prefill.sent("long", 0, of_length(10, 4000), 0.0)
+    for number in range(3):
+        prefill.sent(f"short {number}", 1, of_length(10, 800), 0.0)
+    assert pair_for("predicted-cost", prefill, decode, of_length(10, 500))[0] == 0
+    assert pair_for("predicted-cost", prefill, decode, of_length(10, 6000))[0] == 1
+
+
+@pytest.mark.parametrize("name", ["predicted-cost", "gorouting"])
+def test_of_those_that_decode_the_one_with_less_to_do_is_of_the_pair(name: str) -> None:
+    prefill, decode = Ledger(3, SERVER), Ledger(3, SERVER)
+    for node, length in ((0, 500), (2, 100)):
+        decode.sent(node, node, of_length(length, 1000 + length), 0.0)
+    decode.sent("other", 1, of_length(500, 3000), 0.0)
+    assert pair_for(name, prefill, decode, of_length(400))[1] == 2

@@ -9,6 +9,7 @@ import pytest
 
 from bench.engines.simulator.apart import simulate_apart
 from bench.engines.simulator.state import Options
+from bench.policies.routers import router_named
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from tests.bench.engines.simulator.traffic import MANY_SLOTS, SMALL, STEP_TIME, mixed, request
@@ -59,3 +60,12 @@ def test_room_goes_to_the_shortest_predicted() -> None:
     result = simulate_apart(SMALL, "sage-order", CONFIG, requests, Options(preempt=False))  # type: ignore[arg-type]
     first_s = result.arrival_s + result.ttft_s
     assert [*np.argsort(first_s)] == [0, 2, 3, 1]
+
+
+@pytest.mark.parametrize("name", ["total_requests", "predicted-cost", "gorouting"])
+def test_pairs_of_many_engines_serve_as_many_times_the_load(name: str) -> None:
+    alone = simulate_apart(SMALL, "sage", CONFIG, mixed(100, 3.0, 4))
+    four = simulate_apart(
+        SMALL, "sage", CONFIG, mixed(400, 12.0, 4), num_nodes=4, router=router_named(name)
+    )
+    assert float(np.mean(four.ttlt_s)) < 1.2 * float(np.mean(alone.ttlt_s))
