@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -53,6 +53,22 @@ def speaker(args: argparse.Namespace) -> Callable[..., None]:
 def print_json(found: Any) -> None:
     """Print one JSON document."""
     print(json.dumps(found, indent=2))
+
+
+def print_found(found: Mapping[str, Any], as_json: bool) -> None:
+    """Print what a command has found: as JSON, or one name and value a line."""
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(_lines(found)))
+
+
+def _lines(found: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}: {f'{value:.5g}' if type(value) is float else value}"
 
 
 def keep_quiet() -> None:

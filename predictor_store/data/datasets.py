@@ -134,9 +134,6 @@ def _output(raw: dict[str, Any], fields: Fields, taken: set[str | None]) -> str 
     if name is None:
         return None
     value = raw.get(name)
-    if isinstance(value, list):
-        # A conversation, as in preference data: the answer is a turn of it.
-        return next((_said(turn)[1] for turn in value if _said(turn)[0] in _MACHINE), None)
     if value is None or isinstance(value, str):
         return value
     raise RowError(f"field {name} is {_shown(value)}, not a text")

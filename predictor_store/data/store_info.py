@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from predictor_store.data.warm import quantiles
 from predictor_store.store import file, lock
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import default_path, file_of
-from predictor_store.terminal import add_json, print_json
+from predictor_store.terminal import add_json, print_found
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +29,7 @@ def run(args: argparse.Namespace) -> int:
     except StoreError as error:
         print(f"sage-sched store info: {error}", file=sys.stderr)
         return 2
-    if args.json:
-        print_json(found)
-        return 0
-    print("\n".join(_lines(found)))
+    print_found(found, args.json)
     return 0
 
 
@@ -61,15 +57,3 @@ def facts(folder: Path) -> dict[str, Any]:
         "num_censored": sum(record.censored for record in records),
         "predictions": json.loads(meta.get("quality") or "{}"),
     }
-
-
-def _lines(found: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            yield from _lines(value, f"{prefix}{name}.")
-        else:
-            yield (
-                f"{prefix}{name}: {value:.5g}"
-                if type(value) is float
-                else f"{prefix}{name}: {value}"
-            )

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from predictor_store.data.files import DatasetError
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder, dimension, fingerprint
 from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import Store, default_path, recorded_capacity
-from predictor_store.terminal import add_json, at_least_one, field_and_value, print_json
+from predictor_store.terminal import add_json, at_least_one, field_and_value, print_found
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import ENCODERS, StoreConfig
 from sage_sched.fields import ConfigError
@@ -123,10 +123,7 @@ def run(args: argparse.Namespace) -> int:
     except (ConfigError, DatasetError, StoreError) as error:
         print(f"sage-sched warm: {error}", file=sys.stderr)
         return 2
-    if args.json:
-        print_json(summary)
-    else:
-        print("\n".join(_told(summary)))
+    print_found(summary, args.json)
     return 0
 
 
@@ -203,24 +200,8 @@ def load_tokenizer(model_path: str) -> Any:
         raise DatasetError(f"cannot load a tokenizer from {model_path}: {reason}") from error
 
 
-def _told(summary: Mapping[str, Any]) -> Iterator[str]:
-    yield (
-        f"{summary['num_read']} rows read, {summary['num_filtered']} filtered out, "
-        f"{summary['num_malformed']} malformed, {summary['num_put']} put into {summary['store']}, "
-        f"which now holds {summary['num_records']} records"
-    )
-    for place, reason in summary["malformed"].items():
-        yield f"  malformed: {place}: {reason}"
-    yield f"output tokens: {quantiles_line(summary['output_tokens'])}"
-
-
 def quantiles(lengths: list[int]) -> dict[str, float]:
     """The mean, and quantiles by name."""
     found = np.quantile(lengths, [0.1, 0.5, 0.9, 0.99, 1.0]).tolist()
     names = ("mean", "p10", "p50", "p90", "p99", "max")
     return dict(zip(names, [float(np.mean(lengths)), *found], strict=True))
-
-
-def quantiles_line(found: Mapping[str, float]) -> str:
-    """The same for people."""
-    return ", ".join(f"{name} {tokens:.0f}" for name, tokens in found.items())

@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 
 from predictor_store.predict import asked
 from predictor_store.predict.embedder import NUM_BESIDE, embedding_dimension, searched_columns
-from predictor_store.predict.fitting import Fitting, described, first_score
-from predictor_store.predict.index import VectorIndex
-from predictor_store.predict.regression import GeneralLength, LengthScore
+from predictor_store.predict.index import VectorIndex, embeddings
+from predictor_store.predict.regression import (
+    Fitting,
+    GeneralLength,
+    LengthScore,
+    described,
+    first_score,
+)  # fmt: skip
 from predictor_store.store.file import Origin
 
 # A score is fitted to this many of the newest records; more only take longer.
@@ -177,10 +182,10 @@ class History:
 
     def vectors(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy, shape (len(slots), embedding_dimension + num_features)."""
-        return np.hstack([self._index.codes(slots).embeddings(), self.features[slots]])
+        return np.hstack([embeddings(self._index.codes(slots)), self.features[slots]])
 
     def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What this history's score reads; see fitting.described."""
+        """What this history's score reads; see regression.described."""
         return described(vectors, self.general)
 
     def fitting(self) -> Fitting | None:

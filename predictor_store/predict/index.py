@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
-
-
-class Codes(NamedTuple):
-    """Embeddings as they are kept: whole, int8, shape (n, dimension), in units of 1 / steps."""
-
-    whole: NDArray[np.int8]
-    steps: np.float32
-
-    def embeddings(self) -> NDArray[np.float32]:
-        """Shape (n, dimension)."""
-        return np.asarray(self.whole.astype(np.float32) / self.steps, np.float32)
 
 
 class VectorIndex:
@@ -52,9 +40,9 @@ class VectorIndex:
         if self._columns is not None:
             _codes_of(self._read_index)[slot] = whole[self._columns] + 128
 
-    def codes(self, slots: NDArray[np.int64]) -> Codes:
-        """A copy."""
-        return Codes((_codes_of(self._whole_index)[slots] ^ 128).view(np.int8), self._steps)
+    def codes(self, slots: NDArray[np.int64]) -> NDArray[np.int8]:
+        """A copy of the embeddings as they are kept: whole numbers, shape (n, dimension)."""
+        return (_codes_of(self._whole_index)[slots] ^ 128).view(np.int8)
 
     def nearest(
         self, embedding: NDArray[np.float32], num_nearest: int
@@ -103,6 +91,11 @@ def steps_per_unit(dimension: int) -> np.float32:
     """The factor of a unit vector's numbers before rounding. One in a thousand numbers may be so
     large that it is cut off; a cosine is off by 0.001."""
     return np.float32(127 * max(1.0, dimension**0.5 / 12))
+
+
+def embeddings(codes: NDArray[np.int8]) -> NDArray[np.float32]:
+    """From VectorIndex.codes, of the same shape."""
+    return np.asarray(codes.astype(np.float32) / steps_per_unit(codes.shape[1]), np.float32)
 
 
 @contextlib.contextmanager

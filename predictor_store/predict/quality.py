@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +33,6 @@ NO_FORECAST = Forecast(None, None)
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    source: str
     mean: float
     length: int
     crps: float
@@ -55,7 +53,6 @@ class RollingQuality:
         self._scored = deque[_Scored](maxlen=WINDOW)
         # Answers since `widened` has changed.
         self._num_since = 0
-        self._summary: dict[str, Any] | None = None
 
     def add(self, forecast: Forecast, output_tokens: int) -> bool:
         """An answer came to its own end. Returns whether `widened` has changed."""
@@ -64,11 +61,8 @@ class RollingQuality:
             return False
         within_80 = said.has_within(output_tokens, 0.8)
         crps, blind_crps = said.crps(output_tokens), blind.crps(output_tokens)
-        self._scored.append(
-            _Scored(said.source, said.mean(), output_tokens, crps, blind_crps, within_80)
-        )
+        self._scored.append(_Scored(said.mean(), output_tokens, crps, blind_crps, within_80))
         self._num_since += 1
-        self._summary = None
         if self._num_since < WINDOW:
             return False
         excess = sum(scored.crps - scored.blind_crps for scored in self._scored)
@@ -79,32 +73,23 @@ class RollingQuality:
         return changes
 
     def summary(self) -> dict[str, Any]:
-        """Over all answers, and by source: how many there were, mean CRPS in tokens, its gain over
-        the blind distribution's, the share in the central 80 %, and Spearman's rho of the mean."""
-        if self._summary is None:
-            scored = list(self._scored)
-            by_source = {
-                source: _summary([one for one in scored if one.source == source])
-                for source in sorted({one.source for one in scored})
-            }
-            self._summary = {"widened": self.widened, **_summary(scored), "by_source": by_source}
-        return self._summary
-
-
-def _summary(scored: Sequence[_Scored]) -> dict[str, Any]:
-    if not scored:
-        return {"num_answers": 0}
-    crps = float(np.mean([each.crps for each in scored]))
-    blind = float(np.mean([each.blind_crps for each in scored]))
-    means, lengths = np.array([(each.mean, each.length) for each in scored], float).T
-    return {
-        "num_answers": len(scored),
-        "crps": round(crps, 2),
-        "blind_crps": round(blind, 2),
-        "crps_gain": round(1 - crps / blind, 3) if blind > 0 else 0.0,
-        "within_80": round(float(np.mean([each.within_80 for each in scored])), 3),
-        "spearman": round(spearman(means, lengths), 3),
-    }
+        """How many answers there were, mean CRPS in tokens, its gain over the blind distribution's,
+        the share in the central 80 %, and Spearman's rho of the mean."""
+        scored = self._scored
+        if not scored:
+            return {"widened": self.widened, "num_answers": 0}
+        crps = float(np.mean([each.crps for each in scored]))
+        blind = float(np.mean([each.blind_crps for each in scored]))
+        means, lengths = np.array([(each.mean, each.length) for each in scored], float).T
+        return {
+            "widened": self.widened,
+            "num_answers": len(scored),
+            "crps": round(crps, 2),
+            "blind_crps": round(blind, 2),
+            "crps_gain": round(1 - crps / blind, 3) if blind > 0 else 0.0,
+            "within_80": round(float(np.mean([each.within_80 for each in scored])), 3),
+            "spearman": round(spearman(means, lengths), 3),
+        }
 
 
 def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:

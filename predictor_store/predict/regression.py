@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from predictor_store.predict.index import embeddings
 
 # With fewer distinct prompts a regression fits noise.
 MIN_PROMPTS = 30
@@ -20,6 +22,8 @@ _RIDGE = 3.0
 # So many repeated answers tell how much answers to one prompt differ.
 _MIN_REPEATS = 20
 PRIOR_WORTH = 3.0
+# Scales what a prompt adds to lengths in general, beside the numbers of its vector.
+_GENERAL_SCALE = 3.5
 _LEAST_WORTH, _MOST_WORTH = 0.5, 8.0
 # Fitted by bench/prediction/general.py; by encoder.
 SHIPPED_FILE = Path(__file__).with_name("general_length.json")
@@ -138,6 +142,44 @@ class GeneralLength:
     def of_any_prompt(self) -> NDArray[np.int64]:
         """Tokens of an answer to an unknown prompt, equally likely."""
         return _tokens(self.logs)
+
+
+class Fitting(NamedTuple):
+    """A copy of the records to fit to, so that the history can be used meanwhile.
+
+    slots, stamps: int64, of the records, see history.Place. codes: see VectorIndex.codes.
+    """
+
+    slots: NDArray[np.int64]
+    stamps: NDArray[np.int64]
+    codes: NDArray[np.int8]
+    features: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    prompts: NDArray[np.int64]
+    general: GeneralLength | None
+
+    def fit(self) -> tuple[LengthScore, NDArray[np.float64]] | None:
+        """LengthScore.fit of the records."""
+        vectors = np.hstack([embeddings(self.codes), self.features])
+        return LengthScore.fit(described(vectors, self.general), self.lengths, self.prompts)
+
+
+def described(vectors: NDArray[np.float32], general: GeneralLength | None) -> NDArray[np.float32]:
+    """What a LengthScore reads: the vectors, a row each, and what their prompts add to lengths in
+    general, if that is known."""
+    if general is None:
+        return vectors
+    added = _GENERAL_SCALE * general.of(vectors).astype(np.float32)
+    return np.concatenate([vectors, added[:, np.newaxis]], axis=1)
+
+
+def first_score(general: GeneralLength | None) -> LengthScore | None:
+    """The score until there is enough to fit one to."""
+    if general is None:
+        return None
+    weights = np.zeros(general.weights.size + 2)
+    weights[-2] = 1 / _GENERAL_SCALE  # of what the prompt adds; the last is the constant
+    return LengthScore(weights, general.level, general.spread, PRIOR_WORTH)
 
 
 def _tokens(logs: NDArray[np.float64]) -> NDArray[np.int64]:

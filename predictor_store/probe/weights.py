@@ -127,15 +127,14 @@ def _distribution(lengths: NDArray[np.float64], weights: NDArray[np.float64]) ->
     return LengthDistribution.from_samples(np.rint(lengths), "prior", weights)
 
 
-def _replayed(
-    recording: Recording, log_p: NDArray[np.float64], rule: Posterior, rows: NDArray[np.bool_]
-) -> Iterator[tuple[Job, int, int]]:
-    """Each chosen row's answer as a job, after its scores: the job, the age, and the answer. All
-    answers at once, age by age. The job's age is the answer's length, as if it had ended."""
+def forecasts(
+    recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
+) -> Iterator[Forecast]:
+    """For each of the rows, from the prompt and all scores so far: all answers at once, age by age,
+    each a job whose age is the answer's length, as if it had ended."""
     jobs: dict[int, Job] = {}
-    for age in np.unique(recording.ages[rows]).tolist():
-        if not rule.wants(age):
-            continue
+    rule = Posterior(reading)
+    for age in filter(rule.wants, np.unique(recording.ages[rows]).tolist()):
         here = np.flatnonzero(rows & (recording.ages == age))
         answers = recording.answer[here].tolist()
         for answer in answers:
@@ -144,18 +143,15 @@ def _replayed(
                 jobs[answer] = Job(0, 1, cap, recording.forecasts[answer], 0)
                 jobs[answer].generated_tokens = int(recording.lengths[answer])
         rule.refine([jobs[answer] for answer in answers], [age] * len(answers), log_p[here])
-        yield from ((jobs[answer], age, answer) for answer in answers)
-
-
-def forecasts(
-    recording: Recording, log_p: NDArray[np.float64], reading: Reading, rows: NDArray[np.bool_]
-) -> Iterator[Forecast]:
-    """For each of the rows, from the prompt and all scores so far."""
-    for job, _, answer in _replayed(recording, log_p, Posterior(reading), rows):
-        refined = job.refined
-        if refined is not None:
-            left = int(recording.lengths[answer]) - refined.age_tokens
-            yield refined.age_tokens, left, refined.lengths - refined.age_tokens, refined.weights
+        for answer in answers:
+            if (refined := jobs[answer].refined) is not None:
+                left = int(recording.lengths[answer]) - refined.age_tokens
+                yield (
+                    refined.age_tokens,
+                    left,
+                    refined.lengths - refined.age_tokens,
+                    refined.weights,
+                )
 
 
 def alone(

@@ -74,9 +74,10 @@ def test_recorded_lengths_go_into_the_store(
     assert first.prompt is None
     assert first.vector @ embedder.embed(["one"])[0] > 0.999
     out = capsys.readouterr().out
-    assert "3 rows read, 0 filtered out, 1 malformed, 2 put into" in out
-    assert f"{data}:2" in out
-    assert "p50 15" in out
+    assert out.startswith("num_read: 3\nnum_filtered: 0\nnum_malformed: 1\n")
+    assert f"malformed.{data}:2: " in out
+    assert "num_put: 2\n" in out
+    assert "output_tokens.p50: 15\n" in out
 
 
 def test_output_is_counted_with_the_tokenizer(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -132,7 +133,7 @@ def test_warm_data_does_not_push_history_out(
     )
     assert warm(data, "--store", folder) == 0
     assert [r.output_tokens for r in stored(folder, 3)[:2]] == [11, 12]
-    assert "now holds 3 records" in capsys.readouterr().out
+    assert "num_records: 3\n" in capsys.readouterr().out
 
 
 def test_prompts_are_kept_on_demand(tmp_path: Path) -> None:

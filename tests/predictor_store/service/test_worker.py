@@ -289,7 +289,6 @@ def test_a_poisoned_history_is_seen_through(
     assert means()[0] == means()[1]  # nobody is told apart by what is wrong
     kept = facts(Path(config.store.path))["predictions"]
     assert kept["widened"]
-    assert "history" in kept["by_source"]
     # When they are right again they are used again.
     answered(WINDOW, lambda length: length)
     assert not worker._histories[""].stats()["quality"]["widened"]
