@@ -368,7 +368,7 @@ MUTATIONS = (
     ),
     Mutation(
         "any token will do",
-        "predictor_store/service/lines.py",
+        "predictor_store/service/connection.py",
         'if token and not is_same(rest.get("token"), token):',
         'if token and not rest.get("token"):',
         f"{_SERVER}::test_over_tcp_alone_a_token_is_asked_for",
@@ -376,8 +376,8 @@ MUTATIONS = (
     Mutation(
         "a byte is as good as a hello",
         "predictor_store/service/server.py",
-        'talk = lines.talk if first == b"{" else http.talk',
-        'talk = [client.allow(None), lines.talk if first == b"{" else http.talk][1]',
+        'talk = talk_in_lines if first == b"{" else http.talk',
+        'talk = [client.allow(None), talk_in_lines if first == b"{" else http.talk][1]',
         f"{_SERVER}::test_who_has_not_said_all_in_time_is_hung_up_on",
     ),
     Mutation(

@@ -55,13 +55,10 @@ def run(args: argparse.Namespace) -> int:
     except (ConfigError, ServiceError) as error:
         print(f"sage-sched predictor serve: {error}", file=sys.stderr)
         return 2
-    try:
-        with contextlib.closing(Worker(config, by_model=True)) as worker:
-            server = Server(worker, listener, token)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: server.stop())
-            print(f"serving on {at}, store {folder_of(config.store)}", flush=True)
-            server.run()
-    finally:
-        sockets.remove(at, listener)
+    with contextlib.closing(Worker(config, by_model=True)) as worker:
+        server = Server(worker, listener, token)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.stop())
+        print(f"serving on {at}, store {folder_of(config.store)}", flush=True)
+        server.run()
     return 0

@@ -10,9 +10,8 @@ import socket
 import time
 from collections.abc import Iterable
 
-from predictor_store.service import http, lines
-from predictor_store.service.connection import Connection
-from predictor_store.service.sockets import set_up
+from predictor_store.service import http, sockets
+from predictor_store.service.connection import Connection, talk_in_lines
 from predictor_store.service.worker import Outgoing, Worker
 
 logger = logging.getLogger(__name__)
@@ -49,10 +48,15 @@ class Server:
         self._stopped = True
 
     def run(self) -> None:
-        """Serves until stop(), or until the process at the other end of `own` hangs up."""
+        """Serves until stop(), or until the process at the other end of `own` hangs up. Then it no
+        longer listens."""
         # Whatever loop the process prefers: uvloop's goes by a clock of its own.
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            runner.run(self._run())
+            try:
+                runner.run(self._run())
+            finally:
+                if self._listener is not None:
+                    sockets.close(self._listener)
 
     async def _run(self) -> None:
         if self._listener is not None:
@@ -92,9 +96,9 @@ class Server:
             async with asyncio.timeout(_FIRST_SECONDS) as deadline:
                 if self._has_room():
                     client = self._clients[number] = Connection(number, reader, writer, deadline)
-                    set_up(connected)
+                    sockets.set_up(connected)
                     first = await reader.read(1)
-                    talk = lines.talk if first == b"{" else http.talk
+                    talk = talk_in_lines if first == b"{" else http.talk
                     await talk(client, first, self._worker, token)
         except (OSError, ValueError, asyncio.CancelledError):
             pass  # it is gone, or late, or says what has no end

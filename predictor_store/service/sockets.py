@@ -95,12 +95,12 @@ def _remove_dead(path: Path) -> None:
     raise ServiceError(f"another service listens on {path}: stop it, or name another path")
 
 
-def remove(address: Address, listener: socket.socket) -> None:
+def close(listener: socket.socket) -> None:
     """Stops listening, and removes the file of a Unix socket."""
-    listener.close()
-    if not address.is_tcp:
+    if listener.family == socket.AF_UNIX:
         with contextlib.suppress(OSError):
-            _path(address).unlink()
+            os.unlink(listener.getsockname())
+    listener.close()
 
 
 def connect(address: Address) -> socket.socket:

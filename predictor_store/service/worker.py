@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,16 +40,10 @@ _MAX_MODELS = 64
 _MAX_INT = 2**31
 
 Vector = NDArray[np.float32]
+# Of an answer: input tokens, output tokens, and whether it was cut off.
+Answer = tuple[int, int, bool]
 # A message, and the client that it is for.
 Outgoing = tuple[int, dict[str, Any]]
-
-
-class Answer(NamedTuple):
-    """How long an answer is. censored: it was cut off."""
-
-    input_tokens: int
-    output_tokens: int
-    censored: bool
 
 
 @dataclass(slots=True)
@@ -145,12 +139,12 @@ class Worker:
                 "finished": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
                 "censored": bool(cut),
             } if _are_counts(num_in, num_out):  # fmt: skip
-                self._finish(by, handle, Answer(num_in, num_out, cut))
+                self._finish(by, handle, (num_in, num_out, cut))
             case {
                 "goes_on": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
             } if _are_counts(num_in, num_out):  # fmt: skip
                 if (of := by.embedded.get(handle)) is not None:
-                    record = of.record(Answer(num_in, num_out, True))
+                    record = of.record((num_in, num_out, True))
                     of.place = by.history.goes_on(record, of.place)
             case _:
                 by.history.counts["num_malformed"] += 1

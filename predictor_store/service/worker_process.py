@@ -40,19 +40,13 @@ def main() -> None:
         # costs the engine a third of its throughput (`sage-sched bench`, 2 cores) and gains
         # nothing. Means of token vectors take a millisecond a request, and stay at equal priority.
         os.nice(_NICENESS)
+    at = config.predictor.service
     with contextlib.closing(worker):
-        if not config.predictor.service:
-            Server(worker, own=connected).run()
-            return
-        address = Address.parse(config.predictor.service)
-        listener = sockets.listen(address)
-        try:
-            Server(worker, listener, own=connected).run()
-        finally:
-            sockets.remove(address, listener)
-            # The folder was made for this socket alone, by a SharedWorker.
+        listener = sockets.listen(Address.parse(at)) if at else None
+        Server(worker, listener, own=connected).run()
+        if at:  # a SharedWorker made the folder for this socket alone
             with contextlib.suppress(OSError):
-                Path(address.path).parent.rmdir()
+                Path(at).parent.rmdir()
 
 
 if __name__ == "__main__":

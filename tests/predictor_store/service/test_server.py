@@ -109,7 +109,6 @@ def service(
     server.stop()
     thread.join()
     worker.close()
-    sockets.remove(address, listener)
 
 
 def ask(
@@ -620,7 +619,7 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
         sockets.listen(address)
     listener.close()  # as if it had been killed: the file is left
     again = sockets.listen(address)
-    sockets.remove(address, again)
+    sockets.close(again)
     assert not path.exists()
     path.write_text("somebody's file")
     with pytest.raises(ServiceError, match="no socket"):

@@ -103,6 +103,7 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
         link.close()
     shared._supervisor.close()
     assert not psutil.pid_exists(again.first["ready"]["process"])
+    assert not Path(shared.config.predictor.service).parent.exists()
 
 
 def _connected(config: SageConfig) -> Link:
