@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,12 +55,10 @@ def read(folder: Path, name: str) -> list[Observation]:
 
 def observations(dataset: str, filters: Mapping[str, str]) -> list[Observation]:
     """Of any dataset that `sage-sched warm` reads. Raises DatasetError."""
-    found = []
-    for row in Reader(dataset, filters=filters):
-        assert row.output_tokens is not None  # the reader has seen to it
-        length = min(row.output_tokens, MAX_TOKENS)
-        found.append(Observation(row.prompt, length, row.input_tokens, row.censored))
-    return found
+    return [
+        replace(row, output_tokens=min(row.output_tokens, MAX_TOKENS))
+        for row in Reader(dataset, filters=filters)
+    ]
 
 
 def shuffled(observations: Sequence[Observation], seed: int) -> list[Observation]:

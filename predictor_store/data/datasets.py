@@ -34,15 +34,18 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One usable row. output_tokens: as recorded, or None. input_tokens: as recorded, or 0.
-    censored: output_tokens has reached the recorded cap."""
+class Observation:
+    """A prompt and how long its answer was, in tokens.
+
+    output_tokens: 0 if only its text, output, is known. input_tokens: 0 if unknown. censored: the
+    answer was cut off at output_tokens by its cap.
+    """
 
     prompt: str
-    output: str | None
-    output_tokens: int | None
+    output_tokens: int
     input_tokens: int = 0
     censored: bool = False
+    output: str | None = None
 
 
 @dataclass(slots=True)
@@ -64,7 +67,7 @@ class Reader:
     malformed: list[tuple[str, str]] = field(default_factory=list)
     fields_seen: set[str] = field(default_factory=set)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Observation]:
         """Raises DatasetError if the dataset cannot be read or has no usable row."""
         for place, raw in raw_rows(self.dataset, self.tokenizer):
             self.num_read += 1
@@ -82,7 +85,7 @@ class Reader:
         if self.num_read == self.num_filtered + self.num_malformed:
             raise DatasetError(self._nothing_usable())
 
-    def _row(self, raw: Any) -> Row | None:
+    def _row(self, raw: Any) -> Observation | None:
         if isinstance(raw, RowError):
             raise raw
         if not isinstance(raw, dict):
@@ -98,7 +101,8 @@ class Reader:
             raise RowError("no output length recorded: give --tokenizer to count its output")
         cap = _whole(raw.get("cap"))
         is_cut = cap is not None and length is not None and length >= cap
-        return Row(prompt, output, length, _whole(raw.get("prompt_tokens")) or 0, is_cut)
+        input_tokens = _whole(raw.get("prompt_tokens")) or 0
+        return Observation(prompt, length or 0, input_tokens, is_cut, output)
 
     def _nothing_usable(self) -> str:
         seen = ", ".join(sorted(self.fields_seen)[:40]) or "none"

@@ -8,7 +8,6 @@ import itertools
 import random
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from predictor_store.data import datasets
-from predictor_store.data.datasets import Fields, Reader, Row
+from predictor_store.data.datasets import Fields, Reader
+from predictor_store.data.datasets import Observation as Observation
 from predictor_store.data.files import DatasetError
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder, dimension, fingerprint
 from predictor_store.store.file import Record, StoreError
@@ -30,19 +30,6 @@ from sage_sched.fields import ConfigError
 _CHUNK = 256
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """A prompt and how long its answer was, in tokens.
-
-    input_tokens: 0 if unknown. censored: the answer was cut off at output_tokens by its cap.
-    """
-
-    prompt: str
-    output_tokens: int
-    input_tokens: int = 0
-    censored: bool = False
 
 
 def warm_store(
@@ -135,8 +122,9 @@ def _warm(args: argparse.Namespace) -> dict[str, Any]:
     fields = Fields(args.prompt_field, args.output_field, args.length_field)
     readers = [Reader(name, fields, dict(args.filter), tokenizer) for name in args.datasets]
     rows = tqdm(itertools.chain.from_iterable(readers), desc="reading", unit="row", mininterval=1)
-    sample = uniform_sample(rows, min(capacity, args.limit or capacity))
-    observations = [_observation(row, tokenizer) for row in sample]
+    observations = uniform_sample(rows, min(capacity, args.limit or capacity))
+    if tokenizer is not None:
+        observations = [counted(each, tokenizer) for each in observations]
     num_records = warm_store(folder, observations, config, args.encoder)
     counts = ("num_read", "num_filtered", "num_malformed")
     return {
@@ -161,16 +149,15 @@ def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
     return [row for _, row in sorted(chosen, key=lambda pair: pair[0])]
 
 
-def _observation(row: Row, tokenizer: Any) -> Observation:
-    output_tokens, input_tokens = row.output_tokens, row.input_tokens
-    if tokenizer is not None:
-        # What a server recorded is better than what was cut from its log.
-        if row.output is not None or not input_tokens:
-            input_tokens = _num_tokens(tokenizer, row.prompt)
-        if row.output is not None:
-            output_tokens = max(1, _num_tokens(tokenizer, row.output))
-    assert output_tokens is not None  # the reader has seen to it
-    return Observation(row.prompt, output_tokens, input_tokens, row.censored)
+def counted(of: Observation, tokenizer: Any) -> Observation:
+    """With the tokens of what is known by its text. What a server recorded is better than what was
+    cut from its log."""
+    if of.output is not None:
+        output_tokens = max(1, _num_tokens(tokenizer, of.output))
+        of = dataclasses.replace(of, output_tokens=output_tokens, input_tokens=0)
+    if of.input_tokens:
+        return of
+    return dataclasses.replace(of, input_tokens=_num_tokens(tokenizer, of.prompt))
 
 
 def _num_tokens(tokenizer: Any, text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,7 @@ class Forecast:
 NO_FORECAST = Forecast(None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
+class _Scored(NamedTuple):
     mean: float
     length: int
     crps: float
@@ -78,16 +77,15 @@ class RollingQuality:
         scored = self._scored
         if not scored:
             return {"widened": self.widened, "num_answers": 0}
-        crps = float(np.mean([each.crps for each in scored]))
-        blind = float(np.mean([each.blind_crps for each in scored]))
-        means, lengths = np.array([(each.mean, each.length) for each in scored], float).T
+        means, lengths, crpss, blinds, within = np.array(scored, float).T
+        crps, blind = float(crpss.mean()), float(blinds.mean())
         return {
             "widened": self.widened,
             "num_answers": len(scored),
             "crps": round(crps, 2),
             "blind_crps": round(blind, 2),
             "crps_gain": round(1 - crps / blind, 3) if blind > 0 else 0.0,
-            "within_80": round(float(np.mean([each.within_80 for each in scored])), 3),
+            "within_80": round(float(within.mean()), 3),
             "spearman": round(spearman(means, lengths), 3),
         }
 

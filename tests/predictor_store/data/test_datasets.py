@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from predictor_store.data.datasets import Fields, Reader, Row
+from predictor_store.data.datasets import Fields, Observation, Reader
 from predictor_store.data.files import DatasetError
 from tests.predictor_store.samples import lines
 
@@ -26,7 +26,7 @@ class Words:
 
 def read(
     dataset: Path | str, fields: Fields | None = None, counts_tokens: bool = True, **filters: str
-) -> tuple[list[Row], Reader]:
+) -> tuple[list[Observation], Reader]:
     reader = Reader(str(dataset), fields or Fields(), filters, Words() if counts_tokens else None)
     return list(reader), reader
 
@@ -142,7 +142,7 @@ def test_every_form_in_every_file(
     raw, prompt, output, output_tokens = form
     rows, reader = read(write(tmp_path, [raw, raw]))
     assert [(r.prompt, r.output, r.output_tokens) for r in rows] == [
-        (prompt, output, output_tokens)
+        (prompt, output, output_tokens or 0)
     ] * 2
     assert (reader.num_read, reader.num_malformed) == (2, 0)
 
