@@ -9,7 +9,7 @@ from typing import Any
 
 from predictor_store.data.files import DatasetError, RowError, raw_rows
 
-# The names that are looked for, in this order, if none is given.
+# The names that are looked for, in this order.
 PROMPT_FIELDS = ("prompt", "instruction", "question", "query", "problem", "input", "text")
 CONVERSATION_FIELDS = ("conversations", "conversation", "messages")
 OUTPUT_FIELDS = ("output", "response", "completion", "answer", "generation", "solution")
@@ -22,15 +22,6 @@ _CONTEXT_FIELDS = {"instruction": "input"}
 _HUMAN = ("human", "user")
 _MACHINE = ("gpt", "assistant", "chatgpt", "bot", "model")
 _MAX_NAMED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Field names; None: the first of the tables above that a row has."""
-
-    prompt: str | None = None
-    output: str | None = None
-    length: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +49,6 @@ class Reader:
     """
 
     dataset: str
-    fields: Fields = field(default_factory=Fields)
     filters: Mapping[str, str] = field(default_factory=dict)
     tokenizer: Any = None
     num_read: int = 0
@@ -93,8 +83,8 @@ class Reader:
         self.fields_seen.update(str(name) for name in raw)
         if any(_as_text(raw.get(name)) != value for name, value in self.filters.items()):
             return None
-        prompt, output = _prompt_and_output(raw, self.fields)
-        length = _length(raw, self.fields)
+        prompt, output = _prompt_and_output(raw)
+        length = _length(raw)
         if length is None and output is None:
             raise RowError(f"no output length: none of the fields {', '.join(LENGTH_FIELDS)}")
         if length is None and self.tokenizer is None:
@@ -109,13 +99,13 @@ class Reader:
         filtered = f"; --filter left out {self.num_filtered} rows" if self.num_filtered else ""
         why = "".join(f"; {place}: {reason}" for place, reason in self.malformed[:1])
         return (
-            f"{self.dataset} has no usable row (fields seen: {seen}{filtered}{why}). Name its "
-            "fields with --prompt-field, --output-field, --length-field"
+            f"{self.dataset} has no usable row (fields seen: {seen}{filtered}{why}). Call its "
+            "fields prompt, and output or output_tokens"
         )
 
 
-def _prompt_and_output(raw: dict[str, Any], fields: Fields) -> tuple[str, str | None]:
-    name = fields.prompt or _first_present(raw, CONVERSATION_FIELDS + PROMPT_FIELDS)
+def _prompt_and_output(raw: dict[str, Any]) -> tuple[str, str | None]:
+    name = _first_present(raw, CONVERSATION_FIELDS + PROMPT_FIELDS)
     if name is None:
         raise RowError(f"no prompt: none of the fields {', '.join(PROMPT_FIELDS)}")
     value = raw.get(name)
@@ -125,16 +115,16 @@ def _prompt_and_output(raw: dict[str, Any], fields: Fields) -> tuple[str, str | 
     elif isinstance(value, str) and value:
         prompt = value
         context = raw.get(_CONTEXT_FIELDS.get(name, ""))
-        if isinstance(context, str) and context and fields.prompt is None:
+        if isinstance(context, str) and context:
             prompt = f"{prompt}\n\n{context}"
     else:
         raise RowError(f"field {name} is {_shown(value)}, not a prompt")
-    output = _output(raw, fields, {name, _CONTEXT_FIELDS.get(name)})
+    output = _output(raw, {name, _CONTEXT_FIELDS.get(name)})
     return prompt, answer if output is None else output
 
 
-def _output(raw: dict[str, Any], fields: Fields, taken: set[str | None]) -> str | None:
-    name = fields.output or _first_present(raw, [n for n in OUTPUT_FIELDS if n not in taken])
+def _output(raw: dict[str, Any], taken: set[str | None]) -> str | None:
+    name = _first_present(raw, [n for n in OUTPUT_FIELDS if n not in taken])
     if name is None:
         return None
     value = raw.get(name)
@@ -164,8 +154,8 @@ def _said(turn: Any) -> tuple[str, str]:
     return str(speaker), content if isinstance(content, str) else ""
 
 
-def _length(raw: dict[str, Any], fields: Fields) -> int | None:
-    name = fields.length or _first_present(raw, LENGTH_FIELDS)
+def _length(raw: dict[str, Any]) -> int | None:
+    name = _first_present(raw, LENGTH_FIELDS)
     if name is None or raw.get(name) is None:
         return None
     length = _whole(raw[name])

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from predictor_store.data import datasets
-from predictor_store.data.datasets import Fields, Reader
 from predictor_store.data.datasets import Observation as Observation
+from predictor_store.data.datasets import Reader
 from predictor_store.data.files import DatasetError
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder, dimension, fingerprint
 from predictor_store.store.file import Record, StoreError
@@ -88,13 +87,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--filter", action="append", default=[], type=field_and_value, metavar="FIELD=VALUE",
         help="take only rows with this value; may be repeated",
     )  # fmt: skip
-    guessed = {
-        "prompt": datasets.PROMPT_FIELDS, "output": datasets.OUTPUT_FIELDS,
-        "length": datasets.LENGTH_FIELDS,
-    }  # fmt: skip
-    for name, fields in guessed.items():
-        said = f"default: the first of {', '.join(fields)}"
-        parser.add_argument(f"--{name}-field", metavar="NAME", help=said)
     parser.add_argument(
         "--encoder", choices=ENCODERS, default=DEFAULT_ENCODER,
         help="the server's predictor.encoder; default: %(default)s",
@@ -119,8 +111,7 @@ def _warm(args: argparse.Namespace) -> dict[str, Any]:
     capacity = args.capacity or recorded_capacity(folder) or StoreConfig().capacity
     config = StoreConfig(capacity=capacity, keep_prompts=args.keep_prompts)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
-    fields = Fields(args.prompt_field, args.output_field, args.length_field)
-    readers = [Reader(name, fields, dict(args.filter), tokenizer) for name in args.datasets]
+    readers = [Reader(name, dict(args.filter), tokenizer) for name in args.datasets]
     rows = tqdm(itertools.chain.from_iterable(readers), desc="reading", unit="row", mininterval=1)
     observations = uniform_sample(rows, min(capacity, args.limit or capacity))
     if tokenizer is not None:

@@ -24,20 +24,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "served as 3",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for the model")
-    parser.add_argument(
-        "--under-cost", type=float, default=UNDER_COST,
-        help="how much worse a level too few is than a level too many (default: %(default)s)",
-    )  # fmt: skip
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 2, with a line on stderr, if the labels cannot be learned from."""
     try:
-        if not 0 < args.under_cost < 1e6:
-            raise ValueError(f"--under-cost is {args.under_cost}, allowed: above 0, below 1000000")
         texts, levels = read_labels(args.labels)
-        head, _ = fit(texts, levels, args.under_cost)
+        head, _ = fit(texts, levels, UNDER_COST)
         head.write(args.out)
     except (DatasetError, ValueError, OSError) as error:
         print(f"sage-sched urgency train: {error}", file=sys.stderr)

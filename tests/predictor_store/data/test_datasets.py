@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from predictor_store.data.datasets import Fields, Observation, Reader
+from predictor_store.data.datasets import Observation, Reader
 from predictor_store.data.files import DatasetError
 from tests.predictor_store.samples import lines
 
@@ -25,9 +25,9 @@ class Words:
 
 
 def read(
-    dataset: Path | str, fields: Fields | None = None, counts_tokens: bool = True, **filters: str
+    dataset: Path | str, counts_tokens: bool = True, **filters: str
 ) -> tuple[list[Observation], Reader]:
-    reader = Reader(str(dataset), fields or Fields(), filters, Words() if counts_tokens else None)
+    reader = Reader(str(dataset), filters, Words() if counts_tokens else None)
     return list(reader), reader
 
 
@@ -234,12 +234,6 @@ def test_bytes_that_are_no_utf8_spoil_their_row_at_most(tmp_path: Path) -> None:
     assert reader.malformed[0][0] == f"{path}:2"
 
 
-def test_fields_can_be_named(tmp_path: Path) -> None:
-    raw = {"prompt": "template", "ask": "a", "reply": "r", "size": 4, "output_tokens": 9}
-    rows, _ = read(lines(tmp_path / "d.jsonl", raw), Fields("ask", "reply", "size"))
-    assert [(r.prompt, r.output, r.output_tokens) for r in rows] == [("a", "r", 4)]
-
-
 def test_filters_take_equal_values_only(tmp_path: Path) -> None:
     path = lines(
         tmp_path / "d.jsonl",
@@ -267,7 +261,7 @@ def test_without_a_tokenizer_output_alone_is_not_enough(tmp_path: Path) -> None:
 
 def test_nothing_usable_says_which_fields_were_seen(tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", {"frage": "x", "antwort": "y"})
-    with pytest.raises(DatasetError, match=r"fields seen: antwort, frage.*--prompt-field"):
+    with pytest.raises(DatasetError, match=r"fields seen: antwort, frage.*Call its fields prompt"):
         read(path)
     with pytest.raises(DatasetError, match=r"--filter left out 1 rows"):
         read(path, frage="z")
