@@ -9,6 +9,7 @@ import pytest
 
 from patches.scheduler.executor import run_pass, without_swapped
 from patches.scheduler.preemption import Preemption
+from sage_sched.gap import Gap
 from sage_sched.plan import Budget, Yield
 from sage_sched.policies.sage import Sage
 from sage_sched.view import SchedulerView
@@ -126,6 +127,7 @@ def test_a_pass_obeys_its_budget_and_the_next_does_not(monkeypatch: pytest.Monke
     def budget(self: Sage, view: SchedulerView) -> Budget:
         return Budget(prefill_tokens=100, chunk_tokens=50)
 
+    server.state.policy.gap = Gap()  # none for those that run
     with monkeypatch.context() as patch:
         patch.setattr(Sage, "budget", budget)
         run_pass(server.scheduler, original, server.batch)
