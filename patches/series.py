@@ -37,6 +37,7 @@ SERIES: Mapping[str, _Kind] = {
     "passes_total": _Kind("counter", "Scheduling passes that were planned."),
     "pass_seconds_total": _Kind("counter", "Time that planning took."),
     "step_time_seconds": _Kind("gauge", "Step times, by coefficient.", ("coefficient",)),
+    "step_time_error_ratio": _Kind("gauge", "Mean error of foretold step times.", ("kind",)),
     "token_gap_seconds": _Kind(
         "gauge", "Time between two tokens of an answer, lately.", ("request", "statistic")
     ),

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 
 from sage_sched.plan import Budget
-from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
 
 # Unless more has been prefilled since their last tokens, a pass may prefill so much: a server
@@ -56,7 +55,8 @@ class Gap:
         decode_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
         spent_s = sum(step_time.prefill_s(*step) for step in self._prefills)
         left_s = self._most_s - decode_s - spent_s
-        num_tokens = _tokens_within(left_s, _done_tokens(view), step_time)
+        num_done = 0 if view.chunked is None else view.chunked.prefilled_tokens
+        num_tokens = step_time.tokens_within(left_s, num_done)
         least_tokens = max(_LEAST_TOKENS, view.page_size)
         if num_tokens < least_tokens:
             if self._prefills:
@@ -66,25 +66,6 @@ class Gap:
         if num_tokens >= (view.pass_tokens if given is None else given):
             return budget
         return replace(budget, prefill_tokens=int(num_tokens))
-
-
-def _done_tokens(view: SchedulerView) -> int:
-    """Of the prompt that is prefilled next, what is done."""
-    return 0 if view.chunked is None else view.chunked.prefilled_tokens
-
-
-def _tokens_within(left_s: float, num_done: int, step_time: StepTime) -> float:
-    """How many tokens a prefill step computes in so long, after num_done of the same prompt."""
-    left_s -= step_time.prefill_s(1, 0, 0.0)
-    if left_s <= 0:
-        return 0
-    # The pairs are n (num_done + n / 2).
-    linear_s = step_time.prefill_token_s + step_time.prefill_pair_s * num_done
-    square_s = step_time.prefill_pair_s / 2
-    if square_s == 0:
-        return math.inf if linear_s == 0 else left_s / linear_s
-    root = math.sqrt(linear_s**2 + 4 * square_s * left_s)
-    return (root - linear_s) / (2 * square_s)
 
 
 def percentile_s(gaps: Counter[int], percent: float) -> float:

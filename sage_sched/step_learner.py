@@ -82,6 +82,15 @@ class StepLearner:
         steps = self._steps[: self.num_steps]
         return factor(steps[:, :-1], steps[:, -1], step_time)
 
+    def errors(self, step_time: StepTime) -> dict[str, float]:
+        """By how much it is wrong on the latest steps, as a mean share of what they took, by kind
+        (MAPE)."""
+        steps = self._steps[: self.num_steps]
+        shares = np.abs(steps[:, :-1] @ np.array(astuple(step_time)) / steps[:, -1] - 1)
+        prefills, decodes = steps[:, 0] > 0, steps[:, 5] > 0
+        kinds = {"prefill": prefills & ~decodes, "decode": ~prefills, "mixed": prefills & decodes}
+        return {name: float(shares[of].mean()) for name, of in kinds.items() if of.any()}
+
     def _error(self) -> float:
         unlearned = np.arange(self._num_learned, self.num_steps)[-MEMORY_STEPS:] % MEMORY_STEPS
         steps = self._steps[unlearned]

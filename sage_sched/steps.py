@@ -34,6 +34,17 @@ class StepTime:
             + num_pairs * self.prefill_pair_s
         )
 
+    def tokens_within(self, seconds: float, num_done: int) -> float:
+        """How many tokens a prefill step computes in so long, after num_done of the same prompt;
+        0 or more."""
+        left_s = seconds - self.prefill_s(1, 0, 0.0)
+        if left_s <= 0:
+            return 0.0
+        # The pairs are n (num_done + n / 2).
+        linear_s = self.prefill_token_s + self.prefill_pair_s * num_done
+        root_s = math.sqrt(linear_s**2 + 2 * self.prefill_pair_s * left_s)
+        return 2 * left_s / (linear_s + root_s) if root_s else math.inf
+
     def decode_s(self, num_requests: int, kv_tokens: int) -> float:
         """Seconds of one decode step."""
         return (

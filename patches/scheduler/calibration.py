@@ -246,11 +246,12 @@ class Calibration:
 
     def stats(self) -> dict[str, Any]:
         """For /server_info. latest: what rank 0 has learned, which may not be worth telling yet.
-        error: see StepLearner."""
+        error: see StepLearner. errors: of the step times in force, see there."""
         return {
             "source": self.source,
             **in_ms(self.step_time),
             "latest": in_ms(self._learner.step_time),
             "num_steps": self._learner.num_steps,
             "error": self._learner.error,
+            "errors": self._learner.errors(self.step_time),
         }

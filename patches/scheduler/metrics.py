@@ -74,6 +74,8 @@ class SchedulerMetrics:
         series.count("passes_total", stats["num_passes"])
         series.count("pass_seconds_total", stats["num_passes"] * stats["mean_pass_ms"] / 1e3)
         series.set("headroom_steps", stats["headroom_steps"])
+        for kind, error in stats["step_time"]["errors"].items():
+            series.set("step_time_error_ratio", error, kind=kind)
         for whose, found in stats["gaps"].items():
             for name in ("mean", "p99", "p999", "longest"):
                 gap_s = found.get(f"{name}_ms", math.nan) / 1e3

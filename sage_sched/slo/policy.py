@@ -250,14 +250,14 @@ class Proserve(Policy):
             return None
         step_time, num_running = self.server.step_time, len(view.running)
         kv_tokens = view.running_kv_tokens
-        if self.server.mixes_steps:
-            taken_s = step_time.mixed_s(1, 0, 0, num_running, kv_tokens)
-        else:
-            taken_s = step_time.prefill_s(1, 0, 0)
-            taken_s += step_time.decode_s(num_running, kv_tokens) if num_running else 0.0
-        tokens = int((budget_s - taken_s) / max(step_time.prefill_token_s, 1e-9))
-        if tokens >= view.pass_tokens:
+        decode_s = step_time.decode_s(num_running, kv_tokens) if num_running else 0.0
+        if self.server.mixes_steps and num_running:
+            decode_s -= min(step_time.prefill_base_s, step_time.decode_base_s)
+        num_done = 0 if view.chunked is None else view.chunked.prefilled_tokens
+        within = step_time.tokens_within(budget_s - decode_s, num_done)
+        if within >= view.pass_tokens:
             return None
+        tokens = int(within)
         if tokens < _LEAST_CHUNK_TOKENS:
             # If anybody runs, a token is due before such a chunk ends.
             tokens = 0 if num_running else _LEAST_CHUNK_TOKENS

@@ -105,6 +105,15 @@ def test_what_was_learned_outlives_what_is_no_longer_seen() -> None:
     assert SHIPPED.prefill_s(1, 1000, 1000**2 / 2) != pytest.approx(prefill_s, rel=0.5)
 
 
+def test_how_wrong_step_times_are_is_told_by_kind_of_step() -> None:
+    learner = StepLearner(SHIPPED)
+    assert learner.errors(SHIPPED) == {}
+    for work, seconds in islice(steps(SHIPPED, 0, rate=3.0, noise=0.0), 3 * MEMORY_STEPS):
+        learner.add(work, seconds * (2 if work[0] else 1))
+    right, half = (pytest.approx(share, abs=0.02) for share in (0.0, 0.5))
+    assert learner.errors(SHIPPED) == {"prefill": half, "decode": right}
+
+
 def test_the_error_is_that_of_steps_not_yet_learned_from() -> None:
     noise = 0.1
     learner = StepLearner(SHIPPED)
