@@ -30,6 +30,7 @@ CALLS = (
         ("req", "fill_len", "delta_len", "prefix_len", "total_prefix_len", "prefix_indices",
          "uses_swa_tail", "swa_tail_len", "req_to_token_pool"),
     ),
+    ("sglang.srt.disaggregation.decode.DecodePreallocQueue.resume_retracted_reqs", ()),
     (
         f"{_BATCH}.init_new",
         ("reqs", "req_to_token_pool", "token_to_kv_pool_allocator", "tree_cache", "model_config",

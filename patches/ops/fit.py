@@ -25,7 +25,10 @@ _CONFIG = SageConfig()
 # In the order of a server's start. Hooks are a list, or made by a function with these arguments.
 _HOOKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("patches.plugin", "first_hooks", {"of_scheduler": True, "of_controller": True}),
-    ("patches.scheduler.hooks", "scheduler_hooks", {"config": _CONFIG}),
+    *(
+        ("patches.scheduler.hooks", "scheduler_hooks", {"config": _CONFIG, "mode": mode})
+        for mode in ("null", "prefill", "decode")
+    ),
     ("patches.http.replica_watch", "controller_hooks", {}),
     ("patches.http.hooks", "http_hooks", {}),
     ("patches.http.hooks", "router_hooks", {}),
@@ -47,12 +50,12 @@ def misfits() -> list[str]:
             check()
         except Exception as error:
             found.append(f"{error}")
-    return found
+    return [*dict.fromkeys(found)]
 
 
 def targets() -> list[str]:
     """What we hook, in the order of the server's start. Raises if SGLang breaks our modules."""
-    return [hook.target for place in _HOOKS for hook in _made(*place)]
+    return [*dict.fromkeys(hook.target for place in _HOOKS for hook in _made(*place))]
 
 
 def _made(module: str, name: str, arguments: dict[str, Any]) -> Iterable[Any]:
