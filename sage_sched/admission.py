@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sage_sched.job import Job
+from sage_sched.returns import Returns
 from sage_sched.view import SchedulerView
 
+# Of a busy server's time, what its decode steps take where sessions push each other's KV out; the
+# rest are prefills of what was lost. Found on the tuning half of the agents' sessions.
+_DECODE_SHARE = 0.6
 # The headroom if moves cost next to nothing, and while no job runs.
 FEWEST_STEPS = 8
 
@@ -19,14 +23,17 @@ class Headroom:
 
     Nothing else is reserved for answers, so admission needs no forecast of their lengths: when the
     room is used up, the last of the order leaves (sage_sched.departure).
+
+    kept_tokens: cached KV of sessions that will soon be back, which nobody may enter for.
     """
 
     num_steps: int
     page_size: int
     reserve_tokens: int = 1
+    kept_tokens: int = 0
 
     @classmethod
-    def of(cls, view: SchedulerView) -> Headroom:
+    def of(cls, view: SchedulerView, returns: Returns | None = None) -> Headroom:
         """As many steps as pay.
 
         With n jobs running, H steps use up n H tokens. Then one job leaves, and moving its KV costs
@@ -49,7 +56,7 @@ class Headroom:
         fewest = max(FEWEST_STEPS, reserve_tokens)
         most = max(fewest, pool_tokens // (2 * num_running))
         num_steps = min(max(fewest, math.ceil(math.sqrt(worth))), most)
-        return cls(num_steps, view.page_size, reserve_tokens)
+        return cls(num_steps, view.page_size, reserve_tokens, _kept_tokens(view, returns))
 
     def left_tokens(self, job: Job) -> int:
         """What stays free for the rest of an answer, at least what a step sets aside."""
@@ -71,6 +78,24 @@ class Headroom:
             * page
             for job in running
         ]
+
+
+def _kept_tokens(view: SchedulerView, returns: Returns | None) -> int:
+    """What saves more if it is kept than if others run in its place.
+
+    K running KV tokens share a decode step, so one more of them saves a K-th of a step's time as
+    long as the server decodes. A cached token of a session that comes back at a rate of r per
+    second saves r times its prefill.
+    """
+    prefill_token_s = view.server.step_time.prefill_token_s
+    if returns is None or not returns.knows or not view.running or not view.server.forgets:
+        return 0
+    least_rate = _DECODE_SHARE / max(1e-9, view.locked_tokens * prefill_token_s)
+    return sum(
+        num_tokens
+        for session, num_tokens in view.kept_for().items()
+        if least_rate < returns.rate(session, view.now_s) < math.inf
+    )
 
 
 def _price_s(view: SchedulerView, kv_tokens: int) -> float:

@@ -51,7 +51,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
         rank_anew(jobs, policy)
     policy.on_pass(view)
     policy.away.look(view)
-    headroom = Headroom.of(view)
+    headroom = Headroom.of(view, policy.returns)
     if view.is_short and view.may_leave and (yields := make_room(view, policy, headroom)):
         return Plan(
             range(len(view.waiting)),
@@ -83,6 +83,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
         swapped_go_first=False,
         budget=budget,
         headroom_steps=headroom.num_steps,
+        kept_tokens=headroom.kept_tokens,
         num_too_long=guests.num_too_long,
     )
     if not view.can_swap or not queue:
@@ -184,7 +185,8 @@ def _turns(
     if view.batch_is_full and not (yields and anyone_would_yield(queue[0], policy, view)):
         return [], 0
     aside_tokens = headroom.set_aside_tokens(view.running)
-    free_slots, free_tokens = view.free_slots, view.room_tokens - sum(aside_tokens)
+    free_tokens = view.room_tokens - sum(aside_tokens) - headroom.kept_tokens
+    free_slots = view.free_slots
     if chunked is not None:
         free_slots -= 1
         free_tokens -= headroom.needed_tokens(chunked) - chunked.prefilled_tokens

@@ -82,7 +82,6 @@ class Job:
     distribution: of its answer's length, by its prompt; None if nothing is known.
     served_at_arrival_tokens: the server's work until then, prefill and decode.
     arrival_s: when it came, on the clock of SchedulerView.now_s; from its first pass on.
-    came_at_tokens: when it counts as come, in served tokens, if its policy regards sessions.
     has_fixed_length: whether it goes on to its cap (SGLang's ignore_eos).
     keeps_memory: whether its KV outlives its answer (a streaming session's).
     level: its priority, as the operator of the server lets clients say it; smaller goes before all
@@ -113,7 +112,6 @@ class Job:
     distribution: LengthDistribution | None
     served_at_arrival_tokens: int
     arrival_s: float = 0.0
-    came_at_tokens: int = 0
     hints: Hints = NO_HINTS
     has_fixed_length: bool = False
     keeps_memory: bool = False

@@ -72,7 +72,7 @@ class Plan:
     num_open: how many more of the order may enter, as far as the engine finds memory.
     swapped_go_first: whether a swapped job keeps those behind it from entering.
     decode_only: prefill nothing, not even the next chunk.
-    headroom_steps: see sage_sched.admission.Headroom.
+    headroom_steps, kept_tokens: see sage_sched.admission.Headroom.
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: jobs that did not yield because host memory has no room for their KV.
     num_too_long: see sage_sched.chunk.Guests.
@@ -85,6 +85,7 @@ class Plan:
     decode_only: bool = False
     budget: Budget = UNLIMITED
     headroom_steps: int = 0
+    kept_tokens: int = 0
     is_new: bool = False
     num_without_host_room: int = 0
     num_too_long: int = 0

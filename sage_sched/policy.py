@@ -12,6 +12,7 @@ from sage_sched.gap import Gap
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
 from sage_sched.plan import Budget
+from sage_sched.returns import Returns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -38,17 +39,20 @@ class Policy(ABC):
     revision: how often its server's step times have changed.
     gap, away: bound the time between two tokens of a job that runs, and of one that leaves;
         whoever makes the policy sets them.
+    returns: when sessions come back, if the policy keeps their KV for that. Whoever carries out its
+        plans tells it who comes and who ends, and evicts the KV of the smallest rate first.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
     variants: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     moves: ClassVar[bool] = False
-    uses_clock: ClassVar[bool] = False
+    uses_clock: bool = False
     refines_by: str = ""
     refiner: Callable[[Any], Any] | None = None
     refresh_interval_tokens: int = REFRESH_INTERVAL_TOKENS
     most_yields: int = 4
     revision: int = 0
+    returns: Returns | None = None
 
     def __init__(
         self, parameters: Any, server: ServerFacts, indices: Indices | None = None
@@ -65,6 +69,10 @@ class Policy(ABC):
     def on_arrival(self, job: Job) -> bool:
         """A job has come; whether the policy can rank it. If not, the job goes by arrival."""
         return True
+
+    def on_end(self, job: Job, now_s: float) -> None:
+        """A job has ended, at its last age, or was aborted."""
+        return
 
     def on_forecast(self, job: Job) -> None:
         """The facts behind a ranked job's key have changed: it was revised, more or less of its

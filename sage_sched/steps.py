@@ -80,6 +80,7 @@ class ServerFacts:
     mixes_steps: whether those that run decode beside a prefill (SGLang's --enable-mixed-chunk).
     reserve_tokens: KV that a step sets aside for each request (speculative decoding: for drafts).
     level_gap: a running job yields to a waiting one whose level is smaller by more than this.
+    forgets: whether what its radix tree evicts is gone (SGLang's hierarchical cache keeps it).
     """
 
     kv_pool_tokens: int
@@ -89,6 +90,7 @@ class ServerFacts:
     mixes_steps: bool = False
     reserve_tokens: int = 1
     level_gap: float = math.inf
+    forgets: bool = True
 
     def swap_s(self, kv_tokens: int) -> float:
         """Seconds to move a request's KV to host memory and back."""

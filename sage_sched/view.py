@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sage_sched.job import Job
@@ -52,6 +52,7 @@ class SchedulerView:
     common_tokens: how many first tokens the waiting job at this position shares with another job,
         which waits at that position, is being chunked, or runs and has no token yet. 0 if that
         many are cached.
+    kept_for: evictable KV of the pool by the session that had it last. Costly: asked once a pass.
     holding: what a running job holds; None if it has to stay. Costly: called only for jobs that
         would be preempted at price zero.
     """
@@ -79,6 +80,7 @@ class SchedulerView:
     cached_tokens: Callable[[int], int]
     host_tokens: Callable[[int], int]
     common_tokens: Callable[[int, int | Job], int]
+    kept_for: Callable[[], Mapping[str, int]]
     holding: Callable[[Job], Holding | None]
 
     @property

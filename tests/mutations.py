@@ -930,12 +930,12 @@ MUTATIONS = (
         "tests/sage_sched/fairness/test_tenants.py::test_nor_by_coming_while_nobody_waits",
     ),
     Mutation(
-        "of too many sessions one that goes on is forgotten",
-        "sage_sched/fairness/sessions.py",
-        "= self._began.pop(name)",
-        "= self._began[name]",
-        "tests/sage_sched/fairness/test_sessions.py::"
-        "test_of_too_many_sessions_those_are_forgotten_that_ask_no_more",
+        "the KV of a session that is away counts as that of one that is here",
+        "sage_sched/admission.py",
+        "if least_rate < returns.rate(session, view.now_s) < math.inf",
+        "if least_rate < returns.rate(session, view.now_s)",
+        "tests/sage_sched/test_returns.py::"
+        "test_nobody_enters_for_kv_that_is_worth_more_unless_nobody_runs",
     ),
     Mutation(
         "the copy outlives a flush",

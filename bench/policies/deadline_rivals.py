@@ -20,7 +20,7 @@ class SarathiFcfs(Policy):
     a fixed token budget, found by profiling)."""
 
     moves: ClassVar[bool] = True
-    uses_clock: ClassVar[bool] = True
+    uses_clock = True
 
     def key(self, job: Job, view: SchedulerView) -> float:
         return 0.0

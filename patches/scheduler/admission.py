@@ -36,4 +36,5 @@ def correct(state: SchedulerState, adder: Any) -> None:
     reqs = adder.running_batch.reqs
     theirs = sum(adder._get_running_request_total_token_offset(req) for req in reqs)
     ours = sum(state.headroom.set_aside_tokens(state.jobs.running(reqs)))
+    ours += state.headroom.kept_tokens
     adder.memory_budget.total_offset += ours - theirs

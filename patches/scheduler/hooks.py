@@ -34,6 +34,7 @@ _ADDER = f"{_MANAGERS}.schedule_policy.PrefillAdder"
 _BATCH = f"{_MANAGERS}.schedule_batch.ScheduleBatch"
 _COMPONENTS = f"{_MANAGERS}.scheduler_components"
 _PREALLOC = "sglang.srt.disaggregation.decode.DecodePreallocQueue"
+_TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 
 
@@ -162,6 +163,13 @@ def _passes(hooks: Hooks, process: _Process) -> None:
     def before_release_aborted(self: Scheduler, req: Req) -> None:
         if is_swapped(req):
             drop(self, req)
+        if hasattr(req, "sage") and not req.sage.has_ended:
+            self.sage.jobs.gone(req)
+
+    @hooks.at(f"{_TREE}.checkpoint_into_tree", AFTER, "req")
+    def after_checkpoint(_: None, self: object, req: Req, *args: Any, **kw: Any) -> None:
+        if hasattr(req, "sage"):
+            process.state.session_kv.mark(req, req.sage.job.hints.session)
 
     @hooks.at(f"{_SCHEDULER}.flush_cache", AFTER)
     def after_flush_cache(success: bool, self: Scheduler, *args: Any, **kw: Any) -> None:

@@ -180,9 +180,17 @@ class Jobs:
         in two batches."""
         for req in reqs:
             if req.finished() and not req.sage.has_ended:
-                req.sage.has_ended = True
-                req.sage.job.grow(len(req.output_ids))
+                self.gone(req)
                 yield req
+
+    def gone(self, req: Req) -> None:
+        """A request has ended, or was aborted in the queue."""
+        req.sage.has_ended = True
+        req.sage.job.grow(len(req.output_ids))
+        try:
+            self._policy.on_end(req.sage.job, self.now_s)
+        except Exception:
+            self._failures.count("take in an end")
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info."""

@@ -149,6 +149,7 @@ class Preemption:
         (req,) = (req for req in running_batch.reqs if req.sage.job is action.job)
         if action.way is Way.SWAP:
             num_tokens = req.seqlen - 1
+            self._scheduler.sage.session_kv.mark(req, "")  # it comes back with all of its KV
             with self._meter.timing() as move:
                 gone = kv_copy.swap_out(self._scheduler, running_batch, req)
                 move.num_tokens = num_tokens if gone else 0

@@ -23,6 +23,7 @@ from patches.scheduler.metrics import SchedulerMetrics, SloMeter
 from patches.scheduler.preemption import config_of, preemption_of
 from patches.scheduler.priorities import level_gap, level_of
 from patches.scheduler.room import Room
+from patches.scheduler.session_kv import SessionKv
 from patches.scheduler.trace import trace_of
 from patches.scheduler.view import view_of
 from sage_sched.admission import Headroom
@@ -45,6 +46,7 @@ class SchedulerState:
 
     def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:
         self.calibration = Calibration.of(scheduler, config)
+        self.session_kv = SessionKv(scheduler)
         server = ServerFacts(
             scheduler.max_total_num_tokens,
             scheduler.max_running_requests,
@@ -53,6 +55,7 @@ class SchedulerState:
             mixes_steps=scheduler.is_mixed_chunk,
             reserve_tokens=_reserve_tokens(scheduler),
             level_gap=level_gap(scheduler),
+            forgets=self.session_kv.follows,
         )
         self._scheduler = scheduler
         self._server = server
@@ -173,7 +176,8 @@ class SchedulerState:
             plan = decide(view, self._first_come)
         if plan.order is not None:
             num_steps, reserve_tokens = plan.headroom_steps, self._server.reserve_tokens
-            self.headroom = Headroom(num_steps, view.page_size, reserve_tokens)
+            kept_tokens = plan.kept_tokens
+            self.headroom = Headroom(num_steps, view.page_size, reserve_tokens, kept_tokens)
         self._num_too_long += plan.num_too_long
         if self._unplaced and plan.order is not None and not plan.is_out_of_memory:
             self._place(view, plan.order)
@@ -223,7 +227,14 @@ class SchedulerState:
 
     def view(self, running_batch: Batch) -> SchedulerView:
         """The facts of a pass."""
-        return view_of(self._scheduler, self.jobs, running_batch, self.server, self.preemption)
+        return view_of(
+            self._scheduler,
+            self.jobs,
+            running_batch,
+            self.server,
+            self.preemption,
+            self.session_kv,
+        )
 
     def hide_unplanned(self, visible: list[Req]) -> None:
         """Before SGLang goes through its queue: take out what joined it after the plan."""

@@ -12,6 +12,7 @@ from patches.scheduler import queues
 from patches.scheduler.jobs import Jobs
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.preemption import Preemption
+from patches.scheduler.session_kv import SessionKv
 from sage_sched.job import Job
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
@@ -23,6 +24,7 @@ def view_of(
     running_batch: Batch,
     server: ServerFacts,
     preemption: Preemption | None,
+    session_kv: SessionKv,
 ) -> SchedulerView:
     """What a pass may know. preemption: None if nobody leaves the device."""
     waiting, chunked = queues.waiting(scheduler), scheduler.chunked_req
@@ -63,6 +65,7 @@ def view_of(
         cached_tokens=prompts.cached_tokens,
         host_tokens=lambda position: waiting[position].host_hit_length,
         common_tokens=prompts.common_tokens,
+        kept_for=session_kv.kept_for,
         holding=(lambda job: None)
         if preemption is None
         else preemption.holdings(running_batch.reqs),

@@ -3,7 +3,6 @@ and tenants in turn."""
 
 from sage_sched.fairness.away import Away
 from sage_sched.fairness.promises import Promises
-from sage_sched.fairness.sessions import Sessions
 from sage_sched.fairness.tenants import Name, Service, Tenants
 
-__all__ = ["Away", "Name", "Promises", "Service", "Sessions", "Tenants"]
+__all__ = ["Away", "Name", "Promises", "Service", "Tenants"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sage_sched.fairness import Promises, Sessions
+from sage_sched.fairness import Promises
 from sage_sched.fields import MOST, require_within
 from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.outlook import Outlook
 from sage_sched.policy import Policy
+from sage_sched.returns import Returns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -47,9 +48,8 @@ class Sage(Policy):
     With G the index, a and now the tokens that the server had served when the job came and has
     served by now, and w the aging window, the job's index counts as `G * exp(-(now - a) / w)`. In
     logarithms `now` is the same for all, so the key is `ln G + a / w`, which stays as it is while a
-    job waits. The requests of a session count as come when it began (sage_sched.fairness.sessions).
-    How far a job is overtaken depends on the indices of others; that there is an end to it is
-    promised separately (sage_sched.fairness.promises).
+    job waits. How far a job is overtaken depends on the indices of others; that there is an end to
+    it is promised separately (sage_sched.fairness.promises).
 
     At arrival an index rests on all samples, later on the few that are longer than the age.
 
@@ -70,24 +70,25 @@ class Sage(Policy):
         self.refines_by = "posterior" if parameters.posterior else ""
         self._aging_tokens = AGING_POOLS * server.kv_pool_tokens
         self._promises = Promises(parameters.regret)
-        self._sessions = Sessions()
+        self.returns = self._returns = Returns()
         self._outlook = Outlook(self._indices, self.key)
 
     def on_arrival(self, job: Job) -> bool:
-        """Look up when it counts as come, and rank it."""
+        """Rank it."""
         self._promises.arrived(job)
-        if not self._indices.rank(job):
-            return False
-        job.came_at_tokens = self._sessions.came_at(job)
-        return True
+        if job.hints.session:
+            self.uses_clock = True
+            self._returns.came(job.hints.session, job.arrival_s)
+        return self._indices.rank(job)
+
+    def on_end(self, job: Job, now_s: float) -> None:
+        """Its session is away from now on."""
+        if job.hints.session:
+            self._returns.left(job.hints.session, now_s)
 
     def on_pass(self, view: SchedulerView) -> None:
         """Promise their turn to those whose bound is passed."""
         self._promises.look(view)
-        moved, came_at_tokens = self._sessions.moved_up(view.waiting)
-        for job in moved:
-            job.came_at_tokens = min(job.came_at_tokens, came_at_tokens)
-            job.place = None
 
     def forget(self, view: SchedulerView) -> None:
         """In place of on_pass, if another order counts at this pass."""
@@ -95,7 +96,8 @@ class Sage(Policy):
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """`ln G + a / w`, see the class."""
-        return self._indices.of(job).log_index + job.came_at_tokens / self._aging_tokens
+        came_at = job.served_at_arrival_tokens / self._aging_tokens
+        return self._indices.of(job).log_index + came_at
 
     @property
     def preempts(self) -> bool:

@@ -47,6 +47,7 @@ IDLE = SchedulerView(
     may_leave=True,
     cached_tokens=lambda position: 0,
     host_tokens=lambda position: 0,
+    kept_for=dict,
     common_tokens=lambda position, other: 0,
     holding=lambda job: None,
 )

@@ -303,7 +303,7 @@ class _DecodePass(Pass):
 
     def admit(self, visible: Sequence[Progress], budget: Budget) -> None:
         if visible and not self.is_full:
-            self._node.give_room(visible, self._state.headroom_steps)
+            self._node.give_room(visible, self._state.headroom.num_steps)
 
     def decode_only(self) -> None:
         self.admit([p for p in self.queue if not p.swapped], Budget())

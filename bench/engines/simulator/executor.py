@@ -8,6 +8,7 @@ from bench.engines.simulator.prefill_adder import PassResult, PrefillAdder
 from bench.engines.simulator.request import Progress
 from bench.engines.simulator.state import EngineState
 from bench.engines.simulator.stock import StockPolicy, stock_order
+from sage_sched.admission import Headroom
 from sage_sched.decide import decide
 from sage_sched.plan import UNLIMITED, Budget, Plan, Yield
 from sage_sched.policy import Policy
@@ -91,7 +92,9 @@ class Pass:
             return Plan(order=None)
         plan = decide(state.view(), self._policy)
         if plan.order is not None:
-            state.headroom_steps = plan.headroom_steps
+            state.headroom = Headroom(
+                plan.headroom_steps, state.pool.page_size, 1, plan.kept_tokens
+            )
         return plan
 
     def is_swapped(self, request: Progress) -> bool:

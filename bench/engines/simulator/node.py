@@ -262,6 +262,8 @@ class Node:
         progress.last_token_s = self.now_s
         state.pool.publish(progress, progress.kv_tokens)
         state.pool.leave(progress)
+        if isinstance(self._policy, Policy):
+            self._policy.on_end(progress.job, self.now_s)
         state.batch_is_full = False
         self.num_outstanding -= 1
         self._on_finish(progress)

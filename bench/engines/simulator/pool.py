@@ -92,7 +92,8 @@ class KvPool:
     def publish(self, progress: Progress, num_tokens: int) -> None:
         """The first so many tokens of a sequence are computed: the tree has them now."""
         whole = num_tokens // self.page_size * self.page_size
-        node = self.tree.insert(cut(progress.sequence(), num_tokens))
+        session = progress.request.hints.session
+        node = self.tree.insert(cut(progress.sequence(), num_tokens), session)
         self.tree.lock(node)
         if progress.node is not None:
             self.tree.unlock(progress.node)

@@ -13,6 +13,7 @@ from bench.engines.simulator.pool import Cached
 from bench.engines.simulator.request import Progress
 from bench.engines.simulator.state import EngineState
 from bench.engines.simulator.stock import StockPolicy
+from sage_sched.admission import Headroom
 from sage_sched.plan import Budget
 
 
@@ -45,6 +46,8 @@ class PrefillAdder:
         jobs = [*state.running_jobs(), *(progress.job for progress in state.parked)]
         self._reserve = state.reserve
         aside_tokens = sum(self._reserve.set_aside_tokens(jobs))
+        if isinstance(self._reserve, Headroom):
+            aside_tokens += self._reserve.kept_tokens
         self._room = state.pool.room_tokens - aside_tokens - state.num_mixed
         self._input_left = engine.max_prefill_tokens - state.num_mixed
         self._chunk_left = engine.chunked_prefill_size - state.num_mixed

@@ -91,6 +91,7 @@ class Engine:
             self.step_time,
             self.swap_token_s,
             mixes_steps=self.mixed_chunk,
+            forgets=self.host_tier is None,
         )
 
 

@@ -7,7 +7,8 @@ token is known by its stream and its place in it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 # So many tokens of a stream: (stream, first, end). Before a stream's tokens there are always the
@@ -20,12 +21,12 @@ class TreeNode:
 
     num_locks: requests that hold it. last_use: when it was matched last, a count.
     on_device, on_host: where it is, in one of them or in both. All above one on the device are
-        there too.
+        there too. session: that had it last; "" if none.
     """
 
     __slots__ = (
         "children", "end", "first", "last_use", "num_locks", "on_device", "on_host", "parent",
-        "stream",
+        "session", "stream",
     )  # fmt: skip
 
     def __init__(self, span: Span, parent: TreeNode | None, last_use: int) -> None:
@@ -35,6 +36,7 @@ class TreeNode:
         self.num_locks = 0
         self.last_use = last_use
         self.on_device, self.on_host = True, False
+        self.session = ""
 
     def __len__(self) -> int:
         """Tokens of its own."""
@@ -66,6 +68,8 @@ class RadixTree:
     locked_tokens, evictable_tokens: on the device, in nodes that some request holds, and in the
         others. host_tokens: in host memory.
     waited_tokens: copied between the two while the device waited.
+    rate: of a session, the rate at which it comes back (sage_sched.returns): whose KV is evicted
+        first; None if that goes by the last use alone.
     """
 
     def __init__(self, page_size: int, host: HostTier | None = None) -> None:
@@ -75,9 +79,10 @@ class RadixTree:
         self.host_tokens = 0
         self.waited_tokens = 0
         self._page = page_size
+        self.rate: Callable[[str], float] | None = None
         self._host = host
         self._num_uses = 0
-        self._leaves: list[tuple[int, int, TreeNode]] = []
+        self._leaves: list[tuple[float, int, int, TreeNode]] = []
         self._host_leaves: list[tuple[int, int, TreeNode]] = []
         self._num_pushed = 0
 
@@ -99,7 +104,7 @@ class RadixTree:
                 node, num_tokens, first = child, num_tokens + whole, first + whole
         return self._matched(node, num_tokens)
 
-    def insert(self, sequence: Sequence[Span]) -> TreeNode:
+    def insert(self, sequence: Sequence[Span], session: str = "") -> TreeNode:
         """Have a sequence on the device, all but a part of a page at its end; its last node. What
         was not there is evictable."""
         node, num_tokens = self.match(sequence)
@@ -109,6 +114,8 @@ class RadixTree:
             node.children[stream, first] = child
             self.evictable_tokens += len(child)
             node = child
+        for each in node.path():
+            each.session = session
         self._note(node)
         if self._host is not None and not self._host.writes_back:
             for each in reversed([*node.path()]):
@@ -143,10 +150,15 @@ class RadixTree:
         self._note(node)
 
     def evict(self, num_tokens: int) -> None:
-        """Forget the leaves that were used longest ago, each as a whole, until so many tokens are
-        given back or none is left."""
+        """Forget the leaves that are worth least or were used longest ago, each as a whole, until
+        so many tokens are given back or none is left."""
+        if num_tokens > 0 and self.rate is not None:
+            leaves = {id(node): node for *_, node in self._leaves if self._is_evictable(node)}
+            self._leaves.clear()
+            for node in leaves.values():
+                self._note(node)
         while num_tokens > 0 and self._leaves:
-            last_use, _, node = heapq.heappop(self._leaves)
+            _, last_use, _, node = heapq.heappop(self._leaves)
             parent = node.parent
             if parent is None or not self._is_evictable(node) or node.last_use != last_use:
                 continue  # gone, held, or used since
@@ -160,6 +172,14 @@ class RadixTree:
                 self._note_host(node)
             else:
                 self._forget_all(node)
+
+    def kept_for(self) -> Counter[str]:
+        """Evictable tokens by the session that had them last."""
+        kept = Counter[str]()
+        for node in self.nodes():
+            if node.on_device and not node.num_locks:
+                kept[node.session] += len(node)
+        return kept
 
     def nodes(self) -> Iterator[TreeNode]:
         """All below the root."""
@@ -231,6 +251,7 @@ class RadixTree:
         upper = TreeNode((child.stream, child.first, middle), node, self._num_uses)
         upper.num_locks = child.num_locks
         upper.on_device, upper.on_host = child.on_device, child.on_host
+        upper.session = child.session
         upper.children[child.stream, middle] = child
         node.children[child.stream, child.first] = upper
         child.first, child.parent = middle, upper
@@ -242,7 +263,8 @@ class RadixTree:
             return
         if self._is_evictable(node):
             self._num_pushed += 1
-            heapq.heappush(self._leaves, (node.last_use, self._num_pushed, node))
+            rate = 0.0 if self.rate is None else self.rate(node.session)
+            heapq.heappush(self._leaves, (rate, node.last_use, self._num_pushed, node))
         elif not node.on_device:
             self._note_host(node)
 

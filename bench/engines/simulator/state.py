@@ -70,7 +70,7 @@ class EngineState:
     """One engine. batch_is_full: SGLang's flag; no admission until a request leaves.
 
     can_swap: whether anybody leaves. num_arrivals_planned: see SchedulerView.
-    headroom_steps: of the last plan.
+    headroom: of the last plan.
     queue: those that wait, as SGLang's waiting_queue.
     chunked: the one request that is in the middle of its prefill. parked: those of a prefill that
         is between two slices (slices.py).
@@ -88,16 +88,19 @@ class EngineState:
         self.server = engine.server_facts()
         leaves = options.preempt and isinstance(policy, Policy)
         self.can_swap = leaves
-        self.headroom_steps = 0
+        self.now_s = 0.0
+        self.headroom = Headroom(0, engine.page_size)
         self.num_arrivals_planned = -1
         self.pool = KvPool(engine.kv_pool_tokens, engine.page_size, engine.host_tier)
+        if isinstance(policy, Policy) and policy.returns is not None and engine.host_tier is None:
+            returns = policy.returns
+            self.pool.tree.rate = lambda session: returns.rate(session, self.now_s)
         self.decode = DecodeBatch(engine.page_size)
         self.queue: list[Progress] = []
         self.ratio = NewTokenRatio(engine.schedule_conservativeness)
         self.chunked: Progress | None = None
         self.parked: list[Progress] = []
         self.batch_is_full = False
-        self.now_s = 0.0
         self.served_tokens = 0
         self.stale_prefill_tokens = 0
         self.num_queued = 0
@@ -120,7 +123,7 @@ class EngineState:
         if isinstance(self.policy, StockPolicy):
             clip_tokens = self.engine.clip_max_new_tokens
             return Reserve(self.ratio.value, clip_tokens, self.engine.page_size)
-        return Headroom(self.headroom_steps, self.engine.page_size)
+        return self.headroom
 
     def running_jobs(self) -> list[Job]:
         """Of the batch, at their present age."""
@@ -162,6 +165,7 @@ class EngineState:
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
             host_tokens=lambda position: self.pool.host_tokens(self.queue[position]),
             common_tokens=self._common_tokens,
+            kept_for=self.pool.tree.kept_for,
             holding=self._holding,
         )
 
@@ -192,6 +196,9 @@ class EngineState:
         self.decode.leave(progress)
         if way is Way.LEAVE:
             self.pool.publish(progress, progress.kv_tokens)
+        elif progress.node is not None:
+            for node in progress.node.path():
+                node.session = ""  # it comes back with all of its KV
         self.pool.leave(progress)
         progress.swapped = way is Way.SWAP
         progress.job.num_yields += 1

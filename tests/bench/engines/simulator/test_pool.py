@@ -102,6 +102,20 @@ def test_the_leaf_used_longest_ago_goes_first() -> None:
     assert tree.evictable_tokens == 10
 
 
+def test_the_kv_of_the_session_that_comes_back_last_goes_first() -> None:
+    rates = {"soon": 0.1, "late": 0.01, "": 0.0}
+    tree = RadixTree(1)
+    tree.rate = rates.__getitem__
+    for number, session in enumerate(rates):
+        tree.insert([(number, 0, 10)], session)
+    assert tree.kept_for() == dict.fromkeys(rates, 10)
+    tree.evict(1)
+    assert tree.kept_for() == {"soon": 10, "late": 10}
+    rates["soon"] = 0.0  # it stays away
+    tree.evict(1)
+    assert tree.kept_for() == {"late": 10}
+
+
 @pytest.mark.parametrize("writes_back", [False, True])
 def test_what_the_device_evicts_comes_back_from_host_memory(writes_back: bool) -> None:
     pool = KvPool(40, 1, HostTier(60, writes_back))

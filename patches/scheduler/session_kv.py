@@ -1,0 +1,72 @@
+"""Whose cached KV SGLang's radix tree gives up first: that of sessions which come back last.
+
+What a session had is marked on the tree's nodes; SGLang evicts leaves by a strategy's priority,
+smallest first (mem_cache/evict_policy.py), and ours comes before the one that the server has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from patches.engine_types import Req, Scheduler
+
+
+class SessionKv:
+    """In the place of a tree's eviction strategy, if it has one and forgets what it evicts. The
+    tree in Rust, SGLang's default, takes none (SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND)."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        tree: Any = scheduler.tree_cache
+        self._scheduler = scheduler
+        self._core: Any = None
+        is_plain = type(tree) is UnifiedRadixCache and tree.cache_controller is None
+        core = tree.tree_core if is_plain else None
+        if isinstance(core, UnifiedTreeCore) and tree.tree_components == (ComponentType.FULL,):
+            self._core, self._theirs = core, core.eviction_strategy
+            core.eviction_strategy = self
+
+    @property
+    def follows(self) -> bool:
+        """Whether the tree goes by this."""
+        return self._core is not None
+
+    def get_priority(self, node: Any) -> tuple[float, Any]:
+        """Of a leaf: the rate of its session's return, then the server's own."""
+        returns = self._scheduler.sage.policy.returns
+        session = getattr(node, "sage_session", "")
+        rate = 0.0
+        if returns is not None and session:
+            rate = returns.rate(session, self._scheduler.sage.jobs.now_s)
+        return rate, self._theirs.get_priority(node)
+
+    def mark(self, req: Req, session: str) -> None:
+        """The tree has a request's KV up to the node that it locks."""
+        if self.follows and req.lock is not None:
+            for node in self._path(self._core.node_by_id(req.lock.node)):
+                node.sage_session = session
+
+    def kept_for(self) -> Counter[str]:
+        """Evictable tokens by the session that had them last."""
+        kept = Counter[str]()
+        if not self.follows:
+            return kept
+        seen = set()
+        for leaf in self._core.evictable_device_leaves:
+            for node in self._path(leaf):
+                full = node.component_data[ComponentType.FULL]
+                if node.id in seen or full.lock_ref > 0:
+                    break
+                seen.add(node.id)
+                kept[getattr(node, "sage_session", "")] += len(full.value)
+        return kept
+
+    def _path(self, node: Any) -> Iterator[Any]:
+        while node is not None and node is not self._core.root_node:
+            yield node
+            node = node.parent

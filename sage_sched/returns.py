@@ -1,0 +1,118 @@
+"""When the next request of a session comes, and so whose KV is worth its memory."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from sage_sched.distribution import Floats
+from sage_sched.index import gittins_index
+
+# So many sessions are remembered; the one that has had no request for longest is forgotten first.
+_MOST_SESSIONS = 10_000
+# The latest pauses, in classes by what was foreseen of them; learned anew every so many.
+_NUM_PAUSES, _NUM_CLASSES, _LEARNED_EVERY = 1024, 4, 64
+# A session's own pauses count as much as this many of others, and the latest so many of them.
+_OTHERS, _MOST_OWN = 4.0, 12
+# An answer in so many is a session's last: coding agents take some forty steps. Twice or a third of
+# it changes their mean time by less than a hundredth.
+_LAST_ONE_IN = 33
+# Ages at which a table has an entry, in seconds.
+_AGES = np.geomspace(0.25, 2000.0, 40)
+_NEVER_S = 1e5
+
+
+class Returns:
+    """A session's pauses, in which a tool runs or somebody reads, are a history too.
+
+    What is foreseen of a pause is the mean logarithm of the session's earlier ones, drawn to that
+    of all. Pauses of which alike was foreseen form a class. Of a session of this class that has
+    been away for t seconds, with T its pause, the rate is
+
+        sup over D > t of P(T <= D | T > t) / E[min(T, D) - t | T > t]
+
+    the most returns per second of keeping its KV, which is the inverse of a Gittins index. As what
+    is lost has to be computed token by token, the KV of the smallest rate goes first, whatever its
+    size. Until enough pauses are known the rate of all is 0.
+    """
+
+    def __init__(self) -> None:
+        # In the order of their last requests: mean logarithm of a session's pauses, and how many.
+        self._known: dict[str, tuple[float, int]] = {}
+        self._unfinished: dict[str, int] = {}
+        # Of those that are away: since when, and what is foreseen.
+        self._away: dict[str, tuple[float, float]] = {}
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
+        self._mean = 0.0
+        self._num_pauses = 0
+        self._cuts: list[float] = []
+        self._rates: list[Floats] = []
+
+    def came(self, session: str, now_s: float) -> None:
+        """A request of a session has come."""
+        self._unfinished[session] = self._unfinished.get(session, 0) + 1
+        if session not in self._away:
+            return
+        since_s, foreseen = self._away.pop(session)
+        pause_s = max(now_s - since_s, float(_AGES[0]))
+        mean, number = self._known.pop(session, (0.0, 0))
+        number = min(number + 1, _MOST_OWN)
+        self._known[session] = mean + (math.log(pause_s) - mean) / number, number
+        if len(self._known) > _MOST_SESSIONS:
+            del self._known[next(iter(self._known))]
+        self._pauses.append((foreseen, pause_s))
+        self._num_pauses += 1
+        self._mean += (math.log(pause_s) - self._mean) / min(self._num_pauses, _NUM_PAUSES)
+        if self._num_pauses % _LEARNED_EVERY == 0:
+            self._learn()
+
+    def left(self, session: str, now_s: float) -> None:
+        """An answer has ended."""
+        self._unfinished[session] = self._unfinished.get(session, 1) - 1
+        if self._unfinished[session]:
+            return
+        del self._unfinished[session]
+        mean, number = self._known.get(session, (0.0, 0))
+        foreseen = (number * mean + _OTHERS * self._mean) / (number + _OTHERS)
+        self._away.pop(session, None)
+        self._away[session] = now_s, foreseen
+        if len(self._away) > _MOST_SESSIONS:
+            del self._away[next(iter(self._away))]
+
+    def rate(self, session: str, now_s: float) -> float:
+        """Returns per second, see the class; inf for one that has come back, 0 if unknown."""
+        if session in self._unfinished:
+            return math.inf
+        if session not in self._away or not self._rates:
+            return 0.0
+        since_s, foreseen = self._away[session]
+        age = min(max(0, int(np.searchsorted(_AGES, now_s - since_s)) - 1), len(_AGES) - 1)
+        return float(self._rates[bisect_right(self._cuts, foreseen)][age])
+
+    @property
+    def knows(self) -> bool:
+        """Whether enough pauses are known."""
+        return bool(self._rates)
+
+    def _learn(self) -> None:
+        foreseen, pauses_s = np.array(self._pauses).T
+        cuts = np.quantile(foreseen, np.arange(1, _NUM_CLASSES) / _NUM_CLASSES)
+        classes = np.searchsorted(cuts, foreseen, side="right")
+        self._cuts = cuts.tolist()
+        of_classes = (pauses_s[classes == number] for number in range(_NUM_CLASSES))
+        self._rates = [
+            np.fromiter(_rates(found if found.size else pauses_s), float) for found in of_classes
+        ]
+
+
+def _rates(pauses_s: Floats) -> Iterator[float]:
+    """At each of _AGES."""
+    ends_s = np.append(np.sort(pauses_s), _NEVER_S)
+    weights = np.append(np.full(len(pauses_s), (_LAST_ONE_IN - 1) / len(pauses_s)), 1.0)
+    for age_s in _AGES:
+        later = ends_s > age_s
+        yield 1.0 / float(gittins_index(weights[later], ends_s[later] - age_s))

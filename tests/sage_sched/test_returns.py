@@ -1,0 +1,112 @@
+"""When sessions come back, and whose KV is kept for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sage_sched.decide import decide
+from sage_sched.job import Hints, Job
+from sage_sched.registry import policy_named
+from sage_sched.returns import Returns
+from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.test_cached import answered
+
+
+def told(returns: Returns, session: str, pauses_s: list[float], now_s: float = 0.0) -> float:
+    """A session whose answers end at once; when the last one did."""
+    if not now_s:
+        returns.came(session, now_s)
+        returns.left(session, now_s)
+    for pause_s in pauses_s:
+        now_s += pause_s
+        returns.came(session, now_s)
+        returns.left(session, now_s)
+    return now_s
+
+
+def learned() -> Returns:
+    """Four sessions are soon back, four after long, and both kinds vary."""
+    returns, rng = Returns(), np.random.default_rng(0)
+    now_s = {f"{kind} {number}": 0.0 for kind in ("soon", "late") for number in range(4)}
+    for _ in range(80):
+        for name in now_s:
+            mean_s = 8.0 if name.startswith("soon") else 60.0
+            pauses_s = [mean_s * rng.lognormal(0, 0.4)]
+            now_s[name] = told(returns, name, pauses_s, now_s[name])
+    return returns
+
+
+def test_of_two_that_are_away_the_one_is_worth_more_that_will_sooner_be_back() -> None:
+    returns = learned()
+    soon, late = told(returns, "soon", [8.0] * 9), told(returns, "late", [60.0] * 9)
+    assert returns.rate("soon", soon + 4) > 2 * returns.rate("late", late + 4) > 0
+    # It has been away for so long that it may never come back.
+    assert returns.rate("soon", soon + 1500) < returns.rate("late", late + 4)
+
+
+def test_one_whose_request_is_here_is_kept_before_all_others() -> None:
+    returns = learned()
+    told(returns, "a", [8.0] * 9)
+    for _ in range(2):
+        returns.came("a", 100.0)
+    returns.left("a", 101.0)
+    assert returns.rate("a", 101.0) == math.inf
+    returns.left("a", 102.0)
+    assert 0 < returns.rate("a", 103.0) < math.inf
+
+
+def test_nothing_is_foreseen_of_a_stranger_nor_before_enough_is_known() -> None:
+    returns = Returns()
+    told(returns, "a", [5.0] * 20)
+    assert not returns.knows
+    assert returns.rate("a", 101.0) == 0
+    assert learned().rate("stranger", 0.0) == 0
+    returns.left("never came", 0.0)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    returns = learned()
+    monkeypatch.setattr("sage_sched.returns._MOST_SESSIONS", 8)
+    assert returns.rate("soon 0", 1e4) > 0
+    told(returns, "new", [8.0])
+    assert returns.rate("soon 0", 1e4) == 0
+    assert returns.rate("late 3", 1e4) > 0
+
+
+def test_nobody_enters_for_kv_that_is_worth_more_unless_nobody_runs() -> None:
+    policy = policy_named("sage", {}, SERVER)
+    assert policy.returns is not None
+    ended_s = 0.0
+    for name in ("a", "b", "here"):
+        ended_s = told(policy.returns, name, [6.0] * 70)
+    policy.returns.came("here", ended_s)
+    new, runs = answered(1, 400), answered(0, 400)
+    for each in (runs, new):
+        each.is_ranked = policy.on_arrival(each)
+    runs.grow(1)
+    pool = SERVER.kv_pool_tokens
+    view = replace(
+        waiting(new), now_s=ended_s + 5, running=[runs], free_tokens=300, evictable_tokens=800,
+        locked_tokens=pool - 1100, kept_for=lambda: {"a": 700, "here": 50, "": 50}, can_swap=False,
+    )  # fmt: skip
+    assert decide(view, policy).kept_tokens == 700
+    assert decide(replace(view, now_s=ended_s + 1500), policy).kept_tokens == 0
+    assert decide(replace(view, running=[]), policy).kept_tokens == 0
+    keeps_evicted = replace(SERVER, forgets=False)
+    assert decide(replace(view, server=keeps_evicted), policy).kept_tokens == 0
+
+
+def test_sage_is_told_by_the_sessions_of_its_jobs() -> None:
+    policy = policy_named("sage", {}, SERVER)
+    assert policy.returns is not None
+    assert not policy.uses_clock
+    job = Job(0, 10, 10, None, 0, arrival_s=1.0, hints=Hints(session="a"))
+    policy.on_arrival(job)
+    assert policy.uses_clock
+    assert policy.returns.rate("a", 1.0) == math.inf
+    policy.on_end(job, 2.0)
+    assert policy.returns.rate("a", 2.0) == 0
