@@ -268,7 +268,9 @@ def test_the_queue_goes_by_prediction_not_by_arrival(sage_server: SageServer) ->
         sage_server,
         [partial(generate, sage_server, prompt, 20, rid=rid) for rid, prompt in asked.items()],
     )
-    assert stage.started(sage_server) == ["short 1", "short 2", "long 1", "long 2"]
+    started = stage.started(sage_server)
+    # Which of the two short ones is foreseen to be shorter depends on what was asked before.
+    assert [rid.split()[0] for rid in started] == ["short", "short", "long", "long"]
 
 
 def test_requests_foreseen_to_be_short_are_let_in_and_bear_it_when_they_are_not(
