@@ -47,7 +47,6 @@ COMMANDS = {
     "bench list": ("bench.experiment.list_command", "list the experiments"),
     "bench table": ("bench.experiment.table_command", "show the results of experiments"),
     "bench fit": ("bench.engines.server.fit", "measure a server's step times"),
-    "bench validate": ("bench.engines.validate", "hold the simulator against real runs"),
     "bench predictor": ("bench.predictor.command", "hold predictors against answered prompts"),
 }
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from bench.engines.rival import simulated_policy
 from bench.engines.simulator.presets import PRESETS
-from bench.engines.validation import read_step_time
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running
@@ -24,6 +23,7 @@ from predictor_store.data.warm import load_tokenizer
 from predictor_store.store.file import StoreError
 from predictor_store.terminal import add_json, at_least_one, print_json, server_url, speaker
 from sage_sched.fields import ConfigError
+from sage_sched.steps import StepTime
 
 # Beside one's own: SGLang's as they are tuned best under most loads (docs/results.md), and ours.
 DEFAULT_POLICIES = (
@@ -179,3 +179,11 @@ def _factor(text: str) -> float:
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return value
+
+
+def read_step_time(file: str) -> StepTime:
+    """What `sage-sched bench fit` has written. Raises ConfigError."""
+    section = read_config(file).step_time
+    if section is None:
+        raise ConfigError(f"{file} has no section step_time")
+    return section.step_time()

@@ -12,6 +12,7 @@ from bench.experiment.stats import METRICS
 from predictor_store.config_file import read_config
 from sage_sched.cli import main
 from sage_sched.config import StepTimeConfig
+from tests.checks import validate
 
 
 def test_rates_are_absolute_or_of_the_capacity() -> None:
@@ -62,8 +63,8 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
 
     step_time = tmp_path / "step_time.yaml"
     step_time.write_text("step_time: {decode_base_ms: 5.0}\n")
-    validate = ["--step-time", str(step_time), "--output", str(tmp_path / "validate")]
-    assert main(["bench", "validate", str(output / "runs.jsonl"), *validate]) == 0
+    options = ["--step-time", str(step_time), "--output", str(tmp_path / "validate")]
+    assert validate.main([str(output / "runs.jsonl"), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     measured = {
         line.split()[1]: float(line.split()[2]) for line in lines if line.split()[:1] == ["20"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.engines.simulator.presets import PRESETS
-from bench.engines.validation import Point, engine_of, misordered, summarize, table
 from sage_sched.steps import StepTime
+from tests.checks.validation import Point, engine_of, misordered, summarize, table
 
 
 def point(policy: str, seed: int, measured_s: float, simulated_s: float) -> Point:

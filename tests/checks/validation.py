@@ -22,9 +22,7 @@ from bench.experiment.stats import ordered
 from bench.experiment.table import aligned
 from bench.workloads.foresight import Foresight, Predict
 from bench.workloads.prompts import Workload, WorkloadRequest, sample
-from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig
-from sage_sched.fields import ConfigError
 from sage_sched.registry import policy_names
 from sage_sched.steps import StepTime
 
@@ -57,14 +55,6 @@ def read_runs(file: Path) -> list[dict[str, Any]]:
     if not valid:
         raise ValueError(f"{file} has no valid run")
     return valid
-
-
-def read_step_time(file: str) -> StepTime:
-    """What `sage-sched bench fit` has written. Raises ConfigError."""
-    section = read_config(file).step_time
-    if section is None:
-        raise ConfigError(f"{file} has no section step_time")
-    return section.step_time()
 
 
 def simulate_runs(

@@ -1,28 +1,23 @@
-"""sage-sched bench validate: does the simulator say what the real engine did?"""
+"""Does the simulator say what the real engine did? `python -m tests.checks.validate`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.engines.clock.device import device_note
 from bench.engines.server.server import ServerError
 from bench.engines.server.side_by_side import compare_policies
-from bench.engines.validation import (
-    misordered,
-    read_runs,
-    read_step_time,
-    simulate_runs,
-    summarize,
-    table,
-)
 from bench.experiment import compare as command
+from bench.whatif.command import read_step_time
 from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import print_json, speaker
 from sage_sched.fields import ConfigError
+from tests.checks.validation import misordered, read_runs, simulate_runs, summarize, table
 
 POLICIES = (
     "fcfs", "fcfs@conservativeness=0.3", "fcfs@conservativeness=0.1", "hrrn",
@@ -30,7 +25,13 @@ POLICIES = (
 )  # fmt: skip
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    _configure(parser)
+    return run(parser.parse_args(argv))
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", type=Path, nargs="?", metavar="RUNS",
         help="runs.jsonl of a comparison (default: the comparison that the other options describe "
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         workload = load_workload(args.data, args.workload)
         points = simulate_runs(runs, workload, step_time)
     except (ConfigError, ServerError, WorkloadError, OSError, ValueError) as error:
-        print(f"sage-sched bench validate: {error}", file=sys.stderr)
+        print(f"tests.checks.validate: {error}", file=sys.stderr)
         return 2
     note = device_note(runs[0]["settings"])
     summary, say = summarize(points), speaker(args)
@@ -77,3 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if num_invalid:
         print(f"{num_invalid} runs are invalid and left out, see {file}", file=sys.stderr)
     return 1 if num_invalid else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
