@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bench.policies import variants
 from bench.policies.fastserve import FastServe
+from bench.policies.flow import Flow
 from bench.policies.ltr import Ltr
 from bench.policies.ssjf import Ssjf
 from bench.policies.trail import Trail
@@ -14,6 +15,7 @@ from sage_sched.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
     "fastserve": FastServe,
+    "flow": Flow,
     "ltr": Ltr,
     "sage-mean": variants.SageMean,
     "sage-output": variants.SageOutput,
