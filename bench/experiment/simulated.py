@@ -18,16 +18,17 @@ from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.experiment.spec import Arm, Load, requests_per_s
-from bench.policies.deadline_rivals import RIVALS
+from bench.policies import deadline_rivals, programs
 from bench.policies.routers import router_named
 from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
 from bench.workloads.source import Purpose, Source
 from bench.workloads.sources import source_of
-from sage_sched.policy import NoParameters
+from sage_sched.policy import NoParameters, Policy
 
 # What a request waits for its prediction on a server, at most.
 PREDICTION_DELAY_S = 0.002
 _BURST_SEED = 1
+_RIVALS: dict[str, type[Policy]] = {**deadline_rivals.RIVALS, **programs.RIVALS}
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,6 @@ def served(
         return simulate_cluster(
             engine, load.nodes, arm.policy, arm.config, requests, options, router=router
         )
-    rival = RIVALS.get(arm.policy)
+    rival = _RIVALS.get(arm.policy)
     policy = rival(NoParameters(), engine.server_facts()) if rival else arm.policy
     return simulate(engine, policy, arm.config, requests, options)

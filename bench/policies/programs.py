@@ -1,0 +1,126 @@
+"""Schedulers of agents' programs, each of whose sessions is one: what their papers add to an order.
+
+All of them fill memory as ours do, and none needs a prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from sage_sched.job import Job
+from sage_sched.policy import NoParameters, Policy
+from sage_sched.returns import Returns
+from sage_sched.steps import ServerFacts
+from sage_sched.view import SchedulerView
+
+# Continuum's time-to-live, which it sets by what the tools take. The best of 6, 12 and 30 s on the
+# tuning half of the recorded sessions.
+_TTL_S = 30.0
+# A rate for which nobody else has to wait. With room set aside for all that KV, sessions take twice
+# as long.
+_LITTLE = 1e-6
+# For so long a session that is away counts as going on under ThunderAgent: the better of 10 and 30 s.
+_AWAY_S = 10.0
+
+
+class Attained(Policy):
+    """The session that was served least goes first (Autellix, arXiv 2502.13965)."""
+
+    def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
+        super().__init__(parameters, server)
+        self._served_tokens: dict[str, int] = defaultdict(int)
+
+    def on_end(self, job: Job, now_s: float) -> None:
+        """Add up what its session was served."""
+        self._served_tokens[job.hints.session] += job.served_tokens
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """What its session was served before, and it by now."""
+        return float(self._served_tokens[job.hints.session] + job.served_tokens)
+
+    moves = True
+
+
+class _TimeToLive(Returns):
+    """A session is kept for so long, and no longer."""
+
+    knows = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended_s: dict[str, float] = {}
+
+    def came(self, session: str, now_s: float) -> None:
+        """It is here."""
+        self._ended_s.pop(session, None)
+
+    def left(self, session: str, now_s: float) -> None:
+        """Its time begins to run."""
+        self._ended_s[session] = now_s
+
+    def rate(self, session: str, now_s: float) -> float:
+        """As good as no other, until its time is over."""
+        if session not in self._ended_s:
+            return math.inf if session else 0.0
+        return _LITTLE if now_s - self._ended_s[session] < _TTL_S else 0.0
+
+
+class Continuum(Policy):
+    """First come, first served by when a session began; its KV stays for a while after an answer
+    (Continuum, arXiv 2511.02230)."""
+
+    uses_clock = True
+
+    def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
+        super().__init__(parameters, server)
+        self.returns = self._returns = _TimeToLive()
+        self._began: dict[str, int] = {}
+
+    def on_arrival(self, job: Job) -> bool:
+        """Note when its session began."""
+        self._began.setdefault(job.hints.session, job.arrival)
+        self._returns.came(job.hints.session, job.arrival_s)
+        return True
+
+    def on_end(self, job: Job, now_s: float) -> None:
+        """Its session's time begins to run."""
+        self._returns.left(job.hints.session, now_s)
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """When its session began."""
+        return float(self._began[job.hints.session])
+
+
+class ThunderAgent(Policy):
+    """As many sessions go on as have room for all of their KV, those that began first; the others
+    pause (ThunderAgent, arXiv 2602.13692)."""
+
+    uses_clock = True
+    moves = True
+
+    def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
+        super().__init__(parameters, server)
+        # In the order in which they began: the KV of each, and since when it has been away.
+        self._sessions: dict[str, tuple[int, float]] = {}
+
+    def on_arrival(self, job: Job) -> bool:
+        """A session has grown."""
+        self._sessions[job.hints.session] = job.input_tokens, math.inf
+        return True
+
+    def on_end(self, job: Job, now_s: float) -> None:
+        """A session is away, maybe for good."""
+        self._sessions[job.hints.session] = job.input_tokens + job.generated_tokens, now_s
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """By arrival; none while its session pauses."""
+        ahead = 0
+        for session, (num_tokens, since_s) in self._sessions.items():
+            ahead += num_tokens if view.now_s - since_s < _AWAY_S else 0
+            if session == job.hints.session:
+                break
+        return float(job.arrival) if ahead <= self.server.kv_pool_tokens else math.inf
+
+
+RIVALS = {"attained": Attained, "continuum": Continuum, "thunder-agent": ThunderAgent}
