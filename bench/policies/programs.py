@@ -20,7 +20,7 @@ _TTL_S = 30.0
 # A rate for which nobody else has to wait. With room set aside for all that KV, sessions take twice
 # as long.
 _LITTLE = 1e-6
-# For so long a session that is away counts as going on under ThunderAgent: the better of 10 and 30 s.
+# For so long a session that is away counts as going on for ThunderAgent: the better of 10 and 30 s.
 _AWAY_S = 10.0
 
 
