@@ -58,14 +58,19 @@ def test_without_overlap_too(no_overlap: SageServer) -> None:
 def test_who_was_away_for_long_comes_back_first(yielding: SageServer) -> None:
     trace = yielding.log.parent / "trace.jsonl"
     asked = crowd(12, seed=5)
-    settings(yielding, {"schedule_policy": "fastserve"})
+    resumed = yielding.stats()["preemption"]["num_resumed"]
+    settings(yielding, {"schedule_policy": "fastserve", "decode": {"max_away_ms": "inf"}})
+    before = trace.stat().st_size
     ask_together(yielding, asked)
+    generate(yielding, SHORT_PROMPT, rid="without a bound")
+    wait_until(lambda: '"ends","rid":"without a bound"' in trace.read_text())
     # Requests yield time and again, and nobody is promised anything.
-    assert yielding.stats()["preemption"]["num_resumed"]
-    assert '"promised"' not in trace.read_text()
+    assert yielding.stats()["preemption"]["num_resumed"] > resumed
+    assert '"promised"' not in trace.read_text()[before:]
     settings(yielding, {"decode": {"max_away_ms": 1.0}})
+    before = trace.stat().st_size
     together = ask_together(yielding, asked)
-    settings(yielding, {"decode": {"max_away_ms": "inf"}})
-    wait_until(lambda: '"promised"' in trace.read_text())
+    settings(yielding, {"decode": {"max_away_ms": 60_000.0}})
+    wait_until(lambda: '"promised"' in trace.read_text()[before:])
     assert differences(together, ask(yielding, asked, 1))[0] == 0
     assert yielding.stats()["num_policy_errors"] == 0
