@@ -170,7 +170,8 @@ def _activate_main(server_args: Any) -> None:
     if not is_shadowed and not _is_ours(server_args):
         return
     if hasattr(server_args, "_sage_config"):
-        _refuse_store(server_args._sage_config)
+        if server_args.disaggregation_mode != "prefill":  # else it keeps no history
+            _refuse_store(server_args._sage_config)
     else:  # the Engine API has no command line; the worker will say what is wrong with a store
         _prepare(server_args, None, None)
     check_all(_scheduler_hooks(server_args))

@@ -146,8 +146,8 @@ MUTATIONS = (
     Mutation(
         "a store in use is known once the model is loaded",
         "patches/plugin.py",
-        '    if hasattr(server_args, "_sage_config"):\n        _refuse_store(',
-        '    if hasattr(server_args, "_sage_config"):\n        id(',
+        "            _refuse_store(",
+        "            id(",
         f"{_PLUGIN}::test_a_store_in_use_is_said_in_one_line",
     ),
     Mutation(

@@ -50,3 +50,16 @@ def unseen(scheduler: Scheduler) -> list[Req]:
         sent: list[Req] = scheduler.disagg_prefill_inflight_queue
         return [*scheduler.disagg_prefill_bootstrap_queue.queue, *sent]
     return []
+
+
+def sort_by_arrival(scheduler: Scheduler) -> None:
+    """All queues that our plans put in another order."""
+
+    def arrival(req: Req) -> int:
+        return int(req.sage.job.arrival)
+
+    scheduler.waiting_queue.sort(key=arrival)
+    if only_decodes(scheduler):
+        queue = scheduler.disagg_decode_prealloc_queue
+        queue.retracted_queue.sort(key=arrival)
+        queue.queue.sort(key=lambda entry: arrival(entry.req))

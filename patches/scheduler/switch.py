@@ -55,7 +55,7 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float) -> None:
     # configuration.
     scheduler.policy.policy = stock_order
     scheduler.schedule_policy = name
-    scheduler.waiting_queue.sort(key=lambda req: req.sage.job.arrival)
+    queues.sort_by_arrival(scheduler)
     get_context().override(source="sage-sched", schedule_policy=name)
     # Whoever has room under the new order enters at the next pass.
     scheduler.running_batch.batch_is_full = False

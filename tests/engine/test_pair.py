@@ -22,7 +22,14 @@ pytestmark = pytest.mark.long
 _POOL_TOKENS = 640
 _FLAGS = {
     "prefill": (),
-    "decode": ("--max-total-tokens", str(_POOL_TOKENS), "--max-running-requests", "16"),
+    "decode": (
+        "--max-total-tokens",
+        str(_POOL_TOKENS),
+        "--max-running-requests",
+        "16",
+        "--num-reserved-decode-tokens",
+        "8",
+    ),
 }
 # Of prompts as long no two have room there.
 _LONG_PROMPT = " ".join(["word"] * (_POOL_TOKENS // 2 + 20))
@@ -80,6 +87,10 @@ def test_a_decode_server_gives_room_in_the_order_of_its_policy(pair: Pair[SageSe
     settings(pair.decode, {"schedule_policy": "urgency"})
     stage.together(pair.decode, calls)
     assert stage.started(pair.decode) == [f"level {level}" for level in sorted(levels)]
+    settings(pair.decode, {"schedule_policy": "fcfs"})
+    stage.together(pair.decode, calls)
+    assert stage.started(pair.decode) == [f"level {level}" for level in levels]
+    settings(pair.decode, {"schedule_policy": "sage"})
 
 
 def test_a_prefill_server_takes_the_shortest_prompt_first(pair: Pair[SageServer]) -> None:
