@@ -18,10 +18,11 @@ from predictor_store.data.warm import Observation, warm_store
 from sage_sched.config import StoreConfig
 from tests.checks.exactness import Answering
 
-# An idle server else takes a core from all others.
+# An idle server else takes a core from all others. What other processes take of memory while one
+# starts counts as its weights, up to the fraction.
 CPU_FLAGS = [
     "--device", "cpu", "--dtype", "float32",
-    "--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--sleep-on-idle",
+    "--mem-fraction-static", "0.5", "--max-total-tokens", "8192", "--sleep-on-idle",
 ]  # fmt: skip
 # Two kinds of prompt that the embedder tells apart, and how long their answers were.
 SHORT_PROMPT = "What is the capital of France?"

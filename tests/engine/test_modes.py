@@ -170,16 +170,17 @@ def test_speculative_decoding(model: Path, stock: Stock, tmp_path: Path) -> None
         said = [spoken.ids for spoken in stock.answers[:NUM_ASKED]]
         num_tokens = sum(map(len, said))
         decoded, num_steps = [], []
-        for _ in range(2):
+        # All at once, then one by one: how many share a step is then no matter of chance.
+        for num_workers in (NUM_ASKED, 1):
             before = server.stats()
-            with ThreadPoolExecutor(NUM_ASKED) as pool:
+            with ThreadPoolExecutor(num_workers) as pool:
                 assert list(pool.map(partial(answer, server), range(NUM_ASKED))) == said
             after = server.stats()
             served = after["served_tokens"] - before["served_tokens"]
             decoded.append(served - after["recomputed_tokens"] + before["recomputed_tokens"])
             num_steps.append(after["step_time"]["num_steps"] - before["step_time"]["num_steps"])
         # What was said before is foretold, and all of it counts.
-        assert num_steps[1] < num_steps[0]
+        assert num_steps[1] < num_tokens / 2
         assert min(decoded) >= num_tokens - NUM_ASKED
         assert after["preemption"] is None
 

@@ -21,10 +21,11 @@ from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names
 
 # A host without an accelerator. Float16, SGLang's choice for a float32 model, is 3 times slower on
-# a CPU.
+# a CPU. What other processes take of memory while it starts counts as its weights, up to the
+# fraction.
 CPU_ENGINE_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
-    "--mem-fraction-static", "0.1",
+    "--mem-fraction-static", "0.5",
 )  # fmt: skip
 # The pool holds about as much as its slots need, so that either may be what is full.
 CPU_FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "16384", "--max-running-requests", "32")
