@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -123,5 +124,11 @@ def _answer(server: Server, prompt: str, num_tokens: int) -> None:
 def test_a_host_that_is_too_slow_is_refused(tmp_path: Path, model: Path) -> None:
     """Steps of a microsecond: no host computes them in time."""
     absurd = replace(SLOW, step_time=StepTime(1e-6, 0.0, 0.0, 0.0, 1e-6, 0.0, 0.0))
-    with pytest.raises(ServerError, match=r"held the device up .* overloaded"):
-        list(compare_policies(settings(tmp_path, model, absurd, ["fcfs"])))
+    asked = settings(tmp_path, model, absurd, ["fcfs"])
+    said = r"held the device up .* overloaded"
+    (run,) = compare_policies(replace(asked, num_seeds=1))
+    assert not run["valid"]
+    assert re.search(said, run["invalid_reason"])
+    # Nor can it tell what the first policy sustains.
+    with pytest.raises(ServerError, match=said):
+        list(compare_policies(replace(asked, rates=("2x",))))
