@@ -26,8 +26,8 @@ _COPIED = (
 )  # fmt: skip
 # pytest's exit code where tests ran and some failed; others mean that they did not run.
 _FAILED = 1
-# Some breaks make a test wait for ever, which counts as noticed.
-_TIMEOUT = "-otimeout=300"
+# Some breaks make a test wait for ever, which counts as noticed. By a thread, that ends pytest.
+_TIMEOUT = ("-otimeout=300", "-otimeout_method=thread")
 _OURS = ("sage_sched", "predictor_store", "patches", "bench", "tests")
 # SGLang is there already (tests/cradle.py), and a platform of ours with it; of ours the copy's
 # modules are meant.
@@ -39,7 +39,7 @@ for name in [*sys.modules]:
         del sys.modules[name]
 sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != "_PartsFinder"]
 import pytest
-sys.exit(pytest.main([{_TIMEOUT!r}, "-x", "-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+sys.exit(pytest.main([*{_TIMEOUT!r}, "-x", "-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
 
