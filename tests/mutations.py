@@ -819,7 +819,7 @@ MUTATIONS = (
         "        said = torch.tensor(reqs[0].output_ids[:-1],",
         "        said = torch.tensor(reqs[0].output_ids[:0],",
         f"{_PREEMPTION}::TestPagesOf16WithoutOverlapAndLittleHostMemory::"
-        "test_what_is_counted_in_an_answer_goes_on_where_it_was",
+        "test_penalties_go_on_where_what_was_said_decides_at_every_step",
     ),
     Mutation(
         "a policy is switched to that needs a probe which there is not",

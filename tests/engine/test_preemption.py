@@ -98,6 +98,24 @@ class TestPagesOf16WithoutOverlapAndLittleHostMemory:
                 changed.add(i % 5)
         assert changed == set(range(4))
 
+    def test_penalties_go_on_where_what_was_said_decides_at_every_step(
+        self, paged: SageServer
+    ) -> None:
+        # Few tokens are likely. Answers are short, so that SGLang itself retracts nobody: it
+        # forgets what was said.
+        likely = {"logit_bias": {str(token): 30.0 for token in range(1, 8)}}
+        counting: list[dict[str, Any]] = [
+            {name: 1.5, **likely}
+            for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")
+        ]
+        asked = [(prompt, 30) for prompt, _ in ASKED[:15]]
+        alone = ask(paged, asked, 1, sampling=counting)
+        before = paged.stats()
+        found = ask_together(paged, asked, counting)
+        assert paged.stats()["recomputed_tokens"] == before["recomputed_tokens"]
+        assert {i % 3 for i, answer in enumerate(found) if answer.num_retractions} == set(range(3))
+        assert differences(alone, found)[0] == 0
+
 
 def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock: Stock) -> None:
     before = counters(yielding)

@@ -37,6 +37,26 @@ def rank_of(answer: Any) -> int:
     return rank
 
 
+def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
+    def ask(prompt: str, rank: int | None, cap: int) -> Any:
+        return generate(server, prompt, cap, routed_dp_rank=rank)
+
+    # First in this file: what the replicas have learned would say what this host makes of it.
+    assert router(server)["step_time"]["source"] == "shipped"
+    with ThreadPoolExecutor(4) as pool:
+        with stage.held(server):
+            # Told by their numbers alone the first replica has less to do.
+            sent = [pool.submit(ask, LONG_PROMPT, 0, 1000)]
+            sent += [pool.submit(ask, SHORT_PROMPT, 1, 1000) for _ in range(2)]
+            wait_until(lambda: router(server)["num_unfinished"] == [1, 2])
+            sent.append(pool.submit(ask, LONG_PROMPT, None, 1000))
+            wait_until(lambda: sum(router(server)["num_unfinished"]) == 4)
+            assert router(server)["num_unfinished"] == [1, 3]
+            requests.post(f"{server.url}/abort_request", json={"abort_all": True}, timeout=300)
+        for each in sent:
+            each.result()
+
+
 def test_no_request_is_lost_and_both_serve(server: SageServer) -> None:
     before = router(server)
     with ThreadPoolExecutor(24) as pool:
@@ -94,24 +114,6 @@ def test_it_goes_by_the_steps_that_a_replica_has_learned(server: SageServer) -> 
         )
 
     wait_until(goes_by_one_of_theirs)
-
-
-def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
-    def ask(prompt: str, rank: int | None, cap: int) -> Any:
-        return generate(server, prompt, cap, routed_dp_rank=rank)
-
-    with ThreadPoolExecutor(4) as pool:
-        with stage.held(server):
-            # Told by their numbers alone the first replica has less to do.
-            sent = [pool.submit(ask, LONG_PROMPT, 0, 1000)]
-            sent += [pool.submit(ask, SHORT_PROMPT, 1, 1000) for _ in range(2)]
-            wait_until(lambda: router(server)["num_unfinished"] == [1, 2])
-            sent.append(pool.submit(ask, LONG_PROMPT, None, 1000))
-            wait_until(lambda: sum(router(server)["num_unfinished"]) == 4)
-            assert router(server)["num_unfinished"] == [1, 3]
-            requests.post(f"{server.url}/abort_request", json={"abort_all": True}, timeout=300)
-        for each in sent:
-            each.result()
 
 
 def test_an_answer_that_is_not_streamed_is_known_to_have_begun(server: SageServer) -> None:
