@@ -26,7 +26,7 @@ class _Gaps:
         self.now, self.before = Counter(), self.now
 
     def stats(self) -> dict[str, float]:
-        """None if nobody has gone on."""
+        """Empty if no answer has gone on."""
         gaps = self.now + self.before
         if not gaps:
             return {}

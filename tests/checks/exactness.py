@@ -36,7 +36,12 @@ import requests
 from tqdm import tqdm
 
 from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import CPU_ENV, PolicyServers, scheduler_state
+from bench.engines.server.policy_server import (
+    CPU_ENGINE_FLAGS,
+    CPU_ENV,
+    PolicyServers,
+    scheduler_state,
+)
 from bench.engines.server.server import Server, ServerError
 from bench.policies.fastserve import FastServeParameters
 from bench.real_model.answers import chat_ids
@@ -292,7 +297,7 @@ def measure(args: argparse.Namespace) -> int:
     restless = RESTLESS[args.policy]
     attention = "mla" if args.mla else "mha"
     on_cpu = args.device == "cpu"
-    kernels = ("--device", "cpu", "--attention-backend", "torch_native") if on_cpu else ()
+    host = CPU_ENGINE_FLAGS if on_cpu else ("--mem-fraction-static", "0.1")
     if args.real:
         model = fetch()
         asked, starved_pool = chats(args.num_requests, model), _STARVED_BY_CHATS
@@ -310,8 +315,7 @@ def measure(args: argparse.Namespace) -> int:
         model=model,
         folder=_OUTPUT,
         flags=(
-            *kernels, "--dtype", args.dtype,
-            "--mem-fraction-static", "0.1", "--page-size", str(args.page_size),
+            *host, "--dtype", args.dtype, "--page-size", str(args.page_size),
             "--tp-size", str(args.tp),
             *(("--disable-overlap-schedule",) if args.no_overlap else ()),
             *args.server_flags,

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bench.engines.simulator.cluster import newcomer_of
 from bench.engines.simulator.executor import Pass
@@ -75,7 +76,8 @@ class _Apart:
             tuned, policy = engine_and_policy(engine, policy_name, config)
             if isinstance(policy, StockPolicy):
                 policy = FcfsPolicy()
-            return _DecodeNode(tuned, policy, config, options, self._on_finish, self._on_room)
+            of_node = (tuned, policy, config, options, self._on_finish)
+            return _DecodeNode(*of_node, on_room=self._on_room)
 
         self.finished: list[Progress] = []
         self.prefills = [prefill_node() for _ in range(num_nodes)]
@@ -167,19 +169,11 @@ class _DecodeState(EngineState):
 class _DecodeNode(Node):
     """on_room: called with each request that gets room, and the time."""
 
-    state: _DecodeState
+    State = _DecodeState
 
-    def __init__(
-        self,
-        engine: Engine,
-        policy: Policy | StockPolicy,
-        config: SageConfig,
-        options: Options,
-        on_finish: Callable[[Progress], None],
-        on_room: Callable[[Progress, float], None],
-    ) -> None:
-        super().__init__(engine, policy, config, options, on_finish)
-        self.state = _DecodeState(engine, policy, config, options)
+    def __init__(self, *of_node: Any, on_room: Callable[[Progress, float], None]) -> None:
+        """of_node: what Node takes."""
+        super().__init__(*of_node)
         self._on_room = on_room
         self._landing: list[tuple[float, int]] = []  # a heap
 

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,6 +40,8 @@ class Node:
     sooner; the request id, a tie-break of hrrn, is the arrival number.
     """
 
+    State: ClassVar[type[EngineState]] = EngineState
+
     def __init__(
         self,
         engine: Engine,
@@ -47,7 +50,7 @@ class Node:
         options: Options,
         on_finish: Callable[[Progress], None],
     ) -> None:
-        self.state = EngineState(engine, policy, config, options)
+        self.state = self.State(engine, policy, config, options)
         self.now_s = 0.0
         self.num_outstanding = 0
         self.prefill_tokens = 0

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bench.engines.server.policy_server import CPU_ENV
+from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
 from tests.checks.exactness import STRICT, TWO_RANKS
 from tests.engine.fuzz import claims
 from tests.engine.fuzz.scenario import Mix, Trouble
 
-_FLAGS = (
-    "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
-    "--mem-fraction-static", "0.1", "--log-level-http", "warning",
-)  # fmt: skip
+_FLAGS = (*CPU_ENGINE_FLAGS, "--log-level-http", "warning")
 _CHECKS = {**CPU_ENV, **STRICT, "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
 # With the small model's step times, so that a quantum is a few tokens; each request yields often.
 _RESTLESS = """
