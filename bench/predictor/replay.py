@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tqdm import tqdm
 
@@ -13,6 +13,7 @@ from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
 from predictor_store.predict.regression import GeneralLength
+from sage_sched.distribution import LengthDistribution
 
 _CAPACITY = 10_000
 # Below it a history says next to nothing, and who is best is luck.
@@ -20,7 +21,7 @@ NUM_FIRST = 100
 _CHUNK = 256
 
 
-def replay(
+def foretold(
     observations: Sequence[Observation],
     candidates: Mapping[str, Candidate],
     embedder: Embedder,
@@ -28,15 +29,14 @@ def replay(
     general: GeneralLength | None = None,
     num_first: int = NUM_FIRST,
     name: str = "",
-) -> dict[str, list[Outcome]]:
-    """Each candidate's outcomes, but for the first num_first observations.
+) -> Iterator[tuple[list[Observation], dict[str, LengthDistribution]]]:
+    """The answers to each prompt, but for the first num_first, and what each candidate has said of
+    them.
 
-    Answers to one prompt that follow one another are predicted before any of them is revealed. A
-    cut answer is revealed and not judged, as nobody knows how long it was to be. general: what is
-    known beside the history; it must not have been fitted to these answers.
+    Answers to one prompt that follow one another are predicted before any of them is revealed.
+    general: what is known beside the history; it must not have been fitted to these answers.
     """
     history = History.of_encoder(embedder.encoder, _CAPACITY, general)
-    outcomes: dict[str, list[Outcome]] = {candidate: [] for candidate in candidates}
     num_revealed = 0
     with tqdm(total=len(observations), desc=name, unit="answer", mininterval=1) as progress:
         groups = by_prompt(observations)
@@ -46,22 +46,37 @@ def replay(
             for answers, vector in zip(chunk, vectors, strict=True):
                 if num_revealed >= num_first:
                     history.fit()
-                    for candidate, predict in candidates.items():
-                        said = predict(history, vector)
-                        assert said is not None  # the history is not empty
-                        outcomes[candidate] += [
-                            Outcome(
-                                answer.prompt,
-                                length := answer.output_tokens,
-                                said.mean(),
-                                said.crps(length),
-                                said.has_within(length, 0.8),
-                            )
-                            for answer in answers
-                            if not answer.censored
-                        ]
+                    said = {c: predict(history, vector) for c, predict in candidates.items()}
+                    # None: the history is empty, and nothing is known beside it.
+                    yield answers, {c: found for c, found in said.items() if found is not None}
                 for answer in answers:
                     history.add(vector, answer.output_tokens, answer.censored, "history")
                 num_revealed += len(answers)
                 progress.update(len(answers))
+
+
+def replay(
+    observations: Sequence[Observation],
+    candidates: Mapping[str, Candidate],
+    embedder: Embedder,
+    *,
+    general: GeneralLength | None = None,
+    name: str = "",
+) -> dict[str, list[Outcome]]:
+    """Each candidate's outcomes; see foretold. A cut answer is revealed and not judged, as nobody
+    knows how long it was to be."""
+    outcomes: dict[str, list[Outcome]] = {candidate: [] for candidate in candidates}
+    for answers, said in foretold(observations, candidates, embedder, general=general, name=name):
+        for candidate, found in said.items():
+            outcomes[candidate] += [
+                Outcome(
+                    answer.prompt,
+                    length := answer.output_tokens,
+                    found.mean(),
+                    found.crps(length),
+                    found.has_within(length, 0.8),
+                )
+                for answer in answers
+                if not answer.censored
+            ]
     return outcomes

@@ -2,28 +2,32 @@
 
 Takes the states that bench.real_model.answers --states kept, adds what the product's predictor said
 of each answer before it began, and trains as `sage-sched train-probe` does, which
-compares all layers. Appends a record to bench/records/real_model.jsonl with --record.
+compares all layers. With --record bench/records/real_model.jsonl gets a line for each recipe: what
+was tried, its figures, and where it comes from.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.engines.server import facts
+from bench.experiment.records import FOLDER
+from bench.predictor.candidates import CANDIDATES, DEFAULT
+from bench.predictor.replay import foretold
 from bench.real_model.answers import CAP, SESSION, Answered, answers_folder, read_answers
-from bench.real_model.fetch import fetch
-from bench.real_model.records import append
+from bench.real_model.fetch import MODEL_NAME, fetch
 from bench.workloads.prompts import stable_hash
+from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
-from predictor_store.predict.history import History
-from predictor_store.predict.predictor import predict
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.probe.command import table
 from predictor_store.probe.fingerprint import fingerprint
@@ -37,19 +41,17 @@ _LOSS = re.compile(r"layer (\d+), epoch \d+ of \d+: held-out loss ([\d.]+) nats"
 
 def told(answers: Sequence[Answered]) -> list[LengthDistribution]:
     """What the predictor says of each, in order of time, having seen those before it."""
-    embedder = Embedder(DEFAULT_ENCODER)
-    general = GeneralLength.shipped(DEFAULT_ENCODER)
-    history = History.of_encoder(embedder.encoder, 10_000, general)
-    found = []
-    for answer, vector in zip(
-        answers, embedder.embed([each.prompt for each in answers]), strict=True
-    ):
-        history.fit()
-        said = predict(history, vector)
-        assert said is not None  # something is known in general
-        found.append(said.capped(CAP))
-        history.add(vector, answer.output_tokens, answer.is_cut, "history")
-    return found
+    return [
+        said[DEFAULT].capped(CAP)
+        for group, said in foretold(
+            [Observation(a.prompt, a.output_tokens, censored=a.is_cut) for a in answers],
+            {DEFAULT: CANDIDATES[DEFAULT]},
+            Embedder(DEFAULT_ENCODER),
+            general=GeneralLength.shipped(DEFAULT_ENCODER),
+            num_first=0,
+        )
+        for _ in group
+    ]
 
 
 def complete(folder: Path, answers: Sequence[Answered]) -> None:
@@ -108,6 +110,18 @@ def trained(recording: Recording, recipe: str) -> dict[str, Any]:
     }
 
 
+def record(reports: Sequence[Mapping[str, Any]]) -> None:
+    """Add them to the records, each with where it comes from."""
+    about = {
+        "command": "python -m bench.real_model.trail --record",
+        "commit": facts.commit(),
+        "model": MODEL_NAME,
+        "host": f"{os.cpu_count()} CPU cores, load {os.getloadavg()[2]:.1f}",
+    }
+    with (FOLDER / "real_model.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps({**report, **about}) + "\n" for report in reports)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Probes on a real model's hidden states.")
     parser.add_argument("--record", action="store_true", help="append to bench/records")
@@ -118,7 +132,7 @@ def main() -> int:
     recording = Recording.read(folder)
     reports = [trained(recording, recipe) for recipe in ("log", "trail")]
     if args.record:
-        append(reports, "python -m bench.real_model.trail --record")
+        record(reports)
     return 0
 
 
