@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from bench.policies import variants
 from bench.policies.fastserve import FastServe
-from bench.policies.flow import Flow
 from bench.policies.ltr import Ltr
 from bench.policies.ssjf import Ssjf
-from bench.policies.trail import Trail
-from bench.policies.trail_prompt import TrailPrompt
+from bench.policies.trail import Trail, TrailPrompt
 from bench.policies.uniboost import UniBoost
 from sage_sched.policy import Policy
 
 POLICIES: dict[str, type[Policy]] = {
     "fastserve": FastServe,
-    "flow": Flow,
     "ltr": Ltr,
     "sage-mean": variants.SageMean,
     "sage-output": variants.SageOutput,

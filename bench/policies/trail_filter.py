@@ -38,12 +38,6 @@ def filtered(q: Floats, p: Floats, width_tokens: float, num_tokens: int = 1) -> 
     return _normalized(moved_down(q, width_tokens, num_tokens) * p)
 
 
-def mean_left_tokens(q: Floats, width_tokens: float) -> Floats:
-    """L_t = sum of q_i m_i, with m_i the middle of bin i; shape (...)."""
-    left: Floats = q @ (width_tokens * (np.arange(q.shape[-1]) + 0.5))
-    return left
-
-
 def _normalized(q: Floats) -> Floats:
     q = np.maximum(q, _LEAST)
     normalized: Floats = q / q.sum(axis=-1, keepdims=True)

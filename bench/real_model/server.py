@@ -5,76 +5,49 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import requests
-import yaml
 
-from bench.engines.rival import Rival
-from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
+from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, PolicyServers
 from bench.engines.server.server import Server, ServerError
 from bench.real_model.fetch import FetchError, fetch
-from sage_sched.registry import policy_names
+from sage_sched.config import SageConfig
 
 QUESTION = "What is the capital of France? Answer in one sentence."
-_FLAGS = (
-    *CPU_ENGINE_FLAGS, "--max-total-tokens", "16384", "--max-running-requests", "16",
-    "--log-level-http", "warning",
-)  # fmt: skip
 
 
-def serve(
-    policy: str,
-    folder: Path,
-    flags: Sequence[str] = (),
-    settings: Mapping[str, dict[str, Any]] | None = None,
-) -> Server:
-    """A server that is not started yet, the model fetched first. Raises FetchError.
-
-    policy: see Rival. folder: for its log and its store, so that no other server's is taken.
-    flags: SGLang's; the last of equal ones counts. settings: of --sage-config, by section.
-    """
+def serve(policy: str, folder: Path) -> Server:
+    """A server of this policy that is not started yet, the model fetched first. folder: for all
+    that is written. Raises FetchError."""
     model = fetch()
-    rival = Rival.parse(policy)
-    chosen = [*rival.flags, "--chat-template", str(model / "chat_template.jinja"), *_FLAGS, *flags]
-    if policy in policy_names():
-        sections = {"store": {"path": str(folder / "store")}} | dict(settings or {})
-        folder.mkdir(parents=True, exist_ok=True)
-        config = folder / f"{policy}.yaml"
-        config.write_text(yaml.safe_dump(sections), encoding="utf-8")
-        chosen += ["--sage-config", str(config)]
-    return Server(
-        model,
-        chosen,
-        log=folder / f"{policy}.log",
-        env={**CPU_ENV, **rival.env},
-    )
+    flags = (
+        *CPU_ENGINE_FLAGS, "--max-total-tokens", "16384", "--max-running-requests", "16",
+        "--stream-interval", "1", "--chat-template", str(model / "chat_template.jinja"),
+    )  # fmt: skip
+    servers = PolicyServers(model=model, folder=folder, flags=flags, env=CPU_ENV, sage=SageConfig())
+    return servers.server(policy, policy)
 
 
-def chat(url: str, prompt: str, **body: Any) -> dict[str, Any]:
-    """/v1/chat/completions with one user turn; the response. Raises requests.RequestException."""
-    messages = [{"role": "user", "content": prompt}]
-    asked = {"model": "default", "messages": messages, **body}
-    answer = requests.post(f"{url}/v1/chat/completions", json=asked, timeout=1800)
+def ask(url: str, question: str) -> dict[str, Any]:
+    """What /v1/chat/completions answers. Raises requests.RequestException."""
+    turns = [{"role": "user", "content": question}]
+    body = {"model": "default", "messages": turns, "temperature": 0, "max_tokens": 512}
+    answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=1800)
     answer.raise_for_status()
     found: dict[str, Any] = answer.json()
     return found
 
 
-def _started(folder: Path) -> Server:
-    server = serve("sage", folder)
-    print("Starting SGLang with --schedule-policy sage (half a minute) ...", flush=True)
-    return server
-
-
 def main() -> int:
     question = " ".join(sys.argv[1:]) or QUESTION
     try:
-        with tempfile.TemporaryDirectory() as folder, _started(Path(folder)) as server:
+        fetch()
+        print("Starting SGLang with --schedule-policy sage (half a minute) ...", flush=True)
+        with tempfile.TemporaryDirectory() as folder, serve("sage", Path(folder)) as server:
             began = time.monotonic()
-            answer = chat(server.url, question, temperature=0, max_tokens=512)
+            answer = ask(server.url, question)
             took_s = time.monotonic() - began
     except (FetchError, ServerError, requests.RequestException) as error:
         print(f"server: {error}", file=sys.stderr)

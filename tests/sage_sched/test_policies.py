@@ -58,7 +58,7 @@ def ranking(name: str, *jobs: Job, **parameters: float) -> Policy:
     return policy
 
 
-NEEDS_NONE = {"fastserve", "fcfs-fill", "flow", "uniboost"}
+NEEDS_NONE = {"fastserve", "fcfs-fill", "uniboost"}
 NEEDS_LENGTHS = sorted(set(policy_names()) - NEEDS_NONE)
 
 

@@ -14,7 +14,8 @@ from bench.engines.clock.device import Device
 from bench.engines.server.client import Answer, as_seen, body_of, drive, problem_of
 from bench.engines.server.kept_server import KeptServer
 from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV, CPU_MODEL, PolicyServers
+from bench.engines.server.options import servers_in
+from bench.engines.server.policy_server import CPU_MODEL, PolicyServers
 from bench.engines.server.server import ServerError
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Served, alone_s
@@ -82,18 +83,14 @@ class SessionServers:
         engine = self._load.engine_of(arm)
         slo = asdict(self._source.slo())
         sage = SageConfig.parse({**arm.settings, "slo": slo, "hints": {"trust": "body"}})
-        servers = PolicyServers(
-            model=write_model(
-                self._folder / "model",
-                **CPU_MODEL,
-                vocab_size=_VOCABULARY,
-                context_length=engine.kv_pool_tokens,
-            ),
-            folder=self._folder,
-            flags=(*CPU_ENGINE_FLAGS, *_STREAM_FLAGS),
-            env=CPU_ENV,
-            sage=sage,
-            device=Device(self._load.preset, self._speed, engine),
+        shape = {**CPU_MODEL, "vocab_size": _VOCABULARY, "context_length": engine.kv_pool_tokens}
+        servers = servers_in(
+            self._folder,
+            sage,
+            Device(self._load.preset, self._speed, engine),
+            model=write_model(self._folder / "model", **shape),
+            flags=_STREAM_FLAGS,
+            env={},
         )
         lengths = self._source.all_answers().lengths.tolist()
         servers.warm([Observation(f"step {i}", n) for i, n in enumerate(lengths)])

@@ -83,7 +83,7 @@ def compare_policies(settings: Settings) -> Iterator[dict[str, Any]]:
     servers.folder.mkdir(parents=True, exist_ok=True)
     if runs_file.exists():
         runs_file.replace(servers.folder / "runs.previous.jsonl")
-    if any(map(_predicts, settings.policies)):
+    if not {*settings.policies}.isdisjoint(policy_names()):
         tqdm.write("filling the predictor's history")
         servers.warm(settings.workload.observations())
     with closing(KeptServer(servers)) as kept:
@@ -102,10 +102,6 @@ def compare_policies(settings: Settings) -> Iterator[dict[str, Any]]:
                 tqdm.write(_line(run))
                 progress.update()
                 yield run
-
-
-def _predicts(policy: str) -> bool:
-    return policy in policy_names()
 
 
 def _plan(settings: Settings) -> Iterator[tuple[str, str, int]]:
@@ -217,15 +213,10 @@ def _requests(
 
 
 def _warm_up(url: str, settings: Settings) -> None:
-    """For what a server does only once."""
-    shortest = _warming(settings)
-    _drive(url, settings, shortest, [0.0] * len(shortest), "warming up")
-
-
-def _warming(settings: Settings) -> list[WorkloadRequest]:
-    """A few short requests of the history."""
+    """For what a server does only once: a few short requests of the history."""
     drawn = sample(settings.workload.history, 24, seed=0)
-    return sorted(drawn, key=lambda request: request.output_tokens)[:8]
+    shortest = sorted(drawn, key=lambda request: request.output_tokens)[:8]
+    _drive(url, settings, shortest, [0.0] * len(shortest), "warming up")
 
 
 def _measure_baseline(settings: Settings, kept: KeptServer) -> Baseline:

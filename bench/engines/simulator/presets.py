@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.engines.simulator.radix_tree import HostTier
 from sage_sched.config import StepTimeConfig
+from sage_sched.fields import require
 from sage_sched.steps import ServerFacts, StepTime
 
 # Of a GPU's memory, what weights and KV share; SGLang picks 0.85 to 0.9 (mem_fraction_static).
@@ -57,23 +58,15 @@ class Engine:
     slice_overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kv_pool_tokens % self.page_size or self.chunked_prefill_size % self.page_size:
-            raise ValueError("kv_pool_tokens and chunked_prefill_size must be multiples of a page")
-        if not self.schedule_conservativeness >= 0 or self.clip_max_new_tokens < 1:
-            raise ValueError(
-                f"schedule_conservativeness is {self.schedule_conservativeness} (allowed: 0 or "
-                f"more), clip_max_new_tokens {self.clip_max_new_tokens} (allowed: at least 1)"
-            )
-        if not self.hicache_ratio >= 0 or self.hicache_write_policy not in WRITE_POLICIES:
-            raise ValueError(
-                f"hicache_ratio is {self.hicache_ratio} (allowed: 0 or more), hicache_write_policy "
-                f"{self.hicache_write_policy!r} (allowed: {', '.join(WRITE_POLICIES)})"
-            )
-        if self.slices < 1 or not self.slice_overhead_s >= 0:
-            raise ValueError(
-                f"slices is {self.slices} (allowed: at least 1), slice_overhead_s "
-                f"{self.slice_overhead_s} (allowed: 0 or more)"
-            )
+        for name in ("kv_pool_tokens", "chunked_prefill_size"):
+            allowed = f"a multiple of page_size, {self.page_size}"
+            require(getattr(self, name) % self.page_size == 0, name, getattr(self, name), allowed)
+        for name in ("schedule_conservativeness", "hicache_ratio", "slice_overhead_s"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("clip_max_new_tokens", "slices"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        policy, allowed = self.hicache_write_policy, ", ".join(WRITE_POLICIES)
+        require(policy in WRITE_POLICIES, "hicache_write_policy", policy, allowed)
 
     @property
     def host_tier(self) -> HostTier | None:

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bench.policies.trail_filter import (
-    TrailFilter,
-    filtered,
-    mean_left_tokens,
-    moved_down,
-)
+from bench.policies.trail_filter import TrailFilter, filtered, moved_down
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.probe import Posterior, Reading, Refiner, is_due
@@ -184,6 +179,11 @@ def test_a_reading_that_makes_no_sense_is_refused(change: dict[str, object]) -> 
     fields: dict[str, object] = {"edges": EDGES, "band_ages": BANDS, "log_base": BASE}
     with pytest.raises(ValueError, match=next(iter(change))):
         Reading(**{**fields, **change})  # type: ignore[arg-type]
+
+
+def mean_left_tokens(q: NDArray[np.float64], width_tokens: float) -> float:
+    """L_t = sum of q_i m_i, with m_i the middle of bin i."""
+    return float(q @ (width_tokens * (np.arange(len(q)) + 0.5)))
 
 
 def test_trails_filter_moves_probability_down_and_keeps_evidence() -> None:

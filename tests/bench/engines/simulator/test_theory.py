@@ -16,9 +16,9 @@ from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
-from bench.policies import trail_prompt
+from bench.policies import trail
 from bench.policies.srpt_oracle import SrptOracleParameters
-from bench.policies.trail_prompt import TrailPromptParameters
+from bench.policies.trail import TrailPromptParameters
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.index import Indices
@@ -58,7 +58,7 @@ def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for refreshed, name, tokens in (
         (Policy, "refresh_interval_tokens", 10),
         (Indices, "interval_tokens", 10),
-        (trail_prompt, "REFRESH_INTERVAL_TOKENS", 10),
+        (trail, "REFRESH_INTERVAL_TOKENS", 10),
     ):
         monkeypatch.setattr(refreshed, name, tokens)
 
