@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
@@ -35,7 +36,7 @@ class Hook:
     parameters: tuple[str, ...]
 
     def check(self) -> None:
-        """Raises UnsupportedServerError unless the target exists and has the parameters."""
+        """See check_target."""
         check_target("hook", self.target, self.parameters)
 
     def apply(self) -> None:
@@ -67,6 +68,16 @@ class Hooks(list[Hook]):
 
         return add
 
+    def check(self) -> None:
+        """Raises UnsupportedServerError for the first that does not fit."""
+        for hook in self:
+            hook.check()
+
+    def apply(self) -> None:
+        """Hook all, or raise UnsupportedServerError for the first that does not fit."""
+        for hook in self:
+            hook.apply()
+
 
 def check_target(use: str, target: str, parameters: Iterable[str]) -> None:
     """Raises UnsupportedServerError unless this function or method of SGLang exists and has these
@@ -85,9 +96,7 @@ def check_target(use: str, target: str, parameters: Iterable[str]) -> None:
 def _missing(where: str) -> ModuleNotFoundError | None:
     """The missing package that keeps a module of SGLang from being imported. resolve_name would
     only say that the module is not there."""
-    parts = where.split(".")
-    for number in range(1, len(parts) + 1):
-        module = ".".join(parts[:number])
+    for module in accumulate(where.split("."), "{}.{}".format):
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -102,22 +111,10 @@ def _misfit(use: str, target: str, what: str) -> UnsupportedServerError:
     )
 
 
-def check_all(hooks: Iterable[Hook]) -> None:
-    """Raises UnsupportedServerError for the first hook that does not fit."""
-    for hook in hooks:
-        hook.check()
-
-
 def check_calls() -> None:
     """Raises UnsupportedServerError for the first function that we call and that does not fit."""
     for target, parameters in CALLS:
         check_target("function", target, parameters)
-
-
-def apply_all(hooks: Iterable[Hook]) -> None:
-    """Hook all hooks, or raise UnsupportedServerError for the first that does not fit."""
-    for hook in hooks:
-        hook.apply()
 
 
 _failed: set[str] = set()

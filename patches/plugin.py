@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import nullcontext
 from typing import Any
 
 from patches import refusals
 from patches.compat import UnsupportedServerError, check_release, passing_for_fcfs
-from patches.hook import AFTER, AROUND, BEFORE, Hook, Hooks, apply_all, check_all, check_calls
+from patches.hook import AFTER, AROUND, BEFORE, Hook, Hooks, check_calls
 from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names
@@ -32,27 +32,32 @@ def register() -> None:
     SGLang itself refuses it.
     """
     # Hooking imports the target's module, which only the process that runs it should do.
-    hooks = first_hooks(
-        of_scheduler=_SCHEDULER_MODULE in sys.modules,
-        of_controller=_CONTROLLER_MODULE in sys.modules,
-    )
-    apply_all(hooks)
+    first_hooks(sys.modules).apply()
 
 
-def first_hooks(*, of_scheduler: bool, of_controller: bool) -> list[Hook]:
-    """The hooks that are placed before a policy is known: in the process of a scheduler, of a
-    data-parallel controller, or in others."""
-    hooks = [*_main_hooks]
-    if of_scheduler:
+def first_hooks(modules: Container[str]) -> Hooks:
+    """The hooks that are placed before a policy is known, in a process that has imported these
+    modules: that of a scheduler, of a data-parallel controller, or another."""
+    hooks = Hooks(_main_hooks)
+    if _SCHEDULER_MODULE in modules:
         target = f"{_SCHEDULER_MODULE}.Scheduler.__init__"
         hooks.append(Hook(target, BEFORE, _activate_scheduler, ("server_args",)))
-    if of_controller:
+    if _CONTROLLER_MODULE in modules:
         target = f"{_CONTROLLER_MODULE}.DataParallelController.__init__"
         hooks.append(Hook(target, BEFORE, _activate_controller, ("server_args",)))
     return hooks
 
 
 _main_hooks = Hooks()
+# Each names a file.
+_FLAGS = {
+    "--sage-config": "TOML or YAML file with the settings of sage-sched (default: the defaults, or "
+    "the file that the environment variable SAGE_CONFIG names).",
+    "--sage-trace": "where to write what happens to each request and why, as JSON lines (default: "
+    "the file that the environment variable SAGE_TRACE names, or nowhere).",
+    "--sage-shadow": "Under one of SGLang's own policies: predict, write down what was predicted "
+    "and what came, and change nothing. `sage-sched whatif` reads the file; it holds no prompts.",
+}
 
 
 def _is_ours(server_args: Any) -> bool:
@@ -74,24 +79,8 @@ def _add_flags(result: None, parser: Any) -> None:
         "takes sage unless one is named. What each does is in docs/policies.md, the settings in "
         "docs/settings.md.",
     )
-    group.add_argument(
-        "--sage-config",
-        metavar="FILE",
-        help="TOML or YAML file with the settings of sage-sched (default: the defaults, or the "
-        "file that the environment variable SAGE_CONFIG names).",
-    )
-    group.add_argument(
-        "--sage-trace",
-        metavar="FILE",
-        help="where to write what happens to each request and why, as JSON lines (default: the "
-        "file that the environment variable SAGE_TRACE names, or nowhere).",
-    )
-    group.add_argument(
-        "--sage-shadow",
-        metavar="FILE",
-        help="Under one of SGLang's own policies: predict, write down what was predicted and what "
-        "came, and change nothing. `sage-sched whatif` reads the file; it holds no prompts.",
-    )
+    for flag, what in _FLAGS.items():
+        group.add_argument(flag, metavar="FILE", help=what)
 
 
 @_main_hooks.at(f"{_ARGS}.from_cli_args", AFTER, "args")
@@ -125,9 +114,7 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
 
     check_release()
     refusals.refuse_unsupported(server_args)
-    # These are no fields of the record, so they may be set, and they travel to every process.
-    config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
-    server_args._sage_config = config
+    config = _read_settings(server_args, config_path)
     server_args._sage_trace = trace_path or os.environ.get("SAGE_TRACE") or None
     if server_args._sage_trace is not None:
         refusals.refuse_place("--sage-trace", server_args._sage_trace)
@@ -145,15 +132,24 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
     check_release()
     refusals.refuse_shadow(server_args)
     refusals.refuse_place("--sage-shadow", file)
-    server_args._sage_config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
+    _read_settings(server_args, config_path)
     server_args._sage_shadow = os.path.abspath(file)
 
 
-def _refuse_store(config: SageConfig) -> None:
+def _read_settings(server_args: Any, config_path: str | None) -> SageConfig:
+    # What is set here is no field of the record. It travels to every process.
+    config = read_config(config_path or os.environ.get("SAGE_CONFIG"))
+    server_args._sage_config = config
+    return config
+
+
+def _refuse_store(server_args: Any) -> None:
     """Before the model is loaded: end the process with one line if another server has the store."""
     from predictor_store.store.store import refuse_in_use
 
-    if not config.predictor.service:
+    config: SageConfig = server_args._sage_config
+    # A prefill server keeps no history.
+    if not config.predictor.service and server_args.disaggregation_mode != "prefill":
         _in_one_line(lambda: refuse_in_use(config.store))
 
 
@@ -166,28 +162,26 @@ def _around_check(original: Callable[[Any], None], server_args: Any) -> None:
 
 def _activate_main(server_args: Any) -> None:
     """Before SGLang starts its processes: hook this one, and check the hooks of the others."""
-    is_shadowed = _is_shadowed(server_args)
-    if not is_shadowed and not _is_ours(server_args):
+    if not _is_shadowed(server_args) and not _is_ours(server_args):
         return
     if hasattr(server_args, "_sage_config"):
-        if server_args.disaggregation_mode != "prefill":  # else it keeps no history
-            _refuse_store(server_args._sage_config)
+        _refuse_store(server_args)
     else:  # the Engine API has no command line; the worker will say what is wrong with a store
         _prepare(server_args, None, None)
-    check_all(_scheduler_hooks(server_args))
-    if is_shadowed:
+    _scheduler_hooks(server_args).check()
+    if _is_shadowed(server_args):
         from patches.ops.shadow import shadow_http_hooks
 
-        apply_all(shadow_http_hooks)
+        shadow_http_hooks.apply()
         return
     from patches.http.hooks import http_hooks, router_hooks, serve_our_app
 
-    check_all(_controller_hooks(server_args))
+    _controller_hooks(server_args).check()
     check_calls()
-    apply_all(http_hooks)
+    http_hooks.apply()
     if server_args.tokenizer_worker_num > 1:
         serve_our_app()
-        apply_all(router_hooks)
+        router_hooks.apply()
 
 
 def _scheduler_hooks(server_args: Any) -> Hooks:
@@ -212,11 +206,11 @@ def _controller_hooks(server_args: Any) -> Hooks:
 
 
 def _activate_scheduler(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
-    apply_all(_scheduler_hooks(server_args))
+    _scheduler_hooks(server_args).apply()
 
 
 def _activate_controller(self: Any, server_args: Any, *args: Any, **kw: Any) -> None:
     if _is_ours(server_args):
         # It passes on messages that it does not know, if it can decode them.
         importlib.import_module("patches.messages")
-        apply_all(_controller_hooks(server_args))
+        _controller_hooks(server_args).apply()

@@ -146,8 +146,8 @@ MUTATIONS = (
     Mutation(
         "a store in use is known once the model is loaded",
         "patches/plugin.py",
-        "            _refuse_store(",
-        "            id(",
+        "        _refuse_store(server_args)\n",
+        "        pass\n",
         f"{_PLUGIN}::test_a_store_in_use_is_said_in_one_line",
     ),
     Mutation(
@@ -776,9 +776,8 @@ MUTATIONS = (
     Mutation(
         "one that finds no room loses its copy",
         "patches/scheduler/kv_copy.py",
-        "    if not _given_room(scheduler, req, num_tokens):\n        return Return.NO_ROOM\n",
-        "    if not _given_room(scheduler, req, num_tokens):\n"
-        "        drop(scheduler, req)\n        return Return.LOST\n",
+        "    if not _given_room(scheduler, req, num_tokens):\n",
+        "    if not _given_room(scheduler, req, num_tokens):\n        drop(scheduler, req)\n",
         f"{_FAILURES}::test_one_that_finds_no_room_keeps_its_copy_and_tries_again",
     ),
     Mutation(

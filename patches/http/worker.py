@@ -8,10 +8,9 @@ from __future__ import annotations
 from sglang.srt.entrypoints.http_server import app
 
 from patches.compat import check_release
-from patches.hook import apply_all
 from patches.http.hooks import http_hooks
 
 __all__ = ["app"]
 
 check_release()
-apply_all(http_hooks)
+http_hooks.apply()

@@ -21,17 +21,18 @@ from sage_sched.config import SageConfig
 
 # It places hooks when it is imported.
 _NOT_IMPORTED = ("patches.http.worker",)
-_CONFIG = SageConfig()
+_MANAGERS = "sglang.srt.managers"
+_MODES = ("null", "prefill", "decode")
 # In the order of a server's start. Hooks are a list, or made by a function with these arguments.
-_HOOKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("patches.plugin", "first_hooks", {"of_scheduler": True, "of_controller": True}),
-    *(
-        ("patches.scheduler.hooks", "scheduler_hooks", {"config": _CONFIG, "mode": mode})
-        for mode in ("null", "prefill", "decode")
+_HOOKS: tuple[tuple[Any, ...], ...] = (
+    (
+        "patches.plugin:first_hooks",
+        (f"{_MANAGERS}.scheduler", f"{_MANAGERS}.data_parallel_controller"),
     ),
-    ("patches.http.replica_watch", "controller_hooks", {}),
-    ("patches.http.hooks", "http_hooks", {}),
-    ("patches.http.hooks", "router_hooks", {}),
+    *(("patches.scheduler.hooks:scheduler_hooks", SageConfig(), mode) for mode in _MODES),
+    ("patches.http.replica_watch:controller_hooks",),
+    ("patches.http.hooks:http_hooks",),
+    ("patches.http.hooks:router_hooks",),
 )
 
 
@@ -58,9 +59,9 @@ def targets() -> list[str]:
     return [*dict.fromkeys(hook.target for place in _HOOKS for hook in _made(*place))]
 
 
-def _made(module: str, name: str, arguments: dict[str, Any]) -> Iterable[Any]:
-    hooks: Any = getattr(import_module(module), name)
-    return [*(hooks(**arguments) if arguments else hooks)]
+def _made(place: str, *arguments: Any) -> Iterable[Any]:
+    hooks: Any = pkgutil.resolve_name(place)
+    return [*(hooks(*arguments) if arguments else hooks)]
 
 
 def _checks() -> Iterator[Callable[[], None]]:
@@ -70,10 +71,8 @@ def _checks() -> Iterator[Callable[[], None]]:
 
         for place in _HOOKS:
             with contextlib.suppress(ImportError):
-                for hook in _made(*place):
-                    yield hook.check
-        for target, parameters in CALLS:
-            yield partial(check_target, "function", target, parameters)
+                yield from (hook.check for hook in _made(*place))
+        yield from (partial(check_target, "function", *call) for call in CALLS)
 
 
 def main() -> int:

@@ -57,7 +57,8 @@ class _DecodePass(Pass):
     def bring_back(self, requests: Sequence[Req]) -> list[Req]:
         assert self._preemption is not None
         self._prealloc.retracted_queue = [*requests]
-        back = self._preemption.restored(self._prealloc.resume_retracted_reqs)
+        with self._preemption.restoring() as back:
+            back += self._prealloc.resume_retracted_reqs()
         self._scheduler.waiting_queue.extend(back)
         left: list[Req] = self._prealloc.retracted_queue
         return left

@@ -58,12 +58,11 @@ class Pass:
 
     @property
     def num_arrivals_planned(self) -> int:
-        return -1 if self._preemption is None else self._preemption.num_arrivals_planned
+        return self._state.num_arrivals_planned
 
     @num_arrivals_planned.setter
     def num_arrivals_planned(self, num_arrivals: int) -> None:
-        if self._preemption is not None:
-            self._preemption.num_arrivals_planned = num_arrivals
+        self._state.num_arrivals_planned = num_arrivals
 
     @property
     def is_full(self) -> bool:

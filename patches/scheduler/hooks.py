@@ -83,7 +83,7 @@ def _setup(hooks: Hooks, process: _Process) -> None:
     @hooks.at(f"{_SCHEDULER}.init_schedule_policy", AFTER)
     def after_init_policy(result: None, self: Scheduler) -> None:
         refuse_model(self.model_config)
-        process.state = self.sage = SchedulerState(self, process.config)
+        process.state = SchedulerState(self, process.config)
 
     @hooks.at(f"{_SCHEDULER}.init_request_dispatcher", AFTER)
     def after_init_dispatcher(result: None, self: Scheduler) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -152,21 +151,11 @@ def drop(scheduler: Scheduler, req: Req) -> None:
     discard_kv_cache_backup(req, scheduler.tree_cache, _backend(scheduler))
 
 
-class Return(Enum):
-    """What became of a request that was to come back."""
-
-    BACK = auto()
-    # The copy could not be written back on some rank. It is gone; the request is computed again.
-    LOST = auto()
-    # There is no room on the device. The copy is kept.
-    NO_ROOM = auto()
-
-
 def swap_in(
     scheduler: Scheduler, reqs: Sequence[Req], running: Sequence[Req]
-) -> tuple[Batch | None, list[Return]]:
+) -> tuple[Batch | None, list[Req]]:
     """Bring requests back: the batch to merge into the running one (None if it would be empty), and
-    what became of each. After the first that finds no room, nobody else is brought back.
+    those that have to wait on. After the first that finds no room, nobody else is brought back.
 
     running: beside whom they decode. No request may have been swapped out since the last step was
     launched: a result that is still in flight would count as its own.
@@ -174,24 +163,20 @@ def swap_in(
     if scheduler.enable_overlap and scheduler.device != "cpu":
         # A pass in flight may still write to slots that have been freed.
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
-    outcomes: list[Return] = []
     back: list[Req] = []
+    left: list[Req] = []
     for req in reqs:
-        if Return.NO_ROOM in outcomes or not _has_adapter(scheduler, req, [*running, *back]):
-            outcomes.append(Return.NO_ROOM)
-        else:
-            outcomes.append(_restored(scheduler, req))
-        if outcomes[-1] is Return.BACK:
-            back.append(req)
+        has_room = not swapped(left) and _has_adapter(scheduler, req, [*running, *back])
+        (back if has_room and _restored(scheduler, req) else left).append(req)
     if not back:
-        return None, outcomes
+        return None, left
     counting = [req for req in back if counts_tokens(req)]
     plain = [req for req in back if req not in counting]
     groups = (plain, *([req] for req in counting))
     first, *others = [_prebuilt(scheduler, group) for group in groups if group]
     for batch in others:
         first.merge_batch(batch)
-    return first, outcomes
+    return first, left
 
 
 def counts_tokens(req: Req) -> bool:
@@ -251,11 +236,13 @@ def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
     return batch
 
 
-def _restored(scheduler: Scheduler, req: Req) -> Return:
+def _restored(scheduler: Scheduler, req: Req) -> bool:
+    """Whether a request is back on the device. It keeps its copy if there is no room there. It
+    loses it, and will be computed again, if it cannot be written back on some rank."""
     num_tokens = req.seqlen - 1  # the newest token has no KV yet
     # All ranks have room or none has: their pools are alike.
     if not _given_room(scheduler, req, num_tokens):
-        return Return.NO_ROOM
+        return False
     pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
     req.kv.kv_committed_len = num_tokens
     req.full_untruncated_fill_ids = req.origin_input_ids + req.output_ids
@@ -270,9 +257,9 @@ def _restored(scheduler: Scheduler, req: Req) -> Return:
         release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
         req.reset_for_retract()
         drop(scheduler, req)
-        return Return.LOST
+        return False
     req.time_stats.set_forward_entry_time()
-    return Return.BACK
+    return True
 
 
 def _has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:

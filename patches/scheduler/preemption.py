@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,6 @@ from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import kv_copy, queues
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.host_memory import pool_bytes
-from patches.scheduler.kv_copy import Return
 from patches.scheduler.survival import why_it_stays, why_none_yields
 from patches.scheduler.swap_meter import SwapMeter
 from sage_sched.config import PreemptionConfig
@@ -49,13 +49,8 @@ def preemption_of(
 
 
 class Preemption:
-    """Preemption on one scheduler.
-
-    num_arrivals_planned: how many requests had come when the last plan was made; -1 if it could not
-        be carried out, so that another is due.
-    num_yields: how many requests left, by whether memory ran out (else they yielded to a waiting
-        request) and by way.
-    """
+    """Preemption on one scheduler. num_yields: how many requests left, by whether memory ran out
+    (else they yielded to a waiting request) and by way."""
 
     def __init__(
         self, scheduler: Scheduler, config: PreemptionConfig, calibration: Calibration
@@ -75,11 +70,10 @@ class Preemption:
         """From now on go by these settings. What is in host memory stays. If nobody may leave any
         more, those that have left come back."""
         self.config = config
-        pool_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
+        own_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
         shared_tokens = kv_copy.host_tier_tokens(self._scheduler)
-        own_tokens = pool_bytes // self._token_bytes
+        own_tokens = own_bytes // self._token_bytes
         self._host_pool_tokens = own_tokens if shared_tokens is None else shared_tokens
-        self.num_arrivals_planned = -1
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info. num_staying: requests that were chosen to yield but may not,
@@ -167,18 +161,12 @@ class Preemption:
         """Bring swapped requests back: the running batch with them in it, and those that have to
         wait on. Some of these are still swapped, as there is no room for them; the others lost
         their copies and will be computed again."""
-        batch: Batch | None = None
-        outcomes: list[Return] = []
-
-        def swap_in() -> list[Req]:
-            nonlocal batch, outcomes
-            batch, outcomes = kv_copy.swap_in(self._scheduler, reqs, running_batch.reqs)
-            return batch.reqs if batch is not None else []
-
-        self.restored(swap_in)
-        self._counts["num_recomputed"] += outcomes.count(Return.LOST)
-        self._counts["num_without_device_room"] += outcomes.count(Return.NO_ROOM)
-        left = [r for r, outcome in zip(reqs, outcomes, strict=True) if outcome is not Return.BACK]
+        with self.restoring() as back:
+            batch, left = kv_copy.swap_in(self._scheduler, reqs, running_batch.reqs)
+            back += batch.reqs if batch is not None else []
+        num_without_room = len(kv_copy.swapped(left))
+        self._counts["num_without_device_room"] += num_without_room
+        self._counts["num_recomputed"] += len(left) - num_without_room
         if batch is None:
             return running_batch, left
         if running_batch.is_empty():
@@ -186,16 +174,18 @@ class Preemption:
         running_batch.merge_batch(batch)
         return running_batch, left
 
-    def restored(self, restore: Callable[[], list[Req]]) -> list[Req]:
-        """Time and count what copies back, and returns, requests."""
+    @contextmanager
+    def restoring(self) -> Iterator[list[Req]]:
+        """Around copies back to the device, to time and count them: gives a list, to which the
+        caller adds the requests that are back."""
+        back: list[Req] = []
         with self._meter.timing() as move:
-            back = restore()
+            yield back
             move.num_tokens = sum(req.seqlen - 1 for req in back)
         self._counts["num_resumed"] += len(back)
         self._moved_tokens += move.num_tokens
         for req in back:
             req.sage.waits.ends()
-        return back
 
     def forget_copies(self) -> None:
         """Drop all copies: KV of old weights, or of a flushed cache, must not come back. The flush

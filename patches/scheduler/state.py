@@ -42,9 +42,15 @@ logger = logging.getLogger(__name__)
 
 
 class SchedulerState:
-    """`Scheduler.sage`. All ranks plan alike; their clocks are read for counters only."""
+    """`Scheduler.sage`. All ranks plan alike; their clocks are read for counters only.
+
+    preemption: None while no request may leave. last_preemption: may still hold copies then.
+    num_arrivals_planned: how many requests had come when the last plan was made; -1 if it could not
+        be carried out, so that another is due.
+    """
 
     def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:
+        scheduler.sage = self
         self.calibration = Calibration.of(scheduler, config)
         self.session_kv = SessionKv(scheduler)
         server = ServerFacts(
@@ -71,9 +77,9 @@ class SchedulerState:
         self.slo = SloMeter(self.metrics)
         self.gaps = GapMeter()
         self.probing = probing_of(scheduler, self.policy, config.probe)
-        # None while no request may leave. The last one stays: it may still hold copies.
         self.last_preemption = preemption_of(scheduler, self.settings, self.calibration)
         self.preemption = self.last_preemption
+        self.num_arrivals_planned = -1
         # During a pass.
         self.chunk_limit_tokens: int | None = None
         self.num_visible: int | None = None
@@ -124,6 +130,7 @@ class SchedulerState:
         """On all ranks, between the same two passes: from now on go by these settings and their
         policy. now_s: on the clock of the ticks."""
         self.settings, self.policy = settings, policy
+        self.num_arrivals_planned = -1
         self._num_switches += 1
         self._unplaced.clear()
         if self.trace is not None:
@@ -175,9 +182,10 @@ class SchedulerState:
             self.failures.count("plan a pass")
             plan = decide(view, self._first_come)
         if plan.order is not None:
-            num_steps, reserve_tokens = plan.headroom_steps, self._server.reserve_tokens
-            kept_tokens = plan.kept_tokens
-            self.headroom = Headroom(num_steps, view.page_size, reserve_tokens, kept_tokens)
+            reserve_tokens = self._server.reserve_tokens
+            self.headroom = Headroom(
+                plan.headroom_steps, view.page_size, reserve_tokens, plan.kept_tokens
+            )
         self._num_too_long += plan.num_too_long
         if self._unplaced and plan.order is not None and not plan.is_out_of_memory:
             self._place(view, plan.order)
@@ -220,21 +228,12 @@ class SchedulerState:
             was_aborted = isinstance(req.finished_reason, FINISH_ABORT)
             if self.trace is not None:
                 self.trace.ended(req, was_aborted)
-            if was_aborted:
-                continue  # its length tells nothing
-            if self.probing is not None:
+            if self.probing is not None and not was_aborted:  # else its length tells nothing
                 self.probing.ended(req)
 
     def view(self, running_batch: Batch) -> SchedulerView:
         """The facts of a pass."""
-        return view_of(
-            self._scheduler,
-            self.jobs,
-            running_batch,
-            self.server,
-            self.preemption,
-            self.session_kv,
-        )
+        return view_of(self._scheduler, running_batch)
 
     def hide_unplanned(self, visible: list[Req]) -> None:
         """Before SGLang goes through its queue: take out what joined it after the plan."""
@@ -247,9 +246,8 @@ class SchedulerState:
         SGLang's own order if the policy fails or is SGLang's."""
         if self.settings.is_stock:
             return list(default)
-        view = self.view(self._scheduler.running_batch)
         jobs = self.jobs.running(reqs)
-        view = replace(view, running=jobs)
+        view = replace(self.view(self._scheduler.running_batch), running=jobs)
         try:
             return retention_order(jobs, default, self.policy, view)
         except Exception:

@@ -12,21 +12,15 @@ from patches.scheduler import queues
 from patches.scheduler.jobs import Jobs
 from patches.scheduler.kv_copy import swapped
 from patches.scheduler.preemption import Preemption
-from patches.scheduler.session_kv import SessionKv
 from sage_sched.job import Job
-from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
 
-def view_of(
-    scheduler: Scheduler,
-    jobs: Jobs,
-    running_batch: Batch,
-    server: ServerFacts,
-    preemption: Preemption | None,
-    session_kv: SessionKv,
-) -> SchedulerView:
-    """What a pass may know. preemption: None if nobody leaves the device."""
+def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
+    """What a pass may know."""
+    state = scheduler.sage
+    jobs: Jobs = state.jobs
+    preemption: Preemption | None = state.preemption
     waiting, chunked = queues.waiting(scheduler), scheduler.chunked_req
     running = jobs.running([*running_batch.reqs, *queues.held(scheduler)])
     free_tokens = scheduler.token_to_kv_pool_allocator.available_size()
@@ -44,7 +38,7 @@ def view_of(
         now_s=jobs.now_s,
         served_tokens=jobs.served_tokens,
         num_arrivals=num_arrivals(scheduler, jobs),
-        num_arrivals_planned=-1 if preemption is None else preemption.num_arrivals_planned,
+        num_arrivals_planned=state.num_arrivals_planned,
         waiting=[req.sage.job for req in waiting],
         # In one order on all ranks, whose sets would differ.
         swapped=dict.fromkeys(req.sage.job for req in in_host_memory),
@@ -59,13 +53,13 @@ def view_of(
         page_size=scheduler.page_size,
         step_tokens=_step_tokens(scheduler, running_batch),
         pass_tokens=_pass_tokens(scheduler, running_batch),
-        server=server,
+        server=state.server,
         can_swap=preemption is not None,
         may_leave=preemption is not None and preemption.config.enabled,
         cached_tokens=prompts.cached_tokens,
         host_tokens=lambda position: waiting[position].host_hit_length,
         common_tokens=prompts.common_tokens,
-        kept_for=session_kv.kept_for,
+        kept_for=state.session_kv.kept_for,
         holding=(lambda job: None)
         if preemption is None
         else preemption.holdings(running_batch.reqs),
