@@ -93,14 +93,11 @@ def thinking_of(chat: object) -> object:
     return getattr(chat, "thinking", None)
 
 
-def keeps_ended() -> bool:
-    """Whether requests that have ended stay in the running batch for one more pass (until 0.5.22).
-    They have nothing left to yield, and a policy that was switched to does not know them."""
-    return _release() == "0.5.22"
-
-
 def drop_ended(running_batch: Batch) -> None:
-    """Take out what has ended, as Scheduler.get_next_batch_to_run of 0.5.23 does before a pass."""
+    """Take out requests that have ended, as Scheduler.get_next_batch_to_run of 0.5.23 does before a
+    pass. They have nothing left to yield, and a policy that was switched to does not know them."""
+    if _release() != "0.5.22":
+        return
     num_reqs = len(running_batch.reqs)
     running_batch.filter_batch()
     if len(running_batch.reqs) < num_reqs:

@@ -113,7 +113,8 @@ def _prepare(server_args: Any, config_path: str | None, trace_path: str | None) 
     from patches.probe.setup import refuse_probe
 
     check_release()
-    refusals.refuse_unsupported(server_args)
+    ours = f"--schedule-policy {server_args.schedule_policy}"
+    refusals.refuse(server_args, ours, refusals.REFUSED)
     config = _read_settings(server_args, config_path)
     server_args._sage_trace = trace_path or os.environ.get("SAGE_TRACE") or None
     if server_args._sage_trace is not None:
@@ -130,7 +131,7 @@ def _prepare_shadow(server_args: Any, file: str, config_path: str | None) -> Non
             "and uses it"
         )
     check_release()
-    refusals.refuse_shadow(server_args)
+    refusals.refuse(server_args, "--sage-shadow", refusals.REFUSED_WITH_SHADOW)
     refusals.refuse_place("--sage-shadow", file)
     _read_settings(server_args, config_path)
     server_args._sage_shadow = os.path.abspath(file)

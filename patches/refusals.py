@@ -14,8 +14,8 @@ _NO_HOOKS = "no plugin is loaded in its processes"
 _NO_ANSWERS = "it gives no answers whose length could be predicted"
 _UNTRIED = "it has not been tried with sage-sched"
 
-# What is refused, and why.
-_REFUSALS = {
+# What is refused with a policy of ours, and why.
+REFUSED = {
     "SGLANG_RUST_SERVER": "its front end is not Python, so no prompt can be read",
     "SGLANG_HTTP_SERVER_APP_PATH and --tokenizer-worker-num above 1": _NO_HOOKS,
     "--tokenizer-worker-num above 1 on SGLang 0.5.22": _NO_HOOKS,
@@ -30,11 +30,11 @@ _REFUSALS = {
     "--enable-pdmux": _UNTRIED,
 }
 # --sage-shadow only looks on. Of these, it refuses those where it would see nothing.
-_REFUSED_WITH_SHADOW = (
+REFUSED_WITH_SHADOW = dict.fromkeys((
     "SGLANG_RUST_SERVER", "--use-ray", "--smg-grpc-mode", "--skip-tokenizer-init", "--encoder-only",
     "--is-embedding", "--dllm-algorithm", "--tokenizer-worker-num above 1",
     "--disaggregation-mode",
-)  # fmt: skip
+), "it sees no prompts there, or no answers")  # fmt: skip
 _REFUSED_WITH_DISPATCH = {
     "--enable-dp-attention": "its replicas take every step together",
     "--tokenizer-worker-num above 1": "each HTTP process knows of its own requests alone",
@@ -77,22 +77,11 @@ def refuse(server_args: Any, ours: str, reasons: Mapping[str, str]) -> None:
             )
 
 
-def refuse_unsupported(server_args: Any) -> None:
-    """Raises UnsupportedServerError if this server cannot be scheduled by us."""
-    refuse(server_args, f"--schedule-policy {server_args.schedule_policy}", _REFUSALS)
-
-
 def refuse_dispatch(server_args: Any, config: SageConfig) -> None:
     """Raises UnsupportedServerError if the router would not see all requests that it places."""
     if config.router.dispatch:
         ours = f"router.dispatch = {config.router.dispatch!r}"
         refuse(server_args, ours, _REFUSED_WITH_DISPATCH)
-
-
-def refuse_shadow(server_args: Any) -> None:
-    """Raises UnsupportedServerError if the server is one that --sage-shadow cannot see into."""
-    reason = "it sees no prompts there, or no answers"
-    refuse(server_args, "--sage-shadow", dict.fromkeys(_REFUSED_WITH_SHADOW, reason))
 
 
 def refuse_place(flag: str, path: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from patches.refusals import _REFUSALS
+from patches.refusals import REFUSED
 from sage_sched.cli import COMMANDS, OF_SERVERS
 from tests.browser import BROWSER, measured
 from tests.pages import DOCS, blocks
@@ -123,7 +123,7 @@ def test_what_a_command_names_is_there(page: str, command: str) -> None:
 
 def test_the_modes_page_names_what_is_refused_and_tests_that_exist() -> None:
     text = (DOCS / "modes.md").read_text(encoding="utf-8")
-    for name, reason in _REFUSALS.items():
+    for name, reason in REFUSED.items():
         flags = [f"`{flag}`" for flag in re.findall(r"--[a-z-]+|SGLANG_\w+", name)]
         rows = [row for row in text.splitlines() if row.startswith("| ") and reason in row]
         assert [row for row in rows if all(flag in row for flag in flags)], name

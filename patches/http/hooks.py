@@ -36,7 +36,7 @@ http_hooks = Hooks(request_hooks)
 @http_hooks.at(f"{_MANAGER}.__init__", AFTER, "server_args")
 def _after_init(_: None, self: Manager, server_args: ServerArgs, *args: Any, **kw: Any) -> None:
     if hasattr(server_args, "_sage_config"):
-        self.sage = HttpState.of(self, server_args)
+        self.sage = HttpState(self, server_args)
 
 
 # A request comes in.

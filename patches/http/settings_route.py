@@ -34,11 +34,6 @@ def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | N
     )
     manager._result_dispatcher += TypeBasedDispatcher([(SettingsNow, schedulers.handle_recv)])
 
-    async def tell(changes: object) -> list[SettingsNow]:
-        message = SetSettings(changes=json.dumps(changes), now_s=time.monotonic())
-        answers: list[SettingsNow] = await schedulers(message)
-        return answers
-
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
     async def settings(request: Request) -> JSONResponse:
         if (refused := _refused(request)) is not None:
@@ -48,10 +43,10 @@ def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | N
             changes = changes_of(await request.body()) if request.method == "POST" else None
         except ValueError as error:
             return _error(str(error), 400)
-        answers = await tell(changes)
-        for answer in answers:
-            if answer.refusal:
-                return _error(answer.refusal, 400)
+        message = SetSettings(changes=json.dumps(changes), now_s=time.monotonic())
+        answers: list[SettingsNow] = await schedulers(message)
+        if refusal := next((answer.refusal for answer in answers if answer.refusal), ""):
+            return _error(refusal, 400)
         return JSONResponse(json.loads(answers[0].settings))
 
     sys.modules[_HTTP_SERVER].app.add_route(PATH, settings, methods=["GET", "POST"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -19,7 +18,6 @@ from sage_sched.config import SageConfig
 from sage_sched.slo import SloClaims
 
 
-@dataclass(slots=True)
 class HttpState:
     """`TokenizerManager.sage`.
 
@@ -30,38 +28,24 @@ class HttpState:
     of /sage/settings, None without an HTTP server.
     """
 
-    config: SageConfig
-    predicts: bool
-    client: PredictorClient
-    claims: SloClaims
-    urgency: UrgencyGuess
-    metrics: HttpMetrics
-    dispatch: Dispatch | None
-    settings: Any
-
-    @classmethod
-    def of(cls, manager: TokenizerManager, server_args: ServerArgs) -> HttpState:
+    def __init__(self, manager: TokenizerManager, server_args: ServerArgs) -> None:
         """Adds the route /sage/settings as well, and starts the prediction worker."""
-        config: SageConfig = server_args._sage_config
-        client = PredictorClient(config, server_args.served_model_name or server_args.model_path)
+        self.config: SageConfig = server_args._sage_config
+        self.predicts: bool = server_args.disaggregation_mode != "prefill"
+        model = server_args.served_model_name or server_args.model_path
+        self.client = PredictorClient(self.config, model)
+        self.claims = SloClaims(self.config.slo)
+        self.urgency = UrgencyGuess(self.config.urgency)
         labels = manager.metrics_collector.labels if manager.enable_metrics else None
-        dispatch = None
-        if dispatches(server_args, config):
-            dispatch = Dispatch(server_args.dp_size, config, manager.load_snapshot_reader)
-            manager._result_dispatcher += TypeBasedDispatcher([(StepTimes, dispatch.told)])
-        made = cls(
-            config,
-            server_args.disaggregation_mode != "prefill",
-            client,
-            SloClaims(config.slo),
-            UrgencyGuess(config.urgency),
-            HttpMetrics(client, labels),
-            dispatch,
-            add_settings_route(manager),
-        )
-        if made.predicts:
-            client.start()  # the schedulers are loading the model meanwhile
-        return made
+        self.metrics = HttpMetrics(self.client, labels)
+        self.dispatch: Dispatch | None = None
+        if dispatches(server_args, self.config):
+            loads = manager.load_snapshot_reader
+            self.dispatch = Dispatch(server_args.dp_size, self.config, loads)
+            manager._result_dispatcher += TypeBasedDispatcher([(StepTimes, self.dispatch.told)])
+        self.settings = add_settings_route(manager)
+        if self.predicts:
+            self.client.start()  # the schedulers are loading the model meanwhile
 
     def stats(self) -> dict[str, Any]:
         """For /server_info, beside what the schedulers say there."""

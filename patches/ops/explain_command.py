@@ -1,16 +1,28 @@
-"""`sage-sched explain`: what a trace (--sage-trace) says of a request, or of all."""
+"""`sage-sched explain`: what a trace (--sage-trace) says of one request, or who waited for whom.
+
+A trace is a list of events, mappings as patches/scheduler/trace.py writes them: `t` is seconds
+since its server began it, `is` what happened, `rid` to whom.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patches.ops.decisions import Event, last_run, of_request, summary, timeline, told
+import numpy as np
+
 from predictor_store.terminal import add_json, print_json
+
+Event = Mapping[str, Any]
+# For how many of the others each of the longest waits is broken down, and of how many waits.
+_NUM_OTHERS, _NUM_WAITS = 3, 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,3 +65,182 @@ def events_of(file: Path) -> Iterator[Event]:
                     continue
                 if isinstance(event, dict) and "t" in event and "is" in event:
                     yield event
+
+
+def last_run(events: Iterable[Event]) -> list[Event]:
+    """Of a file that several servers wrote to: the last one's, whose seconds begin anew."""
+    found: list[Event] = []
+    for event in events:
+        if found and event["t"] < found[-1]["t"]:
+            found.clear()
+        found.append(event)
+    return found
+
+
+def of_request(events: Iterable[Event], rid: str) -> list[Event]:
+    """Those that tell of a request, `t` since it came; none if it is unknown."""
+    found: list[Event] = []
+    came_s = 0.0
+    for event in events:
+        if event.get("rid") == rid and event["is"] == "came":
+            came_s = event["t"]
+        if event.get("rid") == rid or (event.get("to") == rid and found):
+            found.append({**event, "t": event["t"] - came_s})
+    return found
+
+
+def timeline(events: Iterable[Event], rid: str) -> list[str]:
+    """A line for each of these, in plain words."""
+    return [
+        f"{event['t']:9.3f} s  "
+        + (_said(event) if event["rid"] == rid else f"{event['rid']} yields to it")
+        for event in of_request(events, rid)
+    ]
+
+
+def _said(event: Event) -> str:
+    what = event["is"]
+    if what == "came":
+        answer = "nothing is known of its answer"
+        if event["p50_tokens"] is not None:
+            answer = (
+                f"its answer is foreseen to have {event['p50_tokens']} tokens, with 80 % at most "
+                f"{event['p80_tokens']} ({event['source']})"
+            )
+        return (
+            f"comes with {event['input_tokens']} tokens; {answer}; {event['num_running']} run "
+            f"and {event['num_waiting']} wait"
+        )
+    if what == "starts":
+        place = "" if event["place"] is None else f", with {event['place']} before it at first"
+        again = f" again, at {event['tokens']} tokens" if event["tokens"] else ""
+        return f"starts{again}, having waited {event['waited_s']:.3f} s{place}"
+    if what == "yield":
+        to = f" to {event['to']}" if "to" in event else ""
+        return f"yields{to}: {event['reason']}; {event['way']}"
+    if what == "ends":
+        return f"ends with {event['tokens']} tokens ({event['why']})"
+    promised = ", as it was promised its turn" if event.get("promised") else ""
+    words = {"enter": "may enter", "resume": "comes back", "stays": "stays where it is"}
+    return f"{words.get(what, what)}: {event['reason']}{promised}"
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """Of one request: when it came, what was foreseen, how long it has waited."""
+
+    rid: str
+    arrival: int
+    p50_tokens: float
+    waited_s: float = 0.0
+    num_yields: int = 0
+
+
+_BEFORE, _SHORTER, _OTHERWISE = (
+    "for one that had come before",
+    "for one that had come later and was foreseen to be shorter",
+    "for one that had come later, by its prompt, its age, a promise or a hint",
+)
+
+
+def summary(events: Sequence[Event]) -> dict[str, Any]:
+    """Who waited for whom, and why: while a request waits it waits for those that run, for each by
+    the same share. Seconds; see told."""
+    why_s, known = Counter[str](), dict[str, _Known]()
+    for seconds, waiting, running in _intervals(events, known):
+        for each in waiting:
+            each.waited_s += seconds
+        for why, share in _shares(waiting, running).items():
+            why_s[why] += share * seconds  # type: ignore[assignment]
+    reasons = Counter(f"{event['is']}: {event['reason']}" for event in events if "reason" in event)
+    longest = sorted(known.values(), key=lambda each: -each.waited_s)[:_NUM_WAITS]
+    return {
+        "num_requests": len(known),
+        "waited_s": sum(each.waited_s for each in known.values()),
+        "num_yields": sum(each.num_yields for each in known.values()),
+        "waited_for_s": dict(why_s.most_common()),
+        "num_decided": dict(reasons.most_common()),
+        "longest": _longest(events, longest),
+    }
+
+
+def told(found: Mapping[str, Any]) -> list[str]:
+    """A summary as lines for people."""
+    total_s = found["waited_s"]
+    lines = [
+        f"{found['num_requests']} requests waited {total_s:.3f} s in all and yielded "
+        f"{found['num_yields']} times",
+        *(f"{seconds / total_s:7.1%}  {why}" for why, seconds in found["waited_for_s"].items()),
+        "",
+        "how often what was decided:",
+        *(f"{number:7d}  {reason}" for reason, number in found["num_decided"].items()),
+        "",
+        "the longest waits, and for whom:",
+    ]
+    for wait in found["longest"]:
+        lines.append(f"{wait['waited_s']:9.3f} s  {wait['rid']}")
+        lines += [
+            f"{other['seconds']:11.3f} s  {other['rid']}: {other['why']}" for other in wait["for"]
+        ]
+        rest_s = wait["waited_s"] - sum(other["seconds"] for other in wait["for"])
+        lines += [f"{rest_s:11.3f} s  others"] if rest_s > 0.0005 else []
+    return lines
+
+
+def _intervals(
+    events: Iterable[Event], known: dict[str, _Known]
+) -> Iterator[tuple[float, list[_Known], list[_Known]]]:
+    """Seconds between two events, and who waits and who runs meanwhile. known: filled as requests
+    come."""
+    waiting, running = dict[str, _Known](), dict[str, _Known]()
+    last_s = 0.0
+    for event in events:
+        if event["t"] > last_s and waiting:
+            yield event["t"] - last_s, list(waiting.values()), list(running.values())
+        last_s = event["t"]
+        what, rid = event["is"], event.get("rid", "")
+        if what == "came":
+            p50_tokens = event["p50_tokens"]
+            one = _Known(rid, event["arrival"], math.nan if p50_tokens is None else p50_tokens)
+            known[rid] = waiting[rid] = one
+        elif rid in known and what in ("starts", "resume", "yield", "stays", "ends"):
+            # How the others came is lost, if the file was full.
+            waiting.pop(rid, None)
+            running.pop(rid, None)
+            if what in ("starts", "resume"):
+                running[rid] = known[rid]
+            elif what != "ends":
+                waiting[rid] = known[rid]
+                known[rid].num_yields += what == "yield"
+
+
+def _shares(waiting: Sequence[_Known], running: Sequence[_Known]) -> dict[str, float]:
+    """How many requests wait for which reason; parts of one where it waits for several."""
+    if not running:
+        return {"nobody ran": len(waiting)}
+    mine, theirs = (
+        np.array([[each.arrival, each.p50_tokens] for each in group])
+        for group in (waiting, running)
+    )
+    before = theirs[None, :, 0] < mine[:, None, 0]
+    shorter = ~before & (theirs[None, :, 1] < mine[:, None, 1])
+    counts = {_BEFORE: before.sum(), _SHORTER: shorter.sum()}
+    counts[_OTHERWISE] = before.size - sum(counts.values())
+    return {why: float(count) / len(running) for why, count in counts.items() if count}
+
+
+def _longest(events: Sequence[Event], longest: Sequence[_Known]) -> list[dict[str, Any]]:
+    """For whom these waited."""
+    for_whom: dict[str, Counter[_Known]] = {each.rid: Counter() for each in longest}
+    for seconds, waiting, running in _intervals(events, {}):
+        for waits in (for_whom[each.rid] for each in waiting if each.rid in for_whom):
+            for runner in running:
+                waits[runner] += seconds / len(running)  # type: ignore[assignment]
+    found = []
+    for each in (one for one in longest if one.waited_s > 0):
+        others = [
+            {"rid": other.rid, "seconds": seconds, "why": next(iter(_shares([each], [other])))}
+            for other, seconds in for_whom[each.rid].most_common(_NUM_OTHERS)
+        ]
+        found.append({"rid": each.rid, "waited_s": each.waited_s, "for": others})
+    return found

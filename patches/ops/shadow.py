@@ -5,8 +5,6 @@ FILE has a JSON line per request, for `sage-sched whatif`: arrival_s (seconds si
 input_tokens, output_tokens, max_new_tokens (0: none was named), is_cut (the answer was ended by its
 cap or its client), ttlt_s, and prediction, as LengthDistribution.as_fields has it (null if it came
 too late). It holds no prompts. A failure here costs the record, not the request.
-
-Not to be confused with sage_sched/shadow.py, which is about packages.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from patches.compat import drop_ended, keeps_ended
+from patches.compat import drop_ended
 from patches.engine_types import Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.executor import Pass
@@ -23,8 +23,7 @@ def run_decode_pass(scheduler: Scheduler, original: Callable[[], None]) -> None:
         scheduler.disagg_decode_prealloc_queue.num_reserved_decode_tokens = theirs
         original()
         return
-    if keeps_ended():
-        drop_ended(scheduler.running_batch)
+    drop_ended(scheduler.running_batch)
     scheduling_pass.run_pass(_DecodePass(scheduler, original))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -79,7 +80,9 @@ class Jobs:
         if self._policy.uses_clock:
             self._undated.append((job, req))
         self._rank(job)
-        req.sage = RequestState(job, Waits.of(req))
+        # It has waited for its prediction already.
+        waits = Waits(came_at_s(req.sampling_params.custom_params, time.monotonic()))
+        req.sage = RequestState(job, waits)
         if EXPLAIN.keys() <= (req.sampling_params.custom_params or {}).keys():
             req.customized_info = {EXPLANATION: Explanation(req)}
         if job.is_ranked:

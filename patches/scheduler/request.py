@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from patches.carrier import came_at_s
 from patches.engine_types import Req
 from sage_sched.job import Job
 from sage_sched.slo import Promise
@@ -24,11 +23,6 @@ class Waits:
     since_s: float | None
     waited_s: float = 0.0
     num_before: int | None = None
-
-    @classmethod
-    def of(cls, req: Req) -> Waits:
-        """For a new request, which has waited for its prediction already."""
-        return cls(came_at_s(req.sampling_params.custom_params, time.monotonic()))
 
     def begins(self) -> None:
         """It has yielded."""

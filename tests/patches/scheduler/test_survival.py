@@ -125,7 +125,9 @@ def test_what_is_named_yields(parameters: dict[str, Any]) -> None:
 
 def test_the_lists_name_what_this_release_has_and_all_else_can_be_looked_up() -> None:
     parameters = set(inspect.signature(Req.__init__).parameters)
-    assert parameters >= survival._REQUEST
+    assert parameters >= survival._ALLOWED["request"]
     assert {field.name for field in msgspec.structs.fields(ServerArgs)} >= survival._FLAGS
-    assert {field.name for field in msgspec.structs.fields(SamplingParams)} >= survival._SAMPLING
+    assert {field.name for field in msgspec.structs.fields(SamplingParams)} >= survival._ALLOWED[
+        "sampling"
+    ]
     assert all(hasattr(request(), name) for name in survival._defaults()[0])

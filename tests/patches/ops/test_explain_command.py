@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from patches.ops.decisions import last_run, of_request, summary, timeline, told
+from patches.ops.explain_command import last_run, of_request, summary, timeline, told
 
 
 def came(t: float, rid: str, arrival: int, p50_tokens: int | None) -> dict[str, Any]:
