@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from bench.engines.run_metrics import decoded_share
+
 if TYPE_CHECKING:
     from bench.engines.server.client import Answer
 
@@ -33,10 +35,8 @@ class Saturation(NamedTuple):
         decoding that was done.
         """
         full_until_s = float(first_s.max())
-        decode_s = last_s - first_s
-        until_s = np.minimum(last_s, full_until_s) - first_s
-        done = np.divide(until_s, decode_s, out=np.ones_like(decode_s), where=decode_s > 0)
-        return cls(float(done.sum()) / full_until_s, float(decode_s.mean()))
+        done = decoded_share(full_until_s, first_s, last_s)
+        return cls(float(done.sum()) / full_until_s, float((last_s - first_s).mean()))
 
 
 class UnloadedTime(NamedTuple):

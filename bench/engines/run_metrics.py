@@ -42,11 +42,16 @@ def _tokens_until(
     end_s: float, first_s: Numbers, last_s: Numbers, output_tokens: NDArray[np.int64]
 ) -> float:
     """Those of an answer come evenly after its first."""
-    decode_s = last_s - first_s
-    passed_s = np.minimum(last_s, end_s) - first_s
-    share = np.divide(passed_s, decode_s, out=np.ones_like(decode_s), where=decode_s > 0)
+    share = decoded_share(end_s, first_s, last_s)
     tokens = 1 + (output_tokens - 1) * np.clip(share, 0, 1)
     return float(tokens[first_s <= end_s].sum())
+
+
+def decoded_share(until_s: float, first_s: Numbers, last_s: Numbers) -> Numbers:
+    """Of the time from each answer's first token to its last, what has passed by then; below 0
+    before the first."""
+    decode_s, passed_s = last_s - first_s, np.minimum(last_s, until_s) - first_s
+    return np.divide(passed_s, decode_s, out=np.ones_like(decode_s), where=decode_s > 0)
 
 
 def fairness_metrics(

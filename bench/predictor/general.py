@@ -1,4 +1,4 @@
-"""Fits what is shipped of lengths in general: `python -m bench.predictor.general --data DIR`.
+"""Fits and writes what is shipped of lengths in general: `python -m bench.predictor.general`.
 
 From the sets of bench.predictor.answers, less the prompts that the benches serve; only
 coefficients are written. Each set is centred, as its level is its model's. How well they rank the
@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from bench.predictor.answers import SETS, by_prompt, read, shuffled
 from bench.workloads import datasets
+from bench.workloads.foresight import embedded
 from bench.workloads.prompts import WorkloadError
 from predictor_store.data.files import DatasetError
 from predictor_store.predict.embedder import Embedder, fingerprint
@@ -36,7 +37,6 @@ _RIDGE = 1.0
 _NUM_QUANTILES = 24
 # Of a set that shares more prompts with the one that is held out, nothing is used.
 _MOST_SHARED = 0.1
-_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,8 @@ class PromptSet:
         groups = by_prompt(shuffled(read(folder, name), 1)[:_MOST_ANSWERS])
         prompts = [answers[0].prompt for answers in groups]
         logs = [np.mean(np.log([max(1, a.output_tokens) for a in answers])) for answers in groups]
-        starts = tqdm(range(0, len(prompts), _CHUNK), desc=f"embedding {name}", leave=False)
-        vectors = [embedder.embed(prompts[start : start + _CHUNK]) for start in starts]
-        return cls(prompts, np.concatenate(vectors).astype(np.float64), np.array(logs))
+        vectors = tqdm(embedded(embedder, prompts), f"embedding {name}", len(prompts), leave=False)
+        return cls(prompts, np.array([*vectors], np.float64), np.array(logs))
 
     def without(self, prompts: Collection[str]) -> PromptSet:
         kept = [i for i, prompt in enumerate(self.prompts) if prompt not in prompts]
@@ -139,7 +138,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--encoder", choices=ENCODERS, default=ENCODERS[0])
-    parser.add_argument("--write", action="store_true", help=f"to {SHIPPED_FILE.name}")
     args = parser.parse_args()
     try:
         # What the benches serve must not have been seen.
@@ -148,9 +146,8 @@ def main() -> int:
     except (DatasetError, WorkloadError) as error:
         print(f"general: {error}", file=sys.stderr)
         return 2
-    if args.write:
-        used = [each.without(evaluated) for each in sets.values()]
-        write(fit(used, args.encoder), args.encoder)
+    used = [each.without(evaluated) for each in sets.values()]
+    write(fit(used, args.encoder), args.encoder)
     return 0
 
 

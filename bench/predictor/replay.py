@@ -9,6 +9,7 @@ from tqdm import tqdm
 from bench.predictor.answers import by_prompt
 from bench.predictor.candidates import Candidate
 from bench.predictor.quality import Outcome
+from bench.workloads.foresight import embedded
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
@@ -18,7 +19,6 @@ from sage_sched.distribution import LengthDistribution
 _CAPACITY = 10_000
 # Below it a history says next to nothing, and who is best is luck.
 NUM_FIRST = 100
-_CHUNK = 256
 
 
 def foretold(
@@ -37,22 +37,18 @@ def foretold(
     general: what is known beside the history; it must not have been fitted to these answers.
     """
     history = History.of_encoder(embedder.encoder, _CAPACITY, general)
+    groups = by_prompt(observations)
+    vectors = embedded(embedder, [answers[0].prompt for answers in groups])
     num_revealed = 0
-    with tqdm(total=len(observations), desc=name, unit="answer", mininterval=1) as progress:
-        groups = by_prompt(observations)
-        for start in range(0, len(groups), _CHUNK):
-            chunk = groups[start : start + _CHUNK]
-            vectors = embedder.embed([answers[0].prompt for answers in chunk])
-            for answers, vector in zip(chunk, vectors, strict=True):
-                if num_revealed >= num_first:
-                    history.fit()
-                    said = {c: predict(history, vector) for c, predict in candidates.items()}
-                    # None: the history is empty, and nothing is known beside it.
-                    yield answers, {c: found for c, found in said.items() if found is not None}
-                for answer in answers:
-                    history.add(vector, answer.output_tokens, answer.censored, "history")
-                num_revealed += len(answers)
-                progress.update(len(answers))
+    for answers, vector in zip(tqdm(groups, desc=name, mininterval=1), vectors, strict=True):
+        if num_revealed >= num_first:
+            history.fit()
+            said = {c: predict(history, vector) for c, predict in candidates.items()}
+            # None: the history is empty, and nothing is known beside it.
+            yield answers, {c: found for c, found in said.items() if found is not None}
+        for answer in answers:
+            history.add(vector, answer.output_tokens, answer.censored, "history")
+        num_revealed += len(answers)
 
 
 def replay(

@@ -6,7 +6,6 @@ import contextlib
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bench.whatif.log import Logged
+from bench.workloads.foresight import embedded
 from predictor_store.predict import predictor
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.features import excerpt
@@ -25,8 +25,6 @@ from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of, folder_of
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-
-_CHUNK = 256
 
 
 class Foresight:
@@ -69,9 +67,9 @@ class Foresight:
         on the same clock."""
         said: list[LengthDistribution | None] = []
         running: list[tuple[float, int, NDArray[np.float32], Forecast]] = []
-        for number, (request, vector) in enumerate(
-            zip(requests, self._vectors(requests), strict=True)
-        ):
+        vectors = self._vectors(requests)
+        bar = tqdm(requests, desc="predicting", unit="prompt", mininterval=1, leave=False)
+        for number, (request, vector) in enumerate(zip(bar, vectors, strict=True)):
             while running and running[0][0] <= request.arrival_s:
                 _, ended, of, forecast = heapq.heappop(running)
                 self._learn(requests[ended], of, forecast)
@@ -85,15 +83,10 @@ class Foresight:
         return said
 
     def _vectors(self, requests: Sequence[Logged]) -> Iterator[NDArray[np.float32] | None]:
-        embedder: Embedder | None = None
-        left = iter(tqdm(requests, desc="predicting", unit="prompt", mininterval=1, leave=False))
-        while chunk := list(islice(left, _CHUNK)):
-            texts = [excerpt(request.prompt) for request in chunk if request.prompt]
-            if texts:
-                embedder = embedder or Embedder(self._config.encoder)
-                made = iter(embedder.embed(texts))
-            for request in chunk:
-                yield next(made) if request.prompt else None
+        texts = [excerpt(request.prompt) for request in requests if request.prompt]
+        made = embedded(Embedder(self._config.encoder), texts)
+        for request in requests:
+            yield next(made) if request.prompt else None
 
     def _learn(self, request: Logged, vector: NDArray[np.float32], forecast: Forecast) -> None:
         if not request.is_cut:

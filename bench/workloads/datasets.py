@@ -187,27 +187,23 @@ def rows_of(folder: Path, name: str, **fields: type) -> Iterator[Mapping[str, An
 
 def checked_rows(path: Path, **fields: Any) -> Iterator[Mapping[str, Any]]:
     """The rows of a file, each with these fields of these types."""
-    for place, row in _rows(path):
-        for field, wanted in fields.items():
-            if not isinstance(row, dict) or not isinstance(row.get(field), wanted):
-                raise WorkloadError(f"{place} has no {field} of type {wanted}")
-        yield row
+    try:
+        for place, row in raw_rows(str(path)):
+            for field, wanted in fields.items():
+                if not isinstance(row, dict) or not isinstance(row.get(field), wanted):
+                    raise WorkloadError(f"{place} has no {field} of type {wanted}")
+            yield row
+    except DatasetError as error:
+        raise WorkloadError(str(error)) from error
 
 
 def rows_with(path: Path, *fields: str) -> list[dict[str, Any]]:
     """Those rows of a file that have these fields, at least one."""
-    rows = [row for _, row in _rows(path) if isinstance(row, dict)]
+    rows = (dict(row) for row in checked_rows(path) if isinstance(row, dict))
     found = [row for row in rows if all(row.get(field) is not None for field in fields)]
     if not found:
         raise WorkloadError(f"{path} has no rows with {', '.join(fields)}")
     return found
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        yield from raw_rows(str(path))
-    except DatasetError as error:
-        raise WorkloadError(str(error)) from error
 
 
 def _drawn(lengths: list[int], prompt: str) -> int:

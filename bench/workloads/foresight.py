@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,13 +54,9 @@ class Foresight:
         new = [p for p in dict.fromkeys(prompts) if (encoder, p) not in self._vectors]
         if not new:
             return
-        embedder = Embedder(encoder)
-        with tqdm(total=len(new), desc="embedding", unit="prompt") as progress:
-            for start in range(0, len(new), _CHUNK):
-                chunk = new[start : start + _CHUNK]
-                keys = ((encoder, prompt) for prompt in chunk)
-                self._vectors.update(zip(keys, embedder.embed(chunk), strict=True))
-                progress.update(len(chunk))
+        vectors = embedded(Embedder(encoder), new)
+        for prompt in tqdm(new, desc="embedding", unit="prompt"):
+            self._vectors[encoder, prompt] = next(vectors)
 
     def vector(self, prompt: str) -> NDArray[np.float32]:
         """Of a prompt that was read, by the encoder of config."""
@@ -114,6 +110,12 @@ class Foresight:
         history = self.history(self.config.encoder)
         everything = of_all_records(history)
         return lambda request: everything
+
+
+def embedded(embedder: Embedder, prompts: Sequence[str]) -> Iterator[NDArray[np.float32]]:
+    """The vector of each prompt; many are made at once."""
+    for start in range(0, len(prompts), _CHUNK):
+        yield from embedder.embed(prompts[start : start + _CHUNK])
 
 
 def of_all_records(history: History) -> LengthDistribution | None:

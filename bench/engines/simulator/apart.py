@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.engines.simulator.cluster import newcomer_of
+from bench.engines.simulator.cluster import Dispatcher, newcomer_of
 from bench.engines.simulator.executor import Pass
 from bench.engines.simulator.node import Node
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import Result
-from bench.engines.simulator.run import check_requests, engine_and_policy, result_of
+from bench.engines.simulator.run import engine_and_policy
 from bench.engines.simulator.state import EngineState, Options
 from bench.engines.simulator.stock import FcfsPolicy, StockPolicy
 from bench.policies.routers import TotalRequests
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.order import retention_order
 from sage_sched.plan import Budget, Way
 from sage_sched.policy import Policy
 from sage_sched.routing import Ledger, Router
@@ -47,16 +44,13 @@ def simulate_apart(
     A request's KV goes from one to the other at the pace of Engine.swap_token_s, beside steps. A
     stock policy is one of the prefill engines; SGLang's decode servers go by arrival.
     """
-    began = time.perf_counter()
-    check_requests(engine, requests)
     apart = _Apart(engine, policy_name, config, requests, options or Options(), num_nodes)
     apart.serve(router or TotalRequests())
-    nodes = [*apart.prefills, *apart.decodes]
-    return result_of(engine, requests, apart.finished, nodes, time.perf_counter() - began)
+    return apart.result([*apart.prefills, *apart.decodes])
 
 
-class _Apart:
-    """The engines, and what comes to them. pair_of: by request, who serves it."""
+class _Apart(Dispatcher):
+    """The engines. pair_of: by request, who serves it."""
 
     def __init__(
         self,
@@ -79,22 +73,16 @@ class _Apart:
             of_node = (tuned, policy, config, options, self._on_finish)
             return _DecodeNode(*of_node, on_room=self._on_room)
 
-        self.finished: list[Progress] = []
+        super().__init__(engine, requests)
         self.prefills = [prefill_node() for _ in range(num_nodes)]
         self.decodes = [decode_node() for _ in range(num_nodes)]
-        self._engine, self._requests = engine, requests
         facts = engine.server_facts()
         self._ledgers = Ledger(num_nodes, facts), Ledger(num_nodes, facts)
         self._pair_of: dict[int, tuple[int, int]] = {}
-        self._coming: list[tuple[float, int]] = []  # a heap
-        self._followers = defaultdict[int | None, list[int]](list)
-        for index, request in enumerate(requests):
-            self._followers[request.follows].append(index)
-        self._come((requests[index].arrival_s, index) for index in self._followers[None])
 
     def serve(self, router: Router) -> None:
         """All requests, each at its time."""
-        while len(self.finished) < len(self._requests):
+        while len(self._finished) < len(self._requests):
             comes_s = self._coming[0][0] if self._coming else math.inf
             prefill_s, prefill = min((p.next_change_s(), n) for n, p in enumerate(self.prefills))
             decode_s, decode = min((d.next_change_s(), n) for n, d in enumerate(self.decodes))
@@ -104,10 +92,6 @@ class _Apart:
                 self.prefills[prefill].advance(math.nextafter(prefill_s, math.inf))
             else:
                 self.decodes[decode].advance(min(comes_s, prefill_s))
-
-    def _come(self, coming: Iterable[tuple[float, int]]) -> None:
-        for each in coming:
-            heapq.heappush(self._coming, each)
 
     def _send(self, router: Router, now_s: float, index: int) -> None:
         request = replace(self._requests[index], arrival_s=now_s)
@@ -132,13 +116,6 @@ class _Apart:
         self._ledgers[0].ended(progress.index, prefill, progress.last_token_s)
         transfer_s = progress.request.input_tokens * self._engine.swap_token_s
         self.decodes[decode].lands(progress.index, progress.last_token_s + transfer_s)
-
-    def _on_finish(self, progress: Progress) -> None:
-        self.finished.append(progress)
-        self._come(
-            (progress.last_token_s + self._requests[index].pause_s, index)
-            for index in self._followers[progress.index]
-        )
 
 
 def prompt_of(request: SimRequest) -> SimRequest:
@@ -271,12 +248,7 @@ class _DecodeNode(Node):
     def _retract(self) -> None:
         """Those that leave are copied to host memory. Under SGLang's policies they come back before
         others get room."""
-        state = self.state
-        order = sorted(state.decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
-        if isinstance(self._policy, Policy):
-            jobs = [progress.job for progress in order]
-            places = retention_order(jobs, range(len(jobs)), self._policy, state.view())
-            order = [order[place] for place in places]
+        state, order = self.state, self._retention_order()
         retracted: list[Progress] = []
         while not retracted or state.decode.pages_needed(1) > state.pool.room_pages:
             progress = order.pop()

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+from bench.engines.simulator.node import Node
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import Result
@@ -39,15 +40,42 @@ def simulate_cluster(
     router: who picks the engine, by what it was told every report_s; by default the fewest
     unfinished requests. A request that follows another may go elsewhere.
     """
-    began = time.perf_counter()
-    check_requests(engine, requests)
     cluster = Cluster(engine, num_nodes, policy_name, config, requests, options or Options())
     cluster.serve(router or TotalRequests(), report_s)
-    return result_of(engine, requests, cluster.finished, cluster.nodes, time.perf_counter() - began)
+    return cluster.result(cluster.nodes)
 
 
-class Cluster:
-    """The engines, and what comes to them. finished: in the order in which they are found to be."""
+class Dispatcher:
+    """What comes to engines behind a router, and what came of it. Requests that follow others come
+    as soon as those have ended. Raises ValueError, see check_requests."""
+
+    def __init__(self, engine: Engine, requests: Sequence[SimRequest]) -> None:
+        self._began_s = time.perf_counter()
+        check_requests(engine, requests)
+        self._engine, self._requests = engine, requests
+        self._finished: list[Progress] = []
+        self._coming: list[tuple[float, int]] = []  # a heap
+        self._followers = defaultdict[int, list[int]](list)
+        for index, request in enumerate(requests):
+            if request.follows is None:
+                heapq.heappush(self._coming, (request.arrival_s, index))
+            else:
+                self._followers[request.follows].append(index)
+
+    def _on_finish(self, progress: Progress) -> None:
+        self._finished.append(progress)
+        for index in self._followers.get(progress.index, ()):
+            comes_s = progress.last_token_s + self._requests[index].pause_s
+            heapq.heappush(self._coming, (comes_s, index))
+
+    def result(self, nodes: Sequence[Node]) -> Result:
+        """Of all requests, once they are served."""
+        wall_s = time.perf_counter() - self._began_s
+        return result_of(self._engine, self._requests, self._finished, nodes, wall_s)
+
+
+class Cluster(Dispatcher):
+    """The engines, each with all there is of a request."""
 
     def __init__(
         self,
@@ -58,20 +86,12 @@ class Cluster:
         requests: Sequence[SimRequest],
         options: Options,
     ) -> None:
-        self.finished: list[Progress] = []
+        super().__init__(engine, requests)
         self.nodes = [
             make_node(engine, policy_name, config, options, self._on_finish)
             for _ in range(num_nodes)
         ]
         self._ledger = Ledger(num_nodes, engine.server_facts())
-        self._requests = requests
-        self._coming: list[tuple[float, int]] = []  # a heap
-        self._followers = defaultdict[int, list[int]](list)
-        for index, request in enumerate(requests):
-            if request.follows is None:
-                heapq.heappush(self._coming, (request.arrival_s, index))
-            else:
-                self._followers[request.follows].append(index)
         self._alarms: list[tuple[float, int]] = []  # when a node may change; one is its latest
         self._latest_s = [math.inf] * num_nodes
 
@@ -99,12 +119,6 @@ class Cluster:
         self._ledger.sent(index, number, newcomer, now_s)
         self.nodes[number].submit(request, index)
         self._set_alarm(number)
-
-    def _on_finish(self, progress: Progress) -> None:
-        self.finished.append(progress)
-        for index in self._followers.get(progress.index, ()):
-            comes_s = progress.last_token_s + self._requests[index].pause_s
-            heapq.heappush(self._coming, (comes_s, index))
 
     def _comes_another(self) -> bool:
         """Whether one does. If requests follow others, engines go on as far as one may end that

@@ -27,16 +27,7 @@ def scheduling_pass(state: EngineState) -> PassResult:
         this = Pass(state, policy)
         run_pass(this)
         return this.result
-    if not state.queue and state.chunked is None:
-        return PassResult()
-    return _stock_pass(state, policy)
-
-
-def _stock_pass(state: EngineState, policy: StockPolicy) -> PassResult:
-    if state.chunked is None and state.batch_is_full:
-        return PassResult()
-    if state.chunked is None and state.free_slots <= 0:
-        state.batch_is_full = True
+    if (not state.queue and state.chunked is None) or _is_closed(state):
         return PassResult()
     state.queue = stock_order(state.queue, policy, state.served_tokens, state.pool)
     return _admit(state, UNLIMITED, state.queue)

@@ -271,16 +271,21 @@ class Node:
         self.num_outstanding -= 1
         self._on_finish(progress)
 
+    def _retention_order(self) -> list[Progress]:
+        """Those that decode; if one has to leave, it is the last. Under SGLang's policies the
+        fewest output tokens leave first, of these the longest input, of these the last in the
+        batch."""
+        order = sorted(self.state.decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
+        if not isinstance(self._policy, Policy):
+            return order
+        jobs = [progress.job for progress in order]
+        places = retention_order(jobs, range(len(jobs)), self._policy, self.state.view())
+        return [order[place] for place in places]
+
     def _retract(self) -> None:
-        """SGLang's retract_decode, until a step fits: the fewest output tokens first, of these the
-        longest input, of these the last in the batch; under our policies the last of the order."""
+        """SGLang's retract_decode, until a step fits."""
         state, decode, pool = self.state, self.state.decode, self.state.pool
-        order = sorted(decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
-        if isinstance(self._policy, Policy):
-            view = state.view()
-            jobs = [progress.job for progress in order]
-            places = retention_order(jobs, range(len(jobs)), self._policy, view)
-            order = [order[place] for place in places]
+        order = self._retention_order()
         retracted: list[Progress] = []
         while not retracted or decode.pages_needed(1) > pool.room_pages:
             progress = order.pop()
