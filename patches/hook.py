@@ -40,14 +40,12 @@ class Hook:
         check_target("hook", self.target, self.parameters)
 
     def apply(self) -> None:
-        """Check the target, then hook it, once per process: a second engine finds it in place.
-
-        HookRegistry.apply_hooks will not do. It only logs failures, and silently drops a hook on
-        a target that another plugin has hooked.
-        """
+        """Check the target, then hook it, once per process: a second engine finds it in place."""
         if self.target in _applied:
             return
         self.check()
+        # HookRegistry.apply_hooks only logs failures, and drops a hook on a target that another
+        # plugin has hooked.
         HookRegistry._apply_target(self.target, [(self.kind, self.hook, _SOURCE)])
         HookRegistry._patched.add(self.target)
         _applied.add(self.target)
@@ -121,8 +119,7 @@ _failed: set[str] = set()
 
 
 def harmless(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, but it logs its first error and then returns None: what it does matters
-    less than serving."""
+    """The same function, but an error, of which the first is logged, makes it return None."""
 
     @wraps(function)
     def guarded(*args: Any, **kw: Any) -> Any:

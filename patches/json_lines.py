@@ -24,16 +24,14 @@ class JsonLines:
     """Appends lines to a file that only its owner can read. No link is followed.
 
     A thread of its own writes, so nobody waits for a disk. Lines that it cannot take are dropped
-    and counted. An error ends the file with one log line. Nothing here raises, as serving matters
-    more.
+    and counted. An error ends the file with one log line, and raises nothing.
     """
 
     def __init__(self, path: Path, max_bytes: float = float("inf")) -> None:
         """max_bytes: the largest size of the file, and of the previous one, FILE.1."""
         self._path, self._max_bytes = path, max_bytes
         self._lines: deque[bytes] = deque()
-        self._num_lost = 0
-        self._num_written = 0
+        self._num_lost = self._num_written = 0
         self._is_stopped = False
         threading.Thread(target=self._write_forever, daemon=True).start()
 

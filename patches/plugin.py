@@ -194,7 +194,7 @@ def _scheduler_hooks(server_args: Any) -> Hooks:
     if _is_ours(server_args):
         from patches.scheduler.hooks import scheduler_hooks
 
-        return scheduler_hooks(server_args._sage_config, server_args.disaggregation_mode)
+        return scheduler_hooks(server_args._sage_config)
     return Hooks()
 
 

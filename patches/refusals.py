@@ -58,8 +58,7 @@ _SPECIAL: Mapping[str, Callable[[Any], bool]] = {
 
 
 def is_asked_for(server_args: Any, what: str) -> bool:
-    """Whether the server's arguments ask for it. what: a key of _SPECIAL, "--flag", or "--flag
-    above N"."""
+    """Whether a server's arguments do. what: a key of _SPECIAL, "--flag", or "--flag above N"."""
     if what in _SPECIAL:
         return _SPECIAL[what](server_args)
     flag, _, most = what.partition(" above ")
@@ -68,8 +67,7 @@ def is_asked_for(server_args: Any, what: str) -> bool:
 
 
 def refuse(server_args: Any, ours: str, reasons: Mapping[str, str]) -> None:
-    """Raises UnsupportedServerError if the server is asked for one of these beside something of
-    ours."""
+    """Raises UnsupportedServerError if one of these is asked for beside something of ours."""
     for what, reason in reasons.items():
         if is_asked_for(server_args, what):
             raise UnsupportedServerError(

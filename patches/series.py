@@ -96,8 +96,7 @@ class Series:
 
 @cache
 def _registered(name: str, labels: tuple[str, ...]) -> Any:
-    """Made when first used: SGLang has to tell prometheus_client where its processes meet before it
-    is imported."""
+    """Made when first used: SGLang tells where processes meet before prometheus_client loads."""
     from prometheus_client import Counter, Gauge, Histogram
 
     kind, what, own = SERIES[name]

@@ -126,8 +126,7 @@ class Dispatch:
                 self._ledger.grown(rid, rank, age_tokens, now_s)
 
     def told(self, news: StepTimes) -> None:
-        """A replica tells its step times. All replicas are of one kind, so the latest count for
-        all."""
+        """A replica tells its step times. All are of one kind, so the latest count for all."""
         self._step_time, self._source = StepTime(*news.seconds), news.source
         if self._ledger is not None:
             self._ledger.go_by(self._step_time)

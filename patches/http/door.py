@@ -37,8 +37,7 @@ def check_token_ids(manager: TokenizerManager, obj: GenerateReqInput) -> None:
 
 
 def check_tokenized(tokenized: TokenizedGenerateReqInput) -> None:
-    """Raises ValueError for an empty prompt, and for beam search, for which SGLang counts too few
-    slots."""
+    """Raises ValueError for an empty prompt, and for beam search, whose slots SGLang miscounts."""
     ids = tokenized.input_ids
     if ids is not None and not len(ids) and tokenized.mm_inputs is None:
         raise ValueError("the prompt is empty: it has no tokens")

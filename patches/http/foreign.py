@@ -27,8 +27,7 @@ _PARSED: Mapping[str, type[Any]] = {"priority": int, "ttft_slo_ms": float, "tpot
 
 
 def told(trust: str, headers: Mapping[str, str], body: object) -> dict[str, Any]:
-    """By our names, as far as hints.trust goes; headers count more than the body. Raises ValueError
-    if they cannot be read."""
+    """By our names, as far as hints.trust goes; headers come before the body. Raises ValueError."""
     if trust == "none":
         return {}
     found: dict[str, Any] = {}

@@ -1,5 +1,4 @@
-"""The hooks of an HTTP process: predictions, refusals, dispatch, and what answers and /server_info
-say."""
+"""The hooks of an HTTP process, in the order in which a request meets them."""
 
 from __future__ import annotations
 

@@ -32,13 +32,12 @@ class RequestPrediction:
     """`GenerateReqInput.sage`: what we keep for one request. Its samples (n above 1) are copies of
     it with other ids, and share this.
 
-    text: a chat's last user message; None for other requests. asked: what a chat asks for beside
-    its words; None for other requests. told: what is believed of what others say in their own words
-    (patches.http.foreign). slo_class: None until it is known. came_s: arrival (time.monotonic).
-    is_started: whether the reserved keys were stripped and a prediction, if any,
-    was asked for. explains: whether the answer is to tell the prediction. carried: what travels to
-    the scheduler. foreseen: what the router goes by. tell_at_tokens: the age at which the history
-    is told that the answer goes on.
+    text, asked: of a chat, its last user message and what it asks for beside its words; else None.
+    told: what is believed of what others say in their own words (patches.http.foreign). slo_class:
+    None until it is known. came_s: arrival (time.monotonic). carried: what travels to the
+    scheduler. foreseen: what the router goes by. tell_at_tokens: the age at which the history is
+    told that the answer goes on. is_started: whether the reserved keys were stripped and the
+    prediction asked for. explains: whether the answer is to tell the prediction.
     """
 
     text: str | None = None

@@ -24,9 +24,8 @@ _MAX_BYTES = 65_536
 
 def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | None:
     """GET shows the settings of the schedulers. POST takes a JSON object of changes, and answers
-    with the new settings, or says why it refuses (400). Whoever may call /set_internal_state may
-    call it. Returns the communicator that asks the schedulers; None, and no route, in a program
-    without an HTTP server."""
+    with the new settings, or says why it refuses (400). For whoever may call /set_internal_state.
+    Returns what asks the schedulers; None, and no route, in a program without an HTTP server."""
     if _HTTP_SERVER not in sys.modules:
         return None
     schedulers: FanOutCommunicator[Any] = FanOutCommunicator(

@@ -23,9 +23,8 @@ class HttpState:
 
     predicts: whether it predicts lengths, and learns them. A prefill server sees one token of each
         answer; the decode server, which gets the same request, sees all.
-    client: asks the prediction worker. claims: which SLO a request may claim. urgency: guesses how
-    urgent a request is. dispatch: picks replicas, None if SGLang does. settings: the communicator
-    of /sage/settings, None without an HTTP server.
+    client: asks the prediction worker. claims: which SLO a request may claim. dispatch: picks
+    replicas, None if SGLang does. settings: the communicator of /sage/settings, None without one.
     """
 
     def __init__(self, manager: TokenizerManager, server_args: ServerArgs) -> None:

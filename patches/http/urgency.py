@@ -16,8 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_urgency(config: UrgencyConfig) -> None:
-    """Before SGLang starts its processes: raises UnsupportedServerError if the model is missing or
-    cannot be used."""
+    """Raises UnsupportedServerError if the model is missing or cannot be used."""
     try:
         UrgencyGuess(config)
     except (OSError, UrgencyFileError) as error:
@@ -25,8 +24,7 @@ def refuse_urgency(config: UrgencyConfig) -> None:
 
 
 class UrgencyGuess:
-    """Guesses for one HTTP process, if there is a model and the request has neither a class nor an
-    urgency of its own."""
+    """Guesses for one HTTP process, of requests that have neither a class nor an urgency."""
 
     def __init__(self, config: UrgencyConfig) -> None:
         path = BUILTIN if config.model == "builtin" else Path(config.model).expanduser()

@@ -1,8 +1,5 @@
-"""What `sage-sched doctor` looks at, one function each.
-
-Each says in a line what it has found, or raises FaultError. SGLang is
-imported only where it is looked at, as one finding may be that it cannot be.
-"""
+"""What `sage-sched doctor` looks at, one function each, which says in a line what it has found or
+raises FaultError. SGLang is imported only where it is looked at, as that may be what fails."""
 
 from __future__ import annotations
 

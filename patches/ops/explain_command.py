@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def events_of(file: Path) -> Iterator[Event]:
-    """The events in FILE.1, if there is one, and in the file, without truncated lines. Raises
-    OSError."""
+    """The events in FILE.1, if there is one, and in the file, without truncated lines."""
     before = Path(f"{file}.1")
     for path in [before, file] if before.exists() else [file]:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -190,8 +189,7 @@ def told(found: Mapping[str, Any]) -> list[str]:
 def _intervals(
     events: Iterable[Event], known: dict[str, _Known]
 ) -> Iterator[tuple[float, list[_Known], list[_Known]]]:
-    """Seconds between two events, and who waits and who runs meanwhile. known: filled as requests
-    come."""
+    """Seconds between two events, who waits and who runs meanwhile. known: filled on the way."""
     waiting, running = dict[str, _Known](), dict[str, _Known]()
     last_s = 0.0
     for event in events:

@@ -22,14 +22,13 @@ from sage_sched.config import SageConfig
 # It places hooks when it is imported.
 _NOT_IMPORTED = ("patches.http.worker",)
 _MANAGERS = "sglang.srt.managers"
-_MODES = ("null", "prefill", "decode")
 # In the order of a server's start. Hooks are a list, or made by a function with these arguments.
 _HOOKS: tuple[tuple[Any, ...], ...] = (
     (
         "patches.plugin:first_hooks",
         (f"{_MANAGERS}.scheduler", f"{_MANAGERS}.data_parallel_controller"),
     ),
-    *(("patches.scheduler.hooks:scheduler_hooks", SageConfig(), mode) for mode in _MODES),
+    ("patches.scheduler.hooks:scheduler_hooks", SageConfig()),
     ("patches.http.replica_watch:controller_hooks",),
     ("patches.http.hooks:http_hooks",),
     ("patches.http.hooks:router_hooks",),
@@ -37,8 +36,7 @@ _HOOKS: tuple[tuple[Any, ...], ...] = (
 
 
 def misfits() -> list[str]:
-    """A line for each module of ours that this SGLang breaks, and for each hook and each call that
-    does not fit it."""
+    """A line for each module, hook and call of ours that does not fit this SGLang."""
     found = []
     for module in pkgutil.walk_packages(patches.__path__, "patches."):
         if module.name not in _NOT_IMPORTED:

@@ -1,5 +1,4 @@
-"""Where SGLang's admission (PrefillAdder, managers/schedule_policy.py) is made to reserve what the
-plan says."""
+"""SGLang's admission (PrefillAdder, managers/schedule_policy.py) reserves what the plan says."""
 
 from __future__ import annotations
 

@@ -30,22 +30,17 @@ _MEAN_STEPS = 256
 
 
 def ends_with_launch(device: str) -> bool:
-    """Whether a step is over when its launch returns. On an accelerator it is over once its result
-    has been processed."""
+    """Whether a step is over at its launch; on an accelerator it is once its result is processed."""
     return device == "cpu"
 
 
 class StepMeter:
-    """Measures steps.
-
-    A step takes from the end of the previous step to its own end. So whatever a busy server does
-    between two steps counts, and under overlap nothing counts twice. After idle time a step counts
-    from its launch. A step that something else came into is not told.
-    """
+    """Measures steps. A step takes from the end of the previous step to its own end: whatever a
+    busy server does between two steps counts, and under overlap nothing counts twice. After idle
+    time a step counts from its launch. A step that something else came into is not told."""
 
     def __init__(self, tell: Callable[[Sequence[float], float], None]) -> None:
-        """tell: called with the work of each step (sage_sched.step_learner.COLUMNS) and the seconds
-        that it took."""
+        """tell: takes the work of a step (sage_sched.step_learner.COLUMNS) and its seconds."""
         self._tell = tell
         self._since_s: float | None = None
         self._num_decodes = 0

@@ -35,13 +35,13 @@ def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_bat
 
 
 class Pass:
-    """A pass of SGLang's scheduler. running: the running batch by now. done: what SGLang's own
-    part returned."""
+    """A pass of SGLang's scheduler. done: what SGLang's own part returned."""
 
     def __init__(
-        self, scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch
+        self, scheduler: Scheduler, original: Callable[[Batch], Any], running: Batch
     ) -> None:
-        self.running = running_batch
+        """running: the running batch, which changes during the pass."""
+        self.running = running
         self.done: Any = None
         self._scheduler, self._original = scheduler, original
         self._state: SchedulerState = scheduler.sage

@@ -51,9 +51,8 @@ class _Process:
         return self.state.probing if hasattr(self, "state") else None
 
 
-def scheduler_hooks(config: SageConfig, mode: str = "null") -> Hooks:
-    """The hooks for one scheduler process whose --schedule-policy is ours. mode: SGLang's
-    --disaggregation-mode."""
+def scheduler_hooks(config: SageConfig) -> Hooks:
+    """The hooks for one scheduler process whose --schedule-policy is ours."""
     hooks, process = Hooks(), _Process(config)
     _setup(hooks, process)
     _arrivals(hooks)
@@ -61,11 +60,7 @@ def scheduler_hooks(config: SageConfig, mode: str = "null") -> Hooks:
     _admission(hooks, process)
     _steps(hooks)
     _weights_and_states(hooks, process)
-    _reports(hooks)
-    if mode == "prefill":
-        _prefills_alone(hooks)
-    elif mode == "decode":
-        _decodes_alone(hooks, process)
+    _apart(hooks, process)
     return hooks
 
 
@@ -202,7 +197,7 @@ def _admission(hooks: Hooks, process: _Process) -> None:
 
 
 def _steps(hooks: Hooks) -> None:
-    """Steps are measured, and their tokens counted."""
+    """Steps are measured, and their tokens counted and told."""
 
     @hooks.at(f"{_SCHEDULER}.run_batch", AROUND, "batch")
     def around_run(original: Any, self: Scheduler, batch: Batch, *args: Any, **kw: Any) -> Any:
@@ -214,6 +209,15 @@ def _steps(hooks: Hooks) -> None:
     def after_step(_: None, self: Scheduler, batch: Batch, result: Any, *args: Any) -> None:
         self.sage.calibration.steps.processed(self, result)
         self.sage.ended(batch, result)
+
+    @hooks.at(f"{_SCHEDULER}.get_internal_state", AFTER, "recv_req")
+    def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
+        try:
+            stats = self.sage.stats()
+        except Exception as error:  # whoever asks how it goes must not end it
+            logger.exception("/server_info lacks what sage-sched counts")
+            stats = {"slo": {}, "error": repr(error)}
+        result.internal_state["sage"] = stats
 
 
 def _weights_and_states(hooks: Hooks, process: _Process) -> None:
@@ -246,29 +250,13 @@ def _weights_and_states(hooks: Hooks, process: _Process) -> None:
             probing.weights_updated()
 
 
-def _reports(hooks: Hooks) -> None:
-    """What /server_info and load snapshots say."""
-
-    @hooks.at(f"{_SCHEDULER}.get_internal_state", AFTER, "recv_req")
-    def after_internal_state(result: Any, self: Scheduler, recv_req: object) -> None:
-        try:
-            stats = self.sage.stats()
-        except Exception as error:  # whoever asks how it goes must not end it
-            logger.exception("/server_info lacks what sage-sched counts")
-            stats = {"slo": {}, "error": repr(error)}
-        result.internal_state["sage"] = stats
-
-
-def _prefills_alone(hooks: Hooks) -> None:
-    """On a prefill server a request ends when the KV of its prompt has been sent."""
+def _apart(hooks: Hooks, process: _Process) -> None:
+    """Prefill and decode apart. On a prefill server a request ends when the KV of its prompt has
+    been sent. On a decode server a pass gives room, prefills nothing, and has queues of its own."""
 
     @hooks.at(f"{_SCHEDULER}.process_disagg_prefill_inflight_queue", AFTER)
     def after_sent(done: list[Req], self: Scheduler, *args: Any, **kw: Any) -> None:
         self.sage.have_more(done)
-
-
-def _decodes_alone(hooks: Hooks, process: _Process) -> None:
-    """On a decode server a pass gives room, prefills nothing, and has queues of its own."""
 
     @hooks.at(f"{_SCHEDULER}.process_decode_queue", AROUND)
     def around_decode_queue(original: Any, self: Scheduler) -> None:

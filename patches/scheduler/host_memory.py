@@ -13,10 +13,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(cgroup: Path = _CGROUP) -> int:
-    """What is free on this host, or in the container's share of it (control groups, version 2).
-
-    Cached files count as free, as the kernel gives them up: a model's weights have just been read.
-    """
+    """What is free on this host, or in the container's share of it (control groups, version 2),
+    cached files too, as the kernel gives them up: a model's weights have just been read."""
     free: int = psutil.virtual_memory().available
     try:
         limit = (cgroup / "memory.max").read_text().strip()

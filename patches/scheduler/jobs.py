@@ -18,7 +18,6 @@ from sage_sched.steps import attended_pairs
 
 logger = logging.getLogger(__name__)
 
-
 _ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
 
 
@@ -179,8 +178,7 @@ class Jobs:
         return max(0, req.kv.kv_allocated_len - shared_tokens)
 
     def ended(self, reqs: Sequence[Req]) -> Iterator[Req]:
-        """Those that have finished, at their last age. Each comes once, though under overlap it is
-        in two batches."""
+        """Those that have finished, each once, though under overlap it is in two batches."""
         for req in reqs:
             if req.finished() and not req.sage.has_ended:
                 self.gone(req)

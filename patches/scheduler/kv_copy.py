@@ -180,8 +180,7 @@ def swap_in(
 
 
 def counts_tokens(req: Req) -> bool:
-    """Whether its penalties or min_new_tokens depend on the tokens so far. A second prefill would
-    start their count anew."""
+    """Whether its tokens are counted (penalties, min_new_tokens). A prefill counts anew."""
     sampling = req.sampling_params
     return bool(
         sampling.frequency_penalty
@@ -192,8 +191,7 @@ def counts_tokens(req: Req) -> bool:
 
 
 def what_is_lost(req: Req) -> str | None:
-    """What SGLang does not restore when it brings back a retracted request itself; None if it
-    restores all."""
+    """What SGLang does not restore when it brings back a request itself; None if it does all."""
     if req.grammar is not None:
         return "a grammar on a decode server"
     return "a count of its tokens on a decode server" if counts_tokens(req) else None
@@ -203,10 +201,9 @@ def _prebuilt(scheduler: Scheduler, reqs: list[Req]) -> Any:
     """A batch without a forward pass, as SGLang's decode side makes of KV that came over the
     network. A request that counts tokens has to be alone in it.
 
-    Penalties and min_new_tokens are counted in the batch, anew in each. So the tokens so far are
-    counted again, all but the newest, which the next step counts. Without overlap this restores the
-    count exactly. With overlap SGLang's own count is a token behind, and skips or repeats one when
-    a prefill comes between: penalized answers depend on who else is served in any case.
+    Each batch counts anew. So all tokens so far are counted again but the newest, which the next
+    step counts. Without overlap this restores the count exactly. With overlap SGLang's own is a
+    token behind, and skips or repeats one when a prefill comes between.
     """
     batch = ScheduleBatch.init_new(
         reqs,
@@ -263,8 +260,7 @@ def _restored(scheduler: Scheduler, req: Req) -> bool:
 
 
 def _has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
-    """Whether a batch can have its LoRA adapter beside those of the others. SGLang asks before
-    prefills only."""
+    """Whether its LoRA adapter fits in beside the others', which SGLang asks before prefills."""
     beside = {other.lora_id for other in others}
     return not scheduler.enable_lora or bool(scheduler.can_schedule_lora_req(req, beside))
 

@@ -17,7 +17,7 @@ from patches.engine_types import Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.request import Seen
 from patches.series import Series
-from sage_sched.job import Job
+from sage_sched.job import Hints, Job
 from sage_sched.plan import Way
 from sage_sched.routing import backlog_s
 from sage_sched.slo import Attainment, Promise
@@ -29,8 +29,7 @@ _INTERVAL_S = 2.0
 
 
 class SchedulerMetrics:
-    """The series of one scheduler. Only the rank that SGLang reports by says anything. The clock is
-    read for these numbers alone."""
+    """The series of one scheduler. Only the rank that SGLang reports by says anything."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -165,17 +164,15 @@ class SloMeter:
         if req.finished():
             req.sage.seen = None  # under overlap it is in one more batch
             if num_tokens and not isinstance(req.finished_reason, FINISH_ABORT):
-                self._add(req.sage.job, seen)
+                self._add(req.sage.job.hints, seen)
 
-    def _add(self, job: Job, seen: Seen) -> None:
+    def _add(self, hints: Hints, seen: Seen) -> None:
         self._attainment.add(
-            job.hints, seen.ttft_s, seen.last_s, seen.num_tokens, seen.num_next_on_time
+            hints, seen.ttft_s, seen.last_s, seen.num_tokens, seen.num_next_on_time
         )
-        if (series := self._metrics.series()) is not None:
-            self._say(series, job.hints.slo_class)
-
-    def _say(self, series: Series, slo_class: str) -> None:
-        tally = self._attainment.tallies[slo_class]
+        if (series := self._metrics.series()) is None:
+            return
+        slo_class, tally = hints.slo_class, self._attainment.tallies[hints.slo_class]
         series.set("slo_requests", tally.num_requests, slo_class=slo_class)
         series.set("slo_good_requests", tally.num_good, slo_class=slo_class)
         for metric, num_met in {"all": tally.num_good, **tally.num_met}.items():

@@ -63,7 +63,6 @@ class Preemption:
         self.num_yields: Counter[tuple[bool, Way]] = Counter()
         self._num_staying: Counter[str] = Counter()
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
-        self._moved_tokens = 0
         self.go_by(config)
 
     def go_by(self, config: PreemptionConfig) -> None:
@@ -85,7 +84,7 @@ class Preemption:
             "host_pool_gib": self._host_pool_tokens * self._token_bytes / 2**30,
             "host_pool_tokens": self._host_pool_tokens,
             **self._counts,
-            "swapped_bytes": self._moved_tokens * self._token_bytes,
+            "swapped_bytes": self._meter.total_tokens * self._token_bytes,
             "swapped_s": self._meter.total_s,
             "swap_token_us": 1e6 * self._meter.token_s,
             "num_staying": dict(self._num_staying),
@@ -129,13 +128,14 @@ class Preemption:
         state = req.sage
         if not state.was_asked_to_yield:
             state.was_asked_to_yield = True
-            state.why_it_stays = why_it_stays(req)
-            if self._only_decodes and state.why_it_stays is None:
-                state.why_it_stays = kv_copy.what_is_lost(req)
-            if state.why_it_stays is not None:
-                if state.why_it_stays not in self._num_staying:
-                    logger.info("requests that use %s do not yield", state.why_it_stays)
-                self._num_staying[state.why_it_stays] += 1
+            reason = why_it_stays(req)
+            if self._only_decodes and reason is None:
+                reason = kv_copy.what_is_lost(req)
+            state.why_it_stays = reason
+            if reason is not None:
+                if reason not in self._num_staying:
+                    logger.info("requests that use %s do not yield", reason)
+                self._num_staying[reason] += 1
         return state.why_it_stays is None
 
     def take_out(self, running_batch: Batch, action: Yield) -> Req | None:
@@ -145,11 +145,10 @@ class Preemption:
             num_tokens = req.seqlen - 1
             self._scheduler.sage.session_kv.mark(req, "")  # it comes back with all of its KV
             with self._meter.timing() as move:
-                gone = kv_copy.swap_out(self._scheduler, running_batch, req)
-                move.num_tokens = num_tokens if gone else 0
-            if not gone:
+                if kv_copy.swap_out(self._scheduler, running_batch, req):
+                    move.num_tokens = num_tokens
+            if not move.num_tokens:
                 return None
-            self._moved_tokens += num_tokens
         else:
             kv_copy.leave_in_tree(self._scheduler, running_batch, req)
         req.sage.job.num_yields += 1
@@ -167,11 +166,10 @@ class Preemption:
         num_without_room = len(kv_copy.swapped(left))
         self._counts["num_without_device_room"] += num_without_room
         self._counts["num_recomputed"] += len(left) - num_without_room
-        if batch is None:
-            return running_batch, left
-        if running_batch.is_empty():
+        if batch is not None and running_batch.is_empty():
             return batch, left
-        running_batch.merge_batch(batch)
+        if batch is not None:
+            running_batch.merge_batch(batch)
         return running_batch, left
 
     @contextmanager
@@ -183,7 +181,6 @@ class Preemption:
             yield back
             move.num_tokens = sum(req.seqlen - 1 for req in back)
         self._counts["num_resumed"] += len(back)
-        self._moved_tokens += move.num_tokens
         for req in back:
             req.sage.waits.ends()
 
@@ -205,12 +202,8 @@ class Preemption:
         """Count and trace what became of a plan's actions. queue: in the plan's order."""
         self._counts["num_without_host_room"] += plan.num_without_host_room
         if (trace := self._scheduler.sage.trace) is not None:
-            known = (*queue[: len(plan.actions)], *yielded)
-            trace.carried_out(
-                plan.actions[: len(entering) + len(yielded)],
-                {req.sage.job: req for req in known},
-                left,
-            )
+            known = {req.sage.job: req for req in (*queue[: len(plan.actions)], *yielded)}
+            trace.carried_out(plan.actions[: len(entering) + len(yielded)], known, left)
         self._agree(*([req.rid for req in reqs] for reqs in (entering, left, yielded)))
 
     @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]

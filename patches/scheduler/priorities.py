@@ -26,10 +26,8 @@ def level_gap(scheduler: Scheduler) -> float:
 
 def follow_settings(scheduler: Scheduler) -> None:
     """Before a pass: SGLang itself goes by priorities only while its own policy is chosen."""
-    if not scheduler.enable_priority_scheduling:
-        return
-    sage = scheduler.sage
-    scheduler.policy.enable_priority_scheduling = sage.settings.is_stock
-    scheduler.enable_priority_preemption = (
-        sage.settings.is_stock and sage.server.level_gap < math.inf
-    )
+    if scheduler.enable_priority_scheduling:
+        sage = scheduler.sage
+        is_stock = sage.settings.is_stock
+        scheduler.policy.enable_priority_scheduling = is_stock
+        scheduler.enable_priority_preemption = is_stock and sage.server.level_gap < math.inf

@@ -32,8 +32,7 @@ def in_host_memory(scheduler: Scheduler) -> list[Req]:
 
 
 def held(scheduler: Scheduler) -> list[Req]:
-    """Those that do not run yet, though they have their room: the KV of their prompt is on its way,
-    or has just come."""
+    """Those that have room and do not run yet: their prompt's KV is on its way, or has come."""
     if not only_decodes(scheduler):
         return []
     on_the_way = [entry.req for entry in scheduler.disagg_decode_transfer_queue.queue]
@@ -41,8 +40,7 @@ def held(scheduler: Scheduler) -> list[Req]:
 
 
 def unseen(scheduler: Scheduler) -> list[Req]:
-    """Those that no plan sees: the two servers do not know of each other yet, or the prompt's KV is
-    being sent."""
+    """Those that no plan sees: the servers do not know of each other yet, or its KV is sent."""
     if only_decodes(scheduler):
         queue = scheduler.disagg_decode_prealloc_queue.queue
         return [entry.req for entry in queue if not entry.waiting_for_input]

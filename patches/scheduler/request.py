@@ -13,8 +13,7 @@ from sage_sched.slo import Promise
 
 @dataclass(slots=True)
 class Waits:
-    """How long a request has waited, in seconds of this rank's clock. For explanations, never for
-    a decision.
+    """How long a request has waited, by this rank's clock. For explanations, not for decisions.
 
     since_s: when its present wait began; None while it runs. waited_s: all earlier waits.
     num_before: how many requests were ahead when it was first put in order; None until then.

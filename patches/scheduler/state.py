@@ -45,8 +45,7 @@ class SchedulerState:
     """`Scheduler.sage`. All ranks plan alike; their clocks are read for counters only.
 
     preemption: None while no request may leave. last_preemption: may still hold copies then.
-    num_arrivals_planned: how many requests had come when the last plan was made; -1 if it could not
-        be carried out, so that another is due.
+    num_arrivals_planned: how many had come when the last plan was made; -1 if another is due.
     """
 
     def __init__(self, scheduler: Scheduler, config: SageConfig) -> None:

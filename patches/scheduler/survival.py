@@ -2,8 +2,7 @@
 
 A swapped request loses its row and its KV slots, and gets others. Whatever else SGLang keeps by
 row, by slot or by step would be lost or mixed up. So a request yields only if everything that it
-and its server use is named in survival.toml. All other requests stay, and so do those that use
-something that a later release adds.
+and its server use is named in survival.toml. So those that use what a later release adds stay.
 """
 
 from __future__ import annotations

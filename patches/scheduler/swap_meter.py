@@ -21,7 +21,7 @@ _MOVES_PER_ROUND = 16
 class SwapMeter:
     """Seconds to move a token one way. Rank 0 measures; all ranks use its figure from the same move
     on. They are seconds of the step times, as all costs are: if the server's steps take half as
-    long as configured, a move counts twice. total_s: all moves so far, on this rank.
+    long as configured, a move counts twice. total_s, total_tokens: all moves so far, on this rank.
     """
 
     def __init__(self, scheduler: Scheduler, calibration: Calibration) -> None:
@@ -31,6 +31,7 @@ class SwapMeter:
         self._num_tokens = 0
         self._seconds = 0.0
         self.total_s = 0.0
+        self.total_tokens = 0
         self.token_s = self._agreed(_trial_token_s(scheduler))
 
     @contextmanager
@@ -46,6 +47,7 @@ class SwapMeter:
             seconds = time.perf_counter() - started
             self._seconds += seconds
             self.total_s += seconds
+            self.total_tokens += move.num_tokens
             self._num_tokens += move.num_tokens
             self._num_moves += 1
             if self._num_moves % _MOVES_PER_ROUND == 0:

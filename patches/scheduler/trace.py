@@ -100,8 +100,7 @@ class Trace:
 
     def ended(self, req: Req, was_aborted: bool) -> None:
         """Its answer is over."""
-        why = "aborted" if was_aborted else "done"
-        self._add("ends", req, tokens=len(req.output_ids), why=why)
+        self._add("ends", req, tokens=len(req.output_ids), why="aborted" if was_aborted else "done")
 
     def _add(self, what: str, req: Req | None, **about: Any) -> None:
         if self.file is not None:
