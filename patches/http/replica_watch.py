@@ -42,8 +42,7 @@ def _after_init_dispatcher(result: None, self: Any) -> None:
         return
     # Asked here, as a socket belongs to one thread.
     ends = [str(worker.get_string(zmq.LAST_ENDPOINT)) for worker in self.workers if worker]
-    watch = threading.Thread(target=_watch, args=(self, replicas, ends), daemon=True)
-    watch.start()
+    threading.Thread(target=_watch, args=(self, replicas, ends), daemon=True).start()
 
 
 def by_rank(processes: Sequence[Process]) -> dict[int, list[Process]]:
@@ -71,9 +70,8 @@ def _watch(controller: Any, replicas: dict[int, list[Process]], ends: list[str])
             # server.
             for process in replicas.pop(rank):
                 process.kill()
-            threading.Thread(
-                target=_drain, args=(controller.context, ends[rank]), daemon=True
-            ).start()
+            taken = (controller.context, ends[rank])
+            threading.Thread(target=_drain, args=taken, daemon=True).start()
             controller.status[rank] = False
         if not replicas:
             logger.error("no replica is left")

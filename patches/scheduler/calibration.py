@@ -30,7 +30,7 @@ _MEAN_STEPS = 256
 
 
 def ends_with_launch(device: str) -> bool:
-    """Whether a step is over at its launch; on an accelerator it is once its result is processed."""
+    """Whether a step is over at its launch; an accelerator's is once its result is processed."""
     return device == "cpu"
 
 

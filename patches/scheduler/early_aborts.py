@@ -36,10 +36,8 @@ class EarlyAborts:
         """A request has come: abort it at once if it was aborted after it came, as its id may have
         been used before. An abort of all requests spares those that a pause held back: their
         processing had not begun."""
-        if (
-            not self._sent_s
-            or (asked := decode_asked(request.sampling_params.custom_params)) is None
-        ):
+        asked = decode_asked(request.sampling_params.custom_params)
+        if not self._sent_s or asked is None:
             return
         rid, came_s, begun_s = asked
         if any(

@@ -1,6 +1,9 @@
-"""Where a scheduler's requests are: of one server, or of those that prefill and decode apart."""
+"""Where a scheduler's requests are, on one server or on those that prefill and decode apart, and
+who gets room for the KV of its prompt."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from patches.engine_types import Req, Scheduler
 from patches.scheduler.kv_copy import swapped
@@ -61,3 +64,28 @@ def sort_by_arrival(scheduler: Scheduler) -> None:
         queue = scheduler.disagg_decode_prealloc_queue
         queue.retracted_queue.sort(key=arrival)
         queue.queue.sort(key=lambda entry: arrival(entry.req))
+
+
+class Room:
+    """Who of those that wait may get room in a pass, for SGLang's DecodePreallocQueue. refused: who
+    asked last, if there was none."""
+
+    def __init__(self) -> None:
+        self._open: set[int] | None = None
+        self.refused: Req | None = None
+
+    def go_by_sglang(self) -> None:
+        """Everybody may."""
+        self._open = self.refused = None
+
+    def open_to(self, reqs: Sequence[Req]) -> None:
+        """These alone may."""
+        self._open, self.refused = {id(req) for req in reqs}, None
+
+    def needed_tokens(self, req: Req, theirs: int, pool_tokens: int) -> int:
+        """KV that has to be free for a request. theirs: by SGLang's count. SGLang gives no room to
+        those behind the first that finds none."""
+        if self._open is not None and id(req) not in self._open:
+            return 2 * pool_tokens
+        self.refused = req
+        return theirs

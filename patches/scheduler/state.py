@@ -22,7 +22,6 @@ from patches.scheduler.jobs import Failures, Jobs
 from patches.scheduler.metrics import SchedulerMetrics, SloMeter
 from patches.scheduler.preemption import config_of, preemption_of
 from patches.scheduler.priorities import level_gap, level_of
-from patches.scheduler.room import Room
 from patches.scheduler.session_kv import SessionKv
 from patches.scheduler.trace import trace_of
 from patches.scheduler.view import view_of
@@ -70,7 +69,7 @@ class SchedulerState:
         self.headroom = Headroom(0, scheduler.page_size)  # of the last plan
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures, scheduler.server_args.disaggregation_mode)
-        self.room = Room()  # on a decode server
+        self.room = queues.Room()  # on a decode server
         self.early_aborts = EarlyAborts()
         self.metrics = SchedulerMetrics(scheduler)
         self.slo = SloMeter(self.metrics)

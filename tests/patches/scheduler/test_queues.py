@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from patches.scheduler.room import Room
+from patches.scheduler.queues import Room
 
 
 def test_those_whose_turn_it_is_not_need_more_than_there_is() -> None:
