@@ -97,20 +97,12 @@ def served(
     """What the simulator makes of them. Raises ValueError where the policy is unknown."""
     engine = load.engine_of(arm)
     options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S)
-    if load.apart:
-        return simulate_apart(
-            engine,
-            arm.policy,
-            arm.config,
-            requests,
-            options,
-            num_nodes=1 if one_node else load.nodes,
-            router=router_named(arm.dispatch, seed),
-        )
-    if load.nodes > 1 and not one_node:
+    num_nodes = 1 if one_node else load.nodes
+    if load.apart or num_nodes > 1:
+        simulated = simulate_apart if load.apart else simulate_cluster
         router = router_named(arm.dispatch, seed)
-        return simulate_cluster(
-            engine, load.nodes, arm.policy, arm.config, requests, options, router=router
+        return simulated(
+            engine, arm.policy, arm.config, requests, options, num_nodes=num_nodes, router=router
         )
     rival = _RIVALS.get(arm.policy)
     policy = rival(NoParameters(), engine.server_facts()) if rival else arm.policy

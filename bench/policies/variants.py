@@ -6,6 +6,7 @@ from sage_sched.cost import Cost, num_steps
 from sage_sched.index import Indices, MeanCost
 from sage_sched.job import Job
 from sage_sched.policies.sage import Sage
+from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts
 from sage_sched.urgency import Urgency
 from sage_sched.view import SchedulerView
@@ -73,14 +74,7 @@ class SageMean(Sage):
 class UrgencyOrder(Urgency):
     """urgency without yields."""
 
-    def should_preempt(
-        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
-    ) -> bool:
-        return False
-
-    @property
-    def preempts(self) -> bool:
-        return False
+    should_preempt = Policy.should_preempt
 
 
 class UrgencyArrival(Urgency):

@@ -34,7 +34,7 @@ TEMPERATURE, CAP = 0.7, 1024
 NUM_PROMPTS = 560
 SESSION = "offline"
 _DATASETS = ("sharegpt_prompts", "prompts_document_write", "alpaca_davinci003")
-_MAX_PROMPT_CHARS = 2500
+_MAX_PROMPT_CHARS, _NUM_OF_DATASET = 2500, 15
 _MAX_TOKENS = 2048
 _MOST_REPEATED = 16
 
@@ -72,13 +72,13 @@ def read_answers() -> list[Answered]:
     return [Answered(**json.loads(line)) for line in lines]
 
 
-def dataset_prompts(data: Path, number: int) -> Iterator[tuple[str, str]]:
-    """So many prompts of each dataset of a folder, with its name; the same ones every time."""
+def dataset_prompts(data: Path) -> Iterator[tuple[str, str]]:
+    """A few prompts of each dataset of a folder, with its name; the same ones every time."""
     for name in _DATASETS:
         with gzip.open(data / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
             texts = [json.loads(line)["prompt"] for line in file]
         fitting = sorted({text for text in texts if 0 < len(text) <= _MAX_PROMPT_CHARS})
-        for text in random.Random(name).sample(fitting, number):
+        for text in random.Random(name).sample(fitting, _NUM_OF_DATASET):
             yield text, name
 
 
@@ -187,20 +187,18 @@ def main() -> int:
     )
     parser.add_argument("--repeated", action="store_true", help="more answers, by Zipf's law")
     parser.add_argument("--data", type=Path, help="folder with datasets, whose prompts come too")
-    parser.add_argument("--data-prompts", type=int, default=15, help="of each (%(default)s)")
     parser.add_argument("--states", action="store_true", help="keep hidden states of all layers")
     parser.add_argument("--slots", type=int, default=48, help="answered at a time (%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="for torch (%(default)s)")
     parser.add_argument("--lengths", type=Path, help="write the lengths here, and answer nothing")
     args = parser.parse_args()
     if args.lengths:
         write_lengths(args.lengths, args.prompts)
         return 0
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     asked = prompts(args.prompts)
     wanted = [(*each, 0) for each in asked]
     if args.data:
-        wanted += [(*each, 0) for each in dataset_prompts(args.data, args.data_prompts)]
+        wanted += [(*each, 0) for each in dataset_prompts(args.data)]
     if args.repeated:
         wanted += repeated(asked)
     make(wanted, args.slots, args.states)

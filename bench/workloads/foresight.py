@@ -58,15 +58,11 @@ class Foresight:
         for prompt in tqdm(new, desc="embedding", unit="prompt"):
             self._vectors[encoder, prompt] = next(vectors)
 
-    def vector(self, prompt: str) -> NDArray[np.float32]:
-        """Of a prompt that was read, by the encoder of config."""
-        return self._vectors[self.config.encoder, prompt]
-
-    def input_tokens(self, request: WorkloadRequest) -> int:
-        """Tokens of its prompt."""
-        if request.prompt not in self._input_tokens:
-            self._input_tokens[request.prompt] = max(1, self.tokenizer(request.prompt))
-        return self._input_tokens[request.prompt]
+    def input_tokens(self, prompt: str) -> int:
+        """How many it has."""
+        if prompt not in self._input_tokens:
+            self._input_tokens[prompt] = max(1, self.tokenizer(prompt))
+        return self._input_tokens[prompt]
 
     def history(self, encoder: str) -> History:
         """The workload's history, all warm."""
@@ -80,8 +76,9 @@ class Foresight:
 
     def semantic(self) -> Predict:
         """The predictor that the server runs."""
-        history = self.history(self.config.encoder)
-        return lambda request: predictor.predict(history, self.vector(request.prompt))
+        encoder = self.config.encoder
+        history = self.history(encoder)
+        return lambda request: predictor.predict(history, self._vectors[encoder, request.prompt])
 
     def of_threshold(self, cosine: float) -> Predict:
         """SageSched's predictor, by eight matches at least."""
@@ -92,15 +89,13 @@ class Foresight:
 
     def of_input_length(self) -> Predict:
         """The history's requests of the most similar input length (SageSched, Fig. 9)."""
-        known = sorted(
-            (self.input_tokens(WorkloadRequest(o.prompt, o.output_tokens, "")), o.output_tokens)
-            for o in self.workload.observations()
-        )
+        answered = self.workload.observations()
+        known = sorted((self.input_tokens(one.prompt), one.output_tokens) for one in answered)
         inputs = np.array([tokens for tokens, _ in known])
         outputs = np.array([tokens for _, tokens in known])
 
         def predict(request: WorkloadRequest) -> LengthDistribution:
-            near = np.argsort(np.abs(inputs - self.input_tokens(request)), kind="stable")
+            near = np.argsort(np.abs(inputs - self.input_tokens(request.prompt)), kind="stable")
             return LengthDistribution.from_samples(outputs[near[:_NUM_ALIKE]], "warm")
 
         return predict

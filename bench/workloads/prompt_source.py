@@ -97,7 +97,7 @@ class Prompts(Source):
         return [
             SimRequest(
                 arrival_s=float(at),
-                input_tokens=self._factor * foresight.input_tokens(request),
+                input_tokens=self._factor * foresight.input_tokens(request.prompt),
                 output_tokens=min(request.output_tokens, cap),
                 max_new_tokens=cap,
                 distribution=predict(request),

@@ -169,31 +169,20 @@ def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
         drawn = torch.randn(rows, columns, generator=generator)
         return (drawn * gain / columns**0.5).to(dtype)
 
-    ones = torch.ones(hidden, dtype=dtype)
     tensors = {
         "model.embed_tokens.weight": matrix(config["vocab_size"], hidden, hidden**0.5),
-        "model.norm.weight": ones.clone(),
+        "model.norm.weight": torch.ones(hidden, dtype=dtype),
         "lm_head.weight": matrix(config["vocab_size"], hidden, 3.0),
     }
     attention, norms = _attention_shapes(config)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        tensors |= {
-            **{
-                f"{prefix}self_attn.{name}.weight": matrix(rows, columns, 2.0)
-                for name, (rows, columns) in attention.items()
-            },
-            **{
-                f"{prefix}self_attn.{name}.weight": torch.ones(n, dtype=dtype)
-                for name, n in norms.items()
-            },
-            **{
-                prefix + name: matrix(rows, columns, 1.0)
-                for name, (rows, columns) in _mlp_shapes(config).items()
-            },
-            prefix + "input_layernorm.weight": ones.clone(),
-            prefix + "post_attention_layernorm.weight": ones.clone(),
-        }
+        for name, (rows, columns) in attention.items():
+            tensors[f"{prefix}self_attn.{name}.weight"] = matrix(rows, columns, 2.0)
+        for name, (rows, columns) in _mlp_shapes(config).items():
+            tensors[prefix + name] = matrix(rows, columns, 1.0)
+        for name, size in norms.items():
+            tensors[f"{prefix}{name}.weight"] = torch.ones(size, dtype=dtype)
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
 
 
@@ -212,8 +201,9 @@ def _mlp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _attention_shapes(config: dict[str, Any]) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-    """Rows and columns of each projection, and the size of each norm."""
+    """Rows and columns of each projection, and the size of each of a layer's norms."""
     hidden, heads, head = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config["model_type"] != "minicpm3":
         kv_size = config["num_key_value_heads"] * head
         projections = {
@@ -222,7 +212,7 @@ def _attention_shapes(config: dict[str, Any]) -> tuple[dict[str, tuple[int, int]
             "v_proj": (kv_size, hidden),
             "o_proj": (hidden, heads * head),
         }
-        return projections, {}
+        return projections, norms
     query, latent = config["q_lora_rank"], config["kv_lora_rank"]
     nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
     projections = {
@@ -232,4 +222,5 @@ def _attention_shapes(config: dict[str, Any]) -> tuple[dict[str, tuple[int, int]
         "kv_b_proj": (heads * (nope + head), latent),
         "o_proj": (hidden, heads * head),
     }
-    return projections, {"q_a_layernorm": query, "kv_a_layernorm": latent}
+    own_norms = {"self_attn.q_a_layernorm": query, "self_attn.kv_a_layernorm": latent}
+    return projections, norms | own_norms

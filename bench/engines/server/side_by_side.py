@@ -126,7 +126,10 @@ def _run(
     """One policy, rate and seed, as the object that is written."""
     chosen = _chosen(settings, baseline, rate, seed)
     rate_per_s = requests_per_s(rate, baseline.saturated.capacity)
-    arrivals_s = _arrivals(settings, len(chosen), seed) / rate_per_s
+    if settings.trace is None:
+        arrivals_s = arrivals_of(settings.load, len(chosen), seed) / rate_per_s
+    else:
+        arrivals_s = trace_arrivals(settings.trace, len(chosen), seed) / rate_per_s
     label = f"{policy} {rate} seed {seed}"
     about = {"policy": policy, "rate": rate, "seed": seed, "request_rate": rate_per_s}
     try:
@@ -170,12 +173,6 @@ def _chosen(settings: Settings, baseline: Baseline, rate: str, seed: int) -> lis
     if len(chosen) < wanted and (settings.num_requests or settings.load != "sustained"):
         raise WorkloadError(f"a run needs {wanted} prompts, the workload has {len(chosen)}")
     return chosen
-
-
-def _arrivals(settings: Settings, num_requests: int, seed: int) -> NDArray[np.float64]:
-    if settings.trace is not None:
-        return trace_arrivals(settings.trace, num_requests, seed)
-    return arrivals_of(settings.load, num_requests, seed)
 
 
 def _drive(

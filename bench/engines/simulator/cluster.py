@@ -26,12 +26,12 @@ REPORT_S = 1.0
 
 def simulate_cluster(
     engine: Engine,
-    num_nodes: int,
     policy_name: str,
     config: SageConfig,
     requests: Sequence[SimRequest],
     options: Options | None = None,
     *,
+    num_nodes: int,
     router: Router | None = None,
     report_s: float = REPORT_S,
 ) -> Result:

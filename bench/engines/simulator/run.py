@@ -69,17 +69,17 @@ def make_node(
     on_finish: Callable[[Progress], None],
 ) -> Node:
     """One engine under a policy. Raises ValueError where the policy is unknown."""
-    if isinstance(policy, Policy):
-        return Node(engine, policy, config, options, on_finish)
     return Node(*engine_and_policy(engine, policy, config), config, options, on_finish)
 
 
 def engine_and_policy(
-    engine: Engine, name: str, config: SageConfig
+    engine: Engine, policy: str | Policy, config: SageConfig
 ) -> tuple[Engine, Policy | StockPolicy]:
-    """An engine as it is tuned for the policy of this name, and that policy. Raises ValueError
-    where it is unknown."""
-    rival = Rival.parse(name)
+    """An engine as it is tuned for the policy, which may be a name, and that policy. Raises
+    ValueError where it is unknown."""
+    if isinstance(policy, Policy):
+        return engine, policy
+    rival = Rival.parse(policy)
     tuned = replace(engine, **rival.engine_fields)  # type: ignore[arg-type]
     stock = STOCK.get(rival.policy)
     if stock is not None:

@@ -26,29 +26,31 @@ def test_a_cluster_of_one_is_the_engine(preempt: bool) -> None:
     requests = mixed(150, 6.0, 8)
     options = Options(preempt=preempt, watch=watch)
     alone = simulate(SMALL, "sage", CONFIG, requests, options)
-    cluster = simulate_cluster(SMALL, 1, "sage", CONFIG, requests, options)
+    cluster = simulate_cluster(SMALL, "sage", CONFIG, requests, options, num_nodes=1)
     assert cluster.ttlt_s == pytest.approx(alone.ttlt_s)
 
 
 def test_requests_go_where_the_fewest_are() -> None:
     requests = [request(0.01 * i, 10, 50) for i in range(8)]
-    result = simulate_cluster(SMALL, 8, "fcfs", CONFIG, requests, Options(watch=watch))
+    result = simulate_cluster(SMALL, "fcfs", CONFIG, requests, Options(watch=watch), num_nodes=8)
     assert result.ttlt_s == pytest.approx(result.alone_s)
     # A finished request counts no more: the third goes to the first engine, idle again.
     requests = [request(0.0, 10, 2), request(0.0, 10, 300), request(2.0, 10, 2)]
-    result = simulate_cluster(SMALL, 2, "fcfs", CONFIG, requests, Options(watch=watch))
+    result = simulate_cluster(SMALL, "fcfs", CONFIG, requests, Options(watch=watch), num_nodes=2)
     assert result.ttlt_s == pytest.approx(result.alone_s)
 
 
 def test_ten_engines_serve_ten_times_the_load() -> None:
     apart = [simulate(SMALL, "sage", CONFIG, mixed(100, 3.0, seed)).ttlt_s for seed in range(20)]
-    ten = simulate_cluster(SMALL, 10, "sage", CONFIG, mixed(1000, 30.0, 9), Options(watch=watch))
+    ten = simulate_cluster(
+        SMALL, "sage", CONFIG, mixed(1000, 30.0, 9), Options(watch=watch), num_nodes=10
+    )
     assert float(np.mean(ten.ttlt_s)) < 1.1 * float(np.mean(apart))
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:
     requests = mixed(300, 20.0, 10)
-    runs = [simulate_cluster(SMALL, 4, "sage", CONFIG, requests) for _ in range(2)]
+    runs = [simulate_cluster(SMALL, "sage", CONFIG, requests, num_nodes=4) for _ in range(2)]
     assert runs[0].ttlt_s.tobytes() == runs[1].ttlt_s.tobytes()
 
 
@@ -58,7 +60,14 @@ def test_no_dispatcher_loses_a_request_however_old_its_news(name: str, report_s:
     requests = mixed(120, 20.0, 11)
     options = Options(preempt=True, watch=watch)
     result = simulate_cluster(
-        SMALL, 3, "sage", CONFIG, requests, options, router=router_named(name), report_s=report_s
+        SMALL,
+        "sage",
+        CONFIG,
+        requests,
+        options,
+        router=router_named(name),
+        report_s=report_s,
+        num_nodes=3,
     )
     assert len(result.ttlt_s) == 120
 
@@ -66,7 +75,9 @@ def test_no_dispatcher_loses_a_request_however_old_its_news(name: str, report_s:
 def test_a_request_that_follows_comes_after_the_answer_wherever_it_goes() -> None:
     first = [request(1.0 * i, 10, 20 + 7 * i) for i in range(6)]
     later = [replace(request(0.0, 12, 5), follows=i, pause_s=0.5) for i in range(6)]
-    result = simulate_cluster(SMALL, 3, "fcfs", CONFIG, [*first, *later], Options(watch=watch))
+    result = simulate_cluster(
+        SMALL, "fcfs", CONFIG, [*first, *later], Options(watch=watch), num_nodes=3
+    )
     ended_s = result.arrival_s + result.ttlt_s
     assert result.arrival_s[6:] == pytest.approx(ended_s[:6] + 0.5)
     assert result.ttlt_s == pytest.approx(result.alone_s)
@@ -76,7 +87,7 @@ def test_followers_on_one_engine_are_served_as_without_a_router() -> None:
     first = mixed(60, 4.0, 12)
     later = [replace(each, follows=i, pause_s=0.25) for i, each in enumerate(mixed(60, 4.0, 13))]
     alone = simulate(SMALL, "sage", CONFIG, [*first, *later])
-    cluster = simulate_cluster(SMALL, 1, "sage", CONFIG, [*first, *later])
+    cluster = simulate_cluster(SMALL, "sage", CONFIG, [*first, *later], num_nodes=1)
     assert cluster.ttlt_s == pytest.approx(alone.ttlt_s)
 
 
@@ -86,7 +97,13 @@ def test_a_prefix_draws_its_like_to_one_engine() -> None:
     ]
     computed = {
         name: simulate_cluster(
-            SMALL, 4, "sage", CONFIG, shared, Options(watch=watch), router=router_named(name)
+            SMALL,
+            "sage",
+            CONFIG,
+            shared,
+            Options(watch=watch),
+            router=router_named(name),
+            num_nodes=4,
         ).prefill_tokens
         for name in ("predicted-cost", "round_robin")
     }
