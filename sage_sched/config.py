@@ -35,13 +35,11 @@ class StoreConfig:
 
     path: its folder; "" for the default, see predictor_store.store.store.default_path.
     capacity: records kept, first in first out (SageSched section 3.1: 10,000).
-    keep_prompts: store the prompts' text too, not only vectors and lengths.
     on_disk: write what the server learns; if false, an existing folder is only read.
     """
 
     path: str = ""
     capacity: int = 10_000
-    keep_prompts: bool = False
     on_disk: bool = True
 
     def __post_init__(self) -> None:

@@ -50,7 +50,6 @@ def facts(folder: Path) -> dict[str, Any]:
         "num_warm": sum(record.origin == "warm" for record in records),
         "embedder": meta.get("embedder"),
         "dimension": int(meta["dimension"]),
-        "num_prompts": sum(record.prompt is not None for record in records),
         "num_bytes": path.stat().st_size,
         "in_use_by": lock.holder(folder),
         "output_tokens": quantiles(lengths) if lengths else {},

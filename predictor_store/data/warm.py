@@ -50,7 +50,7 @@ def warm_store(
                 vectors = embedder.embed([observation.prompt for observation in chunk])
                 for of, vector in zip(chunk, vectors, strict=True):
                     known = of.output_tokens, of.input_tokens, of.censored
-                    store.add(Record(vector, *known, "warm", of.prompt))
+                    store.add(Record(vector, *known, "warm"))
                 store.flush(now=True)
                 if store.write_error is not None:
                     raise StoreError(
@@ -91,7 +91,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--encoder", choices=ENCODERS, default=DEFAULT_ENCODER,
         help="the server's predictor.encoder; default: %(default)s",
     )  # fmt: skip
-    parser.add_argument("--keep-prompts", action="store_true", help="store the prompts' text too")
     add_json(parser)
 
 
@@ -109,14 +108,13 @@ def run(args: argparse.Namespace) -> int:
 def _warm(args: argparse.Namespace) -> dict[str, Any]:
     folder = (args.store or default_path()).expanduser().absolute()
     capacity = args.capacity or recorded_capacity(folder) or StoreConfig().capacity
-    config = StoreConfig(capacity=capacity, keep_prompts=args.keep_prompts)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     readers = [Reader(name, dict(args.filter), tokenizer) for name in args.datasets]
     rows = tqdm(itertools.chain.from_iterable(readers), desc="reading", unit="row", mininterval=1)
     observations = uniform_sample(rows, min(capacity, args.limit or capacity))
     if tokenizer is not None:
         observations = [counted(each, tokenizer) for each in observations]
-    num_records = warm_store(folder, observations, config, args.encoder)
+    num_records = warm_store(folder, observations, StoreConfig(capacity=capacity), args.encoder)
     counts = ("num_read", "num_filtered", "num_malformed")
     return {
         **{name: sum(getattr(reader, name) for reader in readers) for name in counts},

@@ -62,7 +62,7 @@ class Prompt:
     def record(self, answer: Answer) -> Record:
         """The prompt with this answer."""
         num_in, num_out, cut = answer
-        return Record(self.vector, num_out, num_in, cut, "history", self.text, self.scope)
+        return Record(self.vector, num_out, num_in, cut, "history", self.scope)
 
 
 @dataclass(slots=True)
@@ -202,8 +202,7 @@ class Worker:
         prompt.vector = by.history.described(vector, prompt.asked)
         prompt.forecast = by.history.forecast(prompt.vector, prompt.scope, prompt.asked.session)
         served = protocol.encode_distribution(by.history.served(prompt.forecast))
-        if not self._config.store.keep_prompts:
-            prompt.text = ""
+        prompt.text = ""
         by.embedded[handle] = prompt
         if sum(len(client.embedded) for client in self._clients.values()) > _MAX_HANDLES:
             most = max(self._clients.values(), key=lambda client: len(client.embedded))

@@ -27,7 +27,7 @@ CREATE TABLE records (
     censored INTEGER NOT NULL,
     origin TEXT NOT NULL,
     scope TEXT NOT NULL,
-    prompt TEXT,
+    prompt TEXT,                 -- earlier releases could keep it
     crc32 INTEGER NOT NULL
 );
 CREATE INDEX records_by_eviction ON records (origin = 'history', id);
@@ -49,7 +49,6 @@ class Record:
     vector: float32, shape (dimension,), see predictor_store.predict.embedder.
     input_tokens: of the prompt; 0 if unknown.
     censored: the answer was cut off at output_tokens by its cap.
-    prompt: its text; None if it is not kept.
     scope: the traffic it belongs to, such as a LoRA adapter's name; "" for the base model's.
     """
 
@@ -58,7 +57,6 @@ class Record:
     input_tokens: int
     censored: bool
     origin: Origin
-    prompt: str | None = None
     scope: str = ""
 
 
@@ -132,13 +130,13 @@ def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]
         )
         for record_id, *fields, crc32 in rows:
             # In a damaged record each field may be of any type, the vector too.
-            vector, num_out, num_in, censored, origin, scope, prompt = fields
+            vector, num_out, num_in, censored, origin, scope, _ = fields
             sound = isinstance(vector, bytes) and len(vector) == 4 * dimension
             if not sound or _crc32(record_id, *fields) != crc32:
                 raise _damaged(path, f"record {record_id} does not match its checksum")
             numbers = np.frombuffer(vector, "<f4").astype(np.float32)
             made_by = cast(Origin, origin)
-            yield Record(numbers, num_out, num_in, bool(censored), made_by, prompt, scope)
+            yield Record(numbers, num_out, num_in, bool(censored), made_by, scope)
     except sqlite3.Error as error:
         raise _damaged(path, error) from error
 
@@ -151,15 +149,11 @@ def to_row(record_id: int, record: Record) -> tuple[object, ...]:
         record.input_tokens,
         int(record.censored),
         record.origin,
-        _utf8(record.scope),
-        None if record.prompt is None else _utf8(record.prompt),
+        # SQLite keeps text as UTF-8, which has no lone surrogates.
+        record.scope.encode("utf-8", "replace").decode("utf-8"),
+        None,
     )
     return (record_id, *fields, _crc32(record_id, *fields))
-
-
-def _utf8(text: str) -> str:
-    # SQLite keeps text as UTF-8, which has no lone surrogates.
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _crc32(record_id: int, vector: bytes, *fields: object) -> int:

@@ -11,7 +11,6 @@ import os
 import sqlite3
 import time
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -151,11 +150,7 @@ class Store:
             _note(self._connection, key, value)
 
     def _commit(self) -> None:
-        keeps = self._config.keep_prompts
-        rows = [
-            file.to_row(self._last_id + i, record if keeps else replace(record, prompt=None))
-            for i, record in enumerate(self._unwritten, start=1)
-        ]
+        rows = [file.to_row(self._last_id + i, of) for i, of in enumerate(self._unwritten, 1)]
         excess = self.num_records + len(rows) - self._config.capacity
         with self._connection:
             self._connection.executemany(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import requests
+from numpy.typing import NDArray
 
 from bench.engines.server.policy_server import CPU_ENV
 from bench.engines.server.server import Server
 from patches.compat import serves_named_app
 from predictor_store.data.warm import Observation, warm_store
+from predictor_store.predict.embedder import Embedder, embedding_dimension
 from sage_sched.config import StoreConfig
 from tests.checks.exactness import Answering
 
@@ -30,6 +34,7 @@ LONG_PROMPT = "Write a long story about a dragon who learns to sail the seven se
 # The same, of which a server under test learns nothing more before they are asked for in turn.
 UNASKED_SHORT_PROMPT = "Is 91 a prime number? Answer yes or no."
 UNASKED_LONG_PROMPT = "Draft the complete rental contract of a farm, clause by clause."
+PROMPTS = (SHORT_PROMPT, LONG_PROMPT, UNASKED_SHORT_PROMPT, UNASKED_LONG_PROMPT)
 _WARM = [
     Observation(prompt, shortest + i % 3)
     for prompt, shortest in (
@@ -55,7 +60,7 @@ SEVERAL_HTTP_PROCESSES = pytest.mark.skipif(
 
 
 class SageServer(Server):
-    """A server under one of our policies whose history is in `store`, prompts kept."""
+    """A server under one of our policies whose history is in `store`."""
 
     def __init__(
         self,
@@ -69,7 +74,7 @@ class SageServer(Server):
         policy: str = "sage",
     ) -> None:
         config = folder / "sage.toml"
-        config.write_text(f'[store]\npath = "{store}"\nkeep_prompts = true\n{settings}')
+        config.write_text(f'[store]\npath = "{store}"\n{settings}')
         ours = ["--sage-config", str(config), "--schedule-policy", policy]
         super().__init__(
             model,
@@ -87,9 +92,22 @@ class SageServer(Server):
 
     def history(self) -> list[tuple[str, int, bool]]:
         """Prompt, output tokens and whether censored, of what was recorded while serving."""
-        rows = "SELECT prompt, output_tokens, censored FROM records WHERE origin = 'history'"
+        rows = "SELECT vector, output_tokens, censored FROM records WHERE origin = 'history'"
         with sqlite3.connect(f"file:{self.store / 'history.sqlite3'}?mode=ro", uri=True) as store:
-            return [(prompt, tokens, bool(cut)) for prompt, tokens, cut in store.execute(rows)]
+            found = store.execute(rows).fetchall()
+        return [(prompt_of(vector), tokens, bool(cut)) for vector, tokens, cut in found]
+
+
+@cache
+def _known() -> NDArray[np.float32]:
+    return Embedder().embed(PROMPTS)[:, : embedding_dimension()]
+
+
+def prompt_of(vector: bytes) -> str:
+    """Which of PROMPTS a recorded vector is of; "another" if it is of none. A token more or less
+    makes no other prompt of it."""
+    cosines = _known() @ np.frombuffer(vector, "<f4")[: embedding_dimension()]
+    return PROMPTS[int(cosines.argmax())] if cosines.max() > 0.9 else "another"
 
 
 def generate(

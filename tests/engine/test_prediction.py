@@ -112,7 +112,7 @@ def test_token_ids_alone_are_read_as_text(sage_server: SageServer, model: Path) 
     body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2}}
     post(sage_server, "/generate", body)
     ((prompt, _, _),) = recorded(sage_server, 1, before)
-    assert "dragon who learns to sail" in prompt
+    assert prompt == LONG_PROMPT
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -125,7 +125,7 @@ def workers_of(server: Server) -> list[psutil.Process]:
 @contextmanager
 def service(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
     config = folder / "service.toml"
-    config.write_text(f'[store]\npath = "{folder / "store"}"\nkeep_prompts = true\n')
+    config.write_text(f'[store]\npath = "{folder / "store"}"\n')
     with subprocess.Popen(
         [
             str(BIN / "sage-sched"),

@@ -71,7 +71,6 @@ def test_recorded_lengths_go_into_the_store(
     assert (first.output_tokens, first.input_tokens, first.censored) == (10, 3, False)
     assert (second.output_tokens, second.censored) == (20, True)
     assert first.origin == second.origin == "warm"
-    assert first.prompt is None
     assert first.vector @ embedder.embed(["one"])[0] > 0.999
     out = capsys.readouterr().out
     assert out.startswith("num_read: 3\nnum_filtered: 0\nnum_malformed: 1\n")
@@ -134,13 +133,6 @@ def test_warm_data_does_not_push_history_out(
     assert warm(data, "--store", folder) == 0
     assert [r.output_tokens for r in stored(folder, 3)[:2]] == [11, 12]
     assert "num_records: 3\n" in capsys.readouterr().out
-
-
-def test_prompts_are_kept_on_demand(tmp_path: Path) -> None:
-    data = lines(tmp_path / "d.jsonl", {"prompt": "hello", "output_tokens": 1})
-    assert warm(data, "--store", tmp_path / "s", "--keep-prompts") == 0
-    with Store(StoreConfig(str(tmp_path / "s")), fingerprint(), dimension()) as store:
-        assert store.load()[0].prompt == "hello"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from predictor_store.predict.embedder import dimension
 from predictor_store.predict.history import History
-from predictor_store.store import lock
+from predictor_store.store import file, lock
 from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import Store, default_path, file_of
 from sage_sched.config import StoreConfig
@@ -32,12 +32,12 @@ DIMENSION = dimension()
 EMBEDDER = "some model"
 
 
-def opened(folder: Path, capacity: int = 100, keep_prompts: bool = False) -> Store:
-    return Store(StoreConfig(str(folder), capacity, keep_prompts), EMBEDDER, DIMENSION)
+def opened(folder: Path, capacity: int = 100) -> Store:
+    return Store(StoreConfig(str(folder), capacity), EMBEDDER, DIMENSION)
 
 
-def filled(folder: Path, *records: Record, **options: bool) -> None:
-    with opened(folder, **options) as store:
+def filled(folder: Path, *records: Record) -> None:
+    with opened(folder) as store:
         for one in records:
             store.add(one)
 
@@ -69,13 +69,18 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert_same(read(tmp_path / "deep" / "store"), records)
 
 
-def test_prompts_are_kept_only_when_asked_for(tmp_path: Path) -> None:
-    secret = record(1, prompt="my secret \ud800")
-    filled(tmp_path / "a", secret)
-    assert read(tmp_path / "a")[0].prompt is None
-    assert b"my secret" not in file_of(tmp_path / "a").read_bytes()
-    filled(tmp_path / "b", secret, keep_prompts=True)
-    assert read(tmp_path / "b")[0].prompt == "my secret ?"
+def test_a_scope_is_whatever_a_client_names(tmp_path: Path) -> None:
+    filled(tmp_path, record(1, scope="my adapter \ud800"))
+    assert read(tmp_path)[0].scope == "my adapter ?"
+
+
+def test_a_prompt_that_an_earlier_release_kept_is_passed_over(tmp_path: Path) -> None:
+    filled(tmp_path, record(1))
+    with sqlite3.connect(file_of(tmp_path)) as store:
+        number, *fields, _, _ = store.execute("SELECT * FROM records").fetchone()
+        crc32 = file._crc32(number, *fields, "its prompt")
+        store.execute("UPDATE records SET prompt = 'its prompt', crc32 = ?", (crc32,))
+    assert_same(read(tmp_path), [record(1)])
 
 
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
