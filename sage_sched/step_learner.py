@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, replace
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from sage_sched.cost import seconds_on
 from sage_sched.steps import ServerFacts, StepTime
@@ -34,7 +34,6 @@ _MAX_ROUNDS, _TOLERANCE = 30, 1e-4
 # divide; and, by kind of step, which coefficient is that of tokens.
 _LEAST_SHARE = 1e-3
 _OF_TOKENS = (2, 6)
-_SUPPORTS = np.array(list(product((False, True), repeat=len(COLUMNS))))
 # Step times are learned from so many steps, the latest, and anew after so many more.
 MEMORY_STEPS, INTERVAL_STEPS = 2048, 256
 # Lengths of typical prompts and answers.
@@ -172,23 +171,11 @@ def _solved(
     columns = work / shares
     gram = columns.T @ (columns * counts[:, None]) + pull * np.eye(len(COLUMNS))
     target = columns.T @ (counts * seconds) + pull * known * shares
-    solution = _nonnegative_minimum(gram, target) / shares
-    return np.asarray(solution, dtype=np.float64)
+    return _nonnegative_minimum(gram, target) / shares
 
 
 def _nonnegative_minimum(gram: Array, target: Array) -> Array:
-    """The x of no negative part that minimizes x'Gx / 2 - t'x; G is positive definite.
-
-    It is the free minimum on its own support, so the best of those that are nowhere negative. Of
-    seven numbers there are 128 supports, which are solved at once.
-    """
-    free = np.linalg.solve(gram, target)
-    if (free >= 0).all():
-        return np.asarray(free, dtype=np.float64)
-    both = _SUPPORTS[:, :, None] & _SUPPORTS[:, None, :]
-    grams = np.where(both, gram, np.eye(len(target)))
-    minima = np.linalg.solve(grams, (_SUPPORTS * target)[:, :, None])[:, :, 0]
-    values = -(minima @ target) / 2
-    values[(minima < 0).any(axis=1)] = np.inf
-    best: Array = minima[int(values.argmin())]
-    return best
+    """The x of no negative part that minimizes x'Gx / 2 - t'x; G is positive definite. With G = LL'
+    that is half the square of L'x less the solution of Ly = t, and a constant."""
+    factor = np.linalg.cholesky(gram)
+    return np.asarray(nnls(factor.T, np.linalg.solve(factor, target))[0], dtype=np.float64)
