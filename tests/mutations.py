@@ -80,10 +80,7 @@ _QLLM, _CORE_SLICES = (
     "tests/sage_sched/best_effort/test_policy.py",
     "tests/bench/engines/simulator/test_passing.py",
 )
-_URGENCY, _CREDIT = (
-    "tests/sage_sched/urgency/test_policy.py",
-    "tests/sage_sched/urgency/test_credit.py",
-)
+_URGENCY = "tests/sage_sched/urgency/test_policy.py"
 _GUESS, _HEAD = (
     "tests/patches/http/test_urgency.py",
     "tests/predictor_store/urgency/test_head.py",
@@ -166,31 +163,16 @@ MUTATIONS = (
     ),
     Mutation(
         "the most urgent go ahead without end",
-        "sage_sched/urgency/credit.py",
-        "        if num_tokens > self._left_tokens:\n            return False\n",
-        "",
-        f"{_CREDIT}::test_what_is_granted_is_a_share_of_the_work_and_a_pool_and_the_errors_of_"
-        "forecasts",
-    ),
-    Mutation(
-        "level 1 needs no credit",
         "sage_sched/urgency/policy.py",
-        "return 1 if self._credit.has_grant(job) else max(2, job.hints.urgency)",
-        "return job.hints.urgency",
-        f"{_URGENCY}::test_level_1_without_credit_counts_as_level_2",
-    ),
-    Mutation(
-        "who has credit keeps the place from before it",
-        "sage_sched/urgency/policy.py",
-        "            self._claims.pop(0).place = None",
-        "            self._claims.pop(0)",
-        f"{_URGENCY}::test_credit_comes_back_with_the_work_that_is_done",
+        "        return job.served_at_arrival_tokens // self._piece_tokens + job.hints.urgency",
+        "        return job.hints.urgency",
+        f"{_URGENCY}::test_a_flood_of_the_most_urgent_goes_ahead_by_two_pieces_of_work",
     ),
     Mutation(
         "a level is worth two pieces of work",
         "sage_sched/urgency/policy.py",
-        "self._piece_tokens + level - 2",
-        "self._piece_tokens + 2 * level - 4",
+        "self._piece_tokens + job.hints.urgency",
+        "self._piece_tokens + 2 * job.hints.urgency",
         f"{_URGENCY}::test_a_piece_of_work_is_worth_a_level",
     ),
     Mutation(

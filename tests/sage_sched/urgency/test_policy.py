@@ -15,7 +15,6 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
 from sage_sched.plan import Yield
 from sage_sched.urgency import Urgency, UrgencyParameters
-from sage_sched.urgency.credit import Credit
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.fairness.test_promises import NUM_RUNS, Engine, stepped
 from tests.sage_sched.strategies import SERVER, waiting
@@ -72,27 +71,10 @@ def test_a_piece_of_work_is_worth_a_level() -> None:
     assert order(policy_of(), old, later) == [old, later]
 
 
-def test_level_1_without_credit_counts_as_level_2() -> None:
-    policy = policy_of()
-    first = [job(number, 1, known=LONG) for number in range(20)]
-    other = job(20, 2)
-    ordered = order(policy, *first, other, served_tokens=0)
-    # The pool has credit for some of them; the shorter one of level 2 goes before all others.
-    num_granted = ordered.index(other)
-    assert num_granted == POOL // (100 + 950)
-    assert ordered[:num_granted] == first[:num_granted]
-
-
-def test_credit_comes_back_with_the_work_that_is_done() -> None:
-    policy = policy_of()
-    flood = [job(number, 1, known=LONG) for number in range(20)]
-    other = job(20, 2)
-    before = order(policy, *flood, other).index(other)
-    policy_view = waiting(*flood[before:], other, served_tokens=2 * 1050)
-    decide(policy_view, policy)
-    # The first ones are gone, and half of the work since then pays for one more.
-    again = order(policy, *flood[before:], other, served_tokens=2 * 1050)
-    assert again.index(other) == 1
+def test_a_flood_of_the_most_urgent_goes_ahead_by_two_pieces_of_work() -> None:
+    old = job(0, 2, 0, known=LONG)
+    flood = [job(number, 1, number * POOL // 5) for number in range(1, 20)]
+    assert order(policy_of(), old, *flood).index(old) == 9  # those within two pieces
 
 
 def roomy(view: SchedulerView, *running: Job) -> SchedulerView:
@@ -196,21 +178,15 @@ class UrgentEngine(Engine):
 
     def let_in(self, job: Job) -> None:
         super().let_in(job)
-        policy = self.policy
-        assert isinstance(policy, Urgency)
-        if policy.level(job) == 1:
-            return
         for other in self.queue:
             if other.is_ranked and job.is_ranked:
-                level = max(2, other.hints.urgency)
                 later = job.served_at_arrival_tokens - other.served_at_arrival_tokens
-                assert later <= (level - 1) * PIECE_POOLS * POOL
+                assert later <= other.hints.urgency * PIECE_POOLS * POOL
                 self.num_compared += 1
 
 
 def engine_of(seed: int, flood: bool) -> UrgentEngine:
     policy = policy_of(level_pools=PIECE_POOLS)
-    policy._credit = Credit(0.1, POOL)
     return stepped(UrgentEngine(policy, random.Random(seed), flood=flood))
 
 
