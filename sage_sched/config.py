@@ -1,4 +1,5 @@
-"""Configuration: parsed once, at the edge, into one frozen object."""
+"""Configuration: parsed once, at the edge, into one frozen object. What each field means is told in
+docs/settings.md."""
 
 from __future__ import annotations
 
@@ -31,12 +32,8 @@ ENCODERS = ("static", "minilm")
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The history of prompts and answer lengths.
-
-    path: its folder; "" for the default, see predictor_store.store.store.default_path.
-    capacity: records kept, first in first out (SageSched section 3.1: 10,000).
-    on_disk: write what the server learns; if false, an existing folder is only read.
-    """
+    """The history of prompts and answer lengths (SageSched section 3.1: 10,000 of them). path: ""
+    for the default, see predictor_store.store.store.default_path."""
 
     path: str = ""
     capacity: int = 10_000
@@ -50,13 +47,8 @@ class StoreConfig:
 class PredictorConfig:
     """How similar past prompts become a length distribution.
 
-    encoder: what turns prompts into vectors: static, a mean of token vectors, or minilm, the
-        transformer that they are distilled from (docs/predictor.md).
-    deadline_ms: a request that waits longer goes on with the prior. Long, because waiting mostly
-        costs time that the request would spend in the queue, and the prior costs its place there.
-    service: address of a predictor service (sage_sched.address); "" for a worker of the server's.
-    service_token_file: file with the token of a service on TCP; "" for the environment variable
-        SAGE_PREDICTOR_TOKEN.
+    deadline_ms is long, because waiting mostly costs time that the request would spend in the
+    queue, and the prior costs its place there. service: "" for a worker of the server's own.
     """
 
     encoder: str = "static"
@@ -73,12 +65,7 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class HintsConfig:
-    """Whose word counts on a request's importance; see sage_sched.job.Hints.
-
-    trust: none; header: what gateways and agents say in headers (patches.http.foreign); body: that,
-        and what a request says in its own parameters. Whoever may write there can then get ahead of
-        others.
-    """
+    """Whose word counts on a request's importance; see sage_sched.job.Hints."""
 
     trust: str = "none"
 
@@ -88,12 +75,7 @@ class HintsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProbeConfig:
-    """A probe that reads hidden states (docs/probe.md).
-
-    file: the probe's, for policies that use one; "" for none.
-    record: a folder to write hidden states to, to train a probe on; "" for none. They leak what
-        prompts and answers say. record_gib: how much of them is kept, the latest.
-    """
+    """A probe that reads hidden states (docs/probe.md), and the folder to record them in."""
 
     file: str = ""
     record: str = ""
@@ -105,40 +87,27 @@ class ProbeConfig:
 
 @dataclass(frozen=True, slots=True)
 class UrgencyConfig:
-    """How urgent a request is if neither its class nor its client says so.
-
-    model: a model that guesses from the prompt: a file (`sage-sched urgency train`), or builtin,
-        which knows medical complaints and finds three urgent ones in four. "": all requests are of
-        level 3.
-    """
+    """How urgent a request is if neither its class nor its client says so."""
 
     model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Which replica serves a request, on a server with --dp-size above 1.
-
-    dispatch: one of sage_sched.routing.ROUTERS; "" leaves it to SGLang's --load-balance-method.
-    """
+    """Which replica serves a request, on a server with --dp-size above 1. dispatch: "" leaves it to
+    SGLang's --load-balance-method."""
 
     dispatch: str = ""
 
     def __post_init__(self) -> None:
-        names = ["", *(router.name for router in ROUTERS)]
+        names = ["", *ROUTERS]
         allowed = ", ".join(repr(name) for name in names)
         require(self.dispatch in names, "router.dispatch", self.dispatch, allowed)
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionConfig:
-    """Running requests that leave, with their KV swapped to host memory: they yield to others if
-    the policy preempts, and the last of the order leaves when memory runs out.
-
-    enabled: whether they leave, on a server that can do it.
-    host_pool_gib: host memory for their KV, per scheduler rank; 0 for a share of what is free when
-        the server starts.
-    """
+    """Running requests that leave, with their KV swapped to host memory."""
 
     enabled: bool = True
     host_pool_gib: float = 0.0
@@ -150,13 +119,7 @@ class PreemptionConfig:
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """How evenly running requests get their tokens. The defaults lengthen the mean by 1 % at most
-    (docs/results.md).
-
-    max_gap_ms: between two tokens of a request that stays on the device, as far as the server's
-        steps allow: sooner than that, prefills give way to a decode step. inf: no bound.
-    max_away_ms: between two tokens of a request that leaves the device, until others yield to it.
-        inf: no bound.
-    """
+    (docs/results.md). inf: no bound."""
 
     max_gap_ms: float = 1000.0
     max_away_ms: float = 60_000.0
@@ -166,7 +129,6 @@ class DecodeConfig:
             require(bound_ms >= 1, f"decode.{name}", bound_ms, "1 or more, or inf")
 
     def bound(self, policy: Policy) -> Policy:
-        """A policy, with these bounds."""
         policy.gap, policy.away = Gap(self.max_gap_ms / 1e3), Away(self.max_away_ms / 1e3)
         return policy
 
@@ -236,13 +198,9 @@ class SageConfig:
     def parse(cls, sections: Mapping[str, Any]) -> Self:
         """From the mapping that a TOML or YAML file holds. Raises ConfigError."""
         require_known(sections, {**_SECTIONS, "slo": None, "policy": None}, "section")
-        parsed = {
-            name: parse_section(_SECTIONS[name], name, values)
-            for name, values in sections.items()
-            if name in _SECTIONS
-        }
+        plain = [name for name in sections if name in _SECTIONS]
         return cls(
-            **parsed,
+            **{name: parse_section(_SECTIONS[name], name, sections[name]) for name in plain},
             slo=_parse_slo(sections.get("slo", {})),
             policy=_parse_policies(sections.get("policy", {})),
         )
@@ -253,17 +211,12 @@ class SageConfig:
         return {name: section for name, section in sections.items() if section is not None}
 
 
-_SECTIONS: dict[str, type[Any]] = {
-    "store": StoreConfig,
-    "predictor": PredictorConfig,
-    "hints": HintsConfig,
-    "probe": ProbeConfig,
-    "urgency": UrgencyConfig,
-    "router": RouterConfig,
-    "preemption": PreemptionConfig,
-    "decode": DecodeConfig,
-    "step_time": StepTimeConfig,
-}
+# The plain ones, of which each field is a value.
+_SECTIONS: dict[str, Any] = {
+    f.name: f.default_factory
+    for f in dataclasses.fields(SageConfig)
+    if f.name not in ("slo", "policy", "step_time")
+} | {"step_time": StepTimeConfig}
 
 
 def _parse_slo(section: object) -> SloConfig:

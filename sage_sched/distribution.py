@@ -107,7 +107,6 @@ class LengthDistribution:
         return cls(*_merged(np.maximum(values, 1), mass), effective, source)
 
     def mean(self) -> float:
-        """Mean length in tokens."""
         return float(self.lengths @ self.weights)
 
     def quantile(self, q: float) -> int:

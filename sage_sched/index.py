@@ -176,7 +176,6 @@ class Indices:
         return True
 
     def on_server(self, server: ServerFacts) -> None:
-        """The server's step times have changed, and so have all costs."""
         self._cost = self.cost_on(server)
 
     def on_forecast(self, job: Job) -> None:

@@ -136,7 +136,6 @@ class Job:
     memo: object = field(default=None, repr=False)
 
     def grow(self, generated_tokens: int) -> None:
-        """Its answer has so many tokens now."""
         if generated_tokens != self.generated_tokens:
             self.generated_tokens = generated_tokens
             self.place = None
@@ -183,7 +182,6 @@ class Job:
         return self.has_promise or self.is_due
 
     def promise(self) -> None:
-        """From now on nobody overtakes it."""
         if not self.has_promise:
             self.has_promise = True
             self.place = None

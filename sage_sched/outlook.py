@@ -12,7 +12,6 @@ import numpy as np
 from sage_sched.distribution import Floats
 from sage_sched.index import Indices
 from sage_sched.job import Job
-from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
 # So many waiting jobs are looked at, in their order.
@@ -106,7 +105,6 @@ class Outlook:
     """
 
     def __init__(self, indices: Indices, key: Callable[[Job, SchedulerView], float]) -> None:
-        """key: the policy's."""
         self._indices, self._key = indices, key
         self._seen: tuple[ref[SchedulerView], dict[float, dict[Job, float]]] | None = None
 
@@ -140,11 +138,13 @@ class Outlook:
             together = np.maximum(1, np.minimum(num_ahead, num_willing))
             gains_s -= _PREFILL_STEPS * step_time.prefill_base_s * num_jobs / together
         worth_s = (gains_s / num_jobs).tolist()
-        return {
-            job: worth
-            for job, worth in zip(running, worth_s, strict=True)
-            if worth > 0 and worth > _move_s(job, view.server)
-        }
+        found = {}
+        for job, worth in zip(running, worth_s, strict=True):
+            kv_tokens = job.input_tokens + job.generated_tokens
+            move_s = min(view.server.swap_s(kv_tokens), view.server.recompute_s(kv_tokens))
+            if worth > 0 and worth > move_s:
+                found[job] = worth
+        return found
 
     def _those(self, jobs: Sequence[Job], view: SchedulerView) -> Those:
         standings = [self._indices.of(job) for job in jobs]
@@ -153,8 +153,3 @@ class Outlook:
         places = [-math.inf if job.is_promised else self._key(job, view) for job in jobs]
         indices = np.array([standing.index for standing in standings])
         return Those(np.array(places), steps, held + steps / 2, indices)
-
-
-def _move_s(job: Job, server: ServerFacts) -> float:
-    kv_tokens = job.input_tokens + job.generated_tokens
-    return min(server.swap_s(kv_tokens), server.recompute_s(kv_tokens))

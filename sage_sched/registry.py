@@ -45,7 +45,6 @@ _SECTIONS = {variant: name for name, policy in POLICIES.items() for variant in p
 
 
 def policy_names() -> list[str]:
-    """The names of all policies, sorted."""
     return sorted(_offers())
 
 

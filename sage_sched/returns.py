@@ -53,7 +53,6 @@ class Returns:
         self._rates: list[Floats] = []
 
     def came(self, session: str, now_s: float) -> None:
-        """A request of a session has come."""
         self._unfinished[session] = self._unfinished.get(session, 0) + 1
         if session not in self._away:
             return
@@ -71,7 +70,6 @@ class Returns:
             self._learn()
 
     def left(self, session: str, now_s: float) -> None:
-        """An answer has ended."""
         self._unfinished[session] = self._unfinished.get(session, 1) - 1
         if self._unfinished[session]:
             return

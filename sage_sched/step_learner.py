@@ -171,7 +171,8 @@ def _solved(
     columns = work / shares
     gram = columns.T @ (columns * counts[:, None]) + pull * np.eye(len(COLUMNS))
     target = columns.T @ (counts * seconds) + pull * known * shares
-    return _nonnegative_minimum(gram, target) / shares
+    solution: Array = _nonnegative_minimum(gram, target) / shares
+    return solution
 
 
 def _nonnegative_minimum(gram: Array, target: Array) -> Array:

@@ -26,7 +26,6 @@ class StepTime:
     decode_kv_token_s: float
 
     def prefill_s(self, num_requests: int, num_tokens: int, num_pairs: float) -> float:
-        """Seconds of one prefill step."""
         return (
             self.prefill_base_s
             + num_requests * self.prefill_request_s
@@ -46,7 +45,6 @@ class StepTime:
         return 2 * left_s / (linear_s + root_s) if root_s else math.inf
 
     def decode_s(self, num_requests: int, kv_tokens: int) -> float:
-        """Seconds of one decode step."""
         return (
             self.decode_base_s
             + num_requests * self.decode_request_s

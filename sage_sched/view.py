@@ -106,5 +106,4 @@ class SchedulerView:
 
     @property
     def room_tokens(self) -> int:
-        """Of KV, free or evictable."""
         return self.free_tokens + self.evictable_tokens

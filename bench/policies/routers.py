@@ -12,8 +12,6 @@ from sage_sched.routing import ClusterView, Router, waiting_s
 class RoundRobin(Router):
     """One after the other (SGLang's round_robin)."""
 
-    name = "round_robin"
-
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
         self._num_picks = 0
@@ -26,16 +24,12 @@ class RoundRobin(Router):
 class TotalRequests(Router):
     """The fewest unfinished requests (SGLang's total_requests, routers' least load)."""
 
-    name = "total_requests"
-
     def pick(self, view: ClusterView) -> int:
         return int(np.argmin(view.by_node()))
 
 
 class PowerOfTwo(Router):
     """Of two at random, the one that has fewer unfinished requests (routers' power_of_two)."""
-
-    name = "power_of_two"
 
     def pick(self, view: ClusterView) -> int:
         two = self._generator.permutation(view.num_nodes)[:2]
@@ -44,8 +38,6 @@ class PowerOfTwo(Router):
 
 class TotalTokens(Router):
     """The fewest tokens of unfinished requests, ties by their number (SGLang's total_tokens)."""
-
-    name = "total_tokens"
 
     def pick(self, view: ClusterView) -> int:
         return _least(view.by_node(view.tokens), view.by_node())
@@ -56,7 +48,6 @@ class CacheAware(Router):
     another and half as many again; else the node that has the longest prefix, if that is 0.3 of the
     prompt; else the fewest requests (there: the smallest tree)."""
 
-    name = "cache_aware"
     _most_more, _most_times, _least_share = 64, 1.5, 0.3
 
     def pick(self, view: ClusterView) -> int:
@@ -72,8 +63,6 @@ class MinLoad(Router):
     """The fewest seconds of prefill that wait, and of a decode step (ProServe's Min-Load, which
     knows as much as GoRouting does)."""
 
-    name = "min-load"
-
     def pick(self, view: ClusterView) -> int:
         return int(np.argmin(waiting_s(view)))
 
@@ -82,10 +71,15 @@ def _least(first: Floats, second: Floats) -> int:
     return int(np.lexsort((second, first))[0])
 
 
-_STOCK: list[type[Router]] = [
-    RoundRobin, TotalRequests, TotalTokens, PowerOfTwo, CacheAware, MinLoad,
-]  # fmt: skip
-_BY_NAME = {router.name: router for router in (*OURS, *_STOCK)}
+_BY_NAME: dict[str, type[Router]] = {
+    **OURS,
+    "round_robin": RoundRobin,
+    "total_requests": TotalRequests,
+    "total_tokens": TotalTokens,
+    "power_of_two": PowerOfTwo,
+    "cache_aware": CacheAware,
+    "min-load": MinLoad,
+}
 ROUTERS = tuple(_BY_NAME)
 
 

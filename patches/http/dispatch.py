@@ -22,7 +22,7 @@ from patches.messages import StepTimes
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.routing import Ledger, Newcomer, Router, block_keys, router_named
+from sage_sched.routing import ROUTERS, Ledger, Newcomer, Router, block_keys
 from sage_sched.steps import ServerFacts, StepTime
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Dispatch:
     def __init__(self, num_ranks: int, config: SageConfig, loads: Any) -> None:
         """loads: TokenizerManager.load_snapshot_reader, which reads all replicas' snapshots."""
         self._name = config.router.dispatch
-        self._router: Router = router_named(self._name)
+        self._router: Router = ROUTERS[self._name]()
         self._num_ranks = num_ranks
         self._step_time = (config.step_time or StepTimeConfig()).step_time()
         self._source = "shipped" if config.step_time is None else "configured"

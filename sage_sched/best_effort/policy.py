@@ -68,7 +68,6 @@ class Qllm(Policy):
         return self._indices.rank(job)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The work that was done when it came; for BE also what may overtake it."""
         head_start_tokens = 0.0 if self.passes(job) else self._head_start_tokens
         return job.served_at_arrival_tokens + head_start_tokens
 

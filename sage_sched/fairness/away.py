@@ -22,7 +22,6 @@ class Away:
     """
 
     def __init__(self, most_s: float = math.inf) -> None:
-        """most_s: inf: no bound."""
         self._most_s = most_s
         # Since when each is away, None until the clock is known to run: it may stand still while
         # nobody is away. And, of those that were due, at which age their turns end.
@@ -38,7 +37,8 @@ class Away:
         """Find out who is due, before the jobs are ordered."""
         if self._most_s == math.inf:
             return
-        since_s = {job: view.now_s if job in self._since_s else None for job in _begun(view)}
+        waiting = [job for job in view.waiting if job.generated_tokens]
+        since_s = {job: view.now_s if job in self._since_s else None for job in waiting}
         self._since_s = {job: self._since_s.get(job) or now_s for job, now_s in since_s.items()}
         for job, left_s in self._since_s.items():
             if left_s is not None and view.now_s - left_s > self._most_s and not job.is_promised:
@@ -48,7 +48,3 @@ class Away:
             if job.generated_tokens >= age:
                 del self._turns[job]
                 job.call_back(False)
-
-
-def _begun(view: SchedulerView) -> list[Job]:
-    return [job for job in view.waiting if job.generated_tokens]

@@ -46,7 +46,6 @@ class Promises:
     """
 
     def __init__(self, regret: float) -> None:
-        """regret: 0 or more."""
         self._regret = regret
         # By arrival, from the first unfinished one or an earlier one, and the work that the server
         # had done when each came.

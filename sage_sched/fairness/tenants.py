@@ -63,7 +63,6 @@ class Service:
         return name, done_tokens
 
     def of(self, name: Name) -> float:
-        """The service that it has had."""
         return self._had.get(name, 0.0)
 
     def _lift(self, waiting: Iterable[Name]) -> None:

@@ -23,16 +23,8 @@ AGING_POOLS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SageParameters:
-    """Settings of sage.
-
-    regret: nobody overtakes a request any more once the work (tokens) that the server has done
-        since it came exceeds (1 + regret) times that for those before it, and a batch; see
-        sage_sched.fairness.promises. 0: first come, first served; inf: the order alone. A smaller
-        one shortens tails and lengthens the mean.
-    preempts: whether running requests yield.
-    posterior: whether a probe that reads hidden states refines the forecast of a running request
-        (sage_sched.probe.posterior).
-    """
+    """Settings of sage (docs/settings.md). regret: see sage_sched.fairness.promises; a smaller one
+    shortens tails and lengthens the mean. posterior: see sage_sched.probe.posterior."""
 
     regret: float = 8.0
     preempts: bool = True
@@ -74,7 +66,6 @@ class Sage(Policy):
         self._outlook = Outlook(self._indices, self.key)
 
     def on_arrival(self, job: Job) -> bool:
-        """Rank it."""
         self._promises.arrived(job)
         if job.hints.session:
             self.uses_clock = True
@@ -82,12 +73,10 @@ class Sage(Policy):
         return self._indices.rank(job)
 
     def on_end(self, job: Job, now_s: float) -> None:
-        """Its session is away from now on."""
         if job.hints.session:
             self._returns.left(job.hints.session, now_s)
 
     def on_pass(self, view: SchedulerView) -> None:
-        """Promise their turn to those whose bound is passed."""
         self._promises.look(view)
 
     def forget(self, view: SchedulerView) -> None:
@@ -95,17 +84,14 @@ class Sage(Policy):
         self._promises.forget(view)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """`ln G + a / w`, see the class."""
         came_at = job.served_at_arrival_tokens / self._aging_tokens
         return self._indices.of(job).log_index + came_at
 
     @property
     def preempts(self) -> bool:
-        """As its parameter says."""
         return bool(self.parameters.preempts)
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """If all together wait less by more than the server stands still."""
         return self._outlook.worth_s(running, view) > price_s

@@ -11,14 +11,6 @@ from sage_sched.probe.refining import (
 )
 
 __all__ = [
-    "DUE_INTERVAL_TOKENS",
-    "NUM_ANSWERS_JUDGED",
-    "Posterior",
-    "Reading",
-    "Refiner",
-    "Refining",
-    "from_steps",
-    "in_steps",
-    "is_due",
-    "refiner_of",
-]
+    "DUE_INTERVAL_TOKENS", "NUM_ANSWERS_JUDGED", "Posterior", "Reading", "Refiner", "Refining",
+    "from_steps", "in_steps", "is_due", "refiner_of",
+]  # fmt: skip

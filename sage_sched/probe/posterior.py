@@ -120,7 +120,6 @@ class Posterior:
         return [*turns]
 
     def gain(self, job: Job) -> float | None:
-        """See sage_sched.probe.refining.Refiner."""
         evidence = job.evidence
         if not isinstance(evidence, _Evidence) or job.distribution is None:
             return None

@@ -86,7 +86,6 @@ class Refining:
         self._num_late = 0
 
     def arrived(self, job: Job) -> None:
-        """A ranked job has come."""
         self._jobs[job.arrival] = job
 
     def scored(self, arrivals: Sequence[int], ages: Sequence[int], log_p: Floats) -> None:

@@ -83,7 +83,6 @@ class Ledger:
         self._server = replace(self._server, step_time=step_time)
 
     def view(self, request: Newcomer, now_s: float) -> ClusterView:
-        """What is known as this request comes."""
         cached_tokens = self._cached_tokens(request)
         promise = Promise.of(request.hints)
         present = np.flatnonzero(self._slots["node"] != _NOBODY)
@@ -121,7 +120,6 @@ class Ledger:
         )
 
     def sent(self, rid: Hashable, node: int, request: Newcomer, now_s: float) -> None:
-        """The request was sent to this node."""
         if not np.any(self._slots["is_queued"] & (self._slots["node"] == node)):
             self._queue_heard_s[node] = now_s  # nothing was there to be worked off
         promise = Promise.of(request.hints)
@@ -140,7 +138,6 @@ class Ledger:
         self._prefixes.add(node, request.keys)
 
     def grown(self, rid: Hashable, node: int, age_tokens: int, now_s: float) -> None:
-        """The request's answer has so many tokens now."""
         slot, left = self._sent[node].get(rid, (_NOBODY, None))
         if left is None or age_tokens <= self._slots["age_tokens"][slot]:
             return

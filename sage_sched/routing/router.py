@@ -4,7 +4,6 @@ which keeps nodes as full as deadlines allow, to leave room for others."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from sage_sched.routing.cluster_view import ClusterView
 
 class Router(ABC):
     """Picks a node. Keeps nothing but what it counts or draws itself."""
-
-    name: ClassVar[str]
 
     def __init__(self, seed: int = 0) -> None:
         self._generator = np.random.default_rng(seed)
@@ -38,8 +35,6 @@ class PredictedCost(Router):
     longer, which is taken to be as much again. So a cached prefix attracts it as far as that saves
     time.
     """
-
-    name = "predicted-cost"
 
     def pick(self, view: ClusterView) -> int:
         together = np.minimum(view.left_tokens, view.answer_tokens)
@@ -68,7 +63,6 @@ class GoRouting(Router):
     above so much, the request included.
     """
 
-    name = "gorouting"
     alpha: float = 0.95
     mu: float = 0.3
     lambda_: float = 0.7
@@ -123,9 +117,5 @@ def waiting_s(view: ClusterView) -> Floats:
     return np.maximum(view.by_queue(view.exec_s) + view.decode_s - view.queue_age_s, 0.0)
 
 
-ROUTERS: tuple[type[Router], ...] = (PredictedCost, GoRouting)
-
-
-def router_named(name: str, seed: int = 0) -> Router:
-    """The dispatcher of this name, one of ROUTERS."""
-    return {router.name: router for router in ROUTERS}[name](seed)
+# By name.
+ROUTERS: dict[str, type[Router]] = {"predicted-cost": PredictedCost, "gorouting": GoRouting}

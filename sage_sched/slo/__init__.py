@@ -7,16 +7,6 @@ from sage_sched.slo.slide import Queue, Slide
 from sage_sched.slo.tdg import Promise
 
 __all__ = [
-    "METRICS",
-    "TRUST",
-    "Attainment",
-    "Promise",
-    "Proserve",
-    "ProserveParameters",
-    "Queue",
-    "Slide",
-    "SloClaims",
-    "SloClass",
-    "SloConfig",
-    "Tally",
-]
+    "METRICS", "TRUST", "Attainment", "Promise", "Proserve", "ProserveParameters", "Queue",
+    "Slide", "SloClaims", "SloClass", "SloConfig", "Tally",
+]  # fmt: skip

@@ -41,6 +41,7 @@ class Attainment:
 
     def __init__(self) -> None:
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self._total = Tally()
 
     def add(
         self, hints: Hints, ttft_s: float, last_s: float, num_tokens: int, num_next_on_time: int
@@ -52,41 +53,35 @@ class Attainment:
         """
         if not hints.has_slo:
             return
-        promise, tally = Promise.of(hints), self.tallies[hints.slo_class]
+        promise = Promise.of(hints)
         tpot_s = (last_s - ttft_s) / max(1, num_tokens - 1)
         met = {"ttft": ttft_s <= promise.ttft_s, "tpot": tpot_s <= promise.tpot_s}
-        tally.num_requests += 1
-        tally.num_good += all(met.values())
-        for name, is_met in met.items():
-            tally.num_met[name] += is_met
-        tally.gained += promise.gained(met["ttft"], num_next_on_time)
-        tally.ideal += promise.ideal(num_tokens)
+        for tally in (self._total, self.tallies[hints.slo_class]):
+            tally.num_requests += 1
+            tally.num_good += all(met.values())
+            for name, is_met in met.items():
+                tally.num_met[name] += is_met
+            tally.gained += promise.gained(met["ttft"], num_next_on_time)
+            tally.ideal += promise.ideal(num_tokens)
 
     def metrics(self, duration_s: float) -> dict[str, Any]:
         """The metrics by SGLang's names, shares in [0, 1]; empty if no request had a promise.
 
         duration_s: of the run, for request_goodput.
         """
-        tallies = self.tallies
-        num_requests = sum(tally.num_requests for tally in tallies.values())
+        total, by_class = self._total, sorted(self.tallies.items())
+        num_requests = total.num_requests
         if not num_requests:
             return {}
-        num_good = sum(tally.num_good for tally in tallies.values())
         return {
-            "request_goodput": num_good / duration_s if duration_s > 0 else 0.0,
-            "slo_attainment": num_good / num_requests,
+            "request_goodput": total.num_good / duration_s if duration_s > 0 else 0.0,
+            "slo_attainment": total.num_good / num_requests,
             "slo_attainment_by_metric": {
-                name: sum(tally.num_met[name] for tally in tallies.values()) / num_requests
-                for name in METRICS
+                name: num_met / num_requests for name, num_met in total.num_met.items()
             },
             "slo_attainment_by_class": {
-                name: tally.num_good / tally.num_requests for name, tally in sorted(tallies.items())
+                name: tally.num_good / tally.num_requests for name, tally in by_class
             },
-            "tdg_ratio": Tally(
-                gained=sum(tally.gained for tally in tallies.values()),
-                ideal=sum(tally.ideal for tally in tallies.values()),
-            ).tdg_ratio,
-            "tdg_ratio_by_class": {
-                name: tally.tdg_ratio for name, tally in sorted(tallies.items())
-            },
+            "tdg_ratio": total.tdg_ratio,
+            "tdg_ratio_by_class": {name: tally.tdg_ratio for name, tally in by_class},
         }

@@ -26,17 +26,7 @@ _WINDOW = 100
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """A section `[slo.classes.NAME]`.
-
-    priority: the value of `priority` in a request's body that claims this class; larger is more
-        important, as in SGLang (in vLLM smaller is).
-    weight: how much each of its tokens counts, 0.001 to 1000; times the request's own weight.
-    ttft_slo_ms, tpot_slo_ms: when the first token is due, and each further one; inf: no deadline.
-    min_ttft_slo_ms, min_tpot_slo_ms: the tightest deadlines that a client may ask for itself.
-    max_share: its largest share of the latest requests; the others get the default class.
-    urgency: 1 (most urgent) to 5; see sage_sched.urgency.policy.
-    fair: whether its tenants get shares alike, by weight (sage_sched.fairness.tenants).
-    """
+    """A section `[slo.classes.NAME]`, see docs/settings.md. weight: times the request's own."""
 
     priority: int = 0
     weight: float = 1.0
@@ -63,16 +53,7 @@ class SloClass:
 
 @dataclass(frozen=True, slots=True)
 class SloConfig:
-    """Section `[slo]`.
-
-    trust: who says which class a request belongs to: none (all get the default), header:
-        `X-SMG-Priority` (and `X-Sage-Tenant` names the tenant), or body: `priority` of a request.
-    default: the class of requests that claim none, or an unknown one; "": no class.
-    first_token_weight: how many further tokens the first one counts for.
-    first_token_buffer: whether clients show tokens at an even pace, so that an early first token
-        gives the next ones more time; if not, deadlines count from the first token.
-    classes: sections `[slo.classes.NAME]`, by NAME.
-    """
+    """Section `[slo]`, see docs/settings.md. classes: by NAME. default: "": no class."""
 
     trust: str = "none"
     default: str = ""

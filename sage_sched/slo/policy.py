@@ -104,7 +104,6 @@ class Proserve(Policy):
         self._starved = StarvedShare(parameters.starved_share, float(server.kv_pool_tokens))
 
     def on_arrival(self, job: Job) -> bool:
-        """As sage; and look up what the job was promised."""
         is_ranked = self._others.on_arrival(job)
         if is_ranked and job.hints.has_slo:
             promise = Promise.of(job.hints)
@@ -112,13 +111,11 @@ class Proserve(Policy):
         return is_ranked
 
     def on_server(self, server: ServerFacts) -> None:
-        """All costs are others."""
         super().on_server(server)
         self._others.on_server(server)
         self._slo_cost = seconds_on(_shared_base(server))
 
     def on_forecast(self, job: Job) -> None:
-        """As sage; and compute the worth of the job's answer anew."""
         self._others.on_forecast(job)
         if (promised := promised_of(job)) is not None:
             promised.forecast(self._worth(job), self._prefill_s(job))
@@ -147,7 +144,6 @@ class Proserve(Policy):
         return max(_LEAST_EXEC_S, exec_s)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Its place of the last pass."""
         if not self._is_promised_any:
             return self._others.key(job, view)
         promised = promised_of(job)
@@ -281,7 +277,6 @@ class Proserve(Policy):
         return has_time or 2 * ours.density < theirs.density
 
     def budget(self, view: SchedulerView) -> Budget | None:
-        """Until the first token is due."""
         return self._budget
 
 

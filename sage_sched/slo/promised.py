@@ -57,7 +57,6 @@ def promised_of(job: Job) -> Promised | None:
 
 
 def promised_among(jobs: Iterable[Job]) -> list[Pair]:
-    """The jobs that have a promise."""
     return [(job, job.memo) for job in jobs if isinstance(job.memo, Promised)]
 
 

@@ -28,7 +28,6 @@ class Promise:
 
     @classmethod
     def of(cls, hints: Hints) -> Self:
-        """The promise that a request's hints describe."""
         ttft_ms, tpot_ms = hints.ttft_slo_ms, hints.tpot_slo_ms
         return cls(
             math.inf if ttft_ms is None else ttft_ms / 1e3,

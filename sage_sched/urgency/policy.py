@@ -65,7 +65,6 @@ class Urgency(Policy):
         return self._indices.rank(job)
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """Its bucket, and its index within the bucket."""
         index = self._indices.of(job).index
         return self._bucket(job) + index / (1.0 + index)
 
@@ -81,7 +80,6 @@ class Urgency(Policy):
         return left_s(running, self._indices, view) > price_s
 
     def budget(self, view: SchedulerView) -> Budget | None:
-        """Hold prefills back while somebody urgent decodes."""
         return self._hold_back.budget(view)
 
 
