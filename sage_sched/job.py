@@ -26,7 +26,6 @@ class Hints:
     No client sets these (see sage_sched.slo.classes):
     slo_class: its class; "" if none.
     first_token_weight: how many further tokens its first one counts for, 0.001 to 1000.
-    first_token_buffer: whether an early token gives the next ones more time.
     shares_fairly: whether the tenants of its class take turns (sage_sched.fairness.tenants).
     """
 
@@ -38,7 +37,6 @@ class Hints:
     tenant: str = ""
     slo_class: str = ""
     first_token_weight: float = 1.0
-    first_token_buffer: bool = True
     shares_fairly: bool = False
 
     def __post_init__(self) -> None:
@@ -57,9 +55,8 @@ class Hints:
             if type(text) is not str or len(text) > MAX_NAME_CHARACTERS:
                 allowed = f"a string of at most {MAX_NAME_CHARACTERS} characters"
                 raise ValueError(f"{name} is {text!r:.40}, allowed: {allowed}")
-        switches = (self.first_token_buffer, self.shares_fairly)
-        if type(self.slo_class) is not str or any(type(switch) is not bool for switch in switches):
-            raise ValueError(f"no class is named {self.slo_class!r:.40}, or can be with its buffer")
+        if type(self.slo_class) is not str or type(self.shares_fairly) is not bool:
+            raise ValueError(f"no class is named {self.slo_class!r:.40}, or can share so")
 
     @property
     def has_slo(self) -> bool:

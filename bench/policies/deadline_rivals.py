@@ -48,7 +48,7 @@ class Edf(SarathiFcfs):
 
     def key(self, job: Job, view: SchedulerView) -> float:
         promise = Promise.of(job.hints)
-        return job.arrival_s + promise.due_s(job.generated_tokens + 1, promise.ttft_s)
+        return job.arrival_s + promise.due_s(job.generated_tokens + 1)
 
 
 class WeightedVtc(SarathiFcfs):
@@ -74,7 +74,7 @@ class FairBatching(SarathiFcfs):
         slack_s = math.inf
         for job in view.running:
             promise = Promise.of(job.hints)
-            due_s = job.arrival_s + promise.due_s(job.generated_tokens + 1, promise.ttft_s)
+            due_s = job.arrival_s + promise.due_s(job.generated_tokens + 1)
             slack_s = min(slack_s, max(due_s - view.now_s, promise.tpot_s))
         if slack_s == math.inf:
             return None

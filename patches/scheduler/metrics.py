@@ -158,7 +158,7 @@ class SloMeter:
             if token == 1:
                 seen.ttft_s = age_s
             else:
-                seen.num_next_on_time += age_s <= seen.promise.due_s(token, seen.ttft_s)
+                seen.num_next_on_time += age_s <= seen.promise.due_s(token)
             seen.last_s = age_s
         seen.num_tokens = num_tokens
         if req.finished():

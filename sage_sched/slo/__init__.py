@@ -1,10 +1,9 @@
 """Deadlines: classes of requests, what each is promised, and a policy for it (ProServe)."""
 
-from sage_sched.slo.attainment import METRICS, Attainment, Tally
 from sage_sched.slo.classes import TRUST, SloClaims, SloClass, SloConfig
 from sage_sched.slo.policy import Proserve, ProserveParameters
+from sage_sched.slo.promise import METRICS, Attainment, Promise, Tally
 from sage_sched.slo.slide import Queue, Slide
-from sage_sched.slo.tdg import Promise
 
 __all__ = [
     "METRICS", "TRUST", "Attainment", "Promise", "Proserve", "ProserveParameters", "Queue",

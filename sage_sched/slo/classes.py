@@ -58,7 +58,6 @@ class SloConfig:
     trust: str = "none"
     default: str = ""
     first_token_weight: float = 1.0
-    first_token_buffer: bool = True
     classes: Mapping[str, SloClass] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -124,11 +123,7 @@ class SloClaims:
         if config.trust == "body" and type(priority) is int and given.urgency == DEFAULT_URGENCY:
             urgency = min(5, max(1, DEFAULT_URGENCY - priority))
             given = replace(given, urgency=urgency)
-        given = replace(
-            given,
-            first_token_weight=config.first_token_weight,
-            first_token_buffer=config.first_token_buffer,
-        )
+        given = replace(given, first_token_weight=config.first_token_weight)
         of_class = config.classes.get(name)
         if of_class is None:
             return given

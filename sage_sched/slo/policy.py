@@ -16,6 +16,7 @@ from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import Policy
+from sage_sched.slo.promise import Promise
 from sage_sched.slo.promised import (
     Pair,
     Promised,
@@ -26,7 +27,6 @@ from sage_sched.slo.promised import (
 )
 from sage_sched.slo.slide import Queue, Slide
 from sage_sched.slo.starved import StarvedShare
-from sage_sched.slo.tdg import Promise
 from sage_sched.slo.worth import Worth
 from sage_sched.steps import ServerFacts, attended_pairs
 from sage_sched.view import SchedulerView
@@ -163,14 +163,14 @@ class Proserve(Policy):
             return
         self._others.forget(view)
         jobs = [*running, *chunked, *waiting]
-        self._bring_up_to_date(jobs, len(running) + len(chunked), view.now_s)
+        self._bring_up_to_date(jobs, len(running) + len(chunked))
         self._order(jobs, len(running), view)
         starved = self._starved.choose(waiting, view)
         if starved is not None and (promised := promised_of(starved)) is not None:
             promised.key = _STARVED
             starved.place = None
 
-    def _bring_up_to_date(self, jobs: list[Pair], num_begun: int, now_s: float) -> None:
+    def _bring_up_to_date(self, jobs: list[Pair], num_begun: int) -> None:
         """Set when the next token of each is due and, if its prefill has begun, what it takes.
 
         jobs: of which the first num_begun run or are being prefilled.
@@ -178,8 +178,7 @@ class Proserve(Policy):
         for place, (job, promised) in enumerate(jobs):
             promise, age = promised.promise, job.generated_tokens
             if age:
-                promised.ttft_s = promised.ttft_s or max(1e-9, now_s - job.arrival_s)
-                promised.due_s = job.arrival_s + promise.due_s(age + 1, promised.ttft_s)
+                promised.due_s = job.arrival_s + promise.due_s(age + 1)
                 promised.exec_s = self._decode_s(job)
                 continue
             promised.due_s = job.arrival_s + promise.ttft_s

@@ -12,7 +12,7 @@ import numpy as np
 from sage_sched.cost import Cost
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
-from sage_sched.slo.tdg import Promise
+from sage_sched.slo.promise import Promise
 from sage_sched.slo.worth import Worth
 
 _NEVER = -1
@@ -29,7 +29,7 @@ class Promised:
 
     worth: of its answer. exec_s: seconds that its next token takes by the model of step times.
     due_s: when that token is due, by SchedulerView.now_s. looked_at: what density rests on, see
-    densities_of_answers. is_urgent, may_yield, key: of the last pass. ttft_s: its measured TTFT.
+    densities_of_answers. is_urgent, may_yield, key: of the last pass.
     """
 
     promise: Promise
@@ -41,7 +41,6 @@ class Promised:
     is_urgent: bool = False
     may_yield: bool = False
     key: float = 0.0
-    ttft_s: float = 0.0
 
     def forecast(self, worth: Worth, exec_s: float) -> None:
         """The forecast has changed. The job keeps its place until the next pass."""

@@ -109,7 +109,6 @@ def test_hints_come_as_they_went_and_what_was_not_given_is_not_carried() -> None
         session="s",
         slo_class="high",
         first_token_weight=5.0,
-        first_token_buffer=False,
     )
     carried = encode_hints(hints)
     assert decode_hints(carried) == hints

@@ -210,5 +210,5 @@ def _num_on_time(request: SimRequest, answer: Answer) -> int:
     """Of the tokens but the first."""
     promise = Promise.of(request.hints)
     token_s = answer.token_s() - answer.sent_s
-    due_s = [promise.due_s(token, token_s[0]) for token in range(2, len(token_s) + 1)]
+    due_s = [promise.due_s(token) for token in range(2, len(token_s) + 1)]
     return int((token_s[1:] <= due_s).sum())

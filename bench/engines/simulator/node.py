@@ -303,5 +303,4 @@ class Node:
 def _due_s(progress: Progress, token: int) -> float:
     """When a token but the first of a request that was promised something is due."""
     assert progress.promise is not None
-    came_s = progress.request.arrival_s
-    return came_s + progress.promise.due_s(token, progress.first_token_s - came_s)
+    return progress.request.arrival_s + progress.promise.due_s(token)

@@ -177,17 +177,6 @@ def test_half_a_promise_counts_as_half(density: str) -> None:
         ]
 
 
-def test_the_second_token_counts_from_the_first_if_clients_have_no_buffer() -> None:
-    eager = replace(SOON, first_token_buffer=False)
-    running, newcomer = job(0, eager, age=1), job(1, input_tokens=5000, arrival_s=0.2)
-    view = replace(waiting(newcomer), running=[running], now_s=0.2)
-    ours = policy(running, newcomer)
-    ours.on_pass(view)  # sees its first token at 0.2: the second is due at 0.3
-    budget = ours.budget(view)
-    assert budget is not None
-    assert budget.prefill_tokens == pytest.approx(60, abs=2)
-
-
 def test_a_server_learns_and_arrivals_at_odd_times_do_no_harm() -> None:
     one, other = job(0), job(1, arrival_s=1e6)
     ours = policy(one, other)

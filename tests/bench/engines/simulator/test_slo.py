@@ -32,7 +32,7 @@ MIXED = replace(ENGINE, mixed_chunk=True)
 CLASSES = (
     Hints(weight=2.0, ttft_slo_ms=500.0, tpot_slo_ms=45.0, slo_class="high"),
     Hints(weight=1.0, ttft_slo_ms=2000.0, tpot_slo_ms=60.0, slo_class="low"),
-    Hints(ttft_slo_ms=800.0, tpot_slo_ms=50.0, slo_class="eager", first_token_buffer=False),
+    Hints(ttft_slo_ms=800.0, tpot_slo_ms=50.0, slo_class="eager"),
     NO_HINTS,
 )
 
@@ -81,7 +81,7 @@ def test_tokens_on_time_are_counted_in_a_leap_as_one_by_one(engine: Engine, poli
             assert age == before + 1
             came_s = progress.request.arrival_s
             promise = Promise.of(progress.request.hints)
-            due_s = came_s + promise.due_s(age, progress.first_token_s - came_s)
+            due_s = came_s + promise.due_s(age)
             on_time[progress.index] += node.now_s <= due_s
     expected = [n if r.hints.has_slo else 0 for n, r in zip(on_time, requests, strict=True)]
     assert [p.num_next_on_time for p in sorted(finished, key=lambda p: p.index)] == expected
