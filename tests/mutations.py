@@ -157,22 +157,22 @@ MUTATIONS = (
     Mutation(
         "best effort may be overtaken by twice its bound",
         "sage_sched/best_effort/policy.py",
-        "self._head_start_tokens = parameters.level_pools * server.kv_pool_tokens",
-        "self._head_start_tokens = 2 * parameters.level_pools * server.kv_pool_tokens",
+        "(0.0 if self.passes(job) else self._piece_tokens)",
+        "(0.0 if self.passes(job) else 2 * self._piece_tokens)",
         f"{_QLLM}::test_nobody_is_overtaken_by_more_than_the_bound",
     ),
     Mutation(
         "the most urgent go ahead without end",
         "sage_sched/urgency/policy.py",
-        "        return job.served_at_arrival_tokens // self._piece_tokens + job.hints.urgency",
-        "        return job.hints.urgency",
+        "        return job.served_at_arrival_tokens // self._piece_tokens + self.level(job)",
+        "        return self.level(job)",
         f"{_URGENCY}::test_a_flood_of_the_most_urgent_goes_ahead_by_two_pieces_of_work",
     ),
     Mutation(
         "a level is worth two pieces of work",
         "sage_sched/urgency/policy.py",
-        "self._piece_tokens + job.hints.urgency",
-        "self._piece_tokens + 2 * job.hints.urgency",
+        "self._piece_tokens + self.level(job)",
+        "self._piece_tokens + 2 * self.level(job)",
         f"{_URGENCY}::test_a_piece_of_work_is_worth_a_level",
     ),
     Mutation(

@@ -6,15 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import ClassVar
 
-from sage_sched.fields import LEAST_POOLS, MOST, require_within
-from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.order import place_of, serving_order
 from sage_sched.plan import Budget
-from sage_sched.policy import Policy
-from sage_sched.steps import ServerFacts
-from sage_sched.urgency import HoldBack, left_s
+from sage_sched.urgency import Urgency, UrgencyParameters
 from sage_sched.view import SchedulerView
 
 # Requests of this urgency, or a better one, are latency-sensitive.
@@ -22,21 +19,14 @@ _SENSITIVE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class QllmParameters:
-    """Settings of qllm. A pool is as many tokens as the KV pool holds.
+class QllmParameters(UrgencyParameters):
+    """Settings of qllm, which mean what those of urgency do."""
 
-    level_pools, decode_share: as of urgency.
-    """
-
-    level_pools: float = 1.0
     decode_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        require_within("policy.qllm.level_pools", self.level_pools, LEAST_POOLS, MOST)
-        require_within("policy.qllm.decode_share", self.decode_share, 0, 1)
+    section: ClassVar[str] = "policy.qllm"
 
 
-class Qllm(Policy):
+class Qllm(Urgency):
     """Two classes, after "Priority-Aware Preemptive Scheduling for Mixed-Priority Workloads in MoE
     Inference" (Siavashi et al., EuroMLSys 2025): latency-sensitive (LS), of urgency 2 or better,
     and best effort (BE); LS before BE, each by arrival.
@@ -57,36 +47,17 @@ class Qllm(Policy):
 
     Parameters = QllmParameters
 
-    def __init__(self, parameters: QllmParameters, server: ServerFacts) -> None:
-        self._indices = Indices(server)
-        super().__init__(parameters, server, self._indices)
-        self._head_start_tokens = parameters.level_pools * server.kv_pool_tokens
-        self._hold_back = HoldBack(parameters.decode_share, self._level)
-
-    def on_arrival(self, job: Job) -> bool:
-        """Foresee how long it has to go; a job of unknown length keeps its turn."""
-        return self._indices.rank(job)
-
     def key(self, job: Job, view: SchedulerView) -> float:
-        head_start_tokens = 0.0 if self.passes(job) else self._head_start_tokens
-        return job.served_at_arrival_tokens + head_start_tokens
+        return job.served_at_arrival_tokens + (0.0 if self.passes(job) else self._piece_tokens)
 
-    def _level(self, job: Job) -> int:
+    def level(self, job: Job) -> int:
+        """Of LS and of BE."""
         return _SENSITIVE if self.passes(job) else _SENSITIVE + 1
-
-    def should_preempt(
-        self, running: Job, waiting: Job, price_s: float, view: SchedulerView
-    ) -> bool:
-        """BE yields to LS, if it has longer to go than its move takes."""
-        if not self.passes(waiting) or self.passes(running):
-            return False
-        return left_s(running, self._indices, view) > price_s
 
     def budget(self, view: SchedulerView) -> Budget | None:
         """Hold BE back while LS decodes. LS jobs that go before all of BE are prefilled by
         themselves: their first tokens wait for whatever fills their pass."""
-        budget = self._hold_back.budget(view)
-        if budget is not None:
+        if (budget := super().budget(view)) is not None:
             return budget
         chunked = [] if view.chunked is None else [view.chunked]
         ahead = [view.waiting[position] for position in self.ahead(view, chunked)]

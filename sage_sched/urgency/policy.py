@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sage_sched.fields import LEAST_POOLS, MOST, require_within
 from sage_sched.index import Indices
@@ -27,10 +28,11 @@ class UrgencyParameters:
 
     level_pools: float = 1.0
     decode_share: float = 0.5
+    section: ClassVar[str] = "policy.urgency"
 
     def __post_init__(self) -> None:
-        require_within("policy.urgency.level_pools", self.level_pools, LEAST_POOLS, MOST)
-        require_within("policy.urgency.decode_share", self.decode_share, 0, 1)
+        require_within(f"{self.section}.level_pools", self.level_pools, LEAST_POOLS, MOST)
+        require_within(f"{self.section}.decode_share", self.decode_share, 0, 1)
 
 
 class Urgency(Policy):
@@ -59,7 +61,7 @@ class Urgency(Policy):
         self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
         self._piece_tokens = parameters.level_pools * server.kv_pool_tokens
-        self._hold_back = HoldBack(parameters.decode_share, lambda job: job.hints.urgency)
+        self._hold_back = HoldBack(parameters.decode_share, self.level)
 
     def on_arrival(self, job: Job) -> bool:
         return self._indices.rank(job)
@@ -69,21 +71,20 @@ class Urgency(Policy):
         return self._bucket(job) + index / (1.0 + index)
 
     def _bucket(self, job: Job) -> float:
-        return job.served_at_arrival_tokens // self._piece_tokens + job.hints.urgency
+        return job.served_at_arrival_tokens // self._piece_tokens + self.level(job)
+
+    def level(self, job: Job) -> int:
+        """Smaller: more urgent."""
+        return job.hints.urgency
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
         """To a more urgent one, if the running job has longer to go than its move takes."""
-        if waiting.hints.urgency >= running.hints.urgency:
+        if self.level(waiting) >= self.level(running):
             return False
-        return left_s(running, self._indices, view) > price_s
+        step_s = view.server.step_time.decode_s(len(view.running), view.running_kv_tokens)
+        return self._indices.of(running).steps * step_s > price_s
 
     def budget(self, view: SchedulerView) -> Budget | None:
         return self._hold_back.budget(view)
-
-
-def left_s(running: Job, indices: Indices, view: SchedulerView) -> float:
-    """Expected seconds until a running job ends, at the present step time."""
-    step_s = view.server.step_time.decode_s(len(view.running), view.running_kv_tokens)
-    return indices.of(running).steps * step_s
