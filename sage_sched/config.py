@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from sage_sched import address
-from sage_sched.fairness import Away
+from sage_sched.address import Address
 from sage_sched.fields import (
     MOST,
     ConfigError,
@@ -18,7 +17,7 @@ from sage_sched.fields import (
     require_known,
     require_within,
 )
-from sage_sched.gap import Gap
+from sage_sched.gap import Away, Gap
 from sage_sched.policy import Policy
 from sage_sched.registry import policy_type, section_of
 from sage_sched.routing import ROUTERS
@@ -60,7 +59,11 @@ class PredictorConfig:
         allowed = ", ".join(ENCODERS)
         require(self.encoder in ENCODERS, "predictor.encoder", self.encoder, allowed)
         require_within("predictor.deadline_ms", self.deadline_ms, 1e-3, MOST)
-        require(_is_address(self.service), "predictor.service", self.service, address.ALLOWED)
+        if self.service:
+            try:
+                Address.parse(self.service)
+            except ValueError as error:
+                raise ConfigError(f"predictor.service: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +251,3 @@ def _mapping(name: str, given: object, allowed: str) -> dict[Any, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{name} is {given!r:.80}, allowed: {allowed}")
     return dict(given)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        return not text or bool(address.Address.parse(text))
-    except ValueError:
-        return False

@@ -16,7 +16,6 @@ from sage_sched.plan import UNLIMITED, Action, Enter, Plan, Resume, Yield
 from sage_sched.policy import Policy
 from sage_sched.preemption import (
     WINDOW,
-    Candidate,
     Turn,
     anyone_would_yield,
     may_displace,
@@ -204,7 +203,7 @@ def _turns(
     turns = plan_turns(
         (job for job in view.running if job.is_ranked),
         [
-            Candidate(job, headroom.needed_tokens(job))
+            (job, headroom.needed_tokens(job))
             for job in takewhile(lambda job: may_displace(job) or job in view.swapped, queue)
         ],
         free_slots=free_slots,

@@ -93,7 +93,7 @@ class Job:
         of all jobs add up to SchedulerView.served_tokens.
     num_yields: how often it has left the device for others.
     is_promised: whether nobody may overtake it any more (sage_sched.fairness.promises). is_due: nor
-        for now, as it was away for long (sage_sched.fairness.away).
+        for now, as it was away for long (sage_sched.gap.Away).
     is_ranked: whether its policy can rank it.
     refined: its length by what was seen of its answer; None as long as nothing was.
     revision: how often that was revised.

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from sage_sched.fairness import Away, Tenants
-from sage_sched.gap import Gap
+from sage_sched.fairness import Tenants
+from sage_sched.gap import Away, Gap
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
 from sage_sched.plan import Budget
@@ -128,3 +128,18 @@ class Policy(ABC):
     def budget(self, view: SchedulerView) -> Budget | None:
         """How much this pass may prefill; None leaves it to SGLang."""
         return None
+
+
+class FcfsFill(Policy):
+    """By arrival, and nobody yields to another. What it gains over SGLang's `fcfs` is what it
+    brings to fill the pool (sage_sched.admission); what `sage` gains over it is the order's. A
+    request without a prediction keeps its turn too.
+
+    It is also what a pass goes by if its policy fails.
+    """
+
+    moves: ClassVar[bool] = True  # so that nothing is kept in the place of another policy's keys
+
+    def key(self, job: Job, view: SchedulerView) -> float:
+        """The same for all, so that arrival decides."""
+        return 0.0

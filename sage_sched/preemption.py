@@ -15,13 +15,6 @@ from sage_sched.view import SchedulerView
 WINDOW = 16
 
 
-class Candidate(NamedTuple):
-    """A waiting job, and how many tokens admission asks for it."""
-
-    job: Job
-    needed_tokens: int
-
-
 class Turn(NamedTuple):
     """A waiting job that enters, and the running ones that yield to it (none: there is room)."""
 
@@ -70,7 +63,7 @@ def may_displace(job: Job) -> bool:
 
 def plan_turns(
     running: Iterable[Job],
-    candidates: Sequence[Candidate],
+    candidates: Sequence[tuple[Job, int]],
     *,
     free_slots: int,
     free_tokens: int,
@@ -81,14 +74,11 @@ def plan_turns(
 ) -> list[Turn]:
     """The turns of the candidates, in their order, up to the first that cannot enter.
 
-    A candidate enters if a slot is free, and more tokens than it needs. Jobs of a worse level yield
-    to it if that is worse by more than `view.server.level_gap`. Jobs of its level with a worse key
-    yield if `policy.should_preempt` holds and they are not promised their turn; to one that is due
-    all yield that are not. The worst yield
-    first, and no more than needed. A job does not yield if it has yielded most_yields times, or
-    would free nothing of what is short.
+    A candidate enters if a slot is free, and more tokens than it needs. Of those that would yield
+    to it (_would_yield) the worst do so first, and no more than needed. A job does not yield if it
+    has yielded most_yields times, or would free nothing of what is short.
 
-    running: the ranked running jobs.
+    running: the ranked running jobs. candidates: with the tokens that admission asks for each.
     departure: how a running job would leave; None if it has to stay. Costly: called only for jobs
         that would be preempted at price zero.
     """
@@ -99,8 +89,7 @@ def plan_turns(
     ]
     left.sort(reverse=True)
     turns = []
-    for candidate in candidates:
-        newcomer = candidate.job
+    for newcomer, needed_tokens in candidates:
         place = (math.inf, math.inf)  # nobody yields to one that the policy cannot rank
         if newcomer.is_ranked:
             place = _place(newcomer, policy, view)
@@ -112,13 +101,12 @@ def plan_turns(
             and (leaving := departure(job)) is not None
             and _would_yield(job, newcomer, leaving.price_s, policy, view)
         )
-        short_tokens = candidate.needed_tokens + 1 - free_tokens
-        victims = _enough(willing, 1 - free_slots, short_tokens)
+        victims = _enough(willing, 1 - free_slots, needed_tokens + 1 - free_tokens)
         if victims is None:
             break
         free_slots += len(victims) - 1
         freed_tokens = sum(victim.departure.freed_tokens for victim in victims)
-        free_tokens += freed_tokens - candidate.needed_tokens
+        free_tokens += freed_tokens - needed_tokens
         gone = {victim.job.arrival for victim in victims}
         left = [entry for entry in left if entry[2] not in gone]
         turns.append(Turn(newcomer, tuple(victims)))

@@ -11,9 +11,8 @@ from typing import Any
 
 from sage_sched.best_effort import Qllm
 from sage_sched.parts_finder import find_parts
-from sage_sched.policies.fcfs_fill import FcfsFill
 from sage_sched.policies.sage import Sage
-from sage_sched.policy import Policy
+from sage_sched.policy import FcfsFill, Policy
 from sage_sched.slo import Proserve
 from sage_sched.steps import ServerFacts
 from sage_sched.urgency import Urgency

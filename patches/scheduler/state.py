@@ -30,8 +30,7 @@ from sage_sched.config import SageConfig
 from sage_sched.decide import decide
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
-from sage_sched.policies.fcfs_fill import FcfsFill
-from sage_sched.policy import NoParameters, Policy
+from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.registry import policy_named
 from sage_sched.steps import ServerFacts
 from sage_sched.switch import Settings

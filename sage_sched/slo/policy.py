@@ -20,6 +20,7 @@ from sage_sched.slo.promise import Promise
 from sage_sched.slo.promised import (
     Pair,
     Promised,
+    Worth,
     densities_of_answers,
     densities_of_next_tokens,
     promised_among,
@@ -27,7 +28,6 @@ from sage_sched.slo.promised import (
 )
 from sage_sched.slo.slide import Queue, Slide
 from sage_sched.slo.starved import StarvedShare
-from sage_sched.slo.worth import Worth
 from sage_sched.steps import ServerFacts, attended_pairs
 from sage_sched.view import SchedulerView
 
@@ -58,7 +58,7 @@ class ProserveParameters:
     eta: the shortest batch, as a share of the smallest TPOT that was promised.
     gamma: larger: more jobs are urgent.
     density: next, the worth of the next token by what it takes (the paper), or expected, that of
-        the answer (ours, see sage_sched.slo.worth).
+        the answer (ours, see Worth).
     starved_share: the share of the server's work for jobs that are late by more than their whole
         TTFT, by arrival (ours).
     """

@@ -14,9 +14,8 @@ from sage_sched.fairness import Tenants
 from sage_sched.job import Hints, Job
 from sage_sched.order import retention_order, serving_order
 from sage_sched.plan import Plan
-from sage_sched.policies.fcfs_fill import FcfsFill
 from sage_sched.policies.sage import Sage, SageParameters
-from sage_sched.policy import NoParameters, Policy
+from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 from tests.sage_sched.test_decide import ByInput, full, job

@@ -11,7 +11,7 @@ from sage_sched.departure import Departure
 from sage_sched.job import Job
 from sage_sched.plan import Way
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.preemption import Candidate, plan_turns
+from sage_sched.preemption import plan_turns
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER
 
@@ -46,7 +46,7 @@ class Holder(NamedTuple):
 
 def plan(
     running: list[Holder],
-    waiting: list[Candidate],
+    waiting: list[tuple[Job, int]],
     free_slots: int = 1,
     free_tokens: int = 0,
     move_s: Callable[[Job], float | None] = lambda job: 0.0,
@@ -72,47 +72,47 @@ def plan(
 
 def test_nobody_yields_where_there_is_room() -> None:
     newcomer = job(1)
-    turns = plan([Holder(job(100), 50)], [Candidate(newcomer, 20)], free_tokens=21)
+    turns = plan([Holder(job(100), 50)], [(newcomer, 20)], free_tokens=21)
     assert turns == [(newcomer, ())]
 
 
 def test_the_worst_key_yields_first_and_no_more_than_needed() -> None:
     worst, middle, best = (Holder(job(key), 50) for key in (300, 200, 100))
     newcomer = job(1)
-    assert plan([best, worst, middle], [Candidate(newcomer, 49)]) == [(newcomer, (worst.job,))]
-    both = plan([best, worst, middle], [Candidate(newcomer, 50)])
+    assert plan([best, worst, middle], [(newcomer, 49)]) == [(newcomer, (worst.job,))]
+    both = plan([best, worst, middle], [(newcomer, 50)])
     assert both == [(newcomer, (worst.job, middle.job))]
 
 
 def test_one_that_a_later_one_makes_superfluous_stays() -> None:
     small, large = Holder(job(300), 10), Holder(job(200), 80)
     newcomer = job(1)
-    assert plan([small, large], [Candidate(newcomer, 60)]) == [(newcomer, (large.job,))]
+    assert plan([small, large], [(newcomer, 60)]) == [(newcomer, (large.job,))]
 
 
 def test_nobody_yields_to_one_that_does_not_get_in_even_so() -> None:
-    assert plan([Holder(job(300), 10)], [Candidate(job(1), 60), Candidate(job(2), 5)]) == []
+    assert plan([Holder(job(300), 10)], [(job(1), 60), (job(2), 5)]) == []
 
 
 def test_only_those_that_the_policy_lets_yield() -> None:
     near, far = Holder(job(15), 50), Holder(job(20), 50)
     newcomer = job(10)
-    assert plan([near, far], [Candidate(newcomer, 40)]) == [(newcomer, (far.job,))]
-    assert plan([near], [Candidate(newcomer, 40)]) == []
+    assert plan([near, far], [(newcomer, 40)]) == [(newcomer, (far.job,))]
+    assert plan([near], [(newcomer, 40)]) == []
 
 
 def test_not_one_whose_move_costs_too_much_and_not_one_that_cannot_move() -> None:
     dear, fixed, cheap = (Holder(job(key), 50) for key in (300, 200, 100))
     prices_s = {dear.job: 1.0, fixed.job: None, cheap.job: 0.5}
     newcomer = job(1)
-    turns = plan([dear, fixed, cheap], [Candidate(newcomer, 40)], move_s=prices_s.__getitem__)
+    turns = plan([dear, fixed, cheap], [(newcomer, 40)], move_s=prices_s.__getitem__)
     assert turns == [(newcomer, (cheap.job,))]
 
 
 def test_who_has_yielded_often_enough_stays() -> None:
     tired, fresh = Holder(job(300, num_yields=2), 50), Holder(job(200, num_yields=1), 50)
     newcomer = job(1)
-    assert plan([tired, fresh], [Candidate(newcomer, 40)]) == [(newcomer, (fresh.job,))]
+    assert plan([tired, fresh], [(newcomer, 40)]) == [(newcomer, (fresh.job,))]
 
 
 @pytest.mark.parametrize(("free_slots", "expected"), [(0, True), (1, False)])
@@ -120,13 +120,13 @@ def test_one_that_frees_nothing_of_what_is_short_stays(free_slots: int, expected
     # It has no tokens: it can give its slot alone.
     newcomer = job(1)
     needed = 5 if expected else 50
-    turns = plan([Holder(job(300), 0)], [Candidate(newcomer, needed)], free_slots, free_tokens=20)
+    turns = plan([Holder(job(300), 0)], [(newcomer, needed)], free_slots, free_tokens=20)
     assert bool(turns) == expected
 
 
 def test_turns_share_what_is_free_and_no_one_yields_twice() -> None:
     worst, middle = Holder(job(300), 50), Holder(job(200), 50)
     first, second, third = job(1), job(2), job(3)
-    waiting = [Candidate(each, 40) for each in (first, second, third)]
+    waiting = [(each, 40) for each in (first, second, third)]
     turns = plan([middle, worst], waiting, free_slots=0)
     assert turns == [(first, (worst.job,)), (second, (middle.job,))]

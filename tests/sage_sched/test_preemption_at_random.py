@@ -11,7 +11,7 @@ from sage_sched.departure import Departure
 from sage_sched.job import Job
 from sage_sched.plan import Way
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.preemption import WINDOW, Candidate, plan_turns
+from sage_sched.preemption import WINDOW, plan_turns
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER
 
@@ -93,8 +93,7 @@ class Rank:
         self.rng.shuffle(batch)  # in what order a batch holds its requests decides nothing
         queue = sorted(self.waiting.values(), key=lambda job: (POLICY.key(job, IDLE), job.arrival))
         candidates = [
-            Candidate(job, job.input_tokens + job.max_new_tokens + self.page_size)
-            for job in queue[:WINDOW]
+            (job, job.input_tokens + job.max_new_tokens + self.page_size) for job in queue[:WINDOW]
         ]
         free_tokens = self.free_tokens() - sum(reserved.values())
         free_slots = NUM_SLOTS - len(self.running)
@@ -120,7 +119,7 @@ class Rank:
 
     def carry_out(
         self,
-        candidate: Candidate,
+        candidate: tuple[Job, int],
         yielding: tuple[Job, ...],
         freed: dict[Job, int],
         free_slots: int,
@@ -129,19 +128,19 @@ class Rank:
         """One turn; the slots and tokens that are free after it. Each victim is needed."""
         gained = sum(freed[job] for job in yielding)
         for job in yielding:
-            assert POLICY.should_preempt(job, candidate.job, 0.0, IDLE)
+            assert POLICY.should_preempt(job, candidate[0], 0.0, IDLE)
             enough_slots = free_slots + len(yielding) - 1 > 0
-            enough_tokens = free_tokens + gained - freed[job] > candidate.needed_tokens
+            enough_tokens = free_tokens + gained - freed[job] > candidate[1]
             assert not (enough_slots and enough_tokens)
             self.yield_slot(job)
             job.num_yields += 1
             assert job.num_yields <= MAX_YIELDS
             self.num_yields += 1
         free_slots += len(yielding) - 1
-        free_tokens += gained - candidate.needed_tokens
+        free_tokens += gained - candidate[1]
         assert free_slots >= 0
         assert free_tokens > 0
-        newcomer = candidate.job
+        newcomer = candidate[0]
         self.running[newcomer.arrival] = self.waiting.pop(newcomer.arrival)
         return free_slots, free_tokens
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sage_sched.cost import seconds_on
 from sage_sched.distribution import LengthDistribution
 from sage_sched.slo import Queue, Slide
-from sage_sched.slo.worth import Worth
+from sage_sched.slo.promised import Worth
 from sage_sched.steps import ServerFacts, StepTime
 
 JOBS = st.lists(

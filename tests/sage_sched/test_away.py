@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sage_sched.decide import decide
-from sage_sched.fairness import Away
+from sage_sched.gap import Away
 from sage_sched.job import Job
 from sage_sched.plan import Resume, Yield
-from sage_sched.policies.fcfs_fill import FcfsFill
-from sage_sched.policy import NoParameters
+from sage_sched.policy import FcfsFill, NoParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER
 
