@@ -34,7 +34,12 @@ LONG_PROMPT = "Write a long story about a dragon who learns to sail the seven se
 # The same, of which a server under test learns nothing more before they are asked for in turn.
 UNASKED_SHORT_PROMPT = "Is 91 a prime number? Answer yes or no."
 UNASKED_LONG_PROMPT = "Draft the complete rental contract of a farm, clause by clause."
-PROMPTS = (SHORT_PROMPT, LONG_PROMPT, UNASKED_SHORT_PROMPT, UNASKED_LONG_PROMPT)
+# What SGLang asks before it is ready (entrypoints/http_server.py), and what a test asks to see what is on disk.
+WARM_UP = "The capital city of France is"
+MARKER = "Continue: 3, 1, 4, 1, 5"
+PROMPTS = (
+    SHORT_PROMPT, LONG_PROMPT, UNASKED_SHORT_PROMPT, UNASKED_LONG_PROMPT, WARM_UP, MARKER, "",
+)  # fmt: skip
 _WARM = [
     Observation(prompt, shortest + i % 3)
     for prompt, shortest in (
@@ -90,24 +95,25 @@ class SageServer(Server):
         stats: dict[str, Any] = info["internal_states"][0]["sage"]
         return stats
 
-    def history(self) -> list[tuple[str, int, bool]]:
-        """Prompt, output tokens and whether censored, of what was recorded while serving."""
+    def history(self, prompts: tuple[str, ...] = PROMPTS) -> list[tuple[str, int, bool]]:
+        """Prompt, output tokens and whether censored, of what was recorded while serving. prompts:
+        those that may have been asked; the store does not keep them."""
         rows = "SELECT vector, output_tokens, censored FROM records WHERE origin = 'history'"
         with sqlite3.connect(f"file:{self.store / 'history.sqlite3'}?mode=ro", uri=True) as store:
             found = store.execute(rows).fetchall()
-        return [(prompt_of(vector), tokens, bool(cut)) for vector, tokens, cut in found]
+        return [(_prompt_of(vector, prompts), tokens, bool(cut)) for vector, tokens, cut in found]
 
 
 @cache
-def _known() -> NDArray[np.float32]:
-    return Embedder().embed(PROMPTS)[:, : embedding_dimension()]
+def _embedded(prompts: tuple[str, ...]) -> NDArray[np.float32]:
+    return Embedder().embed(prompts)[:, : embedding_dimension()]
 
 
-def prompt_of(vector: bytes) -> str:
-    """Which of PROMPTS a recorded vector is of; "another" if it is of none. A token more or less
-    makes no other prompt of it."""
-    cosines = _known() @ np.frombuffer(vector, "<f4")[: embedding_dimension()]
-    return PROMPTS[int(cosines.argmax())] if cosines.max() > 0.9 else "another"
+def _prompt_of(vector: bytes, prompts: tuple[str, ...]) -> str:
+    """Which of the prompts a recorded vector is of; "another" if it is of none. A token more or
+    less makes no other prompt of it."""
+    cosines = _embedded(prompts) @ np.frombuffer(vector, "<f4")[: embedding_dimension()]
+    return prompts[int(cosines.argmax())] if cosines.max() > 0.9 else "another"
 
 
 def generate(

@@ -62,7 +62,8 @@ def test_a_pair_says_what_one_server_says_and_the_decode_server_learns(
     assert num_different == 0
     assert largest < 1e-4
     wait_until(lambda: len(pair.decode.history()) >= len(ASKED))
-    learned = {prompt: tokens for prompt, tokens, _ in pair.decode.history()}
+    prompts = tuple(prompt for prompt, _ in ASKED)
+    learned = {prompt: tokens for prompt, tokens, _ in pair.decode.history(prompts)}
     assert [learned[prompt] for prompt, _ in ASKED] == [tokens for _, tokens in ASKED]
     assert pair.prefill.history() == []
     for server in (pair.prefill, pair.decode):

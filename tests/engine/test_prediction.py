@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import psutil
 import pytest
@@ -21,16 +20,15 @@ from tests.engine import stage
 from tests.engine.crowds import ask_together
 from tests.engine.serving import (
     LONG_PROMPT,
+    MARKER,
     SHORT_PROMPT,
     UNASKED_LONG_PROMPT,
     UNASKED_SHORT_PROMPT,
+    WARM_UP,
     SageServer,
     generate,
     wait_until,
 )
-
-# What SGLang asks before it is ready (entrypoints/http_server.py).
-_WARM_UP = "The capital city of France is"
 
 
 @pytest.fixture
@@ -50,9 +48,13 @@ def num_on_disk(server: SageServer) -> int:
     An answer is heard before its record is written; records are written in the order in which
     their requests ended.
     """
-    marker = f"What comes next? {uuid4().hex}"
-    generate(server, marker, max_new_tokens=1)
-    wait_until(lambda: any(prompt == marker for prompt, _, _ in server.history()))
+
+    def num_markers() -> int:
+        return sum(prompt == MARKER for prompt, _, _ in server.history())
+
+    before = num_markers()
+    generate(server, MARKER, max_new_tokens=1)
+    wait_until(lambda: num_markers() > before)
     return len(server.history())
 
 
@@ -72,7 +74,7 @@ def test_the_servers_own_requests_leave_no_trace(sage_server: SageServer) -> Non
     generate(sage_server, SHORT_PROMPT)
     recorded(sage_server, 1, before)
     assert _num_predicted(sage_server) == num_predicted + 1
-    assert not any(prompt in ("", _WARM_UP) for prompt, _, _ in sage_server.history())
+    assert not any(prompt in ("", WARM_UP) for prompt, _, _ in sage_server.history())
 
 
 def _num_predicted(server: SageServer) -> int:
