@@ -71,8 +71,6 @@ class Headroom:
     def set_aside_tokens(self, running: Sequence[Job]) -> list[int]:
         """KV to keep free for each running job: the pages that its next steps take."""
         page = self.page_size
-        if page == 1:
-            return [self.left_tokens(job) for job in running]
         return [
             (-(-(job.held_tokens + self.left_tokens(job)) // page) - -(-job.held_tokens // page))
             * page

@@ -10,10 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from sage_sched.cost import Cost, num_steps, seconds_on
 from sage_sched.distribution import Floats, LengthDistribution, Refined
 from sage_sched.job import Job
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import Cost, ServerFacts, num_steps, seconds_on
 
 # A running request's index is computed anew every so many tokens (SageSched, section 4.1).
 REFRESH_INTERVAL_TOKENS = 200
@@ -32,18 +31,12 @@ class IndexTable:
     its index keeps rising: it neither keeps a stale good place nor loses every comparison for ever.
     The chance of getting there, 1 / (samples + 1), is in the table from the start.
 
-    An entry is computed when it is first asked for: most answers reach few boundaries, and a
-    thousand waiting requests, ranked anew because costs have changed, need one entry each.
+    An entry is computed when it is first asked for, as most answers reach few boundaries.
 
     believes_tail: whether the samples count up to the end of that tail.
     """
 
     believes_tail: ClassVar[bool] = False
-
-    __slots__ = (
-        "_cached_tokens", "_cost", "_costs", "_input_tokens", "_interval", "_interval_tokens",
-        "_known_tokens", "_lengths", "_max_tokens", "_value", "_weights",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -104,7 +97,6 @@ class IndexTable:
 class MeanCost(IndexTable):
     """E[cost at the end - cost at age a | longer than a], at the refresh boundaries."""
 
-    __slots__ = ()
     believes_tail: ClassVar[bool] = True
 
     def _computed(self, weights: Floats, costs: Floats) -> float:

@@ -33,12 +33,10 @@ RIVALS = (
 # A package offers its policies in this group of entry points: a name, and a subclass of Policy.
 ENTRY_POINT_GROUP = "sage_sched.policies"
 # The names of SGLang's own policies (managers/schedule_policy.py of 0.5.23).
-SGLANG_POLICIES = frozenset(
-    {
-        "dfs-weight", "fcfs", "hrrn", "lof", "lpm", "priority", "random", "routing-key",
-        "shortest-prefill-first",
-    }
-)  # fmt: skip
+SGLANG_POLICIES = frozenset((
+    "dfs-weight", "fcfs", "hrrn", "lof", "lpm", "priority", "random", "routing-key",
+    "shortest-prefill-first",
+))  # fmt: skip
 # Of each variant, whose section it shares.
 _SECTIONS = {variant: name for name, policy in POLICIES.items() for variant in policy.variants}
 

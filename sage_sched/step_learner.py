@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from sage_sched.cost import seconds_on
-from sage_sched.steps import ServerFacts, StepTime
+from sage_sched.steps import ServerFacts, StepTime, seconds_on
 
 Array = NDArray[np.float64]
 

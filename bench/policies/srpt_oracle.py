@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sage_sched.cost import seconds_on
 from sage_sched.fields import MOST, require_within
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
 
 # Its name in the simulator. No server knows it.

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bench.policies.trail_filter import TrailFilter
-from sage_sched.cost import num_steps
 from sage_sched.fields import MOST, require_within
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, MeanCost
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.probe import Reading
+from sage_sched.steps import num_steps
 from sage_sched.view import SchedulerView
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from sage_sched.cost import Cost, num_steps
 from sage_sched.index import Indices, MeanCost
 from sage_sched.job import Job
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import Policy
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import Cost, ServerFacts, num_steps
 from sage_sched.urgency import Urgency
 from sage_sched.view import SchedulerView
 

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sage_sched.cost import num_steps
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.index import MeanCost
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.routing.cluster_view import ClusterView, Ints
 from sage_sched.routing.prefix_index import PrefixIndex
 from sage_sched.slo import Promise
-from sage_sched.steps import ServerFacts, StepTime, attended_pairs
+from sage_sched.steps import ServerFacts, StepTime, attended_pairs, num_steps
 
 # An answer of unknown length.
 _UNKNOWN = LengthDistribution.from_samples([256], "prior")

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from sage_sched.cost import seconds_on
 from sage_sched.fields import MOST, require, require_within
 from sage_sched.job import Job
 from sage_sched.plan import Budget
@@ -18,17 +17,17 @@ from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import Policy
 from sage_sched.slo.promise import Promise
 from sage_sched.slo.promised import (
+    NEVER,
     Pair,
     Promised,
     Worth,
     densities_of_answers,
-    densities_of_next_tokens,
     promised_among,
     promised_of,
 )
 from sage_sched.slo.slide import Queue, Slide
 from sage_sched.slo.starved import StarvedShare
-from sage_sched.steps import ServerFacts, attended_pairs
+from sage_sched.steps import ServerFacts, attended_pairs, seconds_on
 from sage_sched.view import SchedulerView
 
 # The key of jobs without a promise, less that of sage: behind all others.
@@ -118,7 +117,8 @@ class Proserve(Policy):
     def on_forecast(self, job: Job) -> None:
         self._others.on_forecast(job)
         if (promised := promised_of(job)) is not None:
-            promised.forecast(self._worth(job), self._prefill_s(job))
+            promised.worth, promised.exec_s = self._worth(job), self._prefill_s(job)
+            promised.looked_at = NEVER
 
     def _worth(self, job: Job) -> Worth:
         assert job.distribution is not None
@@ -195,7 +195,9 @@ class Proserve(Policy):
         fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s)
         missing_s = exec_s + fixed_s - remain_s
         if ours.density == "next":
-            densities_of_next_tokens(jobs)
+            for job, p in jobs:
+                weights = p.promise.first_weight, p.promise.next_weight
+                p.density = weights[job.generated_tokens > 0] / p.exec_s
         else:
             # A late job catches up by what a decode step is shorter than its TPOT: prefills are cut
             # so that it may (_CATCH_UP).

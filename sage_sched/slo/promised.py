@@ -10,12 +10,12 @@ from typing import Self
 
 import numpy as np
 
-from sage_sched.cost import Cost
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
 from sage_sched.slo.promise import Promise
+from sage_sched.steps import Cost
 
-_NEVER = -1
+NEVER = -1
 # Densities rest on powers of two, so that each holds for a while. A pass computes at most so many.
 _NUM_LOOKED_AT = 16
 _MOST_DOUBLINGS = 64
@@ -100,14 +100,10 @@ class Promised:
     exec_s: float
     due_s: float = math.inf
     density: float = 0.0
-    looked_at: int = _NEVER
+    looked_at: int = NEVER
     is_urgent: bool = False
     may_yield: bool = False
     key: float = 0.0
-
-    def forecast(self, worth: Worth, exec_s: float) -> None:
-        """The forecast has changed. The job keeps its place until the next pass."""
-        self.worth, self.exec_s, self.looked_at = worth, exec_s, _NEVER
 
 
 Pair = tuple[Job, Promised]
@@ -120,14 +116,6 @@ def promised_of(job: Job) -> Promised | None:
 
 def promised_among(jobs: Iterable[Job]) -> list[Pair]:
     return [(job, job.memo) for job in jobs if isinstance(job.memo, Promised)]
-
-
-def densities_of_next_tokens(jobs: list[Pair]) -> None:
-    """The paper's: the worth of the next token by what it takes."""
-    for job, p in jobs:
-        promise = p.promise
-        weight = promise.next_weight if job.generated_tokens else promise.first_weight
-        p.density = weight / p.exec_s
 
 
 def densities_of_answers(
@@ -153,7 +141,7 @@ def densities_of_answers(
     num_left = _NUM_LOOKED_AT
     for at in np.flatnonzero(looked_at != before).tolist():
         job, p = jobs[at]
-        if num_left > 0 or p.looked_at == _NEVER:
+        if num_left > 0 or p.looked_at == NEVER:
             num_left -= 1
             p.looked_at = int(looked_at[at])
             p.density = _density(job, p, int(late[at]), cost)

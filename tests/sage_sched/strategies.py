@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from bench.policies.variants import output_cost, overall_cost, resource_bound_cost
 from sage_sched.config import StepTimeConfig
-from sage_sched.cost import seconds_on
 from sage_sched.distribution import SOURCES, LengthDistribution
 from sage_sched.job import Job
-from sage_sched.steps import ServerFacts
+from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
 
 MAX_LENGTH = 5000

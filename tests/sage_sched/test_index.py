@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.policies.variants import resource_bound_cost
-from sage_sched.cost import Cost, num_steps
 from sage_sched.distribution import LengthDistribution
 from sage_sched.index import IndexTable, MeanCost
+from sage_sched.steps import Cost, num_steps
 from tests.sage_sched.strategies import MAX_LENGTH, SERVER, costs, distributions
 
 

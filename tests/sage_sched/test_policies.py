@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.policies.srpt_oracle import SrptOracle, SrptOracleParameters
-from sage_sched.cost import seconds_on
 from sage_sched.distribution import LengthDistribution, Refined
 from sage_sched.job import Job
 from sage_sched.order import serving_order
 from sage_sched.policy import Policy
 from sage_sched.registry import policy_named, policy_names, policy_type, section_of
+from sage_sched.steps import seconds_on
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 
 POOL = SERVER.kv_pool_tokens

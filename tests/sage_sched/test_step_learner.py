@@ -10,12 +10,11 @@ from scipy.stats import spearmanr
 
 from bench.engines.simulator.presets import H800_QWEN3_32B, PRESETS, Engine
 from sage_sched.config import StepTimeConfig
-from sage_sched.cost import seconds_on
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.registry import policy_named
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS, StepLearner, is_worth_telling
-from sage_sched.steps import StepTime
+from sage_sched.steps import StepTime, seconds_on
 from tests.sage_sched.step_traffic import Step, steps
 
 SHIPPED = StepTimeConfig().step_time()

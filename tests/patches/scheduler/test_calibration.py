@@ -10,11 +10,10 @@ import pytest
 from patches.messages import StepTimes
 from patches.scheduler.calibration import Calibration, StepTimeFile
 from sage_sched.config import StepTimeConfig, in_ms
-from sage_sched.cost import seconds_on
 from sage_sched.job import Job
 from sage_sched.routing import backlog_s
 from sage_sched.step_learner import INTERVAL_STEPS, MEMORY_STEPS
-from sage_sched.steps import ServerFacts, StepTime
+from sage_sched.steps import ServerFacts, StepTime, seconds_on
 from tests.sage_sched.step_traffic import Step, steps
 
 SHIPPED = StepTimeConfig().step_time()

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.cost import seconds_on
 from sage_sched.distribution import LengthDistribution
 from sage_sched.slo import Queue, Slide
 from sage_sched.slo.promised import Worth
-from sage_sched.steps import ServerFacts, StepTime
+from sage_sched.steps import ServerFacts, StepTime, seconds_on
 
 JOBS = st.lists(
     st.tuples(st.floats(1e-4, 2.0), st.floats(-5.0, 10.0), st.floats(0.01, 50.0)),
