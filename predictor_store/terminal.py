@@ -51,7 +51,6 @@ def speaker(args: argparse.Namespace) -> Callable[..., None]:
 
 
 def print_json(found: Any) -> None:
-    """Print one JSON document."""
     print(json.dumps(found, indent=2))
 
 

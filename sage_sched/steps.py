@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # What a request has cost by a token of its answer; strictly increasing. Called with input_tokens,
-# output_tokens (at least 1) and cached_tokens, which are of the input and need no prefill (0 if left
-# out). All may be arrays.
+# output_tokens (at least 1) and cached_tokens, which are of the input and need no prefill (0 if
+# left out). All may be arrays.
 Cost = Callable[..., Any]
 
 

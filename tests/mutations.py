@@ -429,9 +429,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a prompt that is found to be cached loses its place",
-        "sage_sched/slo/promised.py",
-        "self.worth, self.exec_s, self.looked_at = worth, exec_s, _NEVER",
-        "self.worth, self.exec_s, self.looked_at, self.key = worth, exec_s, _NEVER, 0.0",
+        "sage_sched/slo/policy.py",
+        "            promised.looked_at = NEVER",
+        "            promised.looked_at, promised.key = NEVER, 0.0",
         "tests/sage_sched/slo/test_policy.py"
         "::test_what_is_found_to_be_cached_in_a_pass_takes_nobody_out_of_the_order",
     ),

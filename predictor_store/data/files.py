@@ -61,7 +61,6 @@ def _file_rows(path: Path, tokenizer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _row_of(found: Answered) -> dict[str, Any] | RowError:
-    """A record of SGLang as a row of a dataset."""
     if found.ids and not found.prompt:
         return RowError("its prompt is token ids: --tokenizer reads them")
     if not found.prompt:

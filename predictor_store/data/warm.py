@@ -62,7 +62,6 @@ def warm_store(
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument(
         "datasets", nargs="+", metavar="DATASET",
         help="a file (JSON lines, a JSON array or Parquet, gzip too), of prompts with answers or "

@@ -36,7 +36,6 @@ class Session:
     total_tokens: int = 0
 
     def after(self, input_tokens: int, output_tokens: int) -> Self:
-        """With one more answer."""
         lengths = (*self.lengths, max(output_tokens, 1))[-NUM_RECENT:]
         return type(self)(self.num_answers + 1, lengths, input_tokens + output_tokens)
 
@@ -67,7 +66,6 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     session: _Name = ""
 
     def as_fields(self) -> dict[str, Any]:
-        """What is said, for JSON."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 

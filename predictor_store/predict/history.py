@@ -80,7 +80,6 @@ class History:
 
     @classmethod
     def of_encoder(cls, encoder: str, capacity: int, general: GeneralLength | None) -> Self:
-        """For the vectors of predictor_store.predict.embedder."""
         dimension, columns = embedding_dimension(encoder), searched_columns(encoder)
         return cls(dimension, NUM_BESIDE, capacity, general, columns)
 
@@ -93,13 +92,11 @@ class History:
         return hash(name)
 
     def kind(self, vector: NDArray[np.float32]) -> int:
-        """What kind of request a prompt's vector is of."""
         if self.features.shape[1] < asked.NUM_FEATURES:
             return 0
         return asked.kind_of(vector[-asked.NUM_FEATURES :])
 
     def num_of_same_prompt(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many records there are of each slot's prompt."""
         return np.array([self._num_of_prompt[of] for of in self._prompts[slots].tolist()], np.int64)
 
     def add(
@@ -185,7 +182,6 @@ class History:
         return np.hstack([embeddings(self._index.codes(slots)), self.features[slots]])
 
     def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What this history's score reads; see regression.described."""
         return described(vectors, self.general)
 
     def fitting(self) -> Fitting | None:

@@ -23,7 +23,10 @@ class VectorIndex:
         self._searched: faiss.Index = self._whole_index
         if columns is not None:
             self._read_index = empty_index(columns.size)
-            self._searched = _in_order_of(self._whole_index, self._read_index, columns)
+            chosen = faiss.RemapDimensionsTransform(dimension, columns.size)
+            faiss.copy_array_to_vector(columns.astype(np.int32), chosen.map)
+            read = faiss.IndexPreTransform(chosen, self._read_index)
+            self._searched = faiss.IndexRefine(read, self._whole_index)
         self._steps = steps_per_unit(dimension)
 
     def __len__(self) -> int:
@@ -60,14 +63,6 @@ class VectorIndex:
     def _whole(self, embedding: NDArray[np.float32]) -> NDArray[np.float32]:
         # A query too: in a large index, FAISS takes its numbers for whole ones.
         return np.asarray(np.rint(self._steps * embedding).clip(-128, 127), np.float32)
-
-
-def _in_order_of(
-    whole: faiss.IndexScalarQuantizer, read: faiss.IndexScalarQuantizer, columns: NDArray[np.int64]
-) -> faiss.IndexRefine:
-    chosen = faiss.RemapDimensionsTransform(whole.d, read.d)
-    faiss.copy_array_to_vector(columns.astype(np.int32), chosen.map)
-    return faiss.IndexRefine(faiss.IndexPreTransform(chosen, read), whole)
 
 
 def _codes_of(index: faiss.IndexScalarQuantizer) -> NDArray[np.uint8]:

@@ -44,7 +44,6 @@ class MiniLM:
 
     @staticmethod
     def fingerprint() -> str:
-        """Names whatever decides the vectors."""
         return f"all-MiniLM-L6-v2/{MAX_TOKENS} tokens/{weights_digest()}"
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -81,7 +80,6 @@ def tokenizer(max_tokens: int) -> Any:
 
 @cache
 def weights_digest() -> str:
-    """Names the packaged model's weights."""
     with (MODEL / "model.safetensors").open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:16]
 

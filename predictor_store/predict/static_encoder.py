@@ -45,7 +45,6 @@ class StaticEncoder:
 
     @staticmethod
     def fingerprint() -> str:
-        """Names whatever decides the vectors."""
         return f"token vectors {_RECIPE} of all-MiniLM-L6-v2/{MAX_TOKENS} tokens/{weights_digest()}"
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:

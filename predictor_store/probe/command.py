@@ -6,14 +6,14 @@ import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from predictor_store.probe.recording import Recording, RecordingError
 from predictor_store.probe.weights import Quality
-from predictor_store.terminal import add_json, print_json, speaker
+from predictor_store.terminal import add_json, print_found, speaker
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("recording", type=Path, metavar="DIR", help="what probe.record named")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for the probe")
     parser.add_argument(
@@ -42,22 +42,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"sage-sched train-probe: {error}", file=sys.stderr)
         return 1
     layer, reading = trained.probe.layer, trained.probe.reading
-    say(
-        f"{args.out}: layer {layer}, alpha {reading.alpha:g}, beta "
-        f"{' '.join(f'{beta:g}' for beta in reading.beta)} by age from "
-        f"{' '.join(map(str, reading.band_ages))}, gamma {reading.gamma:g}"
-    )
-    say(table(trained.qualities))
+    found: dict[str, Any] = {
+        "layer": layer, "alpha": reading.alpha, "beta": reading.beta.tolist(),
+        "gamma": reading.gamma, "band_ages": reading.band_ages.tolist(),
+    }  # fmt: skip
     if args.json:
-        by_age = {
+        found["by_age"] = {
             name: {age: asdict(score) for age, score in quality.items()}
             for name, quality in trained.qualities.items()
         }
-        read_as = {
-            "alpha": reading.alpha, "beta": reading.beta.tolist(), "gamma": reading.gamma,
-            "band_ages": reading.band_ages.tolist(),
-        }  # fmt: skip
-        print_json({"layer": layer, **read_as, "by_age": by_age})
+    print_found(found, args.json)
+    say(table(trained.qualities))
     return 0
 
 

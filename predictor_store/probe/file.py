@@ -44,7 +44,6 @@ class ProbeFile:
 
     @property
     def hidden_size(self) -> int:
-        """The size of the model's states."""
         return int(self.w1.shape[1])
 
     def log_p(self, states: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -60,7 +60,6 @@ def quality_by_age(forecasts: Iterable[Forecast]) -> Quality:
 
 
 def without_scores(reading: Reading) -> Reading:
-    """A reading that ignores the probe's scores."""
     return replace(reading, alpha=1.0, beta=np.zeros(1), gamma=1.0)
 
 

@@ -45,7 +45,6 @@ class Connection:
 
     @property
     def is_late(self) -> bool:
-        """Whether its time is over."""
         return self._deadline.expired()
 
     def allow(self, seconds: float | None) -> None:

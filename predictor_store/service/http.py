@@ -102,7 +102,6 @@ class _Requests:
             self._http.start_next_cycle()
 
     def refuse(self, error: RequestError | h11.RemoteProtocolError) -> None:
-        """Sends the connection's last reply."""
         status = error.status if isinstance(error, RequestError) else error.error_status_hint
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._reply(status, {"error": str(error)}, ("Connection", "close"))

@@ -157,22 +157,19 @@ def start_worker(config: SageConfig) -> Link:
     with theirs:
         # -P: modules are not looked for in the directory that the server was started in, which may
         # have a queue.py, say.
+        # The folder of this package is added: it may be on no path.
+        folders = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
+        path = os.pathsep.join(filter(None, folders))
         command = [sys.executable, "-P", "-m", WORKER_MODULE, str(theirs.fileno())]
         process = subprocess.Popen(
             [*command, json.dumps(sections)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env=os.environ | _ENVIRONMENT | {"PYTHONPATH": _own_path()},
+            env=os.environ | _ENVIRONMENT | {"PYTHONPATH": path},
         )
     link = Link(ours, process)
     link.greet(protocol.hello(""))
     return link
-
-
-def _own_path() -> str:
-    """PYTHONPATH, with the folder of this package added: it may be on no path."""
-    folder = str(Path(__file__).parents[2])
-    return os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
 
 
 def connect_worker(config: SageConfig, model: str) -> Link:

@@ -30,7 +30,6 @@ MAX_SCOPE_CHARS = 1_000
 
 
 def hello(model: str, token: str = "") -> dict[str, Any]:
-    """A client's first message."""
     return {"hello": VERSION, "model": model, "token": token}
 
 
@@ -66,7 +65,6 @@ class LineReader:
 
 
 def encode_distribution(distribution: LengthDistribution | None) -> dict[str, Any] | None:
-    """As a message has it; null if nothing is known."""
     return None if distribution is None else distribution.as_fields()
 
 

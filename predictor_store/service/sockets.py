@@ -27,7 +27,6 @@ class ServiceError(Exception):
 
 
 def default_address() -> Address:
-    """The address of a service if none is given."""
     return Address(path=str(cache_folder() / "predictor.socket"))
 
 

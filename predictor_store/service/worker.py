@@ -60,7 +60,6 @@ class Prompt:
     place: Place | None = None
 
     def record(self, answer: Answer) -> Record:
-        """The prompt with this answer."""
         num_in, num_out, cut = answer
         return Record(self.vector, num_out, num_in, cut, "history", self.scope)
 
@@ -91,7 +90,6 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a step has something to do."""
         return any(by.queue for by in self._clients.values())
 
     def connect(self, client: int, model: str = "", *, only_asks: bool = False) -> dict[str, Any]:
@@ -171,7 +169,6 @@ class Worker:
         return [(c, messages[id(by.history)]) for c, by in clients if id(by.history) in messages]
 
     def close(self) -> None:
-        """Writes what is unwritten."""
         for history in self._histories.values():
             history.close()
 

@@ -142,7 +142,6 @@ def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]
 
 
 def to_row(record_id: int, record: Record) -> tuple[object, ...]:
-    """The values of one row of the table records."""
     fields = (
         record.vector.astype("<f4").tobytes(),
         record.output_tokens,

@@ -27,17 +27,14 @@ _MAX_UNWRITTEN = 2_000
 
 
 def default_path() -> Path:
-    """The folder of a server that names none."""
     return cache_folder() / "store"
 
 
 def folder_of(config: StoreConfig) -> Path:
-    """The folder that a server uses."""
     return (Path(config.path).expanduser() if config.path else default_path()).absolute()
 
 
 def file_of(folder: Path) -> Path:
-    """The database in a store's folder."""
     return folder / "history.sqlite3"
 
 

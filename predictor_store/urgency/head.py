@@ -64,7 +64,6 @@ class UrgencyHead:
         return int(levels_of(self.probabilities(text)[None], self.under_cost)[0])
 
     def write(self, path: Path) -> None:
-        """As safetensors."""
         from safetensors.numpy import save_file
 
         about = {
