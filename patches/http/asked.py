@@ -11,9 +11,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from patches.compat import thinking_of
 from predictor_store.predict.asked import NOTHING_ASKED, Asked, digest
 
-_EFFORTS = dict.fromkeys(("minimal", "low"), -1) | dict.fromkeys(
-    ("high", "xhigh", "ultra", "max"), 1
-)
+_EFFORTS = {"minimal": -1, "low": -1, "high": 1, "xhigh": 1, "ultra": 1, "max": 1}
 _THINKING_ARGUMENTS = ("enable_thinking", "thinking")
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 _CHARS_PER_TOKEN = 4

@@ -57,9 +57,8 @@ def by_rank(processes: Sequence[Process]) -> dict[int, list[Process]]:
 
 def _watch(controller: Any, replicas: dict[int, list[Process]], ends: list[str]) -> None:
     """Runs until all have died. The server ends with the last one."""
-    tell = get_zmq_socket(
-        controller.context, zmq.PUSH, controller.port_args.tokenizer_ipc_name, False
-    )
+    end = controller.port_args.tokenizer_ipc_name
+    tell = get_zmq_socket(controller.context, zmq.PUSH, end, False)
     while replicas:
         watched = {process.sentinel for of in replicas.values() for process in of}
         ended = set(connection.wait(watched))

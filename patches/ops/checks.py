@@ -107,12 +107,9 @@ def store(config: SageConfig) -> str:
     encoder, num_records = config.predictor.encoder, 0
     if file_of(folder).exists():
         do = f"move {folder} away (the server begins a new one), or name another in store.path"
-        with (
-            _fault_of(StoreError, do),
-            Store(
-                replace(config.store, on_disk=False), fingerprint(encoder), dimension(encoder)
-            ) as opened,
-        ):
+        as_it_is = replace(config.store, on_disk=False)
+        of = (fingerprint(encoder), dimension(encoder))
+        with _fault_of(StoreError, do), Store(as_it_is, *of) as opened:
             num_records = len(opened.load())
     said = f"{num_records} records in {folder}"
     if not config.store.on_disk:

@@ -55,26 +55,17 @@ def run(args: argparse.Namespace) -> int:
 def changes_of(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn NAME=VALUE, with dotted names, into the mapping that the server takes. Values are read
     as TOML, or else as text. Raises ValueError."""
-    changes: dict[str, Any] = {}
+    lines = []
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
-        *sections, field = name.split(".")
-        if not equals or not all((*sections, field)):
+        if not equals or not all(name.split(".")):
             raise ValueError(f"{assignment!r} is no NAME=VALUE")
-        inner = changes
-        for section in sections:
-            inner = inner.setdefault(section, {})
-            if not isinstance(inner, dict):
-                raise ValueError(f"{name} is given within what has a value already")
-        inner[field] = _value(value)
-    return changes
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        try:
+            tomllib.loads(f"value = {value}")
+        except tomllib.TOMLDecodeError:
+            value = json.dumps(value)
+        lines.append(f"{'.'.join(map(json.dumps, name.split('.')))} = {value}")
+    return tomllib.loads("\n".join(lines))
 
 
 def _asked(url: str, key: str, changes: dict[str, Any]) -> Any:

@@ -41,7 +41,7 @@ class Recorder:
         self._session = f"{time.time_ns():020d}"
         self._segment = -1
         self._written_bytes = 0
-        self._queue: queue.Queue[tuple[bytes, bytes]] = queue.Queue(_QUEUE_BATCHES)
+        self._queue: queue.Queue[tuple[str, bytes]] = queue.Queue(_QUEUE_BATCHES)
         self._is_stopped = False
         self._num_rows = self._num_dropped = 0
         about_recording(folder, {**about, "layers": [*layers]}, own_file)
@@ -60,10 +60,9 @@ class Recorder:
         if not chosen:
             return
         rows = np.zeros(len(chosen), self._type)
-        rows["states"] = states[[row for row, _, _ in chosen]]
-        rows["arrival"] = [arrival for _, arrival, _ in chosen]
-        rows["age"] = [age for _, _, age in chosen]
-        self._put(rows.tobytes(), b"", len(chosen))
+        places, rows["arrival"], rows["age"] = zip(*chosen, strict=True)
+        rows["states"] = states[[*places]]
+        self._put(ROWS, rows.tobytes(), len(chosen))
 
     def ended(self, req: Req, num_tokens: int) -> None:
         """An answer is complete: record its length."""
@@ -80,11 +79,11 @@ class Recorder:
             "cap": job.max_new_tokens,
             **distribution.as_fields(),
         }
-        self._put(b"", (json.dumps(answer) + "\n").encode(), 0)
+        self._put(ANSWERS, (json.dumps(answer) + "\n").encode())
 
-    def _put(self, rows: bytes, answer: bytes, num_rows: int) -> None:
+    def _put(self, ending: str, content: bytes, num_rows: int = 0) -> None:
         try:
-            self._queue.put_nowait((rows, answer))
+            self._queue.put_nowait((ending, content))
             self._num_rows += num_rows
         except queue.Full:
             self._num_dropped += max(1, num_rows)
@@ -92,14 +91,12 @@ class Recorder:
     def _run(self) -> None:
         try:
             while True:
-                rows, answer = self._queue.get()
+                ending, content = self._queue.get()
                 if self._segment < 0 or self._written_bytes > _SEGMENT_BYTES:
                     self._next_segment()
-                for ending, content in ((ROWS, rows), (ANSWERS, answer)):
-                    if content:
-                        with open(self._path(ending), "ab", opener=own_file) as file:
-                            file.write(content)
-                self._written_bytes += len(rows) + len(answer)
+                with open(self._path(ending), "ab", opener=own_file) as file:
+                    file.write(content)
+                self._written_bytes += len(content)
         except OSError as error:
             self._is_stopped = True
             logger.error("hidden states are recorded no longer: %s", error)

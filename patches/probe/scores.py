@@ -85,10 +85,8 @@ class Probing:
         commits: sglang's CommittedTokens or None, by request. logits: (rows, bins), None without a
         probe. states: (rows, layers, hidden), None if nothing is recorded.
         """
-        if not self._reads:
-            return
         try:
-            if self.refining is not None and logits is not None:
+            if self._reads and self.refining is not None and logits is not None:
                 self._score(self.refining.refiner, batch, commits, logits)
             if self.recorder is not None and states is not None:
                 self.recorder.read(batch, commits, states)

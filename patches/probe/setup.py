@@ -31,9 +31,7 @@ _ANY_SERVER = ServerFacts(1, 1, StepTimeConfig().step_time(), 0.0)
 _NUM_RECORDED = 6
 # What hidden states are not read with, and why.
 _REFUSALS = {
-    "--enable-return-hidden-states": (
-        "SGLang would give the states that are captured to its clients"
-    ),
+    "--enable-return-hidden-states": "SGLang would give its clients the states that are captured",
     "--speculative-algorithm": "SGLang shows no states of tokens that a draft proposed",
     "--enable-dp-attention": "it has not been tried",
     "--disaggregation-mode": "no server sees the states of all of a request",
@@ -112,9 +110,8 @@ def install_tap(runner: Any, config: ProbeConfig, probing: Callable[[], Probing 
         return
     model = runner.model
     if not hasattr(model, "set_eagle3_layers_to_capture"):
-        raise UnsupportedServerError(
-            f"[probe]: SGLang does not show hidden states of {type(model).__name__}."
-        )
+        name = type(model).__name__
+        raise UnsupportedServerError(f"[probe]: SGLang does not show hidden states of {name}.")
     num_layers, hidden_size = model_shape(Path(runner.server_args.model_path))
     recorded = recorded_layers(num_layers) if config.record else []
     tap = Tap(_read(config), recorded, hidden_size, runner.device, probing)

@@ -134,9 +134,8 @@ class Jobs:
             else:
                 pairs = sum(map(attended_pairs, batch.prefix_lens, batch.extend_lens))
                 self._policy.gap.prefilled(num_prefills, batch.extend_num_tokens, pairs)
-            for place, (req, num_tokens) in enumerate(
-                zip(batch.reqs, batch.extend_lens, strict=True)
-            ):
+            rows = zip(batch.reqs, batch.extend_lens, strict=True)
+            for place, (req, num_tokens) in enumerate(rows):
                 req.sage.job.served_tokens += num_tokens
                 # A prefill of a begun answer: it was retracted, or left its KV behind.
                 if req.output_ids and place < num_prefills:
