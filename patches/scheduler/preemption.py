@@ -13,7 +13,6 @@ from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import kv_copy, queues
-from patches.scheduler.calibration import Calibration
 from patches.scheduler.host_memory import pool_bytes
 from patches.scheduler.survival import why_it_stays, why_none_yields
 from patches.scheduler.swap_meter import SwapMeter
@@ -29,37 +28,34 @@ logger = logging.getLogger(__name__)
 _COUNTED = ("num_resumed", "num_recomputed", "num_without_device_room", "num_without_host_room")
 
 
-def config_of(settings: Settings) -> PreemptionConfig:
-    """As it is set, but nobody leaves under one of SGLang's own policies."""
-    config = settings.config.preemption
-    return replace(config, enabled=config.enabled and not settings.is_stock)
-
-
 def preemption_of(
-    scheduler: Scheduler, settings: Settings, calibration: Calibration
+    scheduler: Scheduler, settings: Settings, present: Preemption | None
 ) -> Preemption | None:
-    """None if no request may leave the device, or this server cannot swap."""
-    config = config_of(settings)
+    """None if no request may leave the device, or this server cannot swap; nobody leaves under one
+    of SGLang's own policies. present: goes on by these settings, as it may hold copies."""
+    config = settings.config.preemption
+    config = replace(config, enabled=config.enabled and not settings.is_stock)
+    if present is not None:
+        present.go_by(config)
+        return present
     if not config.enabled or queues.only_prefills(scheduler):
         return None
     if reason := why_none_yields(scheduler):
         logger.warning("running requests do not yield on this server: it has %s", reason)
         return None
-    return Preemption(scheduler, config, calibration)
+    return Preemption(scheduler, config)
 
 
 class Preemption:
     """Preemption on one scheduler. num_yields: how many requests left, by whether memory ran out
     (else they yielded to a waiting request) and by way."""
 
-    def __init__(
-        self, scheduler: Scheduler, config: PreemptionConfig, calibration: Calibration
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, config: PreemptionConfig) -> None:
         self._scheduler = scheduler
         self._only_decodes = queues.only_decodes(scheduler)
         self._token_bytes = kv_copy.token_bytes(scheduler)
         self._own_pool_bytes = kv_copy.least(scheduler, pool_bytes(scheduler.server_args))
-        self._meter = SwapMeter(scheduler, calibration)
+        self._meter = SwapMeter(scheduler, scheduler.sage.calibration)
         self.num_yields: Counter[tuple[bool, Way]] = Counter()
         self._num_staying: Counter[str] = Counter()
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
@@ -70,9 +66,9 @@ class Preemption:
         more, those that have left come back."""
         self.config = config
         own_bytes = int(config.host_pool_gib * 2**30) or self._own_pool_bytes
-        shared_tokens = kv_copy.host_tier_tokens(self._scheduler)
+        tier_tokens = kv_copy.host_tier_tokens(self._scheduler)
         own_tokens = own_bytes // self._token_bytes
-        self._host_pool_tokens = own_tokens if shared_tokens is None else shared_tokens
+        self._host_pool_tokens = own_tokens if tier_tokens is None else tier_tokens
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info. num_staying: requests that were chosen to yield but may not,

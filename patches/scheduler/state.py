@@ -20,7 +20,7 @@ from patches.scheduler.early_aborts import EarlyAborts
 from patches.scheduler.gap_meter import GapMeter
 from patches.scheduler.jobs import Failures, Jobs
 from patches.scheduler.metrics import SchedulerMetrics, SloMeter
-from patches.scheduler.preemption import config_of, preemption_of
+from patches.scheduler.preemption import preemption_of
 from patches.scheduler.priorities import level_gap, level_of
 from patches.scheduler.session_kv import SessionKv
 from patches.scheduler.trace import trace_of
@@ -50,7 +50,7 @@ class SchedulerState:
         scheduler.sage = self
         self.calibration = Calibration.of(scheduler, config)
         self.session_kv = SessionKv(scheduler)
-        server = ServerFacts(
+        self._server = ServerFacts(
             scheduler.max_total_num_tokens,
             scheduler.max_running_requests,
             self.calibration.step_time,
@@ -61,10 +61,9 @@ class SchedulerState:
             forgets=self.session_kv.follows,
         )
         self._scheduler = scheduler
-        self._server = server
         self.settings = Settings(scheduler.schedule_policy, config)
         self.policy = self.policy_of(self.settings)
-        self._first_come = FcfsFill(NoParameters(), server)
+        self._first_come = FcfsFill(NoParameters(), self._server)
         self.headroom = Headroom(0, scheduler.page_size)  # of the last plan
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures, scheduler.server_args.disaggregation_mode)
@@ -74,8 +73,7 @@ class SchedulerState:
         self.slo = SloMeter(self.metrics)
         self.gaps = GapMeter()
         self.probing = probing_of(scheduler, self.policy, config.probe)
-        self.last_preemption = preemption_of(scheduler, self.settings, self.calibration)
-        self.preemption = self.last_preemption
+        self.preemption = self.last_preemption = preemption_of(scheduler, self.settings, None)
         self.num_arrivals_planned = -1
         # During a pass.
         self.chunk_limit_tokens: int | None = None
@@ -135,10 +133,7 @@ class SchedulerState:
         self.jobs.follow(policy, unfinished, now_s)
         if self.probing is not None:
             self.probing.follow(policy, [req.sage.job for req in unfinished])
-        if self.last_preemption is None:
-            self.last_preemption = preemption_of(self._scheduler, settings, self.calibration)
-        if self.last_preemption is not None:
-            self.last_preemption.go_by(config_of(settings))
+        self.last_preemption = preemption_of(self._scheduler, settings, self.last_preemption)
         self.preemption = self.last_preemption
 
     def plans(self) -> bool:

@@ -157,8 +157,7 @@ class FullServer:
         self._free_tokens = 0
         self.scheduler = stand_in_scheduler(lambda: self._free_tokens, policy)
         self.state = state = SchedulerState(self.scheduler, SageConfig(preemption=_OFF))
-        self.scheduler.sage = state
-        state.preemption = Preemption(self.scheduler, _NO_HOST_MEMORY, state.calibration)
+        state.preemption = Preemption(self.scheduler, _NO_HOST_MEMORY)
         for request in requests:
             state.jobs.arrived(request)
             request.sage.was_asked_to_yield = True  # it uses nothing that would not survive a swap

@@ -101,7 +101,7 @@ def test_a_server_without_metrics_says_nothing(scheduler: Any) -> None:
 
 def test_counts_go_on_where_they_were_when_nobody_may_leave_any_more(scheduler: Any) -> None:
     state = scheduler.sage
-    state.preemption = Preemption(scheduler, PreemptionConfig(), state.calibration)
+    state.preemption = Preemption(scheduler, PreemptionConfig())
     state.last_preemption = state.preemption
     state.preemption.num_yields[True, Way.SWAP] = 3
     assert said(scheduler)["yields_total out_of_memory swap"] == 3
