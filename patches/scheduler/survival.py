@@ -25,23 +25,14 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from patches.engine_types import Req, Scheduler
 
-
-def _names(*structs: type[msgspec.Struct]) -> set[str]:
-    return {field.name for struct in structs for field in msgspec.structs.fields(struct)}
-
-
 # By what it is of: names by the reason why they are here.
 _ALLOWED = {
     of: {name for names in groups.values() for name in names}
     for of, groups in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()
 }
-# Whole sections of flags, without those that shorten an answer's KV or look into it.
-_FLAGS = _ALLOWED["flags"] | (
-    _names(serving.Serving, observability.Observability, exec_.ExecGraph, exec_.ExecComm)
-    - {"strip_thinking_cache", "enable_strict_thinking"}
-    - {"kv_events_config", "kv_canary", "kv_canary_real_data", "kv_canary_sweep_interval"}
-    - {"forward_hooks", "msprobe_dump_config", "debug_tensor_dump_input_file"}
-)
+_SECTIONS = (serving.Serving, observability.Observability, exec_.ExecGraph, exec_.ExecComm)
+_OF_SECTIONS = {field.name for section in _SECTIONS for field in msgspec.structs.fields(section)}
+_FLAGS = _ALLOWED["flags"] | (_OF_SECTIONS - _ALLOWED["not_of_sections"])
 
 
 def why_none_yields(scheduler: Scheduler) -> str | None:
