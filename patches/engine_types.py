@@ -133,7 +133,6 @@ class Scheduler(Protocol):
     schedule_policy: str
     server_args: Any
     model_config: Any
-    tp_group: Any
     attn_tp_group: Any
     enable_lora: bool
     token_to_kv_pool_allocator: Allocator

@@ -17,21 +17,17 @@ class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     """Rank 0's step times. They ride the broadcast of requests to all ranks, and go on from there
-    to an HTTP process that dispatches (patches.http.dispatch).
-
-    seconds: the coefficients of a StepTime, in their order. source: see Calibration.
-    """
+    to an HTTP process that dispatches (patches.http.dispatch). seconds: the coefficients of a
+    StepTime, in their order. source: see Calibration."""
 
     seconds: list[float]
     source: str
 
 
 class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's probe scores. They ride the broadcast of requests to all ranks.
-
-    number: of the last score, counted since the start. arrivals, ages: one of each per row. steps:
-    int8, rows of bins (sage_sched.probe.refining.in_steps). is_believed: whether scores count.
-    """
+    """Rank 0's probe scores. They ride the broadcast too. number: of the last score, counted since
+    the start. arrivals, ages: one of each per row. steps: int8, rows of bins
+    (sage_sched.probe.refining.in_steps). is_believed: whether scores count."""
 
     number: int
     arrivals: list[int]
@@ -42,11 +38,8 @@ class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 
 class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     """From an HTTP process to the schedulers. It rides the broadcast too, so all ranks read it
-    between the same two passes.
-
-    changes: JSON of what sage_sched.switch.Settings.changed takes; null to change nothing.
-    now_s: when it was sent, on the clock of the ticks.
-    """
+    between the same two passes. changes: JSON of what sage_sched.switch.Settings.changed takes;
+    null to change nothing. now_s: when it was sent, on the clock of the ticks."""
 
     changes: str
     now_s: float

@@ -57,8 +57,8 @@ _SPECIAL: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def is_asked_for(server_args: Any, what: str) -> bool:
-    """Whether a server's arguments do. what: a key of _SPECIAL, "--flag", or "--flag above N"."""
+def _is_asked_for(server_args: Any, what: str) -> bool:
+    """what: a key of _SPECIAL, "--flag", or "--flag above N"."""
     if what in _SPECIAL:
         return _SPECIAL[what](server_args)
     flag, _, most = what.partition(" above ")
@@ -69,7 +69,7 @@ def is_asked_for(server_args: Any, what: str) -> bool:
 def refuse(server_args: Any, ours: str, reasons: Mapping[str, str]) -> None:
     """Raises UnsupportedServerError if one of these is asked for beside something of ours."""
     for what, reason in reasons.items():
-        if is_asked_for(server_args, what):
+        if _is_asked_for(server_args, what):
             raise UnsupportedServerError(
                 f"{ours} does not work with {what}: {reason}. Leave one of them out."
             )

@@ -29,8 +29,7 @@ _MAX_DECODED_TOKENS = 512
 
 @dataclass(slots=True)
 class RequestPrediction:
-    """`GenerateReqInput.sage`: what we keep for one request. Its samples (n above 1) are copies of
-    it with other ids, and share this.
+    """`GenerateReqInput.sage`, of one request and its samples (n above 1), which are copies of it.
 
     text, asked: of a chat, its last user message and what it asks for beside its words; else None.
     told: what is believed of what others say in their own words (patches.http.foreign). slo_class:

@@ -27,11 +27,9 @@ _QUEUE_BATCHES = 256
 
 class Recorder:
     """Records on rank 0: states at the ages at which scores are used, and at other ages that differ
-    between requests; and the length of each answer, once it is known.
-
-    A thread of its own writes. What it cannot take is dropped, and the oldest segments are deleted
-    when the folder is full. States reveal the text, so only the owner can read the files.
-    """
+    between requests; and the length of each answer, once it is known. A thread of its own writes.
+    What it cannot take is dropped, and the oldest segments are deleted when the folder is full.
+    States reveal the text, so only the owner can read the files."""
 
     def __init__(self, folder: Path, max_bytes: int, layers: Sequence[int], about: dict[str, Any]):
         """layers: those that are recorded. about: the model. Raises OSError."""

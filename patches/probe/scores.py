@@ -80,11 +80,8 @@ class Probing:
 
     def read(self, batch: Batch, commits: Sequence[Any], logits: Any, states: Any) -> None:
         """The tokens of a step are committed: take in what was read beside them. Never raises, as
-        that would end the server.
-
-        commits: sglang's CommittedTokens or None, by request. logits: (rows, bins), None without a
-        probe. states: (rows, layers, hidden), None if nothing is recorded.
-        """
+        that would end the server. commits: sglang's CommittedTokens or None, by request. logits:
+        (rows, bins), None without a probe. states: (rows, layers, hidden), None if not recorded."""
         try:
             if self._reads and self.refining is not None and logits is not None:
                 self._score(self.refining.refiner, batch, commits, logits)

@@ -19,10 +19,8 @@ _MAX_ROWS = 4096
 class Tap:
     """The tap of one rank. All ranks capture, as capturing completes sums across ranks; rank 0 also
     observes (sglang/srt/sampling/sampling_observer.py) and carries what was read to its scheduler.
-
-    Within the forward pass, the probe's logits and the states to record are written into buffers of
-    their own, so that replaying a graph writes them anew.
-    """
+    Captured are the probe's logits and the states to record, into buffers of their own, so that
+    replaying a graph writes them anew."""
 
     def __init__(
         self,

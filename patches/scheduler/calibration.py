@@ -172,10 +172,8 @@ def kind_of(scheduler: Scheduler) -> dict[str, str]:
 
 class Calibration:
     """The step times of one scheduler. Only rank 0 learns; all ranks go by what it tells them.
-
     step_time: what the ranks go by. source: where it comes from: configured, shipped, kept by an
-    earlier server of this kind, or learned. steps: measures the steps.
-    """
+    earlier server of this kind, or learned. steps: measures the steps."""
 
     def __init__(self, configured: StepTimeConfig | None, file: StepTimeFile | None) -> None:
         """file: keeps what is learned; None to keep nothing."""

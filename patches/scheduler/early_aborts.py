@@ -27,10 +27,9 @@ class EarlyAborts:
         """An abort has come. Its request may be still to come."""
         self._sent_s.pop(abort.begins, None)
         self._sent_s[abort.begins] = abort.sent_s
-        oldest = next(iter(self._sent_s))
-        while len(self._sent_s) > _MOST or self._sent_s[oldest] < abort.sent_s - _KEPT_S:
-            del self._sent_s[oldest]
-            oldest = next(iter(self._sent_s))
+        first_s = abort.sent_s - _KEPT_S
+        while len(self._sent_s) > _MOST or next(iter(self._sent_s.values())) < first_s:
+            del self._sent_s[next(iter(self._sent_s))]
 
     def after(self, scheduler: Scheduler, request: TokenizedGenerateReqInput) -> None:
         """A request has come: abort it at once if it was aborted after it came, as its id may have

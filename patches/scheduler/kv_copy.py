@@ -105,11 +105,8 @@ def token_bytes(scheduler: Scheduler) -> int:
 
 def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
     """Copy a running request's KV to host memory and take it off the device. False, and nothing
-    changes, if the copy fails on any rank.
-
-    A token whose forward pass is in flight is dropped with its KV, as SGLang skips the results of
-    retracted requests. It is computed again after swap_in.
-    """
+    changes, if the copy fails on any rank. A token whose forward pass is in flight is dropped with
+    its KV, as SGLang skips the results of retracted requests, and computed again after swap_in."""
     try:
         copied = backup_kv_cache(
             req,

@@ -29,9 +29,7 @@ class Waits:
 
     def ends(self) -> None:
         """It runs."""
-        if self.since_s is not None:
-            self.waited_s += time.monotonic() - self.since_s
-            self.since_s = None
+        self.waited_s, self.since_s = self.so_far_s(), None
 
     def was_retracted(self, since_s: float) -> None:
         """SGLang took it off the device, and it runs again. since_s: when it was back in the queue,
@@ -93,11 +91,10 @@ class Explanation:
         self._predicted = predicted(req.sage.job)
 
     def __getitem__(self, tokens: object) -> list[dict[str, Any]]:
-        state: RequestState = self._req.sage
+        waits: Waits = self._req.sage.waits
         facts = {
-            **self._predicted,
-            "place_at_arrival": state.waits.num_before,
-            "wait_ms": round(1e3 * state.waits.so_far_s(), 3),
-            "num_yields": state.job.num_yields,
+            "place_at_arrival": waits.num_before,
+            "wait_ms": round(1e3 * waits.so_far_s(), 3),
+            "num_yields": self._req.sage.job.num_yields,
         }
-        return [facts]
+        return [self._predicted | facts]

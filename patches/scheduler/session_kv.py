@@ -40,10 +40,10 @@ class SessionKv:
         """Of a leaf: the rate of its session's return, then the server's own."""
         returns = self._scheduler.sage.policy.returns
         session = getattr(node, "sage_session", "")
-        rate = 0.0
-        if returns is not None and session:
-            rate = returns.rate(session, self._scheduler.sage.jobs.now_s)
-        return rate, self._theirs.get_priority(node)
+        theirs = self._theirs.get_priority(node)
+        if returns is None or not session:
+            return 0.0, theirs
+        return returns.rate(session, self._scheduler.sage.jobs.now_s), theirs
 
     def mark(self, req: Req, session: str) -> None:
         """The tree has a request's KV up to the node that it locks."""
