@@ -96,7 +96,7 @@ class Series:
 
 @cache
 def _registered(name: str, labels: tuple[str, ...]) -> Any:
-    """Made when first used: SGLang tells where processes meet before prometheus_client loads."""
+    """Made when first used, as SGLang has to set up prometheus_client before it is imported."""
     from prometheus_client import Counter, Gauge, Histogram
 
     kind, what, own = SERIES[name]

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def changes_of(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn NAME=VALUE, with dotted names, into the mapping that the server takes. Values are read
     as TOML, or else as text. Raises ValueError."""
-    lines = []
+    changes, lines = dict[str, Any](), list[str]()
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not all(name.split(".")):
@@ -65,7 +65,11 @@ def changes_of(assignments: Sequence[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             value = json.dumps(value)
         lines.append(f"{'.'.join(map(json.dumps, name.split('.')))} = {value}")
-    return tomllib.loads("\n".join(lines))
+        try:
+            changes = tomllib.loads("\n".join(lines))
+        except tomllib.TOMLDecodeError:
+            raise ValueError(f"{name} has a value already, or is within what has one") from None
+    return changes
 
 
 def _asked(url: str, key: str, changes: dict[str, Any]) -> Any:

@@ -99,7 +99,7 @@ def model_shape(folder: Path) -> tuple[int, int]:
 
 
 def recorded_layers(num_layers: int) -> list[int]:
-    """The layers to record, counted from 0, without the last, whose output SGLang captures not."""
+    """The layers to record, from 0; never the last, whose output SGLang does not capture."""
     number = min(_NUM_RECORDED, num_layers - 1)
     return sorted({round(i * (num_layers - 2) / max(1, number - 1)) for i in range(number)})
 

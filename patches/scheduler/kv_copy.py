@@ -257,7 +257,7 @@ def _restored(scheduler: Scheduler, req: Req) -> bool:
 
 
 def _has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
-    """Whether its LoRA adapter fits in beside the others', which SGLang asks before prefills."""
+    """Whether its LoRA adapter fits in beside the others'. SGLang asks before prefills only."""
     beside = {other.lora_id for other in others}
     return not scheduler.enable_lora or bool(scheduler.can_schedule_lora_req(req, beside))
 

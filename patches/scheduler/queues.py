@@ -43,7 +43,7 @@ def held(scheduler: Scheduler) -> list[Req]:
 
 
 def unseen(scheduler: Scheduler) -> list[Req]:
-    """Those that no plan sees: the servers do not know of each other yet, or its KV is sent."""
+    """Those that no plan sees: the servers do not know of each other yet, or KV is being sent."""
     if only_decodes(scheduler):
         queue = scheduler.disagg_decode_prealloc_queue.queue
         return [entry.req for entry in queue if not entry.waiting_for_input]

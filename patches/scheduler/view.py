@@ -110,7 +110,7 @@ def _pass_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
 
 
 class Prompts:
-    """What the prompts of one pass have in common, by position in the queue. Most is not asked."""
+    """What the prompts of one pass have in common, by place in the queue. Computed when asked."""
 
     def __init__(self, scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req]) -> None:
         """served: requests that run, or are being chunked."""

@@ -43,3 +43,6 @@ def test_names_with_dots_are_sections() -> None:
     for wrong in ("sage", "=1", "a..b=1"):
         with pytest.raises(ValueError, match="is no NAME=VALUE"):
             changes_of([wrong])
+    for again in ("decode.max_gap_ms=3", "decode=4", "decode.max_gap_ms.x=5"):
+        with pytest.raises(ValueError, match=again.partition("=")[0] + " has a value already"):
+            changes_of(["decode.max_gap_ms=2", again])
