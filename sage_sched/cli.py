@@ -103,7 +103,8 @@ def _help(argv: list[str]) -> int:
     group = argv[0] if argv and _within(argv[0]) else ""
     parser = _parser(group)
     if not group:
-        parser.add_argument("--version", action="version", version=_versions())
+        versions = f"sage-sched {_version('sage-sched')}, SGLang {_version('sglang')}"
+        parser.add_argument("--version", action="version", version=versions)
     known = dict.fromkeys(other.removeprefix(group).split()[0] for other in _within(group))
     parser.add_argument(
         "command", metavar="COMMAND", nargs="?", choices=known, help="one of those below"
@@ -128,10 +129,6 @@ def _within(group: str) -> dict[str, str]:
     commands = OF_SERVERS | COMMANDS
     prefix = f"{group} " if group else ""
     return {name: what for name, (_, what) in commands.items() if name.startswith(prefix)}
-
-
-def _versions() -> str:
-    return f"sage-sched {_version('sage-sched')}, SGLang {_version('sglang')}"
 
 
 def _version(package: str) -> str:

@@ -46,7 +46,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
         and (not view.waiting or (view.batch_is_full and not _has_news(view, policy)))
     ):
         return Plan(order=None)
-    for jobs in (view.waiting, view.running, [chunked] if chunked else []):
+    for jobs in (view.waiting, view.running, view.chunked_jobs):
         rank_anew(jobs, policy)
     policy.on_pass(view)
     policy.away.look(view)

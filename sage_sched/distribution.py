@@ -13,7 +13,6 @@ Floats = NDArray[np.float64]
 Source = Literal["history", "warm", "general", "prior", "hint", "truth"]
 # The least weight: differences between sums of weights below it are rounding errors.
 _LEAST_WEIGHT = 1e-12
-_TRUE = np.ones(1, np.bool_)
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 
@@ -210,7 +209,7 @@ def _merged(
     if lengths.size > 1 and not (lengths[1:] > lengths[:-1]).all():
         order = np.argsort(lengths, kind="stable")
         lengths, weights = lengths[order], weights[order]
-        first = np.flatnonzero(np.concatenate([_TRUE, lengths[1:] != lengths[:-1]]))
+        first = np.flatnonzero(np.diff(lengths, prepend=0))
         lengths, weights = lengths[first], np.add.reduceat(weights, first)
     shares: NDArray[np.float64] = weights / weights.sum()
     if shares.min() >= 2 * _LEAST_WEIGHT:

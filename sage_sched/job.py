@@ -179,9 +179,8 @@ class Job:
         return self.has_promise or self.is_due
 
     def promise(self) -> None:
-        if not self.has_promise:
-            self.has_promise = True
-            self.place = None
+        self.has_promise = True
+        self.place = None
 
     def call_back(self, is_due: bool) -> None:
         """Until further notice nobody overtakes it, or that is over."""

@@ -68,7 +68,7 @@ class Policy(ABC):
 
     def on_arrival(self, job: Job) -> bool:
         """A job has come; whether the policy can rank it. If not, the job goes by arrival."""
-        return True
+        return self._kept is None or self._kept.rank(job)
 
     def on_end(self, job: Job, now_s: float) -> None:
         """A job has ended, at its last age, or was aborted."""

@@ -41,6 +41,11 @@ class StepTime:
             + num_pairs * self.prefill_pair_s
         )
 
+    def prompt_s(self, num_cached: Any, num_new: Any) -> Any:
+        """What a prompt's new tokens add to a prefill step, in seconds. Both may be arrays."""
+        pairs_s = attended_pairs(num_cached, num_new) * self.prefill_pair_s
+        return self.prefill_request_s + num_new * self.prefill_token_s + pairs_s
+
     def tokens_within(self, seconds: float, num_done: int) -> float:
         """How many tokens a prefill step computes in so long, after num_done of the same prompt;
         0 or more."""
@@ -71,7 +76,7 @@ class StepTime:
         return prefill_s + decode_s - min(self.prefill_base_s, self.decode_base_s)
 
 
-def attended_pairs(num_cached: int, num_new: int) -> float:
+def attended_pairs(num_cached: Any, num_new: Any) -> Any:
     """(query, key) pairs of num_new tokens computed after num_cached."""
     return num_new * (num_cached + num_new / 2)
 

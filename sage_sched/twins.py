@@ -19,9 +19,7 @@ def twins_of_those_served(order: Sequence[int], view: SchedulerView) -> list[int
     has no token yet (SGLang's overlap plans a pass before the last one's KV is in the radix tree).
     A promised job never waits.
     """
-    begun = [job for job in view.running if not job.generated_tokens]
-    if view.chunked is not None:
-        begun.append(view.chunked)
+    begun = [job for job in view.running if not job.generated_tokens] + view.chunked_jobs
     computing: list[tuple[Job, int | Job]] = [(job, job) for job in begun]
     waits: list[int] = []
     for position in order[:_NUM_COMPARED]:

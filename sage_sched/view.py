@@ -84,6 +84,11 @@ class SchedulerView:
     holding: Callable[[Job], Holding | None]
 
     @property
+    def chunked_jobs(self) -> list[Job]:
+        """One or none."""
+        return [] if self.chunked is None else [self.chunked]
+
+    @property
     def is_short(self) -> bool:
         """Whether memory runs out at the next step, which may include the next chunk."""
         chunk_tokens = 0

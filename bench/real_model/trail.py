@@ -30,7 +30,7 @@ from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.probe.command import table
-from predictor_store.probe.fingerprint import fingerprint
+from predictor_store.probe.file import fingerprint
 from predictor_store.probe.recording import ANSWERS, ROWS, Recording, about_recording, row_type
 from predictor_store.probe.training import RECIPES, train
 from predictor_store.torchvision_schemas import define_missing

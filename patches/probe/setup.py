@@ -16,8 +16,7 @@ from patches.probe.recorder import Recorder
 from patches.probe.scores import Probing
 from patches.probe.tap import Tap
 from patches.refusals import refuse
-from predictor_store.probe.file import ProbeFile
-from predictor_store.probe.fingerprint import fingerprint
+from predictor_store.probe.file import ProbeFile, fingerprint
 from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
 from sage_sched.policy import Policy
 from sage_sched.registry import policy_named

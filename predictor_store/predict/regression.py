@@ -118,11 +118,6 @@ class GeneralLength:
         arrays = {name: np.array(fields[name]) for name in ("weights", "errors", "logs")}
         return cls(**(fields | arrays))
 
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the error."""
-        return float(self.errors.std())
-
     def of(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """What prompts add to the level, shape (n,), of vectors, shape (n, dimension)."""
         return np.asarray(vectors @ self.weights, np.float64)
@@ -179,7 +174,7 @@ def first_score(general: GeneralLength | None) -> LengthScore | None:
         return None
     weights = np.zeros(general.weights.size + 2)
     weights[-2] = 1 / _GENERAL_SCALE  # of what the prompt adds; the last is the constant
-    return LengthScore(weights, general.level, general.spread, PRIOR_WORTH)
+    return LengthScore(weights, general.level, float(general.errors.std()), PRIOR_WORTH)
 
 
 def _tokens(logs: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -39,8 +39,6 @@ class StaticEncoder:
 
     def __init__(self, num_threads: int | None = None) -> None:
         self._tokenizer = tokenizer(MAX_TOKENS)
-        # The token that an empty prompt is taken for.
-        self._padding = [0]
         self._vectors = token_vectors()
 
     @staticmethod
@@ -52,7 +50,7 @@ class StaticEncoder:
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         vectors = np.empty((len(texts), self.num_dimensions), np.float32)
         for vector, each in zip(vectors, encoded, strict=True):
-            tokens = self._vectors[each.ids or self._padding]
+            tokens = self._vectors[each.ids or [0]]  # an empty prompt is taken for one of padding
             whole, first = np.split(vector, 2)
             whole[:] = _unit(tokens.mean(0))
             first[:] = _FIRST_WEIGHT * _unit(tokens[:_NUM_FIRST].mean(0))

@@ -1,8 +1,11 @@
-"""The file of a probe: a small network that reads a model's hidden states, and how to read it."""
+"""The file of a probe: a small network that reads a model's hidden states, how to read it, and
+which model it is of."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,10 @@ _ALLOWED = {"format": (FORMAT,), "pooling": ("last",), "recipe": ("log", "trail"
 _ARRAYS = ("w1", "b1", "w2", "b2")
 # No probe has larger sizes; a file is not read to find out that it lied.
 _MOST_HIDDEN, _MOST_BINS = 65_536, 256
+_MODELS_FILES = ("config.json", "tokenizer.json")
+# Read of each file of weights: its header, which names all tensors, and this many blocks.
+_NUM_BLOCKS = 256
+_BLOCK_BYTES = 4096
 
 
 class ProbeFileError(ValueError):
@@ -122,3 +129,30 @@ class ProbeFile:
         return cls(
             **arrays, layer=layer, fingerprint=str(fingerprint), recipe=str(recipe), reading=reading
         )
+
+
+def fingerprint(folder: Path) -> str:
+    """Tells one model's weights from another's without reading all of them: 16 hexadecimal digits,
+    from config, tokenizer and evenly sampled blocks of the weights.
+
+    Raises OSError, ValueError if there is no config.json, or a file of weights has no header.
+    """
+    digest = hashlib.sha256()
+    if not (folder / _MODELS_FILES[0]).is_file():
+        raise ValueError(f"{folder} is no folder of a model: it has no {_MODELS_FILES[0]}")
+    for name in _MODELS_FILES:
+        if (folder / name).is_file():
+            digest.update(name.encode() + (folder / name).read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            (header_bytes,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
+            if header_bytes > size:
+                raise ValueError(f"{path} is damaged: its header is longer than the file")
+            digest.update(file.read(header_bytes))
+            begin = 8 + header_bytes
+            for block in range(_NUM_BLOCKS):
+                file.seek(begin + (size - begin) * block // _NUM_BLOCKS)
+                digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()[:16]

@@ -144,13 +144,9 @@ def forecasts(
         rule.refine([jobs[answer] for answer in answers], [age] * len(answers), log_p[here])
         for answer in answers:
             if (refined := jobs[answer].refined) is not None:
-                left = int(recording.lengths[answer]) - refined.age_tokens
-                yield (
-                    refined.age_tokens,
-                    left,
-                    refined.lengths - refined.age_tokens,
-                    refined.weights,
-                )
+                at = refined.age_tokens
+                left = int(recording.lengths[answer]) - at
+                yield at, left, refined.lengths - at, refined.weights
 
 
 def alone(

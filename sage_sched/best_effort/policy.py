@@ -59,8 +59,7 @@ class Qllm(Urgency):
         themselves: their first tokens wait for whatever fills their pass."""
         if (budget := super().budget(view)) is not None:
             return budget
-        chunked = [] if view.chunked is None else [view.chunked]
-        ahead = [view.waiting[position] for position in self.ahead(view, chunked)]
+        ahead = [view.waiting[position] for position in self.ahead(view, view.chunked_jobs)]
         prompts = [view.uncached_tokens(job) for job in ahead if job not in view.swapped]
         if not prompts:
             return None

@@ -76,9 +76,7 @@ class Promises:
     def forget(self, view: SchedulerView) -> None:
         """Drop jobs that came before the first unfinished one, if that is worth the search. If the
         view does not know one of them (its grammar may not be ready), it is promised its turn."""
-        unfinished = [*view.waiting, *view.running]
-        if view.chunked is not None:
-            unfinished.append(view.chunked)
+        unfinished = [*view.waiting, *view.running, *view.chunked_jobs]
         if len(self._jobs) <= 2 * len(unfinished) + 64:
             return
         first = min((job.arrival for job in unfinished), default=math.inf)

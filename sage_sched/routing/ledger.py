@@ -17,7 +17,7 @@ from sage_sched.job import NO_HINTS, Hints
 from sage_sched.routing.cluster_view import ClusterView, Ints
 from sage_sched.routing.prefix_index import PrefixIndex
 from sage_sched.slo import Promise
-from sage_sched.steps import ServerFacts, StepTime, attended_pairs, num_steps
+from sage_sched.steps import ServerFacts, StepTime, num_steps
 
 # An answer of unknown length.
 _UNKNOWN = LengthDistribution.from_samples([256], "prior")
@@ -201,12 +201,8 @@ class Ledger:
         return np.minimum(self._prefixes.cached_tokens(request.keys), request.input_tokens - 1)
 
     def _prefill_s(self, input_tokens: Any, cached_tokens: Any) -> Floats:
-        step = self._server.step_time
         new_tokens = input_tokens - cached_tokens
-        pairs = attended_pairs(cached_tokens, new_tokens)
-        return np.asarray(
-            step.prefill_request_s + new_tokens * step.prefill_token_s + pairs * step.prefill_pair_s
-        )
+        return np.asarray(self._server.step_time.prompt_s(cached_tokens, new_tokens))
 
     def _free_slot(self) -> int:
         if not self._free:

@@ -25,9 +25,8 @@ from sage_sched.slo.promised import (
     promised_among,
     promised_of,
 )
-from sage_sched.slo.slide import Queue, Slide
-from sage_sched.slo.starved import StarvedShare
-from sage_sched.steps import ServerFacts, attended_pairs, seconds_on
+from sage_sched.slo.slide import Queue, Slide, StarvedShare
+from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
 
 # The key of jobs without a promise, less that of sage: behind all others.
@@ -127,21 +126,9 @@ class Proserve(Policy):
 
     def _prefill_s(self, job: Job) -> float:
         """Of what is left of its prompt, without the fixed time of a step."""
-        step_time = self.server.step_time
         done = max(job.cached_tokens, job.prefilled_tokens)
         new_tokens = max(1, job.input_tokens + job.generated_tokens - done)
-        return max(
-            _LEAST_EXEC_S,
-            step_time.prefill_request_s
-            + new_tokens * step_time.prefill_token_s
-            + attended_pairs(done, new_tokens) * step_time.prefill_pair_s,
-        )
-
-    def _decode_s(self, job: Job) -> float:
-        """Of its next token, without the fixed time of a step."""
-        step_time, kv_tokens = self.server.step_time, job.input_tokens + job.generated_tokens
-        exec_s = step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s
-        return max(_LEAST_EXEC_S, exec_s)
+        return max(_LEAST_EXEC_S, float(self.server.step_time.prompt_s(done, new_tokens)))
 
     def key(self, job: Job, view: SchedulerView) -> float:
         if not self._is_promised_any:
@@ -152,7 +139,7 @@ class Proserve(Policy):
     def on_pass(self, view: SchedulerView) -> None:
         """Order all jobs, and decide how long the batch may take."""
         running, waiting = promised_among(view.running), promised_among(view.waiting)
-        chunked = [] if view.chunked is None else promised_among([view.chunked])
+        chunked = promised_among(view.chunked_jobs)
         self._budget = None
         if self._is_promised_any != bool(running or chunked or waiting):
             self._is_promised_any = not self._is_promised_any
@@ -175,11 +162,14 @@ class Proserve(Policy):
 
         jobs: of which the first num_begun run or are being prefilled.
         """
+        step_time = self.server.step_time
         for place, (job, promised) in enumerate(jobs):
             promise, age = promised.promise, job.generated_tokens
             if age:
                 promised.due_s = job.arrival_s + promise.due_s(age + 1)
-                promised.exec_s = self._decode_s(job)
+                kv_tokens = job.input_tokens + age
+                decode_s = step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s
+                promised.exec_s = max(_LEAST_EXEC_S, decode_s)
                 continue
             promised.due_s = job.arrival_s + promise.ttft_s
             if place < num_begun:

@@ -67,9 +67,6 @@ class Urgency(Policy):
         self._piece_tokens = parameters.level_pools * server.kv_pool_tokens
         self._hold_back = HoldBack(parameters.decode_share, self.level)
 
-    def on_arrival(self, job: Job) -> bool:
-        return self._indices.rank(job)
-
     def key(self, job: Job, view: SchedulerView) -> float:
         index = self._indices.of(job).index
         return self._bucket(job) + index / (1.0 + index)
@@ -130,9 +127,7 @@ class HoldBack:
             return False
         best = self._best_level(view.running)
         waiting = [job for job in view.waiting if job not in view.swapped]
-        if view.chunked is not None:
-            waiting.append(view.chunked)
-        return best <= _URGENT and self._best_level(waiting) > best
+        return best <= _URGENT and self._best_level(waiting + view.chunked_jobs) > best
 
     def _best_level(self, jobs: Iterable[Job]) -> int:
         return min((self._level_of(job) for job in jobs if job.is_ranked), default=6)

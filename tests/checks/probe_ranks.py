@@ -25,8 +25,7 @@ from bench.engines.server.policy_server import (
 )
 from bench.engines.server.server import ServerError
 from predictor_store.data.warm import Observation
-from predictor_store.probe.file import ProbeFile
-from predictor_store.probe.fingerprint import fingerprint
+from predictor_store.probe.file import ProbeFile, fingerprint
 from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
 from sage_sched.probe import Reading
 from tests.checks.exactness import STRICT, TWO_RANKS, ask, crowd

@@ -12,7 +12,7 @@ import requests
 
 from bench.engines.server.policy_server import CPU_ENV
 from bench.engines.server.server import Server
-from predictor_store.probe.fingerprint import fingerprint
+from predictor_store.probe.file import fingerprint
 from predictor_store.urgency.head import UrgencyHead, hashed
 from tests.checks.exactness import STRICT, TWO_RANKS
 from tests.engine import saboteur, stage

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import requests
 
-from predictor_store.probe.fingerprint import fingerprint
+from predictor_store.probe.file import fingerprint
 from predictor_store.probe.recording import Recording
 from tests.checks.exactness import ask, differences
 from tests.engine.conftest import ASKED, Stock

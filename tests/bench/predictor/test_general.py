@@ -29,7 +29,7 @@ def test_what_prompts_add_is_found_whatever_the_levels() -> None:
     general = fit(SETS, ENCODER)
     assert general.weights[0] == pytest.approx(4, abs=0.3)
     assert abs(general.weights[1:]).max() < 0.3
-    assert general.spread == pytest.approx(0.5, abs=0.05)
+    assert general.errors.std() == pytest.approx(0.5, abs=0.05)
     assert general.level == pytest.approx(5, abs=0.2)
     # The levels' variance is 4, the error's 0.25.
     assert general.level_worth == pytest.approx(0.25 / 4, rel=0.3)

@@ -16,7 +16,7 @@ from patches.messages import Scores
 from patches.probe.recorder import Recorder
 from patches.probe.scores import MANY_RUNNING, PASSES_A_MESSAGE, Probing
 from patches.probe.setup import recorded_layers, refuse_probe
-from predictor_store.probe.fingerprint import fingerprint
+from predictor_store.probe.file import fingerprint
 from sage_sched.config import ProbeConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job

@@ -13,8 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from predictor_store.probe import command
-from predictor_store.probe.file import ProbeFile, ProbeFileError
-from predictor_store.probe.fingerprint import fingerprint
+from predictor_store.probe.file import ProbeFile, ProbeFileError, fingerprint
 from predictor_store.probe.recording import Recording, RecordingError, about_recording
 from predictor_store.probe.training import RECIPES, TrainingError, base_rates, train
 from predictor_store.probe.weights import quality_by_age
