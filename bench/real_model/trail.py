@@ -54,8 +54,8 @@ def told(answers: Sequence[Answered]) -> list[LengthDistribution]:
     ]
 
 
-def complete(folder: Path, answers: Sequence[Answered]) -> None:
-    """Make of the states in the folder a recording as a server leaves it."""
+def complete(folder: Path, answers: Sequence[Answered]) -> list[Answered]:
+    """Make of the states in the folder a recording as a server leaves it; its answers in order."""
     model = fetch()
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     layers = [*range(config["num_hidden_layers"])]
@@ -81,6 +81,7 @@ def complete(folder: Path, answers: Sequence[Answered]) -> None:
     kind = row_type(len(layers), config["hidden_size"])
     size = (folder / f"{SESSION}-000000{ROWS}").stat().st_size
     print(f"{len(lines)} answers, {size // kind.itemsize} rows of {len(layers)} layers", flush=True)
+    return mixed
 
 
 def trained(recording: Recording, recipe: str) -> dict[str, Any]:

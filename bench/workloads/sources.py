@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bench.experiment.spec import Arm, Load, SpecError
 from bench.workloads.agents import Agents
+from bench.workloads.hidden_states import HiddenStates
 from bench.workloads.lengths import RECORDINGS, Promised
 from bench.workloads.prompt_source import WORKLOADS, Prompts
 from bench.workloads.prompts import WorkloadError
@@ -13,7 +14,7 @@ from bench.workloads.source import Source
 from bench.workloads.triage import Urgent
 from bench.workloads.two_kinds import TwoKinds
 
-NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds")
+NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds", "hidden states")
 
 
 def source_of(load: Load, data: Path | None) -> Source:
@@ -27,6 +28,8 @@ def source_of(load: Load, data: Path | None) -> Source:
             return Prompts(data, name, **options)
         if name == "two kinds":
             return TwoKinds(**options)
+        if name == "hidden states":
+            return HiddenStates(**options)
         if name == "agents":
             return Agents(_given(data, name), engine, **options)
         if name == "triage":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.engines.simulator.radix_tree import Span, TreeNode
+from bench.engines.simulator.scores import Scores
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints, Job
 from sage_sched.slo import Promise
@@ -21,7 +22,7 @@ class SimRequest:
         share nothing.
     follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
-    hints: what was said of it.
+    hints: what was said of it. scores: what a probe says of its answer.
     """
 
     arrival_s: float
@@ -34,6 +35,7 @@ class SimRequest:
     follows: int | None = None
     pause_s: float = 0.0
     hints: Hints = NO_HINTS
+    scores: Scores | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ from bench.engines.simulator.pool import KvPool
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.radix_tree import common_tokens
 from bench.engines.simulator.request import Progress
+from bench.engines.simulator.scores import Playback
 from bench.engines.simulator.stock import Reserve, StockPolicy
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
@@ -106,6 +107,7 @@ class EngineState:
         self.num_queued = 0
         self.num_passes = 0
         self.num_yields: Counter[tuple[bool, Way]] = Counter()
+        self._playback = Playback(policy) if isinstance(policy, Policy) else None
 
     @property
     def num_mixed(self) -> int:
@@ -132,6 +134,12 @@ class EngineState:
             self.decode.sync(progress)
             progress.job.held_tokens = progress.kv_tokens
             jobs.append(progress.job)
+        if self._playback is not None:
+            self._playback.tell(
+                (progress.job, scores)
+                for progress in self.decode
+                if (scores := progress.request.scores) is not None
+            )
         return jobs
 
     def view(self) -> SchedulerView:

@@ -11,6 +11,7 @@ import pytest
 from bench.experiment.spec import Arm
 from bench.workloads import datasets
 from bench.workloads.arrivals import CROWD, arrivals_of
+from bench.workloads.hidden_states import HiddenStates
 from bench.workloads.lengths import Promised, read_lengths
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest
 from bench.workloads.source import Purpose
@@ -51,6 +52,14 @@ def test_without_recordings_there_is_nothing_to_simulate(tmp_path: Path) -> None
     assert (tmp_path / LABELS).exists()
     with pytest.raises(WorkloadError):
         read_lengths(tmp_path, "azure")
+
+
+def test_hidden_states_are_to_be_recorded_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(WorkloadError, match=r"bench\.real_model\.answers --states"):
+        HiddenStates().requests(Arm(policy="sage"), np.zeros(1), 0, 1024, Purpose.REPORT)
 
 
 def test_crowds_come_at_the_same_mean_rate() -> None:
