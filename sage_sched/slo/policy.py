@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from sage_sched.distribution import Floats
 from sage_sched.fields import MOST, require, require_within
 from sage_sched.job import Job
 from sage_sched.plan import Budget
@@ -44,6 +45,9 @@ _NUM_ASKED = 8
 # With density expected, the longest batch while some running jobs are late and their answers are
 # still expected to be worth something, as a share of their TPOT.
 _CATCH_UP = 0.8
+# The shortest batch, as a share of the smallest TPOT, while prefills are worth more (_eta). Longer
+# ones miss more deadlines than they save work: chosen on tuning seeds of `bench run slo`.
+_ETA_OF_PREFILLS = 3.0
 # No batch prefills less while others run.
 _LEAST_CHUNK_TOKENS = 50
 DENSITIES = ("next", "expected")
@@ -184,6 +188,7 @@ class Proserve(Policy):
         tpot_s = np.array([p.promise.tpot_s for p in promised])
         fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s)
         missing_s = exec_s + fixed_s - remain_s
+        step_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
         if ours.density == "next":
             for job, p in jobs:
                 weights = p.promise.first_weight, p.promise.next_weight
@@ -191,11 +196,10 @@ class Proserve(Policy):
         else:
             # A late job catches up by what a decode step is shorter than its TPOT: prefills are cut
             # so that it may (_CATCH_UP).
-            step_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
             catching_s = np.maximum(tpot_s - step_s, 1e-6)
             densities_of_answers(jobs, num_running, missing_s, catching_s, self._slo_cost)
         queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
-        least_s = ours.eta * min(float(tpot_s.min()), 1e6)
+        least_s = self._eta(jobs, remain_s, num_running, step_s) * min(float(tpot_s.min()), 1e6)
         slide = Slide(fixed_s, least_s, ours.gamma)
         budget_s = slide.budget_s(queue)
         if ours.density == "expected":
@@ -212,6 +216,22 @@ class Proserve(Policy):
         self._budget = self._in_tokens(budget_s, view)
         if view.can_swap:
             self._choose_who_may_yield(promised[:num_running], promised[num_running:], view)
+
+    def _eta(self, jobs: list[Pair], remain_s: Floats, num_running: int, step_s: float) -> float:
+        """The shortest batch, as a share of the smallest TPOT (ours).
+
+        Every batch has a decode step in it, which takes step_s, so short batches prefill little.
+        If that time would buy first tokens that are worth more than the next tokens of all running
+        jobs that are in time, batches are longer.
+        """
+        if not 0 < num_running < len(jobs):
+            return self.parameters.eta
+        in_time = remain_s[:num_running] >= step_s
+        running = [p.promise.next_weight for _, p in jobs[:num_running]]
+        bought = [p.promise.first_weight / p.exec_s for _, p in jobs[num_running:]]
+        if step_s * float(np.mean(bought)) <= float(np.array(running) @ in_time):
+            return self.parameters.eta
+        return max(self.parameters.eta, _ETA_OF_PREFILLS)
 
     def _choose_who_may_yield(
         self, running: list[Promised], others: list[Promised], view: SchedulerView
