@@ -224,14 +224,15 @@ class Proserve(Policy):
         If that time would buy first tokens that are worth more than the next tokens of all running
         jobs that are in time, batches are longer.
         """
+        eta: float = self.parameters.eta
         if not 0 < num_running < len(jobs):
-            return self.parameters.eta
+            return eta
         in_time = remain_s[:num_running] >= step_s
         running = [p.promise.next_weight for _, p in jobs[:num_running]]
         bought = [p.promise.first_weight / p.exec_s for _, p in jobs[num_running:]]
         if step_s * float(np.mean(bought)) <= float(np.array(running) @ in_time):
-            return self.parameters.eta
-        return max(self.parameters.eta, _ETA_OF_PREFILLS)
+            return eta
+        return max(eta, _ETA_OF_PREFILLS)
 
     def _choose_who_may_yield(
         self, running: list[Promised], others: list[Promised], view: SchedulerView

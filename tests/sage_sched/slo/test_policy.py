@@ -104,6 +104,22 @@ def test_a_batch_lasts_until_the_first_token_is_due() -> None:
     assert budget.prefill_tokens == pytest.approx(260, abs=2)
 
 
+@pytest.mark.parametrize(("first_token_weight", "num_tokens"), [(10.0, 60), (1000.0, 260)])
+def test_a_batch_is_longer_while_first_tokens_are_worth_more_than_those_that_are_late_by_it(
+    first_token_weight: float, num_tokens: int
+) -> None:
+    # The next token is due in 100 ms. The 40 that each batch takes beside prefills would buy 40 of
+    # 5000 tokens of a prompt.
+    running = job(0, age=10)
+    newcomer = job(1, replace(SOON, first_token_weight=first_token_weight), 5000, arrival_s=1.9)
+    view = replace(waiting(newcomer), running=[running], now_s=1.9)
+    ours = policy(running, newcomer)
+    ours.on_pass(view)
+    budget = ours.budget(view)
+    assert budget is not None
+    assert budget.prefill_tokens == pytest.approx(num_tokens, abs=2)
+
+
 def test_on_a_server_that_does_not_mix_the_decode_step_must_fit_too() -> None:
     running = job(0, age=10)
     newcomer = job(1, input_tokens=5000, arrival_s=1.7)
