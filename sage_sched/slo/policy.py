@@ -221,16 +221,17 @@ class Proserve(Policy):
         """The shortest batch, as a share of the smallest TPOT (ours).
 
         Every batch has a decode step in it, which takes step_s, so short batches prefill little.
-        If that time would buy first tokens that are worth more than the next tokens of all running
+        If so many seconds buy first tokens that are worth more than the next tokens of all running
         jobs that are in time, batches are longer.
         """
         eta: float = self.parameters.eta
-        if not 0 < num_running < len(jobs):
+        others = [p for job, p in jobs[num_running:] if not job.generated_tokens]
+        if not num_running or not others:
             return eta
-        in_time = remain_s[:num_running] >= step_s
-        running = [p.promise.next_weight for _, p in jobs[:num_running]]
-        bought = [p.promise.first_weight / p.exec_s for _, p in jobs[num_running:]]
-        if step_s * float(np.mean(bought)) <= float(np.array(running) @ in_time):
+        first_weights = sum(p.promise.first_weight for p in others)
+        next_weights = np.array([p.promise.next_weight for _, p in jobs[:num_running]])
+        bought = step_s * first_weights / sum(p.exec_s for p in others)
+        if bought <= next_weights[remain_s[:num_running] >= step_s].sum():
             return eta
         return max(eta, _ETA_OF_PREFILLS)
 
