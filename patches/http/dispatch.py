@@ -9,7 +9,6 @@ import logging
 import time
 from array import array
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -18,10 +17,9 @@ from sglang.srt.managers.io_struct import AbortReq, ActiveRanksOutput
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
+from patches.carrier import decode, decode_hints
 from patches.messages import StepTimes
 from sage_sched.config import SageConfig, StepTimeConfig, in_ms
-from sage_sched.distribution import LengthDistribution
-from sage_sched.job import NO_HINTS, Hints
 from sage_sched.routing import ROUTERS, Ledger, Newcomer, Router, block_keys
 from sage_sched.steps import ServerFacts, StepTime
 
@@ -29,14 +27,6 @@ logger = logging.getLogger(__name__)
 
 # Assumed until a scheduler has reported its own.
 _POOL_TOKENS, _MOST_RUNNING = 100_000, 256
-
-
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """What is known of a request when it is sent."""
-
-    distribution: LengthDistribution | None = None
-    hints: Hints = NO_HINTS
 
 
 class Dispatch:
@@ -57,9 +47,7 @@ class Dispatch:
         self._num_picked = [0] * num_ranks
         self._num_given = self._num_failed = 0
 
-    def send(
-        self, request: Tokenized, given: int | None, foreseen: Foreseen, alive: Collection[str]
-    ) -> bool:
+    def send(self, request: Tokenized, given: int | None, alive: Collection[str]) -> bool:
         """A request is about to be sent: pick its rank, unless its client has given one. False if
         the given replica has died. Never raises. alive: the ids of all unfinished requests, this
         one's too."""
@@ -70,14 +58,14 @@ class Dispatch:
                 # An abort may end a request without news from its scheduler.
                 gone = [rid for rid in self._rank_of if rid not in alive]
                 self.heard((rid, 0, True) for rid in gone)
-            self._send(request, given, foreseen)
+            self._send(request, given)
         except Exception:
             if not self._num_failed:
                 logger.exception("no replica could be picked: SGLang chooses one")
             self._num_failed += 1
         return True
 
-    def _send(self, request: Tokenized, given: int | None, foreseen: Foreseen) -> None:
+    def _send(self, request: Tokenized, given: int | None) -> None:
         ledger, now_s = self._started(), time.monotonic()
         token_ids = request.input_ids
         if not isinstance(token_ids, list | array):
@@ -85,12 +73,13 @@ class Dispatch:
         # Requests of different scopes share no prefix.
         scope = (request.lora_id, request.extra_key, request.cache_salt)
         cap_tokens = request.sampling_params.max_new_tokens
+        carried = request.sampling_params.custom_params
         newcomer = Newcomer(
             len(token_ids),
             _POOL_TOKENS if cap_tokens is None else max(1, cap_tokens),
-            foreseen.distribution,
+            decode(carried),
             block_keys(token_ids, scope),
-            foreseen.hints,
+            decode_hints(carried),
         )
         if given is None:
             # Correct who still waits by the replicas' own reports: of an answer that is not

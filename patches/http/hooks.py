@@ -122,8 +122,8 @@ def _dispatch(manager: Manager, tokenized: Tokenized) -> bool:
         return True
     if is_internal(manager, found.obj) or found.obj.session_params:
         return True
-    given, foreseen = found.obj.routed_dp_rank, state_of(found.obj).foreseen
-    if ours.dispatch.send(tokenized, given, foreseen, manager.rid_to_state):
+    given = found.obj.routed_dp_rank
+    if ours.dispatch.send(tokenized, given, manager.rid_to_state):
         return True
     # SGLang begins to wait for the answer when this function has returned.
     asyncio.get_running_loop().call_soon(end, manager, [tokenized.rid], given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
@@ -16,7 +16,6 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 from patches import carrier
 from patches.hook import AFTER, Hooks
 from patches.http.asked import asked_of, asked_of_chat, text_of
-from patches.http.dispatch import Foreseen
 from patches.http.door import check_token_ids, check_tokenized, custom_params_of
 from patches.http.state import HttpState, http_state
 from predictor_store.predict.asked import Asked
@@ -34,9 +33,9 @@ class RequestPrediction:
     text, asked: of a chat, its last user message and what it asks for beside its words; else None.
     told: what is believed of what others say in their own words (patches.http.foreign). slo_class:
     None until it is known. came_s: arrival (time.monotonic). carried: what travels to the
-    scheduler. foreseen: what the router goes by. tell_at_tokens: the age at which the history is
-    told that the answer goes on. is_started: whether the reserved keys were stripped and the
-    prediction asked for. explains: whether the answer is to tell the prediction.
+    scheduler. tell_at_tokens: the age at which the history is told that the answer goes on.
+    is_started: whether the reserved keys were stripped and the prediction asked for. explains:
+    whether the answer is to tell the prediction.
     """
 
     text: str | None = None
@@ -46,7 +45,6 @@ class RequestPrediction:
     tenant: str = ""
     came_s: float = 0.0
     carried: dict[str, Any] = field(default_factory=dict)
-    foreseen: Foreseen = field(default_factory=Foreseen)
     prediction: asyncio.Future[Prediction] | None = None
     handle: int | None = None
     tell_at_tokens: int = 64
@@ -150,7 +148,6 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
     state.carried = {**carrier.encode_hints(hints), **asked}
     if state.explains:
         state.carried |= carrier.EXPLAIN
-    state.foreseen = Foreseen(hints=hints)
     if text is not None and ours.predicts:
         state.prediction = asyncio.ensure_future(
             ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked_of(obj, state.asked)))
@@ -172,7 +169,6 @@ async def attach(obj: GenerateReqInput, tokenized: Tokenized) -> None:
             cap_tokens = sampling.max_new_tokens
             lengths = lengths if cap_tokens is None else lengths.capped(cap_tokens)
             carried = {**carried, **carrier.encode(lengths)}
-            state.foreseen = replace(state.foreseen, distribution=lengths)
     if carried:
         sampling.custom_params = {**(sampling.custom_params or {}), **carried}
 

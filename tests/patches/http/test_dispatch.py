@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
+from patches.carrier import encode, encode_hints
 from patches.compat import UnsupportedServerError
 from patches.http import dispatch as dispatching
-from patches.http.dispatch import Dispatch, Foreseen
+from patches.http.dispatch import Dispatch
 from patches.messages import StepTimes
 from patches.refusals import refuse_dispatch
 from patches.scheduler import hooks as scheduler_hooks
@@ -20,6 +21,8 @@ from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError
 from sage_sched.job import Hints
+
+Carried = dict[str, Any] | None
 
 
 def load(rank: int, num_running: int = 0, timestamp: float = 1.0) -> SimpleNamespace:
@@ -35,19 +38,20 @@ def load(rank: int, num_running: int = 0, timestamp: float = 1.0) -> SimpleNames
 
 LOADS = [load(0), load(1)]
 OURS = SageConfig.parse({"router": {"dispatch": "predicted-cost"}})
-LONG = Foreseen(LengthDistribution.from_samples([4000], "history"))
-SHORT = Foreseen(LengthDistribution.from_samples([10], "history"))
+# What requests carry that are foreseen to be so.
+LONG = encode(LengthDistribution.from_samples([4000], "history"))
+SHORT = encode(LengthDistribution.from_samples([10], "history"))
 
 
 def dispatch(loads: Sequence[SimpleNamespace] = LOADS, config: SageConfig = OURS) -> Dispatch:
     return Dispatch(2, config, SimpleNamespace(read_all=lambda: loads))
 
 
-def request(rid: str, **change: Any) -> Any:
+def request(rid: str, carried: Carried = None, **change: Any) -> Any:
     fields = {
         "rid": rid,
         "input_ids": [1, 2, 3],
-        "sampling_params": SimpleNamespace(max_new_tokens=4096),
+        "sampling_params": SimpleNamespace(max_new_tokens=4096, custom_params=carried),
         "lora_id": None,
         "extra_key": None,
         "cache_salt": None,
@@ -56,9 +60,9 @@ def request(rid: str, **change: Any) -> Any:
     return SimpleNamespace(**fields | change)
 
 
-def sent(router: Dispatch, rid: str, foreseen: Foreseen, given: int | None = None) -> int | None:
-    asked = request(rid, routed_dp_rank=given)
-    router.send(asked, given, foreseen, [rid] * 100)
+def sent(router: Dispatch, rid: str, carried: Carried, given: int | None = None) -> int | None:
+    asked = request(rid, carried, routed_dp_rank=given)
+    router.send(asked, given, [rid] * 100)
     rank: int | None = asked.routed_dp_rank
     return rank
 
@@ -93,11 +97,11 @@ def test_a_snapshot_says_that_answers_have_begun_of_which_nothing_was_heard() ->
 def test_deadlines_are_told_by_the_replicas_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatching, "time", SimpleNamespace(monotonic=lambda: 100.0))
     router = dispatch(config=SageConfig.parse({"router": {"dispatch": "gorouting"}}))
-    soon = Foreseen(SHORT.distribution, Hints(ttft_slo_ms=1000.0, tpot_slo_ms=1000.0))
+    soon = SHORT | encode_hints(Hints(ttft_slo_ms=1000.0, tpot_slo_ms=1000.0))
 
     def ask(number: int, rank: int | None = None) -> int | None:
-        asked = request(str(number), input_ids=[number, *range(1000)])
-        router.send(asked, rank, soon, [""] * 100)
+        asked = request(str(number), soon, input_ids=[number, *range(1000)])
+        router.send(asked, rank, [""] * 100)
         picked: int | None = asked.routed_dp_rank
         return picked
 
@@ -141,8 +145,8 @@ def test_what_has_gone_without_a_word_counts_no_more(gone: str) -> None:
     router = dispatch()
     for rid in gone:
         sent(router, rid, LONG, given=0)
-    asked = request("d")
-    router.send(asked, None, LONG, {"d": None})
+    asked = request("d", LONG)
+    router.send(asked, None, {"d": None})
     assert router.stats()["num_unfinished"] == [1, 0]
 
 
@@ -151,9 +155,9 @@ def test_an_error_leaves_the_request_to_sglang() -> None:
     assert sent(router, "a", LONG) is None
     assert router.stats()["num_failed"] == 1
     # Nothing says how long embeddings are.
-    asked = request("b", input_ids=None)
+    asked = request("b", SHORT, input_ids=None)
     fine = dispatch()
-    fine.send(asked, None, SHORT, ["b"])
+    fine.send(asked, None, ["b"])
     assert asked.routed_dp_rank is None
     assert fine.stats()["num_failed"] == 0
 
@@ -161,14 +165,14 @@ def test_an_error_leaves_the_request_to_sglang() -> None:
 def test_a_prefix_of_another_adapter_is_another() -> None:
     router = dispatch()
     prompt = list(range(4000))
-    router.send(request("a", input_ids=prompt), 1, SHORT, "a")
+    router.send(request("a", SHORT, input_ids=prompt), 1, "a")
     router.heard([("a", 1, True)])
-    same = request("b", input_ids=prompt)
-    router.send(same, None, SHORT, "b")
+    same = request("b", SHORT, input_ids=prompt)
+    router.send(same, None, "b")
     assert same.routed_dp_rank == 1
     router.heard([("b", 1, True)])
-    other = request("c", input_ids=prompt, lora_id="other")
-    router.send(other, None, SHORT, "c")
+    other = request("c", SHORT, input_ids=prompt, lora_id="other")
+    router.send(other, None, "c")
     assert other.routed_dp_rank == 0
 
 
@@ -201,8 +205,8 @@ def test_nothing_is_sent_to_the_dead() -> None:
     assert router.died(0) == []
     # The one that is left has the work of both, and is numbered as before.
     assert [sent(router, rid, LONG) for rid in "cd"] == [1, 1]
-    assert router.send(request("e"), 0, SHORT, "bcde") is False
-    assert router.send(request("e"), 1, SHORT, "bcde") is True
+    assert router.send(request("e", SHORT), 0, "bcde") is False
+    assert router.send(request("e", SHORT), 1, "bcde") is True
     stats = router.stats()
     assert stats["num_unfinished"] == [0, 4]
     assert stats["dead"] == [0]

@@ -19,7 +19,7 @@ from sglang.srt.managers.communicator import FanOutCommunicator
 from sglang.srt.managers.io_struct import sock_recv
 
 from patches.http import replica_watch
-from patches.http.dispatch import Dispatch, Foreseen, bury
+from patches.http.dispatch import Dispatch, bury
 from sage_sched.config import SageConfig
 from tests.patches.replica_process import replica
 
@@ -111,12 +111,12 @@ def test_who_waits_for_the_dead_hears_of_it_and_nobody_else() -> None:
         asked = SimpleNamespace(
             rid=rid,
             input_ids=[1, 2, 3],
-            sampling_params=SimpleNamespace(max_new_tokens=10),
+            sampling_params=SimpleNamespace(max_new_tokens=10, custom_params=None),
             lora_id=None,
             extra_key=None,
             cache_salt=None,
         )
-        assert manager.sage.dispatch.send(asked, rank, Foreseen(), "abc")
+        assert manager.sage.dispatch.send(asked, rank, "abc")
     bury(manager, SimpleNamespace(status=[True, False]))  # type: ignore[arg-type]
     assert [request.rid for request in manager.aborted] == ["b", "c"]
     reason = manager.aborted[0].finished_reason
