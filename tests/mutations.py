@@ -336,7 +336,7 @@ MUTATIONS = (
     Mutation(
         "an answer that went on is a record twice",
         "predictor_store/predict/model.py",
-        "if place is None or not self._history.amend(place, *of):",
+        "if place is None or not self._history.amend(place, record):",
         "if True:",
         "tests/predictor_store/service/test_worker.py::"
         "test_an_answer_that_went_on_is_one_record_in_the_end",
@@ -523,7 +523,7 @@ MUTATIONS = (
     Mutation(
         "what is asked beside a prompt's words never reaches the worker",
         "predictor_store/service/client.py",
-        '            "asked": asked.as_fields(),\n',
+        '            "asked": msgspec.to_builtins(asked),\n',
         "",
         f"{_CLIENT}::test_what_is_asked_beside_the_words_comes_along",
     ),

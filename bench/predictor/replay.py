@@ -14,6 +14,7 @@ from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
 from predictor_store.predict.regression import GeneralLength
+from predictor_store.store.file import Record
 from sage_sched.distribution import LengthDistribution
 
 _CAPACITY = 10_000
@@ -47,7 +48,7 @@ def foretold(
             # None: the history is empty, and nothing is known beside it.
             yield answers, {c: found for c, found in said.items() if found is not None}
         for answer in answers:
-            history.add(vector, answer.output_tokens, answer.censored, "history")
+            history.add(Record(vector, answer.output_tokens, 0, answer.censored, "history"))
         num_revealed += len(answers)
 
 

@@ -21,7 +21,7 @@ from predictor_store.predict.features import excerpt
 from predictor_store.predict.history import History
 from predictor_store.predict.quality import Forecast, RollingQuality
 from predictor_store.predict.regression import GeneralLength
-from predictor_store.store.file import StoreError
+from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import Store, file_of, folder_of
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
@@ -48,10 +48,7 @@ class Foresight:
                 raise StoreError(f"there is no store in {store}")
             with contextlib.closing(Store(kept, fingerprint(encoder), dimension(encoder))) as read:
                 for record in read.load():
-                    self._history.add(
-                        record.vector, record.output_tokens, record.censored, record.origin,
-                        record.scope,
-                    )  # fmt: skip
+                    self._history.add(record)
         self._history.fit()
         self._prior = predictor.prior(self._history)
         self._num_new = 0
@@ -91,7 +88,7 @@ class Foresight:
     def _learn(self, request: Logged, vector: NDArray[np.float32], forecast: Forecast) -> None:
         if not request.is_cut:
             self._quality.add(forecast, request.output_tokens)
-        self._history.add(vector, request.output_tokens, request.is_cut, "history")
+        self._history.add(Record(vector, request.output_tokens, 0, request.is_cut, "history"))
         self._history.fit()
         self._num_new += 1
         if self._num_new * 100 > len(self._history):

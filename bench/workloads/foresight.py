@@ -22,6 +22,7 @@ from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
 from predictor_store.predict.minilm import MODEL
 from predictor_store.predict.regression import GeneralLength
+from predictor_store.store.file import Record
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
@@ -70,7 +71,7 @@ class Foresight:
         history = History.of_encoder(encoder, len(observations), GeneralLength.shipped(encoder))
         for observation in observations:
             vector = self._vectors[encoder, observation.prompt]
-            history.add(vector, observation.output_tokens, False, "warm")
+            history.add(Record(vector, observation.output_tokens, 0, False, "warm"))
         history.fit()
         return history
 

@@ -79,7 +79,7 @@ class Reader:
         if isinstance(raw, RowError):
             raise raw
         if not isinstance(raw, dict):
-            raise RowError(f"not an object but {_shown(raw)}")
+            raise RowError(f"not an object but {raw!r:.60}")
         self.fields_seen.update(str(name) for name in raw)
         if any(_as_text(raw.get(name)) != value for name, value in self.filters.items()):
             return None
@@ -118,7 +118,7 @@ def _prompt_and_output(raw: dict[str, Any]) -> tuple[str, str | None]:
         if isinstance(context, str) and context:
             prompt = f"{prompt}\n\n{context}"
     else:
-        raise RowError(f"field {name} is {_shown(value)}, not a prompt")
+        raise RowError(f"field {name} is {value!r:.60}, not a prompt")
     output = _output(raw, {name, _CONTEXT_FIELDS.get(name)})
     return prompt, answer if output is None else output
 
@@ -130,7 +130,7 @@ def _output(raw: dict[str, Any], taken: set[str | None]) -> str | None:
     value = raw.get(name)
     if value is None or isinstance(value, str):
         return value
-    raise RowError(f"field {name} is {_shown(value)}, not a text")
+    raise RowError(f"field {name} is {value!r:.60}, not a text")
 
 
 def _first_exchange(turns: list[Any], name: str) -> tuple[str, str | None]:
@@ -144,7 +144,7 @@ def _first_exchange(turns: list[Any], name: str) -> tuple[str, str | None]:
 
 def _said(turn: Any) -> tuple[str, str]:
     if not isinstance(turn, dict):
-        raise RowError(f"a turn of the conversation is {_shown(turn)}")
+        raise RowError(f"a turn of the conversation is {turn!r:.60}")
     speaker = turn.get("from", turn.get("role"))
     content = turn.get("value", turn.get("content"))
     if isinstance(content, list):
@@ -160,7 +160,7 @@ def _length(raw: dict[str, Any]) -> int | None:
         return None
     length = _whole(raw[name])
     if length is None or not 1 <= length < 2**31:
-        raise RowError(f"field {name} is {_shown(raw[name])}, not a number of tokens")
+        raise RowError(f"field {name} is {raw[name]!r:.60}, not a number of tokens")
     return length
 
 
@@ -177,8 +177,3 @@ def _first_present(raw: dict[str, Any], names: Sequence[str]) -> str | None:
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

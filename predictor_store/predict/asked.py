@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import msgspec
 import numpy as np
@@ -64,15 +64,6 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     num_stops: _Number = 0
     system: _Name = ""
     session: _Name = ""
-
-    def as_fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        return fields
-
-    @classmethod
-    def from_fields(cls, fields: Any) -> Self:
-        """The inverse of as_fields. Raises ValueError if the fields are malformed."""
-        return msgspec.convert(fields, cls)
 
     def features(self, session: Session = NEW_SESSION) -> NDArray[np.float32]:
         """float32, shape (NUM_FEATURES,), each of the order of 1. All 0 if nothing is said."""

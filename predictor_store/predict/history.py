@@ -19,7 +19,7 @@ from predictor_store.predict.regression import (
     described,
     first_score,
 )  # fmt: skip
-from predictor_store.store.file import Origin
+from predictor_store.store.file import Record
 
 # A score is fitted to this many of the newest records; more only take longer.
 _MAX_FITTED = 20_000
@@ -99,23 +99,11 @@ class History:
     def num_of_same_prompt(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array([self._num_of_prompt[of] for of in self._prompts[slots].tolist()], np.int64)
 
-    def add(
-        self,
-        vector: NDArray[np.float32],
-        output_tokens: int,
-        censored: bool,
-        origin: Origin,
-        scope: str = "",
-        unfinished: bool = False,
-    ) -> Place | None:
-        """Adds a record. None if it is a warm one and only history could make room for it.
-
-        vector: float32, shape (embedding_dimension + num_features,). unfinished: amend() will
-        follow; until then the record is censored.
-        """
-        warm = origin == "warm"
-        embedding = vector[: self._dimension]
-        excess = self._excess(vector, output_tokens, censored)
+    def add(self, record: Record, *, unfinished: bool = False) -> Place | None:
+        """None if the record is a warm one and only history could make room for it. unfinished:
+        amend() will follow; until then the record is censored."""
+        warm, vector = record.origin == "warm", record.vector
+        embedding, excess = vector[: self._dimension], self._excess(record)
         if len(self) < self.capacity:
             slot = len(self)
             self._index.add(embedding)
@@ -125,11 +113,11 @@ class History:
             self._forget_prompt(slot)
         else:
             return None
-        self.lengths[slot] = output_tokens
-        self.censored[slot] = censored
+        self.lengths[slot] = record.output_tokens
+        self.censored[slot] = record.censored
         self.unfinished[slot] = unfinished
         self.warm[slot] = warm
-        self.scopes[slot] = self.scope(scope)
+        self.scopes[slot] = self.scope(record.scope)
         self.kinds[slot] = self.kind(vector)
         self.features[slot] = vector[self._dimension :]
         self._prompts[slot] = prompt = _prompt_number(vector)
@@ -143,21 +131,14 @@ class History:
         (self._oldest_warm if warm else self._oldest_history).append(slot)
         return Place(slot, self._num_added)
 
-    def amend(
-        self,
-        place: Place,
-        vector: NDArray[np.float32],
-        output_tokens: int,
-        censored: bool,
-        unfinished: bool = False,
-    ) -> bool:
-        """Sets the answer's new length. False if the record has left."""
+    def amend(self, place: Place, record: Record, *, unfinished: bool = False) -> bool:
+        """Sets the answer's new length. False if the one at place has left."""
         slot, stamp = place
         if self._stamps[slot] != stamp:
             return False
-        self.excess[slot] = self._excess(vector, output_tokens, censored)
-        self.lengths[slot] = output_tokens
-        self.censored[slot] = censored
+        self.excess[slot] = self._excess(record)
+        self.lengths[slot] = record.output_tokens
+        self.censored[slot] = record.censored
         self._num_unfitted += bool(self.unfinished[slot]) and not unfinished
         self.unfinished[slot] = unfinished
         return True
@@ -218,14 +199,14 @@ class History:
         if (fitting := self.fitting()) is not None:
             self.install(fitting, fitting.fit())
 
-    def _excess(self, vector: NDArray[np.float32], output_tokens: int, censored: bool) -> float:
+    def _excess(self, record: Record) -> float:
         if self.general is None:
             return 0.0
-        added = float(self.general.of(vector[np.newaxis])[0])
-        excess = float(np.log(max(output_tokens, 1))) - added
+        added = float(self.general.of(record.vector[np.newaxis])[0])
+        excess = float(np.log(max(record.output_tokens, 1))) - added
         # A cut answer would have been longer.
         known = self.excess[: len(self)]
-        return max(excess, self.general.level_after(known)) if censored else excess
+        return max(excess, self.general.level_after(known)) if record.censored else excess
 
     def _forget_prompt(self, slot: int) -> None:
         prompt = int(self._prompts[slot])

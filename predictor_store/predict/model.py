@@ -56,7 +56,7 @@ class ModelHistory:
                 encoder, config.store.capacity, GeneralLength.shipped(encoder)
             )
             for record in self._store.load():
-                self._remember(record)
+                self._history.add(record)
         except BaseException:
             self._store.close()
             raise
@@ -104,10 +104,9 @@ class ModelHistory:
         too short ones. record: censored. place: what goes_on() returned for this answer before.
         """
         self.counts["num_going_on"] += 1
-        of = record.vector, record.output_tokens, True
         if place is not None:
-            return place if self._history.amend(place, *of, unfinished=True) else None
-        return self._history.add(*of, record.origin, record.scope, unfinished=True)
+            return place if self._history.amend(place, record, unfinished=True) else None
+        return self._history.add(record, unfinished=True)
 
     def record(
         self, record: Record, forecast: Forecast, session: str, place: Place | None = None
@@ -127,9 +126,8 @@ class ModelHistory:
                 )  # fmt: skip
             else:
                 logger.warning("predictions are better than none again, and are used")
-        of = record.vector, record.output_tokens, record.censored
-        if place is None or not self._history.amend(place, *of):
-            self._remember(record)
+        if place is None or not self._history.amend(place, record):
+            self._history.add(record)
         self._store.add(record)
         self._num_new += 1
         self.counts["num_recorded"] += 1
@@ -172,8 +170,3 @@ class ModelHistory:
             self._history.install(fitting, future.result())
         if self._fit is None and (stale := self._history.fitting()) is not None:
             self._fit = stale, self._fitter.submit(stale.fit)
-
-    def _remember(self, record: Record) -> None:
-        self._history.add(
-            record.vector, record.output_tokens, record.censored, record.origin, record.scope
-        )

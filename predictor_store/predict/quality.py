@@ -24,11 +24,8 @@ class Forecast:
     said: for this prompt; None if nothing was known. blind: the distribution of all lengths then.
     """
 
-    said: LengthDistribution | None
-    blind: LengthDistribution | None
-
-
-NO_FORECAST = Forecast(None, None)
+    said: LengthDistribution | None = None
+    blind: LengthDistribution | None = None
 
 
 class _Scored(NamedTuple):

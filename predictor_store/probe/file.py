@@ -7,7 +7,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -72,13 +72,9 @@ class ProbeFile:
             "layer": self.layer,
             "hidden_size": self.hidden_size,
             "pooling": "last",
-            "edges": self.reading.edges.tolist(),
-            "band_ages": self.reading.band_ages.tolist(),
-            "log_base": self.reading.log_base.tolist(),
-            "alpha": self.reading.alpha,
-            "beta": self.reading.beta.tolist(),
-            "gamma": self.reading.gamma,
         }
+        for each in fields(self.reading):
+            about[each.name] = np.asarray(getattr(self.reading, each.name)).tolist()
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         save_file(arrays, path, metadata={"sage_sched": json.dumps(about)})
 
@@ -125,10 +121,12 @@ class ProbeFile:
             np.asarray(about["beta"], np.float64),
             float(str(about["gamma"])),
         )
-        layer, fingerprint, recipe = int(str(about["layer"])), about["fingerprint"], about["recipe"]
-        return cls(
-            **arrays, layer=layer, fingerprint=str(fingerprint), recipe=str(recipe), reading=reading
+        layer, of, recipe = (
+            int(str(about["layer"])),
+            str(about["fingerprint"]),
+            str(about["recipe"]),
         )
+        return cls(**arrays, layer=layer, fingerprint=of, recipe=recipe, reading=reading)
 
 
 def fingerprint(folder: Path) -> str:

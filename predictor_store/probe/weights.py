@@ -105,9 +105,8 @@ def weighed(
 
 
 def _with_beta(reading: Reading, band: int, beta: float) -> Reading:
-    betas = reading.beta.copy()
-    betas[band] = beta
-    return replace(reading, beta=betas)
+    here = np.arange(reading.beta.size) == band
+    return replace(reading, beta=np.where(here, beta, reading.beta))
 
 
 def _errors(

@@ -10,12 +10,13 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.features import excerpt
 from predictor_store.service import protocol
-from predictor_store.service.link import Link, open_link
+from predictor_store.service.link import Link, connect_worker, start_worker
 from predictor_store.service.supervisor import Supervisor
 from sage_sched.config import SageConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
@@ -46,9 +47,11 @@ class PredictorClient:
     def __init__(self, config: SageConfig, model: str = "") -> None:
         """model: whose history it is at a service (predictor.service)."""
         self._config = config
+        own = not config.predictor.service
         self._supervisor = Supervisor(
-            lambda: open_link(config, model), self._attach, self._take, self._lose
-        )
+            lambda: start_worker(config) if own else connect_worker(config, model),
+            self._attach, self._take, self._lose,
+        )  # fmt: skip
         self._link: Link | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
         self._is_silent = False
@@ -83,7 +86,7 @@ class PredictorClient:
             "predict": handle,
             "text": excerpt(text),
             "scope": scope[: protocol.MAX_SCOPE_CHARS],
-            "asked": asked.as_fields(),
+            "asked": msgspec.to_builtins(asked),
         }
         try:
             if self._send(message):

@@ -143,7 +143,7 @@ class _Requests:
                 status = _REFUSALS.get(because, HTTPStatus.SERVICE_UNAVAILABLE)
                 raise RequestError(status, why)
         asks = {"predict": 0, "text": excerpt(question.prompt), "scope": question.lora}
-        self._worker.receive(number, {**asks, "asked": question.asked.as_fields()})
+        self._worker.receive(number, {**asks, "asked": msgspec.to_builtins(question.asked)})
         try:
             while "predicted" not in (found := await told.get()):
                 pass  # news of its model

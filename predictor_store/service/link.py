@@ -139,16 +139,9 @@ def _check(first: dict[str, Any]) -> None:
     )
 
 
-def open_link(config: SageConfig, model: str) -> Link:
-    """Connects to the service that config.predictor names, or starts a worker of this server's own.
-    Blocks until it is ready. Raises StoreError, PredictorError."""
-    if config.predictor.service:
-        return connect_worker(config, model)
-    return start_worker(config)
-
-
 def start_worker(config: SageConfig) -> Link:
-    """Starts a process that ends with this one. See open_link."""
+    """Starts a process that ends with this one. Blocks until it is ready. Raises StoreError,
+    PredictorError."""
     sections = {
         "store": dataclasses.asdict(config.store),
         "predictor": dataclasses.asdict(config.predictor),
@@ -173,7 +166,7 @@ def start_worker(config: SageConfig) -> Link:
 
 
 def connect_worker(config: SageConfig, model: str) -> Link:
-    """Connects to the service that config.predictor names. See open_link."""
+    """Connects to the service that config.predictor names. See start_worker."""
     address = Address.parse(config.predictor.service)
     try:
         token = sockets.token_of(config.predictor) if address.is_tcp else ""

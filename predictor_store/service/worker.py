@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.features import excerpt
 from predictor_store.predict.history import Place
 from predictor_store.predict.model import ModelHistory, folder_of_model
-from predictor_store.predict.quality import NO_FORECAST, Forecast
+from predictor_store.predict.quality import Forecast
 from predictor_store.service import protocol
 from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import file_of
@@ -56,7 +57,7 @@ class Prompt:
     asked: Asked
     finished: list[Answer] = field(default_factory=list)
     vector: Vector = field(default_factory=lambda: np.empty(0, np.float32))
-    forecast: Forecast = NO_FORECAST
+    forecast: Forecast = field(default_factory=Forecast)
     place: Place | None = None
 
     def record(self, answer: Answer) -> Record:
@@ -127,7 +128,7 @@ class Worker:
                 len(scope) <= protocol.MAX_SCOPE_CHARS
             ):
                 try:
-                    asked = Asked.from_fields(more.get("asked", {}))
+                    asked = msgspec.convert(more.get("asked", {}), Asked)
                 except ValueError:
                     by.history.counts["num_malformed"] += 1
                     return

@@ -65,47 +65,42 @@ class Store:
         self.num_records = 0
         self.write_error: str | None = None
         self._lock_fd = _make_and_lock(self.folder) if config.on_disk else None
-        try:
-            self._connection = self._open(embedder, dimension)
-        except BaseException:
-            self._unlock()
-            raise
-
-    def _open(self, embedder: str, dimension: int) -> sqlite3.Connection:
-        path = file_of(self.folder)
         made_with = {"embedder": embedder, "dimension": str(dimension)}
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._unlock)
+            self._connection = self._open(made_with)
+            undo.callback(self._connection.close)
+            self._prepare(made_with)
+            undo.pop_all()
+
+    def _open(self, made_with: dict[str, str]) -> sqlite3.Connection:
+        path = file_of(self.folder)
         meta = made_with | {"capacity": str(self._config.capacity)}
         try:
             if not self._config.on_disk:
-                connection = file.in_memory(path, meta)
-            else:
-                if not path.exists():
-                    file.create(path, meta)
-                connection = file.connect(path)
+                return file.in_memory(path, meta)
+            if not path.exists():
+                file.create(path, meta)
+            return file.connect(path)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot make a store in {self.folder}: {error}") from error
-        try:
-            _require_same_embedder(file.read_meta(connection), made_with, self.folder)
-            self._prepare(connection)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, sqlite3.Error):
-                raise StoreError(f"cannot write the store {path}: {error}") from error
-            raise
-        return connection
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        capacity = self._config.capacity
-        if file.read_meta(connection).get("capacity") != str(capacity):
-            _note(connection, "capacity", str(capacity))
-        ids = connection.execute("SELECT count(*), coalesce(max(id), 0) FROM records")
-        self.num_records, self._last_id = ids.fetchone()
-        if self.num_records > capacity:
+    def _prepare(self, made_with: dict[str, str]) -> None:
+        capacity, connection = self._config.capacity, self._connection
+        try:
+            meta = file.read_meta(connection)
+            _require_same_embedder(meta, made_with, self.folder)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            if meta.get("capacity") != str(capacity):
+                _note(connection, "capacity", str(capacity))
+            ids = connection.execute("SELECT count(*), coalesce(max(id), 0) FROM records")
+            self.num_records, self._last_id = ids.fetchone()
             with connection:
                 _evict(connection, self.num_records - capacity)
-            self.num_records = capacity
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot write the store {file_of(self.folder)}: {error}") from error
+        self.num_records = min(self.num_records, capacity)
 
     def load(self) -> list[Record]:
         """All records that are written, oldest first. Raises StoreError if one is damaged."""

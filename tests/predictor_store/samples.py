@@ -50,7 +50,7 @@ def grown(num: int, seed: int = 0, dimension: int = 8) -> tuple[History, NDArray
     history = History(dimension, 0, num)
     for vector in vectors:
         noise = float(rng.normal(0, 0.1))
-        history.add(vector, round(100 * np.exp(2 * vector[0] + noise)), False, "history")
+        history.add(Record(vector, round(100 * np.exp(2 * vector[0] + noise)), 0, False, "history"))
     return history, vectors
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -76,4 +77,4 @@ def test_no_junk_raises(junk: object) -> None:
             session_id=junk, conversation_id=junk,
         )  # fmt: skip
         asked = asked_of(obj, None)  # type: ignore[arg-type]
-        assert Asked.from_fields(asked.as_fields()) == asked
+        assert msgspec.convert(msgspec.to_builtins(asked), Asked) == asked

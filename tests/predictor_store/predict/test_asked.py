@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from predictor_store.predict.asked import (
 )
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
+from predictor_store.store.file import Record
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
@@ -41,7 +43,7 @@ sessions = st.builds(_session, st.lists(st.tuples(counts, counts), max_size=20))
 
 @given(asked, sessions)
 def test_whatever_is_asked_travels_and_is_a_few_numbers(of: Asked, session: Session) -> None:
-    assert Asked.from_fields(json.loads(json.dumps(of.as_fields()))) == of
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(of))), Asked) == of
     features = of.features(session)
     assert features.shape == (NUM_FEATURES,)
     assert features.dtype == np.float32
@@ -59,7 +61,7 @@ JUNK = [
 @pytest.mark.parametrize("fields", JUNK)
 def test_junk_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"\$|unknown field"):
-        Asked.from_fields(fields)
+        msgspec.convert(fields, Asked)
 
 
 def test_a_session_is_known_by_its_last_answers() -> None:
@@ -94,7 +96,9 @@ def test_the_same_words_asked_otherwise_are_answered_otherwise(
 
     for i in range(60):
         for of, length in modes.items():
-            history.add(described(i % len(PROMPTS), of), length + i % 5, False, "history")
+            history.add(
+                Record(described(i % len(PROMPTS), of), length + i % 5, 0, False, "history")
+            )
     if fitted:
         history.fit()
     for prompt in range(len(PROMPTS)):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from predictor_store.predict.history import History
 from predictor_store.predict.index import VectorIndex, embeddings
 from predictor_store.predict.regression import MIN_PROMPTS
+from predictor_store.store.file import Record
 from tests.predictor_store.samples import grown, unit_vectors
 
 DIMENSION = 8
@@ -36,7 +37,7 @@ def filled(arrivals: list[bool], capacity: int) -> tuple[History, np.ndarray]:
     vectors = unit_vectors(max(len(arrivals), 1), dimension=DIMENSION)
     history = History(DIMENSION, 0, capacity)
     for i, warm in enumerate(arrivals):
-        history.add(vectors[i], i, i % 3 == 0, "warm" if warm else "history")
+        history.add(Record(vectors[i], i, 0, i % 3 == 0, "warm" if warm else "history"))
     return history, vectors
 
 
@@ -69,7 +70,7 @@ def test_cosines_are_right_in_any_dimension(dimension: int) -> None:
     vectors = unit_vectors(300, dimension=dimension)
     history = History(dimension, 0, 200)
     for vector in vectors[:250]:  # 50 of them take the places of the oldest
-        history.add(vector, 1, False, "history")
+        history.add(Record(vector, 1, 0, False, "history"))
     near = vectors[240] + 0.3 * vectors[299]
     near /= np.linalg.norm(near)
     cosines, slots = history.nearest(near, 200)
@@ -94,9 +95,9 @@ def test_one_prompt_is_known_again_until_its_records_are_gone() -> None:
     history = History(DIMENSION, 2, 3)
     vectors = np.hstack([unit_vectors(4, dimension=DIMENSION), np.ones((4, 2), np.float32)])
     for vector in (vectors[0], vectors[0] * np.float32(1 + 1e-7), vectors[1]):
-        history.add(vector, 1, False, "history")
+        history.add(Record(vector, 1, 0, False, "history"))
     assert history.num_of_same_prompt(np.arange(3)).tolist() == [2, 2, 1]
-    history.add(vectors[2], 1, False, "history")  # takes the place of the oldest
+    history.add(Record(vectors[2], 1, 0, False, "history"))  # takes the place of the oldest
     assert history.num_of_same_prompt(np.arange(3)).tolist() == [1, 1, 1]
 
 
@@ -137,11 +138,11 @@ def test_few_prompts_have_no_score() -> None:
 
 def test_a_records_score_does_not_know_its_own_answers() -> None:
     history, vectors = grown(200)
-    history.add(vectors[0], 100_000, False, "history")  # of a prompt that was seen before
+    history.add(Record(vectors[0], 100_000, 0, False, "history"))  # of a prompt seen before
     history.fit()
     other, _ = grown(200)
     for _ in range(3):
-        other.add(vectors[0], 1, False, "history")
+        other.add(Record(vectors[0], 1, 0, False, "history"))
     other.fit()
     # Left out, they differ by their weight in the constant alone; seen, by 0.3.
     odd, others = (
@@ -160,7 +161,7 @@ def test_a_fit_beside_the_traffic_scores_what_came_meanwhile_too() -> None:
     assert fitting is not None
     newcomers = unit_vectors(20, 7, DIMENSION)
     for vector in newcomers:  # they take the places of the oldest
-        history.add(vector, 50, False, "history")
+        history.add(Record(vector, 50, 0, False, "history"))
     held_out = fitting.fit()
     history.install(fitting, held_out)
     assert history.score is not None
@@ -177,7 +178,7 @@ def test_it_is_fitted_again_when_it_has_changed() -> None:
     history.fit()
     assert history.fitting() is None
     for vector in vectors[:11]:
-        history.add(vector, 5, False, "history")
+        history.add(Record(vector, 5, 0, False, "history"))
     assert history.fitting() is not None
 
 
@@ -185,7 +186,7 @@ def test_of_a_prompt_asked_too_often_the_newest_answers_count() -> None:
     history = History(8, 0, capacity=100)
     vector = unit_vectors(1, 0, 8)[0]
     for length in range(1, 151):  # the last fifty in the slots of the first
-        history.add(vector, length, False, "history")
+        history.add(Record(vector, length, 0, False, "history"))
     for num in (1, 10, 99):
         cosines, slots = history.nearest(vector, num)
         assert cosines.size == num
@@ -222,11 +223,11 @@ def test_what_the_search_does_not_read_still_puts_in_order(capacity: int) -> Non
 def test_an_answer_that_goes_on_is_known_and_ends_as_if_it_had_not_been() -> None:
     vectors = unit_vectors(3, dimension=DIMENSION)
     history = History(DIMENSION, 0, 10)
-    place = history.add(vectors[0], 64, True, "history", unfinished=True)
+    place = history.add(Record(vectors[0], 64, 0, True, "history"), unfinished=True)
     assert place is not None
-    assert history.amend(place, vectors[0], 128, True, unfinished=True)
+    assert history.amend(place, Record(vectors[0], 128, 0, True, "history"), unfinished=True)
     assert (history.lengths[0], history.censored[0], history.unfinished[0]) == (128, True, True)
-    assert history.amend(place, vectors[0], 200, False)
+    assert history.amend(place, Record(vectors[0], 200, 0, False, "history"))
     assert (history.lengths[0], history.censored[0], history.unfinished[0]) == (200, False, False)
     assert len(history) == 1
 
@@ -234,10 +235,10 @@ def test_an_answer_that_goes_on_is_known_and_ends_as_if_it_had_not_been() -> Non
 def test_an_answer_that_has_made_room_is_not_amended() -> None:
     vectors = unit_vectors(3, dimension=DIMENSION)
     history = History(DIMENSION, 0, 1)
-    place = history.add(vectors[0], 64, True, "history", unfinished=True)
-    history.add(vectors[1], 5, False, "history")
+    place = history.add(Record(vectors[0], 64, 0, True, "history"), unfinished=True)
+    history.add(Record(vectors[1], 5, 0, False, "history"))
     assert place is not None
-    assert not history.amend(place, vectors[0], 128, True)
+    assert not history.amend(place, Record(vectors[0], 128, 0, True, "history"))
     assert history.lengths[0] == 5
 
 
@@ -245,8 +246,8 @@ def test_no_score_is_fitted_to_answers_that_go_on() -> None:
     vectors = unit_vectors(40, dimension=DIMENSION)
     history = History(DIMENSION, 0, 40)
     for i in range(0, 40, 2):
-        history.add(vectors[i], 100 + i, False, "history")
-        history.add(vectors[i + 1], 1, True, "history", unfinished=True)
+        history.add(Record(vectors[i], 100 + i, 0, False, "history"))
+        history.add(Record(vectors[i + 1], 1, 0, True, "history"), unfinished=True)
     fitting = history.fitting()
     assert fitting is not None
     assert fitting.slots.tolist() == list(range(38, -1, -2))

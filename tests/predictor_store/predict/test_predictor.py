@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from predictor_store.predict.history import History
 from predictor_store.predict.predictor import MAX_ATOMS, predict, prior
 from predictor_store.predict.regression import GeneralLength
-from predictor_store.store.file import Origin
+from predictor_store.store.file import Origin, Record
 from tests.predictor_store.samples import grown, unit_vectors
 
 # With too few prompts for a score, all else equal, these are the neighbourhoods by cosine alone.
@@ -23,7 +23,7 @@ def at(cosine: float) -> NDArray[np.float32]:
 def history_of(*records: tuple[float, int, Origin], capacity: int = 100) -> History:
     history = History(2, 0, capacity)
     for cosine, length, origin in records:
-        history.add(at(cosine), length, False, origin)
+        history.add(Record(at(cosine), length, 0, False, origin))
     return history
 
 
@@ -57,7 +57,7 @@ class TestNeighbours:
         for i in range(120):
             number = 0 if i < 100 else i  # a feature, to tell the prompts apart
             vector = np.append(at(0.8), np.float32(number / 100))
-            history.add(vector, 10 if i < 100 else 1000 + i, False, "history")
+            history.add(Record(vector, 10 if i < 100 else 1000 + i, 0, False, "history"))
         found = predict(history, np.append(at(1), np.float32(0)))
         assert found is not None
         assert found.weights[0] < 0.5
@@ -101,7 +101,7 @@ def test_only_unlike_prompts_still_give_a_distribution() -> None:
 def test_censored_answers_count_as_longer() -> None:
     history = History(2, 0, 10)
     for length, censored in ((10, False), (20, True), (30, False)):
-        history.add(at(1), length, censored, "history")
+        history.add(Record(at(1), length, 0, censored, "history"))
     found = predict(history, at(1))
     assert found is not None
     assert found.lengths.tolist() == [10, 30]
@@ -118,7 +118,7 @@ class TestLengthsInGeneral:
     def history(self, *records: tuple[float, int]) -> History:
         history = History(2, 0, 1000, self.GENERAL)
         for cosine, length in records:
-            history.add(at(cosine), length, False, "history")
+            history.add(Record(at(cosine), length, 0, False, "history"))
         return history
 
     def test_the_first_requests_are_told_apart(self) -> None:
@@ -142,7 +142,7 @@ class TestLengthsInGeneral:
     def test_a_cut_answer_does_not_lower_the_level(self) -> None:
         history = self.history()
         for _ in range(5):
-            history.add(at(0.5), 1, True, "history")
+            history.add(Record(at(0.5), 1, 0, True, "history"))
         assert self.GENERAL.level_after(history.excess[:5]) == pytest.approx(5.0)
 
     def test_the_history_takes_over_as_evidence_comes(self) -> None:
@@ -186,7 +186,7 @@ def test_a_prediction_lies_within_what_was_seen(
     vectors = unit_vectors(len(records) + 1, data.draw(st.integers(0, 9)), 3)
     history = History(3, 0, 50)
     for vector, (warm, censored, length) in zip(vectors[1:], records, strict=True):
-        history.add(vector, length, censored, "warm" if warm else "history")
+        history.add(Record(vector, length, 0, censored, "warm" if warm else "history"))
     history.fit()
     found = predict(history, vectors[0])
     assert found is not None

@@ -137,7 +137,7 @@ def test_disk_and_memory_keep_the_same_records(
                 seed += 1
                 one = record(seed, origin="warm" if warm else "history")
                 store.add(one)
-                history.add(one.vector, one.output_tokens, one.censored, one.origin)
+                history.add(one)
             store.flush()
             assert store.num_records == len(history)
     on_disk = read(folder, capacity)
