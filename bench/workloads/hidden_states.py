@@ -16,7 +16,7 @@ from bench.engines.simulator.stock import STOCK
 from bench.experiment.spec import Arm
 from bench.policies.srpt_oracle import ORACLE
 from bench.real_model.answers import answers_folder, read_answers
-from bench.real_model.trail import complete
+from bench.real_model.recording import complete
 from bench.workloads.prompts import WorkloadError, stable_hash
 from bench.workloads.source import Purpose, Source
 from predictor_store.probe.recording import Recording

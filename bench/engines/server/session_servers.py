@@ -27,15 +27,16 @@ from sage_sched.config import SageConfig
 _VOCABULARY = 16384
 # Token ids below are kept for special tokens.
 _FIRST_TOKEN_ID = 1000
-# Seen more often, tokens take more of a small host than decoding does.
-_STREAM_FLAGS = ("--stream-interval", "16")
+# Seen more often than every 16th of them, tokens take more of a small host than decoding does; at
+# life's speed or slower it sees each.
+_STREAM_INTERVAL = 16
 
 
 class SessionServers:
     """Serves an arm's requests on a server of its own, which is kept until another is asked for.
 
-    To our policies all answers are foreseen alike. A token counts when the client has it, 16 at a
-    time, evenly between.
+    To our policies all answers are foreseen alike. A token counts when the client has it; faster
+    than life they come 16 at a time, and count as even between.
     """
 
     def __init__(self, load: Load, source: Source, folder: Path, speed: float) -> None:
@@ -89,7 +90,7 @@ class SessionServers:
             sage,
             Device(self._load.preset, self._speed, engine),
             model=write_model(self._folder / "model", **shape),
-            flags=_STREAM_FLAGS,
+            flags=("--stream-interval", str(_STREAM_INTERVAL if self._speed > 1 else 1)),
             env={},
         )
         lengths = self._source.all_answers().lengths.tolist()
