@@ -19,8 +19,8 @@ NUM_BESIDE = NUM_FEATURES + asked.NUM_FEATURES
 DEFAULT_ENCODER = PredictorConfig().encoder
 # More than either encoder reads of almost any text; bounds what a tokenizer does with one of 1 MB.
 MAX_CHARS = 2_000
-# By the names of predictor.encoder.
-_ENCODERS: dict[str, type[StaticEncoder] | type[MiniLM]] = {
+# By the names of predictor.encoder. searched: the columns that a search reads; None: all of them.
+ENCODER_TYPES: dict[str, type[StaticEncoder] | type[MiniLM]] = {
     "static": StaticEncoder,
     "minilm": MiniLM,
 }
@@ -28,12 +28,7 @@ _ENCODERS: dict[str, type[StaticEncoder] | type[MiniLM]] = {
 
 def embedding_dimension(encoder: str = DEFAULT_ENCODER) -> int:
     """The size of the encoder's part of a vector, which comes first."""
-    return _ENCODERS[encoder].num_dimensions
-
-
-def searched_columns(encoder: str = DEFAULT_ENCODER) -> NDArray[np.int64] | None:
-    """The columns of the encoder's part that a search reads; None for all of them."""
-    return _ENCODERS[encoder].searched
+    return ENCODER_TYPES[encoder].num_dimensions
 
 
 def dimension(encoder: str = DEFAULT_ENCODER) -> int:
@@ -43,7 +38,7 @@ def dimension(encoder: str = DEFAULT_ENCODER) -> int:
 
 def fingerprint(encoder: str = DEFAULT_ENCODER) -> str:
     """Names whatever decides the vectors; two stores with equal ones can share them."""
-    return f"{_ENCODERS[encoder].fingerprint()}/features {VERSION}.{asked.VERSION}"
+    return f"{ENCODER_TYPES[encoder].fingerprint()}/features {VERSION}.{asked.VERSION}"
 
 
 class Embedder:
@@ -51,7 +46,7 @@ class Embedder:
 
     def __init__(self, encoder: str = DEFAULT_ENCODER, num_threads: int | None = None) -> None:
         self.encoder = encoder
-        self._encoder = _ENCODERS[encoder](num_threads)
+        self._encoder = ENCODER_TYPES[encoder](num_threads)
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Float32, shape (len(texts), dimension(self.encoder)), of any text whatever: the encoder's

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store.predict import asked
-from predictor_store.predict.embedder import NUM_BESIDE, embedding_dimension, searched_columns
+from predictor_store.predict.embedder import ENCODER_TYPES, NUM_BESIDE
 from predictor_store.predict.index import VectorIndex, embeddings
-from predictor_store.predict.regression import (
-    Fitting,
-    GeneralLength,
-    LengthScore,
-    described,
-    first_score,
-)  # fmt: skip
+from predictor_store.predict.regression import GeneralLength, LengthScore, described, first_score
 from predictor_store.store.file import Record
 
 # A score is fitted to this many of the newest records; more only take longer.
@@ -34,6 +29,20 @@ class Place(NamedTuple):
 
     slot: int
     stamp: int
+
+
+Fitted = tuple[LengthScore, NDArray[np.float64]] | None
+
+
+class Fitting(NamedTuple):
+    """A fit to a copy of the records, so that the history can be used meanwhile.
+
+    slots, stamps: int64, of the records, see Place. fit: does it, see LengthScore.fit.
+    """
+
+    slots: NDArray[np.int64]
+    stamps: NDArray[np.int64]
+    fit: Callable[[], Fitted]
 
 
 class History:
@@ -80,8 +89,8 @@ class History:
 
     @classmethod
     def of_encoder(cls, encoder: str, capacity: int, general: GeneralLength | None) -> Self:
-        dimension, columns = embedding_dimension(encoder), searched_columns(encoder)
-        return cls(dimension, NUM_BESIDE, capacity, general, columns)
+        of = ENCODER_TYPES[encoder]
+        return cls(of.num_dimensions, NUM_BESIDE, capacity, general, of.searched)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -166,25 +175,22 @@ class History:
         return described(vectors, self.general)
 
     def fitting(self) -> Fitting | None:
-        """The records to fit a score to; None if too few are new since the last fit."""
+        """Of a score to the newest records; None if too few are new since the last fit."""
         if self._num_unfitted <= _REFIT_SHARE * len(self):
             return None
         self._num_unfitted = 0
         ended = np.flatnonzero(~self.unfinished[: len(self)])
         slots = ended[np.argsort(-self._stamps[ended], kind="stable")[:_MAX_FITTED]]
-        return Fitting(
-            slots,
-            self._stamps[slots],
-            self._index.codes(slots),
-            self.features[slots],
-            self.lengths[slots],
-            self._prompts[slots],
-            self.general,
-        )
+        codes, features = self._index.codes(slots), self.features[slots]
+        lengths, prompts = self.lengths[slots], self._prompts[slots]
 
-    def install(
-        self, fitting: Fitting, fitted: tuple[LengthScore, NDArray[np.float64]] | None
-    ) -> None:
+        def fit() -> Fitted:
+            vectors = np.hstack([embeddings(codes), features])
+            return LengthScore.fit(self.described(vectors), lengths, prompts)
+
+        return Fitting(slots, self._stamps[slots], fit)
+
+    def install(self, fitting: Fitting, fitted: Fitted) -> None:
         """Takes over the result of Fitting.fit. None changes nothing."""
         if fitted is None:
             return

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from predictor_store.predict import predictor
 from predictor_store.predict.asked import NEW_SESSION, NUM_FEATURES, Asked, Session
 from predictor_store.predict.embedder import dimension, fingerprint
-from predictor_store.predict.history import History, Place
+from predictor_store.predict.history import Fitting, History, Place
 from predictor_store.predict.quality import WINDOW, Forecast, RollingQuality
-from predictor_store.predict.regression import Fitting, GeneralLength
+from predictor_store.predict.regression import GeneralLength
 from predictor_store.store.file import Record
 from predictor_store.store.store import Store, folder_of
 from sage_sched.config import SageConfig, StoreConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,6 @@ class Forecast:
     blind: LengthDistribution | None = None
 
 
-class _Scored(NamedTuple):
-    mean: float
-    length: int
-    crps: float
-    blind_crps: float
-    within_80: bool
-
-
 class RollingQuality:
     """Over the last WINDOW answers that came to their own end.
 
@@ -46,7 +38,8 @@ class RollingQuality:
 
     def __init__(self) -> None:
         self.widened = False
-        self._scored = deque[_Scored](maxlen=WINDOW)
+        # The mean, the answer's length, both CRPS, and whether it was in the central 80 %.
+        self._scored = deque[tuple[float, ...]](maxlen=WINDOW)
         # Answers since `widened` has changed.
         self._num_since = 0
 
@@ -57,11 +50,11 @@ class RollingQuality:
             return False
         within_80 = said.has_within(output_tokens, 0.8)
         crps, blind_crps = said.crps(output_tokens), blind.crps(output_tokens)
-        self._scored.append(_Scored(said.mean(), output_tokens, crps, blind_crps, within_80))
+        self._scored.append((said.mean(), output_tokens, crps, blind_crps, within_80))
         self._num_since += 1
         if self._num_since < WINDOW:
             return False
-        excess = sum(scored.crps - scored.blind_crps for scored in self._scored)
+        excess = sum(crps - blind_crps for _, _, crps, blind_crps, _ in self._scored)
         changes = excess < 0 if self.widened else excess > 0
         if changes:
             self.widened = not self.widened

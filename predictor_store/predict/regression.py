@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-
-from predictor_store.predict.index import embeddings
 
 # With fewer distinct prompts a regression fits noise.
 MIN_PROMPTS = 30
@@ -137,26 +135,6 @@ class GeneralLength:
     def of_any_prompt(self) -> NDArray[np.int64]:
         """Tokens of an answer to an unknown prompt, equally likely."""
         return _tokens(self.logs)
-
-
-class Fitting(NamedTuple):
-    """A copy of the records to fit to, so that the history can be used meanwhile.
-
-    slots, stamps: int64, of the records, see history.Place. codes: see VectorIndex.codes.
-    """
-
-    slots: NDArray[np.int64]
-    stamps: NDArray[np.int64]
-    codes: NDArray[np.int8]
-    features: NDArray[np.float32]
-    lengths: NDArray[np.int64]
-    prompts: NDArray[np.int64]
-    general: GeneralLength | None
-
-    def fit(self) -> tuple[LengthScore, NDArray[np.float64]] | None:
-        """LengthScore.fit of the records."""
-        vectors = np.hstack([embeddings(self.codes), self.features])
-        return LengthScore.fit(described(vectors, self.general), self.lengths, self.prompts)
 
 
 def described(vectors: NDArray[np.float32], general: GeneralLength | None) -> NDArray[np.float32]:

@@ -175,13 +175,10 @@ def _unavailable(why: str) -> RequestError:
 def read_question(content: bytes | bytearray) -> Question:
     """A request's body. Raises RequestError."""
     try:
-        body = json.loads(content)
+        return msgspec.convert(json.loads(content), Question)
     except (ValueError, RecursionError) as error:
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from error
-    try:
-        return msgspec.convert(body, Question)
-    except msgspec.ValidationError as error:
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"the body: {error}") from error
+        what = "the body" if isinstance(error, msgspec.ValidationError) else "the body is no JSON"
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"{what}: {error}") from error
 
 
 def _answer(question: Question, found: LengthDistribution) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Supervisor:
         return None
 
 
-class SharedWorker:
+class SharedWorker(Supervisor):
     """The worker of a server that has several HTTP processes: they share it over a socket.
 
     The server's main process starts it, and it ends with that process. config: for the HTTP
@@ -102,11 +102,7 @@ class SharedWorker:
         folder = tempfile.mkdtemp(prefix="sage-sched-")  # mode 0700; the worker removes it
         service = str(Path(folder) / "predictor.socket")
         self.config = replace(config, predictor=replace(config.predictor, service=service))
-        self._supervisor = Supervisor(self._start_worker)
-
-    def start(self) -> None:
-        """Blocks until the worker is ready. Raises StoreError, PredictorError."""
-        self._supervisor.start()
+        super().__init__(self._start_worker)
 
     def _start_worker(self) -> Link:
         Path(self.config.predictor.service).parent.mkdir(mode=0o700, exist_ok=True)

@@ -101,7 +101,7 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
     assert again.first["ready"]["process"] != first.first["ready"]["process"]
     for link in (first, again):
         link.close()
-    shared._supervisor.close()
+    shared.close()
     assert not psutil.pid_exists(again.first["ready"]["process"])
     assert not Path(shared.config.predictor.service).parent.exists()
 
