@@ -7,6 +7,7 @@ these its import fails, and with it the import of any transformers model.
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 
 # Only their names count: without the library nothing can call them.
@@ -16,21 +17,18 @@ _OPERATORS = (
     "_ps_roi_pool_backward", "deform_conv2d", "_deform_conv2d_backward",
 )  # fmt: skip
 
-# torch unregisters a library's operators when the object is collected.
-_library: object | None = None
 
-
-def define_missing() -> None:
+@cache  # torch unregisters a library's operators when the object is collected
+def define_missing() -> object:
     """Define torchvision's operators if its own library cannot be loaded."""
-    global _library
     import torch
 
-    if _library is not None or _own_library_loads():
-        return
+    if _own_library_loads():
+        return None
     library = torch.library.Library("torchvision", "DEF")
     for name in _OPERATORS:
         library.define(f"{name}(Tensor of) -> Tensor")
-    _library = library
+    return library
 
 
 def _own_library_loads() -> bool:

@@ -156,7 +156,7 @@ def _said(turn: Any) -> tuple[str, str]:
 
 def _length(raw: dict[str, Any]) -> int | None:
     name = _first_present(raw, LENGTH_FIELDS)
-    if name is None or raw.get(name) is None:
+    if name is None:
         return None
     length = _whole(raw[name])
     if length is None or not 1 <= length < 2**31:

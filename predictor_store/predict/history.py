@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from predictor_store.predict import asked
 from predictor_store.predict.embedder import ENCODER_TYPES, NUM_BESIDE
 from predictor_store.predict.index import VectorIndex, embeddings
-from predictor_store.predict.regression import GeneralLength, LengthScore, described, first_score
+from predictor_store.predict.regression import GeneralLength, LengthScore
 from predictor_store.store.file import Record
 
 # A score is fitted to this many of the newest records; more only take longer.
@@ -74,7 +74,7 @@ class History:
         self.kinds = np.zeros(capacity, np.int64)
         self.scores = np.zeros(capacity, np.float64)
         self.general = general
-        self.score = first_score(general)
+        self.score = None if general is None else general.first_score()
         self.excess = np.zeros(capacity, np.float64)
         self.features = np.zeros((capacity, num_features), np.float32)
         self._prompts = np.zeros(capacity, np.int64)
@@ -119,7 +119,10 @@ class History:
         elif self._oldest_warm or not warm:
             slot = (self._oldest_warm or self._oldest_history).popleft()
             self._index.replace(slot, embedding)
-            self._forget_prompt(slot)
+            left = int(self._prompts[slot])
+            self._num_of_prompt[left] -= 1
+            if not self._num_of_prompt[left]:
+                del self._num_of_prompt[left]
         else:
             return None
         self.lengths[slot] = record.output_tokens
@@ -172,7 +175,8 @@ class History:
         return np.hstack([embeddings(self._index.codes(slots)), self.features[slots]])
 
     def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        return described(vectors, self.general)
+        """What a LengthScore reads, a row each."""
+        return vectors if self.general is None else self.general.described(vectors)
 
     def fitting(self) -> Fitting | None:
         """Of a score to the newest records; None if too few are new since the last fit."""
@@ -213,12 +217,6 @@ class History:
         # A cut answer would have been longer.
         known = self.excess[: len(self)]
         return max(excess, self.general.level_after(known)) if record.censored else excess
-
-    def _forget_prompt(self, slot: int) -> None:
-        prompt = int(self._prompts[slot])
-        self._num_of_prompt[prompt] -= 1
-        if not self._num_of_prompt[prompt]:
-            del self._num_of_prompt[prompt]
 
 
 def _prompt_number(vector: NDArray[np.float32]) -> int:

@@ -8,9 +8,8 @@ import logging
 import os
 from collections import Counter, OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -73,12 +72,6 @@ class ModelHistory:
         self._quality = RollingQuality()
         # The session that had the newest answer is last.
         self._sessions = OrderedDict[str, Session]()
-
-    @classmethod
-    def of_model(cls, config: SageConfig, model: str) -> Self:
-        """With the model's own folder. Raises StoreError."""
-        store = replace(config.store, path=str(folder_of_model(config.store, model)))
-        return cls(replace(config, store=store))
 
     def described(self, vector: NDArray[np.float32], asked: Asked) -> NDArray[np.float32]:
         """The prompt's vector with Asked.features."""

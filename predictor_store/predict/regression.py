@@ -132,27 +132,20 @@ class GeneralLength:
         widened = np.sqrt(1 + 1 / (self.level_worth + excess.size))
         return _tokens(level + added + widened * self.errors)
 
+    def described(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What a LengthScore reads: the vectors, and what their prompts add."""
+        added = _GENERAL_SCALE * self.of(vectors).astype(np.float32)
+        return np.concatenate([vectors, added[:, np.newaxis]], axis=1)
+
+    def first_score(self) -> LengthScore:
+        """The score until there is enough to fit one to."""
+        weights = np.zeros(self.weights.size + 2)
+        weights[-2] = 1 / _GENERAL_SCALE  # of what the prompt adds; the last is the constant
+        return LengthScore(weights, self.level, float(self.errors.std()), PRIOR_WORTH)
+
     def of_any_prompt(self) -> NDArray[np.int64]:
         """Tokens of an answer to an unknown prompt, equally likely."""
         return _tokens(self.logs)
-
-
-def described(vectors: NDArray[np.float32], general: GeneralLength | None) -> NDArray[np.float32]:
-    """What a LengthScore reads: the vectors, a row each, and what their prompts add to lengths in
-    general, if that is known."""
-    if general is None:
-        return vectors
-    added = _GENERAL_SCALE * general.of(vectors).astype(np.float32)
-    return np.concatenate([vectors, added[:, np.newaxis]], axis=1)
-
-
-def first_score(general: GeneralLength | None) -> LengthScore | None:
-    """The score until there is enough to fit one to."""
-    if general is None:
-        return None
-    weights = np.zeros(general.weights.size + 2)
-    weights[-2] = 1 / _GENERAL_SCALE  # of what the prompt adds; the last is the constant
-    return LengthScore(weights, general.level, float(general.errors.std()), PRIOR_WORTH)
 
 
 def _tokens(logs: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -111,7 +111,8 @@ class _Requests:
         if self._http.their_state is h11.SEND_BODY:
             self.refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, "the body does not come"))
         elif self._http.our_state is h11.SEND_RESPONSE:
-            self.refuse(_unavailable(f"no prediction within {_ANSWER_SECONDS:g} s"))
+            why = f"no prediction within {_ANSWER_SECONDS:g} s"
+            self.refuse(RequestError(HTTPStatus.SERVICE_UNAVAILABLE, why))
 
     async def _event(self) -> Any:
         while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -148,7 +149,7 @@ class _Requests:
             while "predicted" not in (found := await told.get()):
                 pass  # news of its model
             if found["distribution"] is None:
-                raise _unavailable("nothing is known yet")
+                raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "nothing is known yet")
             return LengthDistribution.from_fields(found["distribution"])
         finally:
             self._worker.disconnect(number)
@@ -166,10 +167,6 @@ class _Requests:
             del parts[1]
         sent = [self._http.send(part) for part in (*parts, h11.EndOfMessage())]
         self._connection.send(b"".join(filter(None, sent)))
-
-
-def _unavailable(why: str) -> RequestError:
-    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, why)
 
 
 def read_question(content: bytes | bytearray) -> Question:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -101,12 +101,14 @@ class Worker:
         """
         key = model if self._by_model else ""
         if (history := self._histories.get(key)) is None:
-            if only_asks and not file_of(folder_of_model(self._config.store, model)).exists():
+            folder = folder_of_model(self._config.store, model)
+            if only_asks and not file_of(folder).exists():
                 return protocol.refusal(f"no server has told of a model {model!r:.200}", "model")
             if len(self._histories) >= _MAX_MODELS:
                 return protocol.refusal(f"the service has {_MAX_MODELS} models, no more", "busy")
             try:
-                history = self._histories[key] = ModelHistory.of_model(self._config, model)
+                store = replace(self._config.store, path=str(folder))
+                history = self._histories[key] = ModelHistory(replace(self._config, store=store))
             except StoreError as error:
                 return protocol.refusal(str(error), "store")
         self._clients[client] = Client(history)

@@ -64,13 +64,10 @@ def read_labels(dataset: str) -> tuple[list[str], list[int | None]]:
 def report(confusion: Sequence[Sequence[int]]) -> str:
     """How good the guesses for held-out prompts were. confusion: of an UrgencyHead."""
     lines = [
-        "Of prompts that were held out (one fifth at a time), by the level that they are of:",
-        "",
-        "| level | prompts | guessed 1 | 2 | 3 | 4 | 5 |",
-        "|---|---|---|---|---|---|---|",
+        "Of prompts that were held out (one fifth at a time), by the level that they are of:\n",
+        "| level | prompts | guessed 1 | 2 | 3 | 4 | 5 |\n|---|---|---|---|---|---|---|",
     ]
-    for number, counts in enumerate(confusion, 1):
-        name = number if number <= NUM_LEVELS else "none"
+    for name, counts in zip((*range(1, NUM_LEVELS + 1), "none"), confusion, strict=True):
         lines.append(f"| {name} | {sum(counts)} | {' | '.join(map(str, counts))} |")
     counted = np.array(confusion)
     flagged, num_prompts = counted[:, :_URGENT].sum(axis=1), counted.sum(axis=1)
