@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import ClassVar
 
 import numpy as np
@@ -38,10 +37,6 @@ _MOST_TPOTS = 1000.0
 # The least that a next token takes: a server whose steps take as long whatever is in them has
 # slopes of 0.
 _LEAST_EXEC_S = 1e-9
-# A job that has less time than this, or whose answer is worth more than half as much, yields to
-# nobody. So many are asked in a pass, as it takes time to find what they would free.
-_LEAST_SLACK_S = 1.0
-_NUM_ASKED = 8
 # With density expected, the longest batch while some running jobs are late and their answers are
 # still expected to be worth something, as a share of their TPOT.
 _CATCH_UP = 0.8
@@ -214,8 +209,6 @@ class Proserve(Policy):
             if not job.is_promised:
                 job.place = (job.level, place, job.arrival)
         self._budget = self._in_tokens(budget_s, view)
-        if view.can_swap:
-            self._choose_who_may_yield(promised[:num_running], promised[num_running:], view)
 
     def _eta(self, jobs: list[Pair], remain_s: Floats, num_running: int, step_s: float) -> float:
         """The shortest batch, as a share of the smallest TPOT (ours).
@@ -234,24 +227,6 @@ class Proserve(Policy):
         if bought <= next_weights[remain_s[:num_running] >= step_s].sum():
             return eta
         return max(eta, _ETA_OF_PREFILLS)
-
-    def _choose_who_may_yield(
-        self, running: list[Promised], others: list[Promised], view: SchedulerView
-    ) -> None:
-        """The last in the order of those that run and have time, or are not worth much."""
-        best = max([p.density for p in others if p.is_urgent], default=0.0)
-        latest_s, most = view.now_s + _LEAST_SLACK_S, best / 2
-        expected = self.parameters.density == "expected"
-        for p in running:
-            p.may_yield = False
-        willing = [
-            p
-            for p in running
-            if (p.due_s > latest_s and not p.is_urgent) or (expected and p.density < most)
-        ]
-        willing.sort(key=attrgetter("key"), reverse=True)
-        for p in willing[:_NUM_ASKED]:
-            p.may_yield = True
 
     def _in_tokens(self, budget_s: float, view: SchedulerView) -> Budget | None:
         """How much may be prefilled within a batch of so many seconds of the model's."""
@@ -275,19 +250,13 @@ class Proserve(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """As sage, if no job has a promise. Best effort yields to a promise; of two jobs with a
-        promise the one that has time, or whose answer is worth much less."""
+        """As sage, if no job has a promise. If any has, best effort yields to urgent promises, and
+        a promise to nobody: whoever yields in time is late when it comes back (`bench run apart`:
+        deadlines were missed 1.2 times as often as under fcfs, without yields 0.6 times)."""
         if not self._is_promised_any:
             return self._others.should_preempt(running, waiting, price_s, view)
-        ours, theirs = promised_of(running), promised_of(waiting)
-        if theirs is None or not theirs.is_urgent:
-            return False
-        if ours is None:
-            return True
-        if waiting is self._starved.first or not ours.may_yield:
-            return False
-        has_time = ours.due_s - view.now_s > _LEAST_SLACK_S + price_s
-        return has_time or 2 * ours.density < theirs.density
+        theirs = promised_of(waiting)
+        return promised_of(running) is None and theirs is not None and theirs.is_urgent
 
     def budget(self, view: SchedulerView) -> Budget | None:
         return self._budget

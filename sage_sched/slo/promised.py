@@ -92,7 +92,7 @@ class Promised:
 
     worth: of its answer. exec_s: seconds that its next token takes by the model of step times.
     due_s: when that token is due, by SchedulerView.now_s. looked_at: what density rests on, see
-    densities_of_answers. is_urgent, may_yield, key: of the last pass.
+    densities_of_answers. is_urgent, key: of the last pass.
     """
 
     promise: Promise
@@ -102,7 +102,6 @@ class Promised:
     density: float = 0.0
     looked_at: int = NEVER
     is_urgent: bool = False
-    may_yield: bool = False
     key: float = 0.0
 
 
