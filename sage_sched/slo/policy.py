@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from sage_sched.distribution import Floats
-from sage_sched.fields import MOST, require, require_within
+from sage_sched.fields import require, require_within
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
@@ -53,7 +53,6 @@ class ProserveParameters:
     """Settings of proserve. What the paper leaves open is as in xLLM, unless said otherwise.
 
     eta: the shortest batch, as a share of the smallest TPOT that was promised.
-    gamma: larger: more jobs are urgent.
     density: next, the worth of the next token by what it takes (the paper), or expected, that of
         the answer (ours, see Worth).
     starved_share: the share of the server's work for jobs that are late by more than their whole
@@ -61,13 +60,11 @@ class ProserveParameters:
     """
 
     eta: float = 0.65
-    gamma: float = 1.0
     density: str = "next"
     starved_share: float = 0.02
 
     def __post_init__(self) -> None:
         require_within("policy.proserve.eta", self.eta, 0, _MOST_TPOTS)
-        require_within("policy.proserve.gamma", self.gamma, 0, MOST)
         known = ", ".join(DENSITIES)
         require(self.density in DENSITIES, "policy.proserve.density", self.density, known)
         share = self.starved_share
@@ -195,7 +192,7 @@ class Proserve(Policy):
             densities_of_answers(jobs, num_running, missing_s, catching_s, self._slo_cost)
         queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
         least_s = self._eta(jobs, remain_s, num_running, step_s) * min(float(tpot_s.min()), 1e6)
-        slide = Slide(fixed_s, least_s, ours.gamma)
+        slide = Slide(fixed_s, least_s)
         budget_s = slide.budget_s(queue)
         if ours.density == "expected":
             behind = (missing_s > 0) & (queue.density > 0)

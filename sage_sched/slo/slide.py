@@ -31,12 +31,10 @@ class Queue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """fixed_s: the fixed time of a batch (t_c). least_s: the shortest batch (eta). gamma: the
-    larger, the more jobs are urgent."""
+    """fixed_s: the fixed time of a batch (t_c). least_s: the shortest batch (eta)."""
 
     fixed_s: float
     least_s: float
-    gamma: float
 
     def budget_s(self, queue: Queue) -> float:
         """How long a batch may take: until the first token is due. Tokens that can no longer be in
@@ -45,7 +43,7 @@ class Slide:
         return max(float(queue.remain_s[in_time].min(initial=math.inf)), self.least_s)
 
     def is_urgent(self, queue: Queue, budget_s: float) -> NDArray[np.bool_]:
-        """Which jobs would be late if all others went first (eq. 8)."""
+        """Which jobs would be late if all others went first (eq. 8, gamma 1)."""
         work_s = float(queue.exec_s.sum())
         if budget_s == math.inf:
             needed_s = work_s
@@ -53,7 +51,7 @@ class Slide:
             needed_s = budget_s / (budget_s - self.fixed_s) * work_s
         else:
             needed_s = math.inf
-        return queue.remain_s < self.gamma * needed_s
+        return queue.remain_s < needed_s
 
     def places(self, queue: Queue, budget_s: float) -> NDArray[np.int64]:
         """The place of each in the order: the urgent by density, then the others by when they are

@@ -80,9 +80,18 @@ max_share = 0.01
 [slo.classes.bulk]
 priority = -10
 fair = true
+[slo.classes.late]
+priority = 3
+ttft_slo_ms = 0.001
+tpot_slo_ms = 60000.0
+[slo.classes.late-and-dear]
+priority = 2
+weight = 10.0
+ttft_slo_ms = 0.001
+tpot_slo_ms = 60000.0
 [policy.proserve]
 density = "expected"
-gamma = 1000000000.0
+starved_share = 0.0
 """
 
 

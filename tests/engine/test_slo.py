@@ -100,24 +100,6 @@ def test_a_deadline_below_the_floor_is_clamped_counted_and_served(server: SageSe
     assert server.stats()["slo"]["num_clamped"] == before + 1
 
 
-def test_those_of_more_weight_go_first_and_best_effort_last(server: SageServer) -> None:
-    names = {"bulk": "bulk", "default 1": None, "high": "interactive", "default 2": "unknown"}
-    asked = [
-        partial(
-            say,
-            server,
-            slo_class,
-            text=SHORT_PROMPT,
-            rid=rid,
-            sampling_params={"temperature": 0, "max_new_tokens": 4},
-        )
-        for rid, slo_class in names.items()
-    ]
-    stage.together(server, asked)
-    assert stage.started(server) == ["high", "default 1", "default 2", "bulk"]
-    assert server.stats()["num_policy_errors"] == 0
-
-
 def test_tenants_of_a_class_that_shares_fairly_take_turns(server: SageServer) -> None:
     asked = [
         partial(
@@ -172,6 +154,25 @@ def test_answers_under_tight_deadlines_stay_what_they_are(server: SageServer) ->
     assert server.stats()["num_policy_errors"] == 0
     missed = server.stats()["slo"]
     assert missed["tdg_ratio"] <= 1.0
+
+
+def test_those_of_more_weight_go_first_and_best_effort_last(server: SageServer) -> None:
+    """All that were promised something are late, so urgent on any host."""
+    names = {"bulk": "bulk", "late 1": "late", "high": "late-and-dear", "late 2": "late"}
+    asked = [
+        partial(
+            say,
+            server,
+            slo_class,
+            text=SHORT_PROMPT,
+            rid=rid,
+            sampling_params={"temperature": 0, "max_new_tokens": 4},
+        )
+        for rid, slo_class in names.items()
+    ]
+    stage.together(server, asked)
+    assert stage.started(server) == ["high", "late 1", "late 2", "bulk"]
+    assert server.stats()["num_policy_errors"] == 0
 
 
 def test_gateways_and_agents_say_it_in_their_own_words(server: SageServer) -> None:

@@ -22,7 +22,7 @@ JOBS = st.lists(
 
 
 def algorithm_1(
-    jobs: list[tuple[float, float, float]], fixed_s: float, least_s: float, gamma: float
+    jobs: list[tuple[float, float, float]], fixed_s: float, least_s: float
 ) -> tuple[float, list[bool], list[int]]:
     """Lines 1 to 13, with xLLM's rule for the minimum: budget, who is urgent, the order."""
     t_min = math.inf
@@ -38,19 +38,19 @@ def algorithm_1(
         phi_s = budget_s / (budget_s - fixed_s) * work_s
     else:
         phi_s = math.inf
-    urgent = [remain_s < gamma * phi_s for _, remain_s, _ in jobs]
+    urgent = [remain_s < phi_s for _, remain_s, _ in jobs]
     first = sorted((p for p in range(len(jobs)) if urgent[p]), key=lambda p: -jobs[p][2])
     then = sorted((p for p in range(len(jobs)) if not urgent[p]), key=lambda p: jobs[p][1])
     return budget_s, urgent, first + then
 
 
-@given(JOBS, st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.0, 3.0))
+@given(JOBS, st.floats(0.0, 0.5), st.floats(0.0, 0.5))
 def test_the_order_is_that_of_algorithm_1(
-    jobs: list[tuple[float, float, float]], fixed_s: float, least_s: float, gamma: float
+    jobs: list[tuple[float, float, float]], fixed_s: float, least_s: float
 ) -> None:
     queue = Queue(*(np.array(column) for column in zip(*jobs, strict=True)))
-    slide = Slide(fixed_s, least_s, gamma)
-    budget_s, urgent, order = algorithm_1(jobs, fixed_s, least_s, gamma)
+    slide = Slide(fixed_s, least_s)
+    budget_s, urgent, order = algorithm_1(jobs, fixed_s, least_s)
     assert slide.budget_s(queue) == budget_s
     assert slide.is_urgent(queue, budget_s).tolist() == urgent
     places = slide.places(queue, budget_s)
