@@ -26,14 +26,9 @@ ENCODER_TYPES: dict[str, type[StaticEncoder] | type[MiniLM]] = {
 }
 
 
-def embedding_dimension(encoder: str = DEFAULT_ENCODER) -> int:
-    """The size of the encoder's part of a vector, which comes first."""
-    return ENCODER_TYPES[encoder].num_dimensions
-
-
 def dimension(encoder: str = DEFAULT_ENCODER) -> int:
-    """The size of a whole vector."""
-    return embedding_dimension(encoder) + NUM_BESIDE
+    """The size of a whole vector. The encoder's part comes first."""
+    return ENCODER_TYPES[encoder].num_dimensions + NUM_BESIDE
 
 
 def fingerprint(encoder: str = DEFAULT_ENCODER) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor_store.service import protocol, sockets
-from predictor_store.service.sockets import ServiceError
+from predictor_store.service.sockets import PredictorError as PredictorError
 from predictor_store.store.file import StoreError
 from sage_sched.address import Address
 from sage_sched.config import SageConfig
@@ -28,10 +28,6 @@ _MAX_RECEIVE_BYTES = 1 << 16
 WORKER_MODULE = "predictor_store.service.worker_process"
 # It must not take cores from the engine, nor look for a network.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-class PredictorError(Exception):
-    """The prediction worker did not come up, or will not serve; the message says why."""
 
 
 class Link:
@@ -171,7 +167,7 @@ def connect_worker(config: SageConfig, model: str) -> Link:
     try:
         token = sockets.token_of(config.predictor) if address.is_tcp else ""
         link = Link(sockets.connect(address))
-    except (OSError, ServiceError) as error:
+    except (OSError, PredictorError) as error:
         raise PredictorError(
             f"no predictor service at {address} ({error}): start one with `sage-sched predictor "
             "serve`, or leave predictor.service out"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from predictor_store.config_file import read_config
 from predictor_store.service import sockets
 from predictor_store.service.server import Server
-from predictor_store.service.sockets import ServiceError, default_address, token_of
+from predictor_store.service.sockets import PredictorError, default_address, token_of
 from predictor_store.service.worker import Worker
 from predictor_store.store.store import folder_of
 from sage_sched.address import ALLOWED, Address
@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
         at = Address.parse(where) if where else default_address()
         token = token_of(config.predictor) if at.is_tcp else ""
         if at.is_tcp and not token:
-            raise ServiceError(
+            raise PredictorError(
                 f"a service on TCP needs a token: name a file with one "
                 f"(predictor.service_token_file), or set {sockets.TOKEN_VARIABLE}"
             )
         listener = sockets.listen(at)
-    except (ConfigError, ServiceError) as error:
+    except (ConfigError, PredictorError) as error:
         print(f"sage-sched predictor serve: {error}", file=sys.stderr)
         return 2
     with contextlib.closing(Worker(config, by_model=True)) as worker:

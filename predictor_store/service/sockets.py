@@ -22,8 +22,9 @@ _BACKLOG = 128
 _GONE_SECONDS = 60
 
 
-class ServiceError(Exception):
-    """A service cannot be reached or started; the message says why and what to do."""
+class PredictorError(Exception):
+    """A prediction worker did not come up, cannot be reached or will not serve; the message says
+    why."""
 
 
 def default_address() -> Address:
@@ -32,25 +33,25 @@ def default_address() -> Address:
 
 def token_of(config: PredictorConfig) -> str:
     """The token that a service on TCP asks for, from file or environment; "" if there is none.
-    Raises ServiceError."""
+    Raises PredictorError."""
     named, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "").strip()
     if config.service_token_file:
         file = Path(config.service_token_file).expanduser()
         try:
             named, token = f"the file {file}", read_own(file, _MAX_TOKEN_BYTES).decode().strip()
         except (OSError, UnicodeError) as error:
-            raise ServiceError(f"predictor.service_token_file: {error}") from error
+            raise PredictorError(f"predictor.service_token_file: {error}") from error
     elif not token:
         return ""
     if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
-        raise ServiceError(
+        raise PredictorError(
             f"the token of {named} must have {_MIN_TOKEN_CHARS} printable ASCII characters at least"
         )
     return token
 
 
 def listen(address: Address) -> socket.socket:
-    """On TCP, or on a Unix socket that only its owner may connect to. Raises ServiceError."""
+    """On TCP, or on a Unix socket that only its owner may connect to. Raises PredictorError."""
     try:
         if address.is_tcp:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -58,7 +59,7 @@ def listen(address: Address) -> socket.socket:
             return socket.create_server(at, family=family, backlog=_BACKLOG)
         return _listen_on_unix(_path(address))
     except OSError as error:
-        raise ServiceError(f"cannot listen on {address}: {error}") from error
+        raise PredictorError(f"cannot listen on {address}: {error}") from error
 
 
 def _listen_on_unix(path: Path) -> socket.socket:
@@ -78,20 +79,20 @@ def _listen_on_unix(path: Path) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """Removes the file that a killed service left. Raises ServiceError if it is anything else."""
+    """Removes the file that a killed service left. Raises PredictorError if it is anything else."""
     try:
         about = path.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(about.st_mode) or about.st_uid != os.geteuid():
-        raise ServiceError(f"{path} is there, and is no socket of this user's own: move it away")
+        raise PredictorError(f"{path} is there, and is no socket of this user's own: move it away")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
             return
-    raise ServiceError(f"another service listens on {path}: stop it, or name another path")
+    raise PredictorError(f"another service listens on {path}: stop it, or name another path")
 
 
 def close(listener: socket.socket) -> None:

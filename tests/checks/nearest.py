@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from predictor_store.predict.embedder import embedding_dimension
+from predictor_store.predict.embedder import DEFAULT_ENCODER, ENCODER_TYPES
 from predictor_store.predict.index import VectorIndex, one_thread
 
 _PER_CLUSTER = 200
 _CHUNK = 50_000
-_DIMENSION = embedding_dimension()
+_DIMENSION = ENCODER_TYPES[DEFAULT_ENCODER].num_dimensions
 _NUM_QUERIES = 50
 _NUM_NEAREST = 256
 

@@ -18,7 +18,7 @@ from bench.engines.server.policy_server import CPU_ENV
 from bench.engines.server.server import Server
 from patches.compat import serves_named_app
 from predictor_store.data.warm import Observation, warm_store
-from predictor_store.predict.embedder import Embedder, embedding_dimension
+from predictor_store.predict.embedder import NUM_BESIDE, Embedder
 from sage_sched.config import StoreConfig
 from tests.checks.exactness import Answering
 
@@ -107,13 +107,13 @@ class SageServer(Server):
 
 @cache
 def _embedded(prompts: tuple[str, ...]) -> NDArray[np.float32]:
-    return Embedder().embed(prompts)[:, : embedding_dimension()]
+    return Embedder().embed(prompts)[:, :-NUM_BESIDE]
 
 
 def _prompt_of(vector: bytes, prompts: tuple[str, ...]) -> str:
     """Which of the prompts a recorded vector is of; "another" if it is of none. A token more or
     less makes no other prompt of it."""
-    cosines = _embedded(prompts) @ np.frombuffer(vector, "<f4")[: embedding_dimension()]
+    cosines = _embedded(prompts) @ np.frombuffer(vector, "<f4")[:-NUM_BESIDE]
     return prompts[int(cosines.argmax())] if cosines.max() > 0.9 else "another"
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from predictor_store.predict import asked, static_encoder
-from predictor_store.predict.embedder import Embedder, dimension, embedding_dimension, fingerprint
+from predictor_store.predict.embedder import NUM_BESIDE, Embedder, dimension, fingerprint
 from predictor_store.predict.features import features_of
 from predictor_store.predict.minilm import MAX_TOKENS
 from predictor_store.predict.regression import GeneralLength
@@ -24,7 +24,7 @@ def test_any_text_has_a_unit_vector(either: Embedder, text: str) -> None:
     vectors = either.embed([text])
     assert vectors.shape == (1, dimension(either.encoder))
     assert vectors.dtype == np.float32
-    embedding, features = np.split(vectors[0], [embedding_dimension(either.encoder)])
+    embedding, features = np.split(vectors[0], [-NUM_BESIDE])
     assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
     assert features[: -asked.NUM_FEATURES].tolist() == features_of(text).tolist()
     assert not features[-asked.NUM_FEATURES :].any()
@@ -41,7 +41,7 @@ def test_a_vector_does_not_depend_on_its_batch(either: Embedder) -> None:
 def test_similar_texts_are_nearer_than_others(either: Embedder) -> None:
     one, same, other = either.embed(
         ["What is the capital of France?", "Tell me France's capital.", "Write a bubble sort in C."]
-    )[:, : embedding_dimension(either.encoder)]
+    )[:, :-NUM_BESIDE]
     assert one @ same > 2 * one @ other
 
 
@@ -63,7 +63,7 @@ def test_minilms_vectors_are_those_of_sentence_transformers() -> None:
     model.max_seq_length = MAX_TOKENS
     texts = ["Who wrote Faust?", "Write a poem about rivers. " * 50, "", "日本語で答えてください。"]
     theirs = model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-    ours = Embedder("minilm", num_threads=1).embed(texts)[:, : embedding_dimension("minilm")]
+    ours = Embedder("minilm", num_threads=1).embed(texts)[:, :-NUM_BESIDE]
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
@@ -71,7 +71,7 @@ def test_the_end_of_a_long_prompt_counts_and_its_beginning_counts_more(embedder:
     middle = "and so it went on, day after day, in the same old way, " * 10
     plain, begins, ends = embedder.embed(
         [text + middle + end for text, end in (("", ""), ("Write a poem: ", ""), ("", "Sing!"))]
-    )[:, : embedding_dimension()]
+    )[:, :-NUM_BESIDE]
     assert plain @ begins < plain @ ends < 1 - 1e-4
 
 

@@ -30,7 +30,6 @@ from predictor_store.service import protocol, sockets
 from predictor_store.service.http import PATH
 from predictor_store.service.link import Link, PredictorError, connect_worker
 from predictor_store.service.server import Server
-from predictor_store.service.sockets import ServiceError
 from predictor_store.service.worker import Worker
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store
@@ -615,16 +614,16 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
     listener = sockets.listen(address)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.stat().st_uid == os.geteuid()
-    with pytest.raises(ServiceError, match="another service listens"):
+    with pytest.raises(PredictorError, match="another service listens"):
         sockets.listen(address)
     listener.close()  # as if it had been killed: the file is left
     again = sockets.listen(address)
     sockets.close(again)
     assert not path.exists()
     path.write_text("somebody's file")
-    with pytest.raises(ServiceError, match="no socket"):
+    with pytest.raises(PredictorError, match="no socket"):
         sockets.listen(address)
-    with pytest.raises(ServiceError, match="cannot listen"):
+    with pytest.raises(PredictorError, match="cannot listen"):
         sockets.listen(Address(path=str(tmp_path / ("x" * 200))))
 
 
@@ -632,9 +631,9 @@ def test_a_token_is_long_and_its_file_its_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(sockets.TOKEN_VARIABLE, "short")
-    with pytest.raises(ServiceError, match=sockets.TOKEN_VARIABLE):
+    with pytest.raises(PredictorError, match=sockets.TOKEN_VARIABLE):
         sockets.token_of(PredictorConfig())
-    with pytest.raises(ServiceError, match="service_token_file"):
+    with pytest.raises(PredictorError, match="service_token_file"):
         sockets.token_of(PredictorConfig(service_token_file=str(tmp_path / "none")))
     monkeypatch.delenv(sockets.TOKEN_VARIABLE)
     assert sockets.token_of(PredictorConfig()) == ""
