@@ -59,7 +59,7 @@ _FEW, _ALONE = 6, 50
 # Room for all.
 _ROOMY = ("--max-total-tokens", "16384", "--max-running-requests", "24")
 _STARVED = ("--max-total-tokens", "640")
-_STARVED_BY_CHATS = ("--max-total-tokens", "400")
+_STARVED_BY_CHATS = ("--max-total-tokens", "320")
 _LONGEST_CHAT_CHARS = 300
 _PROMPT = (
     "{} dragons learn to sail the seven seas. Write their story, from the first day to the last."
