@@ -132,7 +132,8 @@ class DecodeConfig:
             require(bound_ms >= 1, f"decode.{name}", bound_ms, "1 or more, or inf")
 
     def bound(self, policy: Policy) -> Policy:
-        policy.gap, policy.away = Gap(self.max_gap_ms / 1e3), Away(self.max_away_ms / 1e3)
+        policy.gap = Gap(self.max_gap_ms / 1e3, holds_tpot=not policy.has_deadlines)
+        policy.away = Away(self.max_away_ms / 1e3)
         return policy
 
 

@@ -31,9 +31,11 @@ class Gap:
     pass later than the next plan.
     """
 
-    def __init__(self, most_s: float = math.inf) -> None:
-        """most_s: between two tokens; inf: no bound."""
+    def __init__(self, most_s: float = math.inf, holds_tpot: bool = False) -> None:
+        """most_s: between two tokens; inf: no bound. holds_tpot: whether a TPOT that a running
+        request was promised bounds it too."""
         self._most_s = most_s
+        self._holds_tpot = holds_tpot
         self._anyone_waits = False
         # Prefill steps since the last decode step: requests, tokens and pairs of each.
         self._prefills: list[tuple[int, int, float]] = []
@@ -50,7 +52,11 @@ class Gap:
     def within(self, budget: Budget, view: SchedulerView) -> Budget:
         """The budget of a pass, or the part of it that is prefilled in time: 0 if a decode step is
         due. Call in every pass that may prefill."""
-        if self._most_s == math.inf:
+        promised_s = math.inf
+        if self._holds_tpot:
+            promised_ms = [job.hints.tpot_slo_ms or math.inf for job in view.running]
+            promised_s = min(promised_ms, default=math.inf) / 1e3
+        if min(self._most_s, promised_s) == math.inf:
             return budget
         self._anyone_waits = bool(view.running)
         if not view.running:
@@ -58,8 +64,12 @@ class Gap:
             return budget
         step_time = view.server.step_time
         decode_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
+        if view.server.mixes_steps:  # both read the weights at once
+            decode_s -= min(step_time.prefill_base_s, step_time.decode_base_s)
+        # A promise that steps can hardly keep leaves prefills half of the time.
+        most_s = min(self._most_s, max(promised_s, 2 * decode_s))
         spent_s = sum(step_time.prefill_s(*step) for step in self._prefills)
-        left_s = self._most_s - decode_s - spent_s
+        left_s = most_s - decode_s - spent_s
         num_done = 0 if view.chunked is None else view.chunked.prefilled_tokens
         num_tokens = step_time.tokens_within(left_s, num_done)
         least_tokens = max(_LEAST_TOKENS, view.page_size)

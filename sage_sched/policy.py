@@ -30,6 +30,7 @@ class Policy(ABC):
         `[policy.NAME]` of the configuration file.
     variants: other names for one of ours, and the parameters that each fixes.
     moves: whether the key of a job changes while the job waits.
+    has_deadlines: whether it orders by them, and decides itself what a promised TPOT is worth.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     refines_by: how it uses a probe's scores; "": not at all. If it does, servers need a probe.
     refiner: makes a sage_sched.probe.Refiner from a probe's reading; None: Posterior.
@@ -46,6 +47,7 @@ class Policy(ABC):
     Parameters: ClassVar[type[Any]] = NoParameters
     variants: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     moves: ClassVar[bool] = False
+    has_deadlines: ClassVar[bool] = False
     uses_clock: bool = False
     refines_by: str = ""
     refiner: Callable[[Any], Any] | None = None

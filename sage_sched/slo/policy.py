@@ -87,6 +87,7 @@ class Proserve(Policy):
 
     Parameters = ProserveParameters
     variants: ClassVar = {"proserve-expected": {"density": "expected"}}
+    has_deadlines = True
     uses_clock = True
 
     def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sage_sched.config import DecodeConfig
 from sage_sched.fields import ConfigError
 from sage_sched.gap import Gap
-from sage_sched.job import Job
+from sage_sched.job import Hints, Job
 from sage_sched.plan import UNLIMITED, Budget
+from sage_sched.registry import policy_named
 from sage_sched.steps import StepTime, attended_pairs
 from sage_sched.view import SchedulerView
 from tests.sage_sched.strategies import IDLE, SERVER
@@ -52,6 +53,42 @@ def test_a_policys_own_smaller_budget_counts() -> None:
     assert Gap(0.530).within(small, view(job())) is small
     large = Budget(prefill_tokens=3000, chunk_tokens=50)
     assert Gap(0.530).within(large, view(job())) == replace(large, prefill_tokens=500)
+
+
+def promised(tpot_slo_ms: float) -> Job:
+    return replace(job(), hints=Hints(tpot_slo_ms=tpot_slo_ms))
+
+
+@pytest.mark.parametrize(
+    ("most_s", "tpot_slo_ms", "mixes_steps", "num_tokens"),
+    [
+        (math.inf, 130.0, False, 100),
+        (math.inf, 130.0, True, 110),  # the 10 ms that both kinds of step take are taken once
+        (0.1, 130.0, False, 70),  # the bound is smaller
+        (math.inf, 1.0, False, 190),  # half of the time, as steps of 200 ms cannot keep it
+    ],
+)
+def test_a_promised_tpot_is_a_bound_too(
+    most_s: float, tpot_slo_ms: float, mixes_steps: bool, num_tokens: int
+) -> None:
+    steps = STEPS if tpot_slo_ms > 1 else replace(STEPS, decode_base_s=0.2)
+    server = replace(SERVER, step_time=steps, mixes_steps=mixes_steps)
+    running = view(promised(10_000.0), promised(tpot_slo_ms), job(), server=server)
+    found = Gap(most_s, holds_tpot=True).within(UNLIMITED, running)
+    assert found.prefill_tokens == num_tokens
+    assert Gap(math.inf).within(UNLIMITED, running) is UNLIMITED
+
+
+def test_a_policy_of_deadlines_decides_itself_what_a_promised_tpot_is_worth() -> None:
+    held = {
+        name: DecodeConfig(max_gap_ms=math.inf).bound(policy_named(name, {}, SERVER)).gap
+        for name in ("sage", "fcfs-fill", "urgency", "proserve")
+    }
+    found = {
+        name: gap.within(UNLIMITED, view(promised(130.0))).prefill_tokens
+        for name, gap in held.items()
+    }
+    assert found == {"sage": 100, "fcfs-fill": 100, "urgency": 100, "proserve": None}
 
 
 def after(gap: Gap, *num_tokens: int) -> Gap:

@@ -57,6 +57,21 @@ def traffic(num_requests: int, seed: int, classes: Sequence[Hints]) -> list[SimR
 
 
 @pytest.mark.parametrize("engine", [ENGINE, MIXED], ids=["unmixed", "mixed"])
+def test_under_sage_a_promised_tpot_is_kept_by_who_stays(engine: Engine) -> None:
+    whole = replace(engine, chunked_prefill_size=1024)
+
+    def gaps_s(hints: Hints) -> Sequence[float]:
+        found = simulate(whole, "sage", CONFIG, traffic(150, 5, [hints]))
+        stayed = (found.num_yields == 0) & (found.num_retractions == 0)
+        assert stayed.mean() > 0.5
+        gaps: Sequence[float] = found.longest_gap_s[stayed].tolist()
+        return gaps
+
+    assert max(gaps_s(NO_HINTS)) > 0.12
+    assert max(gaps_s(Hints(tpot_slo_ms=90.0))) < 0.095  # whoever joins the batch makes it longer
+
+
+@pytest.mark.parametrize("engine", [ENGINE, MIXED], ids=["unmixed", "mixed"])
 @pytest.mark.parametrize("policy", ["fcfs", "sage"])
 def test_tokens_on_time_are_counted_in_a_leap_as_one_by_one(engine: Engine, policy: str) -> None:
     requests = traffic(60, 1, CLASSES)
