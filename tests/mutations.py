@@ -91,6 +91,29 @@ _ASKED_WHAT_IF = "tests/bench/whatif/test_answer.py"
 
 MUTATIONS = (
     Mutation(
+        "a promised TPOT that steps cannot keep stops all prefills",
+        "sage_sched/gap.py",
+        "max(promised_s, 2 * decode_s)",
+        "promised_s",
+        "tests/sage_sched/test_gap.py::test_a_promised_tpot_is_a_bound_too",
+    ),
+    Mutation(
+        "a policy of deadlines is held to promised TPOTs at any price",
+        "sage_sched/config.py",
+        "holds_tpot=not policy.has_deadlines",
+        "holds_tpot=True",
+        "tests/sage_sched/test_gap.py"
+        "::test_a_policy_of_deadlines_decides_itself_what_a_promised_tpot_is_worth",
+    ),
+    Mutation(
+        "batches are short though first tokens are worth more",
+        "sage_sched/slo/policy.py",
+        "return max(eta, _ETA_OF_PREFILLS)",
+        "return eta",
+        "tests/sage_sched/slo/test_policy.py::test_a_batch_is_longer_while_first_tokens_are_worth_"
+        "more_than_those_that_are_late_by_it",
+    ),
+    Mutation(
         "somebody leaves before the engine has to retract",
         "patches/scheduler/view.py",
         "if running_batch.is_empty() or scheduler._reqs_finishing_inflight(running_batch):",
