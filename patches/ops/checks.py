@@ -23,10 +23,13 @@ from predictor_store.store import lock
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of, folder_of
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import SageConfig
+from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.steps import attended_pairs
 
 _INSTALL = f'install it: pip install "sglang=={SUPPORTED_RELEASES[-1]}"'
 _LEAST_FREE_BYTES = 200e6
+# SGLang's --chunked-prefill-size on large GPUs.
+_CHUNK_TOKENS = 8192
 
 
 class FaultError(Exception):
@@ -175,6 +178,22 @@ def host_memory(asked_gib: float) -> str:
         )
     taken = f"{asked_gib:g} GiB a rank" if asked_gib else f"{SHARE * free_gib:.1f} GiB"
     return f"{free_gib:.1f} GiB free; KV of requests that yield may take {taken}"
+
+
+def chunks(config: SageConfig, argv: Sequence[str]) -> str:
+    """What a chunk of a prompt costs those that run, by the times in [step_time]."""
+    num_tokens = int(value_of(argv, "--chunked-prefill-size") or _CHUNK_TOKENS)
+    if num_tokens < 1:
+        return Note("prompts are not chunked")
+    step_time = (config.step_time or StepTimeConfig()).step_time()
+    chunk_s = step_time.prefill_s(1, num_tokens, attended_pairs(0, num_tokens))
+    bound_s = config.decode.max_gap_ms / 1e3 - step_time.decode_base_s
+    beside = step_time.tokens_within(min(bound_s, chunk_s), 0)
+    return Note(
+        f"a chunk of {num_tokens} tokens takes {1e3 * chunk_s:.0f} ms, of which each chunk of any "
+        f"size takes {1e3 * step_time.prefill_base_s:.0f}; beside running answers, "
+        f"{beside:.0f} tokens at most go at a time (decode.max_gap_ms)"
+    )
 
 
 def flags(argv: Sequence[str], with_settings: bool) -> str:

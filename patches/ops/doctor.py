@@ -75,6 +75,7 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
         ("predictor", lambda: checks.predictor(config)),
         ("GPU", lambda: checks.gpu(argv)),
         ("host memory", lambda: checks.host_memory(config.preemption.host_pool_gib)),
+        ("chunks", lambda: checks.chunks(config, argv)),
         ("flags", lambda: checks.flags(argv, with_settings=said.level != "FAULT")),
     ]
     for about, look in looks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from patches.ops.doctor import Finding
 from patches.ops.serve_command import value_of, with_policy
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.store.store import Store, file_of
-from sage_sched.config import StoreConfig
+from sage_sched.config import SageConfig, StoreConfig
 from tests.nursery import Nursery
 
 pytestmark = pytest.mark.slow
@@ -294,3 +295,28 @@ def test_the_last_value_of_a_flag_counts(argv: list[str], value: str | None) -> 
     assert with_policy(argv)[-2:] == ["--schedule-policy", "sage"]
     assert with_policy(["--sage-shadow", "record"]) == ["--sage-shadow", "record"]
     assert with_policy(["--schedule-policy=lpm"]) == ["--schedule-policy=lpm"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "argv", "said"),
+    [
+        ({}, [], "a chunk of 8192 tokens takes"),
+        ({}, ["--chunked-prefill-size", "100"], "answers, 100 tokens at most"),
+        ({"decode": {"max_gap_ms": math.inf}}, [], "answers, 8192 tokens at most"),
+        ({}, ["--chunked-prefill-size=-1"], "prompts are not chunked"),
+    ],
+)
+def test_it_says_what_a_chunk_costs_running_answers(
+    settings: dict[str, object], argv: list[str], said: str
+) -> None:
+    found = checks.chunks(SageConfig.parse(settings), argv)
+    assert said in found
+    assert isinstance(found, checks.Note)
+
+
+def test_beside_running_answers_chunks_are_cut_by_the_bound() -> None:
+    def beside(max_gap_ms: float) -> int:
+        config = SageConfig.parse({"decode": {"max_gap_ms": max_gap_ms}})
+        return int(checks.chunks(config, []).partition("answers, ")[2].split()[0])
+
+    assert 0 < beside(200.0) < beside(400.0) < 8192
