@@ -52,25 +52,20 @@ class Gap:
     def within(self, budget: Budget, view: SchedulerView) -> Budget:
         """The budget of a pass, or the part of it that is prefilled in time: 0 if a decode step is
         due. Call in every pass that may prefill."""
-        promised_s = math.inf
-        if self._holds_tpot:
-            promised_ms = [job.hints.tpot_slo_ms or math.inf for job in view.running]
-            promised_s = min(promised_ms, default=math.inf) / 1e3
-        if min(self._most_s, promised_s) == math.inf:
-            return budget
         self._anyone_waits = bool(view.running)
-        if not view.running:
+        holds = view.running if self._holds_tpot else ()
+        promised_s = (
+            min([job.hints.tpot_slo_ms or math.inf for job in holds], default=math.inf) / 1e3
+        )
+        if not view.running or min(self._most_s, promised_s) == math.inf:
             self._prefills.clear()
             return budget
-        step_time = view.server.step_time
-        decode_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
-        if view.server.mixes_steps:  # both read the weights at once
-            decode_s -= min(step_time.prefill_base_s, step_time.decode_base_s)
+        decode_s = view.server.decode_beside_s(len(view.running), view.running_kv_tokens)
         # A promise that steps can hardly keep leaves prefills half of the time.
         most_s = min(self._most_s, max(promised_s, 2 * decode_s))
-        spent_s = sum(step_time.prefill_s(*step) for step in self._prefills)
-        left_s = most_s - decode_s - spent_s
-        num_done = 0 if view.chunked is None else view.chunked.prefilled_tokens
+        step_time = view.server.step_time
+        left_s = most_s - decode_s - sum(step_time.prefill_s(*step) for step in self._prefills)
+        num_done = sum(job.prefilled_tokens for job in view.chunked_jobs)
         num_tokens = step_time.tokens_within(left_s, num_done)
         least_tokens = max(_LEAST_TOKENS, view.page_size)
         if num_tokens < least_tokens:

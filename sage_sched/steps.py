@@ -103,6 +103,14 @@ class ServerFacts:
     level_gap: float = math.inf
     forgets: bool = True
 
+    def decode_beside_s(self, num_requests: int, kv_tokens: int) -> float:
+        """What a decode step adds to a prefill; where steps are mixed, both read the weights at
+        once."""
+        step_time, shared_s = self.step_time, 0.0
+        if self.mixes_steps:
+            shared_s = min(step_time.prefill_base_s, step_time.decode_base_s)
+        return step_time.decode_s(num_requests, kv_tokens) - shared_s
+
     def swap_s(self, kv_tokens: int) -> float:
         """Seconds to move a request's KV to host memory and back."""
         return 2 * kv_tokens * self.swap_token_s

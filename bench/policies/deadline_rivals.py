@@ -20,6 +20,7 @@ class SarathiFcfs(Policy):
     a fixed token budget, found by profiling)."""
 
     moves: ClassVar[bool] = True
+    has_deadlines = True
     uses_clock = True
 
     def key(self, job: Job, view: SchedulerView) -> float:
@@ -78,8 +79,7 @@ class FairBatching(SarathiFcfs):
             slack_s = min(slack_s, max(due_s - view.now_s, promise.tpot_s))
         if slack_s == math.inf:
             return None
-        kv_tokens = sum(job.input_tokens + job.generated_tokens for job in view.running)
-        taken_s = step_time.mixed_s(1, 0, 0, len(view.running), kv_tokens)
+        taken_s = step_time.mixed_s(1, 0, 0, len(view.running), view.running_kv_tokens)
         tokens = int((slack_s - taken_s) / step_time.prefill_token_s)
         return Budget(prefill_tokens=max(64, min(tokens, 1 << 20)))
 

@@ -182,7 +182,10 @@ def host_memory(asked_gib: float) -> str:
 
 def chunks(config: SageConfig, argv: Sequence[str]) -> str:
     """What a chunk of a prompt costs those that run, by the times in [step_time]."""
-    num_tokens = int(value_of(argv, "--chunked-prefill-size") or _CHUNK_TOKENS)
+    try:
+        num_tokens = int(value_of(argv, "--chunked-prefill-size") or _CHUNK_TOKENS)
+    except ValueError:
+        return Note("see flags")  # SGLang's parser says what is wrong
     if num_tokens < 1:
         return Note("prompts are not chunked")
     step_time = (config.step_time or StepTimeConfig()).step_time()

@@ -23,7 +23,7 @@ PRIOR_WORTH = 3.0
 # Scales what a prompt adds to lengths in general, beside the numbers of its vector.
 _GENERAL_SCALE = 3.5
 _LEAST_WORTH, _MOST_WORTH = 0.5, 8.0
-# Fitted by bench/prediction/general.py; by encoder.
+# Fitted by bench/predictor/general.py; by encoder.
 SHIPPED_FILE = Path(__file__).with_name("general_length.json")
 # No answer is predicted to be longer.
 _MOST_TOKENS = 2.0**20

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from bench.policies.deadline_rivals import RIVALS
+from sage_sched.config import DecodeConfig
 from sage_sched.job import Hints, Job
 from sage_sched.order import serving_order
+from sage_sched.plan import UNLIMITED
 from sage_sched.policy import NoParameters, Policy
 from tests.sage_sched.strategies import SERVER, waiting
 
@@ -36,6 +39,13 @@ def rival(name: str) -> Policy:
 def test_the_order_of_each(name: str, low_first: list[int], high_first: list[int]) -> None:
     assert serving_order(rival(name), waiting(job(0, LOW), job(1, HIGH))) == low_first
     assert serving_order(rival(name), waiting(job(0, HIGH), job(1, LOW))) == high_first
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_each_decides_itself_what_a_promised_tpot_is_worth(name: str) -> None:
+    running = replace(waiting(), running=[job(0, HIGH)], pass_tokens=1 << 20)
+    bound = DecodeConfig(max_gap_ms=math.inf).bound(rival(name)).gap
+    assert bound.within(UNLIMITED, running) is UNLIMITED
 
 
 def test_weighted_vtc_serves_the_class_that_has_had_least_for_its_weight() -> None:

@@ -304,6 +304,7 @@ def test_the_last_value_of_a_flag_counts(argv: list[str], value: str | None) -> 
         ({}, ["--chunked-prefill-size", "100"], "answers, 100 tokens at most"),
         ({"decode": {"max_gap_ms": math.inf}}, [], "answers, 8192 tokens at most"),
         ({}, ["--chunked-prefill-size=-1"], "prompts are not chunked"),
+        ({}, ["--chunked-prefill-size", "many"], "see flags"),
     ],
 )
 def test_it_says_what_a_chunk_costs_running_answers(
