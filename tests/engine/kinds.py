@@ -93,6 +93,18 @@ tpot_slo_ms = 60000.0
 density = "expected"
 starved_share = 0.0
 """
+_DEADLINES = """
+[router]
+dispatch = "gorouting"
+[hints]
+trust = "body"
+[policy.proserve]
+starved_share = 0.0
+[step_time]
+prefill_base_ms = 1.0
+prefill_token_ms = 100000.0
+decode_base_ms = 1.0
+"""
 
 
 def yielding(model: Path, folder: Path) -> SageServer:
@@ -180,6 +192,20 @@ def replicas(model: Path, folder: Path) -> SageServer:
     )
 
 
+def deadlines(model: Path, folder: Path) -> SageServer:
+    """Two replicas that are told that each token of a prompt takes 100 s: beside that no host's
+    own time counts."""
+    return SageServer(
+        model,
+        folder,
+        warmed_store(folder / "store"),
+        flags=["--dp-size", "2", "--max-running-requests", "8"],
+        env=TWO_REPLICAS,
+        settings=f"{PATIENT}{_DEADLINES}",
+        policy="proserve",
+    )
+
+
 def several(model: Path, folder: Path) -> SageServer:
     """Two HTTP processes, with an admin's key."""
     return SageServer(
@@ -205,8 +231,8 @@ def no_overlap(model: Path, folder: Path) -> SageServer:
 
 
 NAMES = (
-    "yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "several",
-    "no_overlap",
+    "yielding", "two_ranks", "one_slot", "foreseeing", "classes", "replicas", "deadlines",
+    "several", "no_overlap",
 )  # fmt: skip
 
 

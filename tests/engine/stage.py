@@ -130,9 +130,10 @@ def _order(server: Server, **order: int) -> None:
 
 
 def _state(server: Server) -> dict[str, Any]:
+    """Of replicas, that to which the most has come."""
     info = requests.get(f"{server.url}/server_info", timeout=300).json()
-    state: dict[str, Any] = info["internal_states"][0]["stage"]
-    return state
+    states: list[dict[str, Any]] = [state["stage"] for state in info["internal_states"]]
+    return max(states, key=lambda state: state["num_arrived"])
 
 
 class Stage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -55,6 +55,29 @@ def test_a_request_goes_where_less_work_is_foreseen(server: SageServer) -> None:
             requests.post(f"{server.url}/abort_request", json={"abort_all": True}, timeout=300)
         for each in sent:
             each.result()
+
+
+def test_gorouting_keeps_room_where_there_is_most(deadlines: SageServer) -> None:
+    """ProServe, Algorithm 2, by what prefills take and when first tokens are due."""
+    with ThreadPoolExecutor(6) as pool, stage.held(deadlines):
+        sent: list[Future[Any]] = []
+
+        def rank_of_next(prompt: str, given: int | None, slo_s: float) -> int:
+            before = router(deadlines)["num_picked"]
+            said = {"custom_params": {"ttft_slo_ms": slo_s * 1e3}}
+            more: dict[str, Any] = {"routed_dp_rank": given, "sampling_params": said}
+            sent.append(pool.submit(generate, deadlines, prompt, **more))
+            wait_until(lambda: sum(router(deadlines)["num_unfinished"]) == len(sent))
+            picked = zip(router(deadlines)["num_picked"], before, strict=True)
+            return [new - old for new, old in picked].index(given is None)
+
+        rank_of_next("first " * 70, 0, 1e6)  # 7,000 s
+        rank_of_next("second " * 100, 1, 1e6)  # 10,000 s
+        assert [rank_of_next(f"{n}, please!", None, 20_000.0) for n in range(2)] == [1, 1]
+        assert rank_of_next("No hurry.", None, 1e6) == 0  # either is nearly idle to this one
+        assert rank_of_next("Hurry.", None, 12_000.0) == 0  # and the other one full to this
+        requests.post(f"{deadlines.url}/abort_request", json={"abort_all": True}, timeout=300)
+    assert router(deadlines)["num_failed"] == 0
 
 
 def test_no_request_is_lost_and_both_serve(server: SageServer) -> None:

@@ -175,6 +175,34 @@ def test_those_of_more_weight_go_first_and_best_effort_last(server: SageServer) 
     assert server.stats()["num_policy_errors"] == 0
 
 
+def test_who_would_be_late_goes_by_worth_and_then_the_others_by_deadline(
+    deadlines: SageServer,
+) -> None:
+    """ProServe, Algorithm 1: some are urgent and others are not, by what they are promised."""
+    promised = {  # an hour for all four together: ttft_slo_ms, weight
+        "cheap, urgent": (1.5e6, 1.0),
+        "soon": (5e7, 1.0),
+        "late and dear": (6e7, 100.0),
+        "dear, urgent": (2e6, 10.0),
+    }
+    asked = [
+        partial(
+            generate,
+            deadlines,
+            f"{name}, {SHORT_PROMPT}",
+            rid=name,
+            routed_dp_rank=0,
+            sampling_params={
+                "custom_params": {"ttft_slo_ms": slo_ms, "tpot_slo_ms": 1e9, "weight": weight}
+            },
+        )
+        for name, (slo_ms, weight) in promised.items()
+    ]
+    stage.together(deadlines, asked)
+    assert stage.started(deadlines) == ["dear, urgent", "cheap, urgent", "soon", "late and dear"]
+    assert deadlines.stats()["num_policy_errors"] == 0
+
+
 def test_gateways_and_agents_say_it_in_their_own_words(server: SageServer) -> None:
     """Class, tenant and deadline by llm-d; priority by Dynamo."""
     before = server.stats()["slo"]
