@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from bench.engines.server import plugins
 
@@ -21,6 +23,7 @@ BACKEND = "mooncake_tcp"
 _LET_WRITE, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
 _MOST_PIECES = 1024
 # A cached prefix is not sent before its step, which would wait for an event of CUDA.
+_TOKEN_S, _REST_S = "SAGE_TEST_KV_TOKEN_S", 5e-4
 _WITHOUT_CUDA = {"SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"}
 
 
@@ -68,9 +71,10 @@ class TransferEngine:
         return 0
 
 
-def install(folder: Path) -> dict[str, str]:
-    """The environment of the servers that have it."""
-    return plugins.install(folder, __name__) | _WITHOUT_CUDA
+def install(folder: Path, token_s: float = 0.0) -> dict[str, str]:
+    """The environment of the servers that have it. token_s: seconds that the KV of a token takes
+    at least, one request after the other."""
+    return plugins.install(folder, __name__) | _WITHOUT_CUDA | {_TOKEN_S: str(token_s)}
 
 
 def register() -> None:
@@ -79,8 +83,23 @@ def register() -> None:
     module.TransferEngine = TransferEngine  # type: ignore[attr-defined]
     sys.modules["mooncake"] = ModuleType("mooncake")
     sys.modules["mooncake.engine"] = module
-    if "sglang.srt.managers.scheduler" in sys.modules:
-        from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
+    if "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager, MooncakeKVSender
+    from sglang.srt.managers.scheduler import Scheduler
 
-        # It would copy indices through pinned memory and wait for an event of CUDA.
-        MooncakeKVSender.supports_host_tensor_indices = False
+    # It would copy indices through pinned memory and wait for an event of CUDA.
+    MooncakeKVSender.supports_host_tensor_indices = False
+    send, token_s = MooncakeKVManager.send_kvcache, float(os.environ[_TOKEN_S])
+    on_idle = Scheduler.on_idle
+
+    def send_in_time(self: Any, session: str, indices: Any, *args: Any, **kw: Any) -> Any:
+        time.sleep(len(indices) * self.kv_args.page_size * token_s)
+        return send(self, session, indices, *args, **kw)
+
+    def rest(self: Any) -> None:
+        on_idle(self)
+        # While one of its queues has a request it would take a core to look for news.
+        time.sleep(_REST_S)
+
+    MooncakeKVManager.send_kvcache, Scheduler.on_idle = send_in_time, rest

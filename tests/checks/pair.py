@@ -56,7 +56,20 @@ class Pair(Generic[_Server]):
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """End both."""
         self._stack.close()
+
+    def running(self) -> bool:
+        """Whether both are alive."""
+        return self.prefill.running() and self.decode.running()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server that predicts."""
+        return self.decode.pid
 
     @property
     def log(self) -> Path:
@@ -81,8 +94,21 @@ class _Balancer(ThreadingHTTPServer):
 
 def _handler(pair: Pair[_Server]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            infos = [
+                requests.get(f"{server.url}{self.path}", timeout=_TIMEOUT_S).json()
+                for server in (pair.decode, pair.prefill)
+            ]
+            # As if they were replicas of one server.
+            states = [state for info in infos for state in info["internal_states"]]
+            self.send_response(HTTPStatus.OK)
+            self.end_headers()
+            self.wfile.write(json.dumps({**infos[0], "internal_states": states}).encode())
+
         def do_POST(self) -> None:
-            body = pair.bodies(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            if body:
+                body = pair.bodies(body)
             headers = {name: self.headers[name] for name in self.headers if name != "Host"}
             headers["Content-Length"] = str(len(body))
 

@@ -1,0 +1,128 @@
+"""Prefill and decode apart on the device clock: arms of the experiment `apart` on pairs of servers.
+
+`python -m tests.checks.apart --data DIR [--arms ARM ...] [--seeds N] [--speed FACTOR]
+[--num-requests N] [--record]` asks each pair for the same requests at the same times, at the rate
+that the experiment has in the simulator. Of arms only the policy and the engine's fields count. The
+KV of a prompt goes to the decode server at the pace of Engine.swap_token_s, one prompt after the
+other. Records go to results/apart, with --record to bench/records. Exit code 1 if a run was invalid
+because the host held a clock up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.engines.clock.device import Device
+from bench.engines.server.model import write_model
+from bench.engines.server.policy_server import (
+    CPU_ENGINE_FLAGS,
+    CPU_ENV,
+    CPU_MODEL,
+    PolicyServers,
+)
+from bench.engines.server.server import Server
+from bench.engines.server.side_by_side import Settings, compare_policies
+from bench.experiment import records
+from bench.experiment.on_servers import record_of
+from bench.experiment.records import Provenance
+from bench.experiment.run import changed
+from bench.experiment.simulated import Loaded
+from bench.experiment.spec import Arm, Experiment
+from bench.experiment.table import plain
+from tests.checks import mooncake_stand_in
+from tests.checks.pair import Pair
+
+
+class _Pairs(PolicyServers):
+    """Of each policy two servers, in the place of one."""
+
+    def server(self, policy: str, name: str) -> Any:
+        device = self.device
+        assert device is not None
+        env = mooncake_stand_in.install(
+            self.folder / "device_clock", device.engine.swap_token_s / device.speed
+        )
+
+        def start(mode: str, flags: Sequence[str]) -> Server:
+            this = replace(self, flags=(*self.flags, *flags), env={**self.env, **env})
+            return PolicyServers.server(this, policy, f"{name} {mode}")
+
+        return Pair(start)
+
+
+def measure(experiment: Experiment, loaded: Loaded, args: argparse.Namespace) -> int:
+    """Every arm, each with all seeds; records are kept as they are made. The exit code."""
+    load, output = loaded.load, Path("results/apart")
+    file = records.file_of(experiment.name, records.FOLDER if args.record else output)
+    command = shlex.join(["python", "-m", "tests.checks.apart", *sys.argv[1:]])
+    made_by, found = replace(Provenance.of_now(), command=command), []
+    model = write_model(output / "model", **CPU_MODEL)
+    for arm in experiment.arms:
+        settings = _settings(experiment, loaded, arm, args, model)
+        for run in compare_policies(settings):
+            print(arm.name, run["seed"], run["invalid_reason"], run["device"], flush=True)
+            if run["valid"]:
+                found.append(
+                    record_of(
+                        run, (*experiment.columns, *experiment.ratios), made_by,
+                        experiment=experiment.name, load=load.name, arm=arm.name, engine="clock",
+                    )
+                )  # fmt: skip
+                records.write(file, found[-1:])
+    print(f"\n{plain(experiment, found)}\n\nrecords: {file}")
+    return int(len(found) < len(experiment.arms) * experiment.seeds)
+
+
+def _settings(
+    experiment: Experiment, loaded: Loaded, arm: Arm, args: argparse.Namespace, model: Path
+) -> Settings:
+    load, engine, workload = loaded.load, loaded.load.engine_of(arm), loaded.source.workload
+    assert workload is not None
+    # A server would know the answer to a prompt that comes again.
+    most = workload.drawn(len(loaded.arrivals_s(experiment.first_seed)), 0, again=False)
+    reserved = ("--num-reserved-decode-tokens", str(engine.reserved_decode_tokens))
+    servers = _Pairs(
+        model=model,
+        folder=Path("results/apart") / arm.name.replace(" ", "-"),
+        flags=(*CPU_ENGINE_FLAGS, *reserved),
+        env=CPU_ENV,
+        sage=arm.config,
+        device=Device(load.preset, args.speed, engine),
+    )
+    return Settings(
+        workload=workload,
+        servers=servers,
+        policies=(arm.policy,),
+        rates=(f"{loaded.rate_per_s:.3f}",),
+        num_seeds=experiment.seeds,
+        first_seed=args.first_seed or experiment.first_seed,
+        num_requests=args.num_requests or len(most),
+        load=load.arrivals,
+        max_new_tokens=load.max_new_tokens,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--arms", nargs="+", default=["fcfs, 8 kept free", "fcfs", "sage"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int)
+    parser.add_argument("--num-requests", type=int)
+    parser.add_argument("--speed", type=float, default=1.0, help="see sage-sched bench")
+    parser.add_argument("--record", action="store_true")
+    args = parser.parse_args(argv)
+    experiment = changed(
+        Experiment.read("apart"), engine="clock", seeds=args.seeds, loads=["1.5x"], arms=args.arms
+    )
+    return measure(experiment, Loaded(experiment.loads[0], args.data), args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
