@@ -56,7 +56,6 @@ class Req(Protocol):
     beam_group: object | None
     priority: int | None
     lora_id: str | None
-    multimodal_inputs: object | None
     time_stats: Any
     customized_info: dict[str, Any] | None
     to_finish: object | None

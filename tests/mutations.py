@@ -691,6 +691,13 @@ MUTATIONS = (
         "tests/engine/test_modes.py::test_adapters_of_which_a_batch_has_room_for_one",
     ),
     Mutation(
+        "prompts of embeddings and of tokens share a prefill, which ends SGLang's scheduler",
+        "patches/scheduler/admission.py",
+        "    if others and (",
+        "    if False and (",
+        "tests/engine/test_modes.py::test_prompts_of_embeddings_are_served_and_stay",
+    ),
+    Mutation(
         "a copy of KV counts as a step's time",
         "patches/scheduler/calibration.py",
         "    def interrupted(self) -> None:\n"

@@ -20,8 +20,8 @@ from bench.engines.server import server
 from bench.engines.server.policy_server import CPU_ENV
 
 _MAX_ANSWER_BYTES = 32
-# Those of bench/engines/server/model.py, and what theirs are made of.
-_MODELS = {"llama", "mixtral", "minicpm3", "qwen3", "gemma2"}
+# Those of bench/engines/server/model.py and tests/engine, and what theirs are made of.
+_MODELS = {"llama", "mixtral", "minicpm3", "qwen3", "gemma2", "qwen2_vl", "lfm2", "gemma4_causal"}
 
 
 class Born:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.managers.schedule_policy import AddReqResult
+
 from patches.engine_types import Req
 from patches.scheduler.state import SchedulerState
 
@@ -16,6 +18,9 @@ def add(
     the cap: they see our headroom as the cap."""
     if state.settings.is_stock:
         return original(adder, req, *args, **kw)
+    others = adder.can_run_list
+    if others and (others[0].input_embeds is None) != (req.input_embeds is None):
+        return AddReqResult.OTHER  # one prefill of both kinds of prompts ends SGLang's scheduler
     job = req.sage.job
     job.grow(len(req.output_ids))
     sampling = req.sampling_params

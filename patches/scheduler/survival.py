@@ -57,7 +57,6 @@ def why_none_yields(scheduler: Scheduler) -> str | None:
         # These keep more about a request than its KV.
         "an encoder-decoder model": model.is_encoder_decoder,
         "n-gram embeddings": model.use_ngram_embedding,
-        "a multimodal model": model.is_multimodal,
         "--disaggregation-decode-retraction-backup none": (
             scheduler.server_args.disaggregation_decode_retraction_backup == "none"
         ),
@@ -72,8 +71,6 @@ def why_it_stays(req: Req) -> str | None:
     """What a request uses that is not known to survive a swap; None if nothing."""
     if req.beam_group is not None:
         return "beam search"
-    if req.multimodal_inputs is not None:
-        return "multimodal input"
     for owner, defaults in zip((req, req.sampling_params), _defaults(), strict=True):
         for name, unused in defaults.items():
             value = getattr(owner, name)

@@ -3,6 +3,8 @@ and where requests go by the order alone."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +15,13 @@ from typing import Any
 import pytest
 import requests
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from bench.engines.server.model import write_model
 from tests.checks.exactness import TWO_RANKS
 from tests.engine import stage, torch_kernels
+from tests.engine.architectures import PICTURE, with_convolutions, with_pictures, with_windows
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.kinds import CHECKED, PATIENT, YIELDING, YIELDING_FLAGS
 from tests.engine.kinds import settings as switch
@@ -68,6 +72,18 @@ def all_yield_and_come_back(
     assert stats["num_yields"] == stats["num_resumed"] >= NUM_ASKED
     assert stats["num_staying"] == {}
     return alone
+
+
+def with_picture(text: str, color: int) -> dict[str, Any]:
+    """What asks for `text` beside a picture of one color."""
+    return {"text": f"{PICTURE}{text}", "image_data": picture(color)}
+
+
+def picture(color: int) -> str:
+    """A PNG in base64."""
+    file = io.BytesIO()
+    Image.new("RGB", (56, 84), (color % 256, 255 - color % 256, 99)).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def the_shorter_starts_first(server: SageServer) -> None:
@@ -203,23 +219,105 @@ def variant(
     return model
 
 
-def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
+GEMMA = {
+    "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 16,
+    "query_pre_attn_scalar": 32, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True, "final_logit_softcapping": None,
+}  # fmt: skip
+
+
+def gemma(folder: Path, **config: object) -> Path:
+    """A window of 16 tokens in the first layer."""
     plain = torch.zeros(_HIDDEN_SIZE)
     norms = dict.fromkeys(("input_layernorm", "pre_feedforward_layernorm"), plain)
     # What the layers add counts for more than the token that was said.
     norms |= dict.fromkeys(("post_attention_layernorm", "post_feedforward_layernorm"), plain + 20)
-    config = {
-        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 16,
-        "query_pre_attn_scalar": 32, "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True, "final_logit_softcapping": None,
-    }  # fmt: skip
-    model = variant(tmp_path, config, norms)
+    return variant(folder, GEMMA | config, norms)
+
+
+def test_a_sliding_window_whose_kv_is_kept_whole(tmp_path: Path) -> None:
+    model = gemma(tmp_path)
     settings = f"{PATIENT}{YIELDING}"
     flags = YIELDING_FLAGS
     with server_of(tmp_path, model, flags, settings=settings, policy="fastserve") as server:
         found = all_yield_and_come_back(server)
         assert len({token for ids in found for token in ids}) > NUM_ASKED
+
+
+@pytest.mark.long
+def test_a_sliding_window_with_a_pool_of_its_own(tmp_path: Path) -> None:
+    none_yields_but_the_shorter_starts_first(tmp_path, with_windows(tmp_path / "model"))
+
+
+@pytest.mark.long
+def test_short_convolutions(tmp_path: Path) -> None:
+    none_yields_but_the_shorter_starts_first(tmp_path, with_convolutions(tmp_path / "model"))
+
+
+def none_yields_but_the_shorter_starts_first(folder: Path, model: Path) -> None:
+    """And answers are the same beside others, though memory runs out."""
+    env = CHECKED | torch_kernels.install(folder)
+    with server_of(folder, model, YIELDING_FLAGS, env, settings=PATIENT) as server:
+        the_shorter_starts_first(server)
+        alone = [answer(server, i) for i in range(NUM_ASKED)]
+        calls = [partial(answer, server, i) for i in range(NUM_ASKED)]
+        assert stage.together(server, calls) == alone
+        assert len({token for ids in alone for token in ids}) > NUM_ASKED
+        stats = server.stats()
+        assert stats["preemption"] is None
+        assert stats["num_policy_errors"] == 0
+
+
+@pytest.mark.long
+def test_pictures_in_prompts(tmp_path: Path) -> None:
+    model = with_pictures(tmp_path / "model")
+    flags = [*YIELDING_FLAGS, "--mm-attention-backend", "sdpa"]
+    settings = f"{PATIENT}{YIELDING}"
+    env = CHECKED | torch_kernels.install(tmp_path)
+    with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
+        # Every second one has one. What it shows counts.
+        bodies = [with_picture(ASKED[i][0], 16 * i) if i % 2 else {} for i in range(NUM_ASKED)]
+        found = all_yield_and_come_back(server, bodies)
+        others = [with_picture(ASKED[i][0], 16 * i + 128) for i in range(1, NUM_ASKED, 2)]
+        seen = [answer(server, 2 * i + 1, **body) for i, body in enumerate(others)]
+        assert all(ids != said for ids, said in zip(seen, found[1::2], strict=True))
+        # Chats with a picture go by what is said in them.
+        switch(server, {"schedule_policy": "sage"})
+        asked = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
+        stage.together(server, [partial(chat, server, rid, text) for rid, text in asked.items()])
+        assert stage.started(server) == ["short", "long"]
+
+
+@pytest.mark.long
+def test_prompts_of_embeddings_are_served_and_stay(model: Path, tmp_path: Path) -> None:
+    # SGLang reads them as bfloat16.
+    flags = [*YIELDING_FLAGS, "--disable-radix-cache", "--dtype", "bfloat16"]
+    settings = f"{PATIENT}{YIELDING}"
+    vectors = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    prompts = [[100 * i + j for j in range(30)] for i in range(NUM_ASKED)]
+    given = [{"text": None, "input_embeds": vectors[ids].tolist()} for ids in prompts]
+    with server_of(tmp_path, model, flags, settings=settings, policy="fastserve") as server:
+        for i, ids in enumerate(prompts):
+            assert answer(server, i, **given[i]) == answer(server, i, text=None, input_ids=ids)
+        # Both kinds in one prefill would end SGLang.
+        given[::2] = [{"text": None, "input_ids": ids} for ids in prompts[::2]]
+        calls = [partial(answer, server, i, **body) for i, body in enumerate(given)]
+        said = stage.together(server, calls)
+        assert [len(ids) for ids in said] == [num_tokens for _, num_tokens in ASKED[:NUM_ASKED]]
+        stats = server.stats()
+        assert stats["preemption"]["num_yields"] == stats["preemption"]["num_resumed"] > 0
+        assert stats["num_policy_errors"] == 0
+        assert set(stats["preemption"]["num_staying"]) == {"input_embeds"}
+
+
+def chat(server: SageServer, rid: str, text: str) -> None:
+    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(0)}"}}
+    content = [shown, {"type": "text", "text": text}]
+    body = {"rid": rid, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+    body["model"] = "model"
+    answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=300)
+    answer.raise_for_status()
 
 
 @pytest.mark.long  # four ranks take every step together, and wait busily

@@ -3,7 +3,8 @@
 SGLang's own kernels for speculative decoding and DP attention are CUDA's, Triton's and those of its
 CPU package (sgl_kernel), and its corpus of n-grams is C++ that it compiles anew. Here all drafts
 are chains: what followed the same tokens the last time that they were said. Its experts in PyTorch
-know of no parallel ones, and its adapters pin memory.
+know of no parallel ones, its adapters pin memory, its short convolutions are Triton's, and its
+attention in PyTorch looks for the KV of a sliding window where that of full attention is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import conv1d, scaled_dot_product_attention, silu
 
 from bench.engines.server import plugins
 
@@ -105,6 +106,14 @@ def _verify(
     return predicts, accept_index, accept_token_num
 
 
+def _verify_sampled(
+    *, candidates: torch.Tensor, target_probs: torch.Tensor, **others: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Drafts are what would have been said or they are not, whatever would have been said."""
+    said = torch.multinomial(target_probs.flatten(0, 1), 1).view(candidates.shape)
+    return _verify(candidates=candidates, target_predict=said, **others)
+
+
 def _slots(
     *,
     req_pool_indices: torch.Tensor,
@@ -186,6 +195,57 @@ def _reduce_scatter(group: Any, output: torch.Tensor, given: torch.Tensor) -> No
     output.copy_(given.chunk(group.world_size)[group.rank_in_group])
 
 
+def _convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    conv_states: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    cache_indices: torch.Tensor,
+    has_initial_state: torch.Tensor,
+    **others: object,
+) -> torch.Tensor:
+    """x: channels by tokens, those of all requests one after the other."""
+    found, bounds = torch.empty_like(x), query_start_loc.tolist()
+    for row, slot in enumerate(cache_indices.tolist()):
+        here = slice(bounds[row], bounds[row + 1])
+        before = conv_states[slot] * has_initial_state[row]
+        seen = torch.cat([before, x[:, here]], dim=1)
+        found[:, here] = conv1d(seen[None], weight[:, None], bias, groups=len(x))[0]
+        conv_states[slot] = seen[:, -before.shape[1] :]
+    return found
+
+
+def _convolve_step(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    conv_state_indices: torch.Tensor,
+    **others: object,
+) -> torch.Tensor:
+    return _convolve(
+        x.T,
+        weight,
+        bias,
+        conv_states=conv_state,
+        query_start_loc=torch.arange(len(x) + 1),
+        cache_indices=conv_state_indices,
+        has_initial_state=torch.ones(len(x)),
+    ).T
+
+
+def _by_slots_of_the_full_pool(original: Any) -> Any:
+    def buffer(pool: Any, layer_id: int) -> torch.Tensor:
+        found: torch.Tensor = original(pool, layer_id)
+        _, is_of_windows = pool.layers_mapping[layer_id]
+        return found[pool.full_to_swa_index_mapping] if is_of_windows else found
+
+    return buffer
+
+
 def _unpinned(original: Any) -> Any:
     def made(*args: Any, pin_memory: bool = False, **kw: Any) -> Any:
         return original(*args, **kw)
@@ -211,10 +271,12 @@ def register() -> None:
         del sys.modules[name]
     from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers import dp_attention
+    from sglang.srt.layers.attention.mamba import causal_conv1d
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.layers.moe import fused_moe_native
     from sglang.srt.mem_cache import allocation
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
     from sglang.srt.speculative import eagle_utils, ngram_worker, spec_utils
 
     from patches.platform.cpu import CpuPlatform
@@ -226,10 +288,15 @@ def register() -> None:
     for name in ("tensor", "empty", "zeros"):
         setattr(torch, name, _unpinned(getattr(torch, name)))
     fused_moe_native.moe_forward_native = _experts_of_a_rank
+    causal_conv1d._causal_conv1d_fn_triton = _convolve
+    causal_conv1d._causal_conv1d_update_triton = _convolve_step
+    for name in ("get_key_buffer", "get_value_buffer"):
+        setattr(SWAKVPool, name, _by_slots_of_the_full_pool(getattr(SWAKVPool, name)))
     ngram_worker.NgramCorpus = Corpus
     allocation.assign_req_to_token_pool_func = _write_slots
     MHATokenToKVPool._init_kv_copy_and_warmup = lambda self: None
     eagle_utils.verify_tree_greedy_func = _verify
+    eagle_utils.tree_speculative_sampling_target_only = _verify_sampled
     spec_utils.fill_front_out_cache_loc_func = _fill_front
     spec_utils.fill_accept_out_cache_loc_func = _fill_accepted
     CpuPlatform.get_speculative_cache_locs_fn = lambda self: _slots

@@ -43,7 +43,7 @@ def scheduler(**other: Any) -> Any:
         quant_method=other.pop("quant_method", bare(UnquantizedKVCacheMethod)),
         use_hnd=other.pop("use_hnd", False),
     )
-    model = {"is_encoder_decoder": False, "use_ngram_embedding": False, "is_multimodal": False}
+    model = {"is_encoder_decoder": False, "use_ngram_embedding": False}
     return SimpleNamespace(
         token_to_kv_pool_allocator=bare(TokenToKVPoolAllocator, _kvcache=pool),
         req_to_token_pool=bare(other.pop("rows_type", ReqToTokenPool)),
@@ -78,7 +78,6 @@ def test_on_a_plain_server_plain_requests_yield() -> None:
         ({"components": (ComponentType.FULL, ComponentType.SWA)}, "more than full attention"),
         ({"model": {"is_encoder_decoder": True}}, "an encoder-decoder model"),
         ({"model": {"use_ngram_embedding": True}}, "n-gram embeddings"),
-        ({"model": {"is_multimodal": True}}, "a multimodal model"),
         ({"enable_lora_overlap_loading": True}, "--enable-lora-overlap-loading"),
         ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm"),
         ({"dcp_size": 2}, "--dcp-size"),
