@@ -121,13 +121,18 @@ def yielding(model: Path, folder: Path) -> SageServer:
 
 
 def two_ranks(model: Path, folder: Path) -> SageServer:
-    """Like `yielding`, on two ranks, with an admin's key, and a probe that says anything at all."""
+    """Like `yielding`, on two ranks, with SGLang's priorities, an admin's key, and a probe that
+    says anything at all."""
     probe(fingerprint(model), recipe="trail").write(folder / "probe")
     return SageServer(
         model,
         folder,
         warmed_store(folder / "store"),
-        flags=[*YIELDING_FLAGS, "--tp-size", "2", "--admin-api-key", stage.ADMIN_KEY],
+        flags=[
+            *YIELDING_FLAGS,
+            *("--tp-size", "2", "--admin-api-key", stage.ADMIN_KEY),
+            "--enable-priority-scheduling",
+        ],
         env=CHECKED | TWO_RANKS | saboteur.install(folder),
         settings=f'{YIELDING}[probe]\nfile = "{folder / "probe"}"\n',
         policy="fastserve",

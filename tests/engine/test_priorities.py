@@ -16,7 +16,11 @@ from tests.engine.serving import SHORT_PROMPT, SageServer, generate
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill", "fcfs"])
 def test_those_of_higher_priority_go_first(classes: SageServer, policy: str) -> None:
     """Under ours, and by SGLang itself."""
-    settings(classes, {"schedule_policy": policy})
+    those_of_higher_priority_go_first(classes, policy)
+
+
+def those_of_higher_priority_go_first(server: SageServer, policy: str) -> None:
+    settings(server, {"schedule_policy": policy})
     asked: dict[str, dict[str, object]] = {
         "low": {"priority": -20},
         "none": {},
@@ -24,11 +28,11 @@ def test_those_of_higher_priority_go_first(classes: SageServer, policy: str) -> 
         "high": {"priority": 20},
     }
     calls = [
-        partial(generate, classes, SHORT_PROMPT, 4, rid=rid, **said) for rid, said in asked.items()
+        partial(generate, server, SHORT_PROMPT, 4, rid=rid, **said) for rid, said in asked.items()
     ]
-    stage.together(classes, calls)
-    assert stage.started(classes) == ["high", "middle", "low", "none"]
-    assert classes.stats()["num_policy_errors"] == 0
+    stage.together(server, calls)
+    assert stage.started(server) == ["high", "middle", "low", "none"]
+    assert server.stats()["num_policy_errors"] == 0
 
 
 @pytest.mark.parametrize(
@@ -40,23 +44,37 @@ def test_a_running_request_yields_to_one_of_a_priority_high_enough(
 ) -> None:
     """Under ours with its KV in host memory; SGLang computes it again."""
     settings(classes, {"schedule_policy": policy})
+    assert num_yielding_to(classes, priority, num_slots=3) == num_yields
+
+
+def test_two_ranks_decide_alike(two_ranks: SageServer) -> None:
+    """Or SGLang's check of what ranks agree on ends them."""
+    those_of_higher_priority_go_first(two_ranks, "sage")
+    assert num_yielding_to(two_ranks, 10, num_slots=6) == 0
+    assert num_yielding_to(two_ranks, 11, num_slots=6) == 1
+
+
+def num_yielding_to(server: SageServer, priority: int, num_slots: int) -> int:
+    """How many of those that fill all slots yield to a request of this priority."""
     explained = {"ignore_eos": True, "custom_params": {"explain": True}}
-    before = classes.stats()["preemption"]["num_yields"]
+    before = server.stats()["preemption"]["num_yields"]
     high: list[Future[Any]] = []
 
     def ask_high(held: dict[str, Any]) -> None:
-        assert len(held["running"]) == 3  # all slots
-        call = partial(generate, classes, SHORT_PROMPT, 4, rid="high", priority=priority)
+        assert len(held["running"]) == num_slots
+        call = partial(generate, server, SHORT_PROMPT, 4, rid="high", priority=priority)
         high.append(pool.submit(call))
-        stage.once_arrived(classes, 1)
+        stage.once_arrived(server, 1)
 
     low = [
-        partial(generate, classes, f"{SHORT_PROMPT} {i}", 60, priority=0, sampling_params=explained)
-        for i in range(3)
+        partial(generate, server, f"{SHORT_PROMPT} {i}", 60, priority=0, sampling_params=explained)
+        for i in range(num_slots)
     ]
     with ThreadPoolExecutor(1) as pool:
-        answers = stage.together(classes, low, ask_high, tokens=5)
+        answers = stage.together(server, low, ask_high, tokens=5)
     answers.append(high[0].result())
-    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [60, 60, 60, 4]
-    assert classes.stats()["preemption"]["num_yields"] - before == num_yields
-    assert sum(answer["meta_info"]["sage"]["num_yields"] for answer in answers[:3]) == num_yields
+    lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
+    assert lengths == [*[60] * num_slots, 4]
+    num_yields: int = server.stats()["preemption"]["num_yields"] - before
+    assert sum(answer["meta_info"]["sage"]["num_yields"] for answer in answers[:-1]) == num_yields
+    return num_yields
