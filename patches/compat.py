@@ -42,6 +42,8 @@ CALLS = (
     (f"{_BATCH}.filter_batch", ("keep_indices",)),
     (f"{_BATCH}.merge_batch", ("other",)),
     (f"{_BATCH}.new_tokens_required_next_decode", ()),
+    ("sglang.srt.managers.scheduler.NextBatchPlan", ("batch_to_run", "running_batch")),
+    ("sglang.srt.managers.load_snapshot.ShmLoadSnapshotReader.read_all", ()),
     ("sglang.srt.managers.scheduler.Scheduler._reqs_finishing_inflight", ("batch",)),
     ("sglang.srt.managers.scheduler.Scheduler.abort_request", ("recv_req",)),
     (

@@ -242,6 +242,16 @@ def refusal():
     except Exception as error:
         print(type(error).__name__, error)
 
+# Before anything of ours is imported that imports it.
+from sglang.srt.managers import scheduler
+plan = scheduler.NextBatchPlan
+del scheduler.NextBatchPlan
+refusal()
+scheduler.NextBatchPlan = plan
+limit = SchedulePolicy.shortest_prefill_chunk_limit
+del SchedulePolicy.shortest_prefill_chunk_limit
+refusal()
+SchedulePolicy.shortest_prefill_chunk_limit = limit
 original = SchedulePolicy._validate_and_adjust_policy
 del SchedulePolicy._validate_and_adjust_policy
 SchedulePolicy._validate_policy = original
@@ -258,8 +268,11 @@ common.release_kv_cache = lambda req, tree_cache, is_insert=True: None  # as it 
 refusal()
 """
     )
-    gone, changed, gone_too, called = result.stdout.splitlines()[-4:]
-    for line in (gone, changed, gone_too):
+    plan, limit, gone, changed, gone_too, called = result.stdout.splitlines()[-6:]
+    assert plan.startswith("UnsupportedServerError the function sglang.srt.managers.")
+    assert "scheduler.NextBatchPlan" in plan
+    assert "SchedulePolicy.shortest_prefill_chunk_limit" in limit
+    for line in (limit, gone, changed, gone_too):
         assert line.startswith("UnsupportedServerError the hook sglang.srt.managers.")
         assert f"SGLang {version('sglang')}" in line
     assert "SchedulePolicy._validate_and_adjust_policy" in gone
