@@ -18,8 +18,9 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,32 +35,69 @@ from bench.engines.server.policy_server import (
     PolicyServers,
     scheduler_state,
 )
-from bench.engines.server.server import ServerError
 from bench.engines.simulator.presets import PRESETS
 from bench.workloads.prompt_source import load_workload
+from predictor_store.probe.file import fingerprint
 from predictor_store.torchvision_schemas import define_missing
-from sage_sched.config import SageConfig
+from sage_sched.config import DecodeConfig, ProbeConfig, RouterConfig, SageConfig
 from sage_sched.steps import StepTime, attended_pairs
 from tests.checks import exactness
 from tests.checks import gpu_comparison as comparison
+from tests.predictor_store.probes import probe
 
 _PACKAGES = ("flashinfer-python", "faiss-cpu", "faiss-gpu-cu12", "triton")
 # Steps that presets are held against: prefilled tokens; requests and KV tokens of a decode step.
 _PREFILLS = (512, 4096)
 _DECODES = ((1, 1_000), (64, 64_000), (128, 128_000))
-# Of these, what a CPU can run too is in tests/engine/test_modes.py.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """A way to run a server. sage: settings. on_cpu: whether a CPU runs it."""
+
+    flags: tuple[str, ...] = ()
+    policy: str = "sage"
+    sage: SageConfig = field(default_factory=SageConfig)
+    on_cpu: bool = False
+
+
+# Of those that no CPU runs, what can be shown there is in tests/engine/test_modes.py.
+_NGRAM = ("--speculative-algorithm", "NGRAM")
+_DRAFTS = ("--speculative-draft-model-path", "{drafts}", "--speculative-num-steps", "3")
+_EAGLE = ("--speculative-algorithm", "EAGLE", *_DRAFTS, "--speculative-eagle-topk", "1")
 MODES = {
-    "ngram": ("--speculative-algorithm", "NGRAM"),
-    "ngram_without_overlap": ("--speculative-algorithm", "NGRAM", "--disable-overlap-schedule"),
-    "own_drafts": (
-        "--speculative-algorithm",
-        "STANDALONE",
-        "--speculative-draft-model-path",
-        "{model}",
+    # Hidden states read, and prompts cut so that no answer stands still, beside CUDA graphs.
+    "tap": Mode(policy="trail", sage=SageConfig(probe=ProbeConfig("{probe}")), on_cpu=True),
+    "cuts": Mode(
+        flags=("--chunked-prefill-size", "256"),
+        sage=SageConfig(decode=DecodeConfig(max_gap_ms=1.0)),
+        on_cpu=True,
     ),
-    "hicache": ("--enable-hierarchical-cache",),
-    "two_batch_overlap": ("--enable-two-batch-overlap",),
+    "proserve": Mode(policy="proserve", on_cpu=True),
+    # Two replicas, on two GPUs.
+    "routing": Mode(
+        flags=("--dp-size", "2"),
+        sage=SageConfig(router=RouterConfig("predicted-cost")),
+        on_cpu=True,
+    ),
+    "ngram": Mode(flags=_NGRAM),
+    "ngram_without_overlap": Mode(flags=(*_NGRAM, "--disable-overlap-schedule")),
+    "own_drafts": Mode(
+        flags=(
+            "--speculative-algorithm",
+            "STANDALONE",
+            "--speculative-draft-model-path",
+            "{model}",
+        )
+    ),
+    "eagle": Mode(flags=(*_EAGLE, "--speculative-num-draft-tokens", "4")),
+    "hicache": Mode(flags=("--enable-hierarchical-cache",)),
+    "two_batch_overlap": Mode(flags=("--enable-two-batch-overlap",)),
 }
+# On a CPU, what each of them is to run on.
+_TWO_REPLICAS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+# Every so many prompts are so many times as long.
+_EVERY, _LONGER = 3, 20
 # What a request that yields may hold.
 _MOVED_TOKENS = 1_000
 
@@ -128,29 +166,52 @@ class Checks:
         """The same with KV of eight bits."""
         return self._exactness("--server-flags=--kv-cache-dtype fp8_e5m2")
 
-    def modes(self) -> dict[str, Any]:
-        """In each mode that no CPU runs (docs/modes.md) a server answers under `sage` as one under
-        `fcfs` does, but for what rounds otherwise where batches differ."""
-        if not self.on_gpu:
-            raise SkippedError("it is for what no CPU runs")
-        return {name: self._side_by_side(name, flags) for name, flags in MODES.items()}
-
-    def _side_by_side(self, name: str, flags: Sequence[str]) -> dict[str, Any]:
-        servers, asked, answers = self._servers(), exactness.crowd(48), []
-        servers = replace(
-            servers, flags=(*servers.flags, *(flag.format(model=servers.model) for flag in flags))
-        )
-        try:
-            for policy in ("fcfs", "sage"):
-                with servers.server(policy, f"{name}-{policy}") as server:
-                    answers.append(exactness.ask(server, asked, 24))
-                    state = scheduler_state(server) if policy == "sage" else {}
-        except ServerError as error:
-            return {"failed": str(error)}
+    def mode(self, name: str) -> dict[str, Any]:
+        """A server answers under our policy as one under `fcfs` does, but for what rounds otherwise
+        where batches differ."""
+        mode, servers = MODES[name], self._servers()
+        if not (self.on_gpu or mode.on_cpu):
+            raise SkippedError("no CPU runs it")
+        if self.on_gpu and "--dp-size" in mode.flags and _num_gpus() < 2:
+            raise SkippedError("it takes two GPUs")
+        sage, filled = mode.sage, {"model": str(servers.model)}
+        if sage.probe.file:
+            sage = replace(sage, probe=ProbeConfig(str(self._probe(servers.model))))
+        if "{drafts}" in mode.flags:
+            filled["drafts"] = str(self._drafts())
+        flags = (*servers.flags, *(flag.format(**filled) for flag in mode.flags))
+        env = servers.env if self.on_gpu or name != "routing" else {**servers.env, **_TWO_REPLICAS}
+        servers = replace(servers, flags=flags, env=env, sage=sage)
+        asked, answers, state = exactness.crowd(48), [], {}
+        asked[::_EVERY] = [(prompt * _LONGER, length) for prompt, length in asked[::_EVERY]]
+        for policy in ("fcfs", mode.policy):
+            with servers.server(policy, f"{name}-{policy}") as server:
+                answers.append(exactness.ask(server, asked, 24))
+                state = scheduler_state(server)
+        if state["num_policy_errors"] or (state["probe"] and not state["probe"]["num_scores"]):
+            raise AssertionError(f"the policy failed, or no hidden states were read: {state}")
         num_different, largest = exactness.differences(*answers)
-        kept = ("step_time", "preemption", "num_policy_errors")
         different = {"num_different": num_different, "largest_difference": largest}
-        return different | {name: state[name] for name in kept}
+        kept = ("step_time", "preemption", "gaps", "slo", "probe")
+        return different | {of: state[of] for of in kept}
+
+    def _probe(self, model: Path) -> Path:
+        """One that says anything at all."""
+        hidden = json.loads((model / "config.json").read_text(encoding="utf-8"))["hidden_size"]
+        file = self.folder / "probe"
+        probe(fingerprint(model), hidden_size=hidden, recipe="trail").write(file)
+        return file
+
+    def _drafts(self) -> Path:
+        """A model of one layer that drafts for ours, as EAGLE has it."""
+        if self.args.model_path is not None:
+            raise SkippedError("it takes a model that drafts for the one of --model-path")
+        folder = write_model(self.folder / "drafts", **self._shape() | {"num_layers": 1})
+        file = folder / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config["architectures"] = ["LlamaForCausalLMEagle"]
+        file.write_text(json.dumps(config), encoding="utf-8")
+        return folder
 
     def _exactness(self, *more: str) -> dict[str, Any]:
         said = io.StringIO()
@@ -181,7 +242,9 @@ class Checks:
         return found
 
     def _shape(self) -> dict[str, Any]:
-        return comparison.SHAPES["llama31-8b" if self.on_gpu else "tiny"]
+        # Two layers, as no states of a last one can be read.
+        tiny = comparison.SHAPES["tiny"] | {"num_layers": 2}
+        return comparison.SHAPES["llama31-8b"] if self.on_gpu else tiny
 
     def _servers(self) -> PolicyServers:
         flags = self.args.server_flags
@@ -214,7 +277,7 @@ def ratios(measured: StepTime, preset: StepTime) -> dict[str, float]:
 
 
 # In this order: what takes seconds first.
-NAMES = ("kv_move", "nearest", "serve", "exactness", "fp8_kv", "modes", "comparison")
+NAMES = ("kv_move", "nearest", "serve", "exactness", "fp8_kv", *MODES, "comparison")
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -261,15 +324,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="default: generated prompts")
     parser.add_argument("--output", type=Path, default=Path("results/gpu"), metavar="DIR")
     args = parser.parse_args(argv)
-    known = facts(args.device) if args.device == "cpu" or _has_gpu() else dict(host_facts())
-    missing = args.device == "cuda" and not _has_gpu()
+    known = facts(args.device) if args.device == "cpu" or _num_gpus() else dict(host_facts())
+    missing = args.device == "cuda" and not _num_gpus()
     checks = Checks(args)
     found = {}
     args.output.mkdir(parents=True, exist_ok=True)
     file = args.output / "gpu-check.json"
     for name in args.only:
-        found[name] = outcome(_no_gpu if missing else getattr(checks, name))
-        print(f"{found[name]['status']:8}{name:12}{found[name].get('why', '')}", flush=True)
+        check = partial(checks.mode, name) if name in MODES else getattr(checks, name)
+        found[name] = outcome(_no_gpu if missing else check)
+        print(f"{found[name]['status']:8}{name:22}{found[name].get('why', '')}", flush=True)
         # After each, so that what was found is kept if a later one hangs.
         report = {"device": args.device, "facts": known, "checks": found}
         file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -277,10 +341,10 @@ def main(argv: list[str] | None = None) -> int:
     return int(any(entry["status"] == "failed" for entry in found.values()))
 
 
-def _has_gpu() -> bool:
+def _num_gpus() -> int:
     import torch
 
-    return bool(torch.cuda.is_available())
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _no_gpu() -> dict[str, Any]:

@@ -100,3 +100,17 @@ def test_the_checks_with_servers_run_on_the_cpu(
     assert set(found["measured_over_preset"]) == {
         "prefill 512", "prefill 4096", "decode 1 x 1000", "decode 64 x 1000", "decode 128 x 1000",
     }  # fmt: skip
+
+
+@pytest.mark.server
+@pytest.mark.long
+def test_modes_that_a_cpu_runs_answer_as_fcfs_does(tmp_path: Path) -> None:
+    names = [name for name, mode in gpu.MODES.items() if mode.on_cpu]
+    argv = ["--device", "cpu", "--only", *names, "eagle", "--output", str(tmp_path)]
+    assert gpu.main(argv) == 0
+    checks = report(tmp_path)
+    assert checks.pop("eagle")["status"] == "skipped"
+    for name, entry in checks.items():
+        found = entry["found"]
+        assert isinstance(found, dict), name
+        assert found["num_different"] == 0, name
