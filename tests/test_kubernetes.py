@@ -85,7 +85,8 @@ def test_server_and_predictor_meet_at_one_address(manifest: dict[str, Any]) -> N
 
 
 def test_llm_d_scores_by_a_metric_of_ours() -> None:
-    (shown,) = [yaml.safe_load(block.code) for block in blocks(DOCS / "cluster.md", "yaml")]
+    all_shown = [yaml.safe_load(block.code) for block in blocks(DOCS / "cluster.md", "yaml")]
+    (shown,) = [each for each in all_shown if each.get("kind") == "EndpointPickerConfig"]
     plugins = {plugin.get("name", plugin["type"]): plugin for plugin in shown["plugins"]}
     (engine,) = plugins["core-metrics-extractor"]["parameters"]["engineConfigs"]
     (metric,) = engine["customMetrics"]
