@@ -169,15 +169,15 @@ def _activate_main(server_args: Any) -> None:
         _refuse_store(server_args)
     else:  # the Engine API has no command line; the worker will say what is wrong with a store
         _prepare(server_args, None, None)
-    if _is_shadowed(server_args):
+    is_shadowed = _is_shadowed(server_args)
+    if not is_shadowed:  # first, as hooks cannot be imported without some of what they call
+        check_calls()
+    _scheduler_hooks(server_args).check()
+    if is_shadowed:
         from patches.ops.shadow import shadow_http_hooks
 
-        _scheduler_hooks(server_args).check()
         shadow_http_hooks.apply()
         return
-    # First, as hooks cannot be imported without some of what they call.
-    check_calls()
-    _scheduler_hooks(server_args).check()
     from patches.http.hooks import http_hooks, router_hooks, serve_our_app
 
     _controller_hooks(server_args).check()

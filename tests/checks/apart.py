@@ -35,6 +35,7 @@ from bench.experiment.run import changed
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Arm, Experiment
 from bench.experiment.table import plain
+from predictor_store.terminal import at_least_one
 from tests.checks import mooncake_stand_in
 from tests.checks.pair import Pair
 
@@ -101,7 +102,7 @@ def _settings(
         policies=(arm.policy,),
         rates=(f"{loaded.rate_per_s:.3f}",),
         num_seeds=experiment.seeds,
-        first_seed=args.first_seed or experiment.first_seed,
+        first_seed=experiment.first_seed if args.first_seed is None else args.first_seed,
         num_requests=args.num_requests or len(most),
         load=load.arrivals,
         max_new_tokens=load.max_new_tokens,
@@ -112,9 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--arms", nargs="+", default=["fcfs, 8 kept free", "fcfs", "sage"])
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=at_least_one, default=1)
     parser.add_argument("--first-seed", type=int)
-    parser.add_argument("--num-requests", type=int)
+    parser.add_argument("--num-requests", type=at_least_one)
     parser.add_argument("--speed", type=float, default=1.0, help="see sage-sched bench")
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args(argv)

@@ -69,10 +69,8 @@ _SHORTEST, _LONGEST = 4, 100
 _GPU_HIDDEN_SIZE = 512
 # SGLang accounts for every token of the pool after every step, and dies where one is lost.
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
-TWO_RANKS = {
-    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
-    "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1",
-}
+TWO_REPLICAS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+TWO_RANKS = TWO_REPLICAS | {"SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from bench.workloads.prompt_source import load_workload
 from predictor_store.probe.file import fingerprint
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import DecodeConfig, ProbeConfig, RouterConfig, SageConfig
+from sage_sched.slo.classes import SloClass, SloConfig
 from sage_sched.steps import StepTime, attended_pairs
 from tests.checks import exactness
 from tests.checks import gpu_comparison as comparison
@@ -65,6 +66,10 @@ class Mode:
 _NGRAM = ("--speculative-algorithm", "NGRAM")
 _DRAFTS = ("--speculative-draft-model-path", "{drafts}", "--speculative-num-steps", "3")
 _EAGLE = ("--speculative-algorithm", "EAGLE", *_DRAFTS, "--speculative-eagle-topk", "1")
+# Of every request, as none says a class.
+_DEADLINES = SloConfig(
+    default="all", classes={"all": SloClass(ttft_slo_ms=500.0, tpot_slo_ms=50.0)}
+)
 MODES = {
     # Hidden states read, and prompts cut so that no answer stands still, beside CUDA graphs.
     "tap": Mode(policy="trail", sage=SageConfig(probe=ProbeConfig("{probe}")), on_cpu=True),
@@ -73,7 +78,7 @@ MODES = {
         sage=SageConfig(decode=DecodeConfig(max_gap_ms=1.0)),
         on_cpu=True,
     ),
-    "proserve": Mode(policy="proserve", on_cpu=True),
+    "proserve": Mode(policy="proserve", sage=SageConfig(slo=_DEADLINES), on_cpu=True),
     # Two replicas, on two GPUs.
     "routing": Mode(
         flags=("--dp-size", "2"),
@@ -94,8 +99,6 @@ MODES = {
     "hicache": Mode(flags=("--enable-hierarchical-cache",)),
     "two_batch_overlap": Mode(flags=("--enable-two-batch-overlap",)),
 }
-# On a CPU, what each of them is to run on.
-_TWO_REPLICAS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 # Every so many prompts are so many times as long.
 _EVERY, _LONGER = 3, 20
 # What a request that yields may hold.
@@ -180,7 +183,9 @@ class Checks:
         if "{drafts}" in mode.flags:
             filled["drafts"] = str(self._drafts())
         flags = (*servers.flags, *(flag.format(**filled) for flag in mode.flags))
-        env = servers.env if self.on_gpu or name != "routing" else {**servers.env, **_TWO_REPLICAS}
+        env = dict(servers.env)
+        if "--dp-size" in mode.flags and not self.on_gpu:
+            env |= exactness.TWO_REPLICAS
         servers = replace(servers, flags=flags, env=env, sage=sage)
         asked, answers, state = exactness.crowd(48), [], {}
         asked[::_EVERY] = [(prompt * _LONGER, length) for prompt, length in asked[::_EVERY]]

@@ -22,8 +22,8 @@ BACKEND = "mooncake_tcp"
 # PR_SET_PTRACER and PR_SET_PTRACER_ANY, see prctl(2); the most pieces of one call, see readv(2).
 _LET_WRITE, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
 _MOST_PIECES = 1024
-# A cached prefix is not sent before its step, which would wait for an event of CUDA.
 _TOKEN_S, _REST_S = "SAGE_TEST_KV_TOKEN_S", 5e-4
+# A cached prefix is not sent before its step, which would wait for an event of CUDA.
 _WITHOUT_CUDA = {"SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"}
 
 

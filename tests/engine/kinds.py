@@ -14,7 +14,7 @@ from bench.engines.server.policy_server import CPU_ENV
 from bench.engines.server.server import Server
 from predictor_store.probe.file import fingerprint
 from predictor_store.urgency.head import UrgencyHead, hashed
-from tests.checks.exactness import STRICT, TWO_RANKS
+from tests.checks.exactness import STRICT, TWO_RANKS, TWO_REPLICAS
 from tests.engine import saboteur, stage
 from tests.engine.serving import UNHURRIED, SageServer, warmed_store
 from tests.predictor_store.probes import probe
@@ -22,7 +22,6 @@ from tests.test_docs import install_example
 
 BIN = Path(sys.executable).parent
 CHECKED = CPU_ENV | STRICT
-TWO_REPLICAS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 # However long a prediction takes.
 PATIENT = "[predictor]\ndeadline_ms = 600000.0\n"
 # A prefill step is soon worth its while, on any host.
@@ -187,27 +186,24 @@ def classes(model: Path, folder: Path) -> SageServer:
 
 def replicas(model: Path, folder: Path) -> SageServer:
     """Two, among which our router chooses."""
-    return SageServer(
-        model,
-        folder,
-        warmed_store(folder / "store"),
-        flags=["--dp-size", "2", "--max-running-requests", "8"],
-        env=TWO_REPLICAS,
-        settings=f'{PATIENT}[router]\ndispatch = "predicted-cost"\n',
-    )
+    return _replicas(model, folder, '[router]\ndispatch = "predicted-cost"\n')
 
 
 def deadlines(model: Path, folder: Path) -> SageServer:
     """Two replicas that are told that each token of a prompt takes 100 s: beside that no host's
     own time counts."""
+    return _replicas(model, folder, _DEADLINES, policy="proserve")
+
+
+def _replicas(model: Path, folder: Path, settings: str, policy: str = "sage") -> SageServer:
     return SageServer(
         model,
         folder,
         warmed_store(folder / "store"),
         flags=["--dp-size", "2", "--max-running-requests", "8"],
         env=TWO_REPLICAS,
-        settings=f"{PATIENT}{_DEADLINES}",
-        policy="proserve",
+        settings=f"{PATIENT}{settings}",
+        policy=policy,
     )
 
 

@@ -242,16 +242,16 @@ def refusal():
     except Exception as error:
         print(type(error).__name__, error)
 
+def refusal_without(owner, name):
+    kept = getattr(owner, name)
+    delattr(owner, name)
+    refusal()
+    setattr(owner, name, kept)
+
 # Before anything of ours is imported that imports it.
 from sglang.srt.managers import scheduler
-plan = scheduler.NextBatchPlan
-del scheduler.NextBatchPlan
-refusal()
-scheduler.NextBatchPlan = plan
-limit = SchedulePolicy.shortest_prefill_chunk_limit
-del SchedulePolicy.shortest_prefill_chunk_limit
-refusal()
-SchedulePolicy.shortest_prefill_chunk_limit = limit
+refusal_without(scheduler, "NextBatchPlan")
+refusal_without(SchedulePolicy, "shortest_prefill_chunk_limit")
 original = SchedulePolicy._validate_and_adjust_policy
 del SchedulePolicy._validate_and_adjust_policy
 SchedulePolicy._validate_policy = original
@@ -259,10 +259,7 @@ refusal()
 SchedulePolicy._validate_and_adjust_policy = lambda self, requests: None
 refusal()
 SchedulePolicy._validate_and_adjust_policy = original
-handle = TokenizerManager._handle_batch_output
-del TokenizerManager._handle_batch_output
-refusal()
-TokenizerManager._handle_batch_output = handle
+refusal_without(TokenizerManager, "_handle_batch_output")
 from sglang.srt.mem_cache import common
 common.release_kv_cache = lambda req, tree_cache, is_insert=True: None  # as it was in 0.5.21
 refusal()
