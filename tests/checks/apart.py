@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.engines.clock.device import Device
+from bench.engines.clock.priority import go_first
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import (
     CPU_ENGINE_FLAGS,
@@ -119,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--speed", type=float, default=1.0, help="see sage-sched bench")
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args(argv)
+    go_first()
     experiment = changed(
         Experiment.read("apart"), engine="clock", seeds=args.seeds, loads=["1.5x"], arms=args.arms
     )
