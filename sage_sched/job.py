@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from sage_sched.distribution import LengthDistribution, Refined
 
 DEFAULT_URGENCY = 3
-# What a weight, and a deadline (ms), may be. What is computed of them stays a number that counts.
+# What a weight, and a deadline or a pause (ms), may be. What is computed of them stays a number
+# that counts.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
 LEAST_SLO_MS, MOST_SLO_MS = 1e-3, 1e9
 MAX_NAME_CHARACTERS = 256
@@ -22,6 +24,8 @@ class Hints:
         None if none.
     urgency: 1 (most urgent) to 5.
     session: the conversation or program that it belongs to; "" if unknown.
+    pause_ms: how long after its answer the session's next request is expected; None if unknown.
+    ends_session: whether there will be none.
     tenant: who pays for it, where tenants share fairly; "" if unknown.
     No client sets these (see sage_sched.slo.classes):
     slo_class: its class; "" if none.
@@ -34,6 +38,8 @@ class Hints:
     tpot_slo_ms: float | None = None
     urgency: int = DEFAULT_URGENCY
     session: str = ""
+    pause_ms: float | None = None
+    ends_session: bool = False
     tenant: str = ""
     slo_class: str = ""
     first_token_weight: float = 1.0
@@ -41,10 +47,15 @@ class Hints:
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the fields are as the class documents them."""
-        slos_ms = (("ttft_slo_ms", self.ttft_slo_ms), ("tpot_slo_ms", self.tpot_slo_ms))
+        times_ms = (
+            ("ttft_slo_ms", self.ttft_slo_ms), ("tpot_slo_ms", self.tpot_slo_ms),
+            ("pause_ms", self.pause_ms),
+        )  # fmt: skip
         weights = (("weight", self.weight), ("first_token_weight", self.first_token_weight))
         bounded = [(name, weight, LEAST_WEIGHT, MOST_WEIGHT) for name, weight in weights]
-        bounded += [(name, ms, LEAST_SLO_MS, MOST_SLO_MS) for name, ms in slos_ms if ms is not None]
+        bounded += [
+            (name, ms, LEAST_SLO_MS, MOST_SLO_MS) for name, ms in times_ms if ms is not None
+        ]
         for name, value, least, most in bounded:
             # Written so that NaN fails too. A client may have sent anything.
             if type(value) not in (int, float) or not least <= value <= most:
@@ -55,8 +66,17 @@ class Hints:
             if type(text) is not str or len(text) > MAX_NAME_CHARACTERS:
                 allowed = f"a string of at most {MAX_NAME_CHARACTERS} characters"
                 raise ValueError(f"{name} is {text!r:.40}, allowed: {allowed}")
+        if type(self.ends_session) is not bool:
+            raise ValueError(f"ends_session is {self.ends_session!r:.40}, allowed: true or false")
         if type(self.slo_class) is not str or type(self.shares_fairly) is not bool:
             raise ValueError(f"no class is named {self.slo_class!r:.40}, or can share so")
+
+    @property
+    def next_in_s(self) -> float | None:
+        """When the session's next request is said to come, after its answer; inf for never."""
+        if self.ends_session:
+            return math.inf
+        return None if self.pause_ms is None else self.pause_ms / 1000
 
     @property
     def has_slo(self) -> bool:
@@ -66,7 +86,10 @@ class Hints:
 
 NO_HINTS = Hints()
 # Those that a trusted client may give.
-CLIENTS_HINTS = ("weight", "ttft_slo_ms", "tpot_slo_ms", "urgency", "session", "tenant")
+CLIENTS_HINTS = (
+    "weight", "ttft_slo_ms", "tpot_slo_ms", "urgency", "session", "pause_ms", "ends_session",
+    "tenant",
+)  # fmt: skip
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -16,8 +16,9 @@ from sage_sched.view import SchedulerView
 
 # So many waiting jobs are looked at, in their order.
 _NUM_FORESEEN = 128
-# The price of a prefill step of its own, in such steps: one in vain delays later ones too.
-_PREFILL_STEPS = 2.0
+# Time that the device stands still delays those who come later too: it counts as so many times
+# what it costs those who are here. Found on the tuning half of the agents' sessions.
+_DELAY = 4.0
 
 
 class Those(NamedTuple):
@@ -98,10 +99,11 @@ def _wait_steps(running: Those, claimed: Floats, mean_steps: Floats) -> Floats:
 class Outlook:
     """For how long the server may stand still so that a running job can yield.
 
-    This is how much less all jobs wait together (gains_steps). If memory is scarce, a prefill step
-    is subtracted: under KV pressure one completion admits several requests in one prefill, while
-    jobs for which others yield need a prefill of their own, shared by all of that pass. If slots
-    are scarce, each has its own prefill in any case.
+    This is how much less all jobs wait together (gains_steps), by what a second is worth to those
+    who come later. If memory is scarce, a prefill step is subtracted: under KV pressure one
+    completion admits several requests in one prefill, while jobs for which others yield need a
+    prefill of their own, shared by all of that pass. If slots are scarce, each has its own prefill
+    in any case.
     """
 
     def __init__(self, indices: Indices, key: Callable[[Job, SchedulerView], float]) -> None:
@@ -127,7 +129,7 @@ class Outlook:
         those_running, those_waiting = self._those(running, view), self._those(waiting, view)
         step_time, num_jobs = view.server.step_time, len(view.running) + len(view.waiting)
         kv_tokens = view.running_kv_tokens
-        step_s = step_time.decode_s(len(view.running), kv_tokens)
+        step_s = step_time.decode_s(len(view.running), kv_tokens) / _DELAY
         slots = len(view.running) + max(0, view.free_slots)
         if len(view.running) * view.server.kv_pool_tokens > slots * kv_tokens:
             gains_s = step_s * gains_steps(those_waiting.of_slots(), those_running.of_slots())
@@ -136,7 +138,7 @@ class Outlook:
             num_ahead = np.searchsorted(those_waiting.places, those_running.places)
             num_willing = np.count_nonzero(gains_s > 0)
             together = np.maximum(1, np.minimum(num_ahead, num_willing))
-            gains_s -= _PREFILL_STEPS * step_time.prefill_base_s * num_jobs / together
+            gains_s -= step_time.prefill_base_s * num_jobs / together
         worth_s = (gains_s / num_jobs).tolist()
         found = {}
         for job, worth in zip(running, worth_s, strict=True):

@@ -30,8 +30,8 @@ class Returns:
     """A session's pauses, in which a tool runs or somebody reads, are a history too.
 
     What is foreseen of a pause is the mean logarithm of the session's earlier ones, drawn to that
-    of all. Pauses of which alike was foreseen form a class. Of a session of this class that has
-    been away for t seconds, with T its pause, the rate is
+    of all, or what its client says. Pauses of which alike was foreseen form a class. Of a session
+    of this class that has been away for t seconds, with T its pause, the rate is
 
         sup over D > t of P(T <= D | T > t) / E[min(T, D) - t | T > t]
 
@@ -69,7 +69,8 @@ class Returns:
         if self._num_pauses % _LEARNED_EVERY == 0:
             self._learn()
 
-    def left(self, session: str, now_s: float) -> None:
+    def left(self, session: str, now_s: float, next_in_s: float | None = None) -> None:
+        """An answer has ended. next_in_s: what its client says (Hints.next_in_s)."""
         self._unfinished[session] = self._unfinished.get(session, 1) - 1
         if self._unfinished[session]:
             return
@@ -77,7 +78,10 @@ class Returns:
         mean, number = self._known.get(session, (0.0, 0))
         foreseen = (number * mean + _OTHERS * self._mean) / (number + _OTHERS)
         self._away.pop(session, None)
-        self._away[session] = now_s, foreseen
+        if next_in_s is not None:
+            foreseen = math.log(max(next_in_s, float(_AGES[0])))
+        if foreseen < math.inf:
+            self._away[session] = now_s, foreseen
         if len(self._away) > _MOST_SESSIONS:
             del self._away[next(iter(self._away))]
 

@@ -949,6 +949,14 @@ MUTATIONS = (
         "test_nobody_enters_for_kv_that_is_worth_more_unless_nobody_runs",
     ),
     Mutation(
+        "the branch that a session has left is kept for it",
+        "patches/scheduler/session_kv.py",
+        '                    node.sage_session = ""',
+        "                    pass",
+        "tests/engine/test_sessions.py::"
+        "test_the_kv_of_a_session_that_will_soon_be_back_outlives_that_of_others",
+    ),
+    Mutation(
         "the copy outlives a flush",
         "patches/scheduler/hooks.py",
         "            self.sage.preemption.forget_copies()",

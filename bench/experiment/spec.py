@@ -35,7 +35,8 @@ class Arm:
     engine: fields of the engine that differ from the load's.
     preempt: whether requests may leave the engine. predictor: one of PREDICTORS. wrong_by: a factor
         on all lengths foreseen. noise: whether a uniform distribution is mixed in.
-    said_by: who says how urgent requests are, where a workload has several.
+    said_by: who says how urgent requests are, where a workload has several. Of agents' steps a
+        "client" says about when the next one comes, and which is the last; nobody else does.
     dispatch: the router before the engines, where a load has several.
     """
 

@@ -55,7 +55,7 @@ class _TimeToLive(Returns):
         """It is here."""
         self._ended_s.pop(session, None)
 
-    def left(self, session: str, now_s: float) -> None:
+    def left(self, session: str, now_s: float, next_in_s: float | None = None) -> None:
         """Its time begins to run."""
         self._ended_s[session] = now_s
 

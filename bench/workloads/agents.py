@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +23,13 @@ from bench.experiment.spec import Arm
 from bench.workloads.prompts import WorkloadError, stable_hash
 from bench.workloads.source import Purpose, Source
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import Hints
+from sage_sched.job import LEAST_SLO_MS, Hints
 from sage_sched.steps import attended_pairs
 
 TRACE = "trace_agentic_coding.jsonl.gz"
+# A client that says when its next step comes is wrong by a factor with this deviation of its
+# logarithm: within a factor of two in two thirds of its steps.
+_PAUSE_ERROR = 0.7
 # Answers are predicted by those of other sessions: so many quantiles of their lengths.
 _NUM_QUANTILES = 64
 
@@ -128,6 +132,20 @@ def requests_of(
     return requests
 
 
+def with_pauses_told(requests: Sequence[SimRequest], rng: np.random.Generator) -> list[SimRequest]:
+    """The same, of which clients say about when the next step comes, and which is the last."""
+    errors = rng.lognormal(0.0, _PAUSE_ERROR, len(requests))
+    told = []
+    for request, after, error in zip(requests, (*requests[1:], None), errors, strict=True):
+        if after is None or after.follows is None:
+            hints = replace(request.hints, ends_session=True)
+        else:
+            pause_ms = max(LEAST_SLO_MS, after.pause_s * 1000 * float(error))
+            hints = replace(request.hints, pause_ms=pause_ms)
+        told.append(replace(request, hints=hints))
+    return told
+
+
 def _scaled(
     session: Session, factor: float, engine: Engine
 ) -> Iterator[tuple[tuple[int, int, int], float]]:
@@ -171,7 +189,7 @@ class Agents(Source):
         rng = np.random.default_rng(seed)
         rounds = range(0, len(arrivals_s), len(asked))
         chosen = np.concatenate([rng.permutation(len(asked)) for _ in rounds])[: len(arrivals_s)]
-        return requests_of(
+        requests = requests_of(
             [asked[i] for i in chosen],
             arrivals_s.tolist(),
             factor=self._factor,
@@ -181,6 +199,7 @@ class Agents(Source):
             max_steps=self._max_steps,
             cap_tokens=cap,
         )
+        return with_pauses_told(requests, rng) if arm.said_by == "client" else requests
 
     def all_answers(self) -> LengthDistribution:
         return known_lengths(self._halves[False], self._factor)

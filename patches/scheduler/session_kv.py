@@ -1,7 +1,8 @@
 """Whose cached KV SGLang's radix tree gives up first: that of sessions which come back last.
 
-What a session had is marked on the tree's nodes; SGLang evicts leaves by a strategy's priority,
-smallest first (mem_cache/evict_policy.py), and ours comes before the one that the server has.
+A session's latest sequence is marked on the tree's nodes; SGLang evicts leaves by a strategy's
+priority, smallest first (mem_cache/evict_policy.py), and ours comes before the one that the server
+has. Its hierarchical cache asks the same strategy whose KV host memory gives up.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from patches.engine_types import Req, Scheduler
 
+# So many sessions have their last node kept in mind.
+_MOST_SESSIONS = 10_000
+
 
 class SessionKv:
-    """In the place of a tree's eviction strategy, if it has one and forgets what it evicts. The
-    tree in Rust, SGLang's default, takes none (SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND)."""
+    """In the place of a tree's eviction strategy, if it has one. SGLang's default tree,
+    in Rust, has none (SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND)."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         tree: Any = scheduler.tree_cache
         self._scheduler = scheduler
         self._core: Any = None
-        is_plain = type(tree) is UnifiedRadixCache and tree.cache_controller is None
-        core = tree.tree_core if is_plain else None
+        # The last node of each session's latest sequence; the oldest are forgotten.
+        self._latest: dict[str, Any] = {}
+        core = tree.tree_core if type(tree) is UnifiedRadixCache else None
         if isinstance(core, UnifiedTreeCore) and tree.tree_components == (ComponentType.FULL,):
             self._core, self._theirs = core, core.eviction_strategy
             core.eviction_strategy = self
@@ -35,6 +40,11 @@ class SessionKv:
     def follows(self) -> bool:
         """Whether the tree goes by this."""
         return self._core is not None
+
+    @property
+    def forgets(self) -> bool:
+        """Whether it does, and what the tree evicts is gone."""
+        return self.follows and self._scheduler.tree_cache.cache_controller is None
 
     def get_priority(self, node: Any) -> tuple[float, Any]:
         """Of a leaf: the rate of its session's return, then the server's own."""
@@ -46,10 +56,23 @@ class SessionKv:
         return returns.rate(session, self._scheduler.sage.jobs.now_s), theirs
 
     def mark(self, req: Req, session: str) -> None:
-        """The tree has a request's KV up to the node that it locks."""
-        if self.follows and req.lock is not None:
-            for node in self._path(self._core.node_by_id(req.lock.node)):
-                node.sage_session = session
+        """The tree has a request's KV up to the node that it locks. What its session had behind
+        another beginning, such as an answer that the next prompt leaves out, is nobody's."""
+        if not self.follows or req.lock is None:
+            return
+        path = [*self._path(self._core.node_by_id(req.lock.node))]
+        for node in path:
+            node.sage_session = session
+        if session and path:
+            here = {node.id for node in path}
+            for node in self._path(self._latest.pop(session, None)):
+                if node.id in here:
+                    break
+                if getattr(node, "sage_session", "") == session:
+                    node.sage_session = ""
+            self._latest[session] = path[0]
+            if len(self._latest) > _MOST_SESSIONS:
+                del self._latest[next(iter(self._latest))]
 
     def kept_for(self) -> Counter[str]:
         """Evictable tokens by the session that had them last."""

@@ -58,7 +58,7 @@ class SchedulerState:
             mixes_steps=scheduler.is_mixed_chunk,
             reserve_tokens=_reserve_tokens(scheduler),
             level_gap=level_gap(scheduler),
-            forgets=self.session_kv.follows,
+            forgets=self.session_kv.forgets,
         )
         self._scheduler = scheduler
         self.settings = Settings(scheduler.schedule_policy, config)

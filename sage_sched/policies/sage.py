@@ -74,7 +74,7 @@ class Sage(Policy):
 
     def on_end(self, job: Job, now_s: float) -> None:
         if job.hints.session:
-            self._returns.left(job.hints.session, now_s)
+            self._returns.left(job.hints.session, now_s, job.hints.next_in_s)
 
     def on_pass(self, view: SchedulerView) -> None:
         self._promises.look(view)

@@ -2,47 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 
 from tests.engine.kinds import CHECKED, PATIENT
 from tests.engine.serving import SageServer, warmed_store
 
 _TRUSTING = '[hints]\ntrust = "body"\n'
+_ENV = CHECKED | {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 # Of two prompts and what runs beside them; the pool has room for two and a half.
 _PROMPT_TOKENS, _POOL_TOKENS = 250, 640
 # After which pauses are foreseen (sage_sched.returns).
 _NUM_PAUSES = 64
 
 
-def ask(server: SageServer, ids: list[int], session: str = "") -> dict[str, Any]:
-    claims = {"custom_params": {"session": session}} if session else {}
+def ask(server: SageServer, ids: list[int], session: str = "", **said: Any) -> int:
+    """How many of its tokens were cached."""
+    claims = {"custom_params": {"session": session, **said}} if session else {}
     sampling = {"temperature": 0, "max_new_tokens": 2, **claims}
     body = {"input_ids": ids, "sampling_params": sampling}
     answer = requests.post(f"{server.url}/generate", json=body, timeout=300)
     answer.raise_for_status()
-    found: dict[str, Any] = answer.json()["meta_info"]
+    found: int = answer.json()["meta_info"]["cached_tokens"]
     return found
+
+
+def prompt(number: int, num_tokens: int = _PROMPT_TOKENS) -> list[int]:
+    """No two numbers begin alike."""
+    return [100 + number, *range(200, 199 + num_tokens)]
+
+
+def server_of(model: Path, folder: Path, flags: Sequence[str] = ()) -> SageServer:
+    return SageServer(
+        model, folder, warmed_store(folder / "store"),
+        flags=["--max-total-tokens", f"{_POOL_TOKENS}", *flags], env=_ENV,
+        settings=PATIENT + _TRUSTING,
+    )  # fmt: skip
+
+
+def learn_pauses(server: SageServer) -> None:
+    for _ in range(_NUM_PAUSES + 1):
+        ask(server, [7, 8, 9], "agent")
 
 
 def test_the_kv_of_a_session_that_will_soon_be_back_outlives_that_of_others(
     model: Path, tmp_path: Path
 ) -> None:
-    env = CHECKED | {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
-    with SageServer(
-        model, tmp_path, warmed_store(tmp_path / "store"),
-        flags=["--max-total-tokens", f"{_POOL_TOKENS}"], env=env,
-        settings=PATIENT + _TRUSTING,
-    ) as server:  # fmt: skip
-        for _ in range(_NUM_PAUSES + 1):
-            ask(server, [7, 8, 9], "agent")
-        kept, *others = ([100 * i + j for j in range(_PROMPT_TOKENS)] for i in range(1, 5))
-        assert ask(server, kept, "agent")["cached_tokens"] == 0
+    with server_of(model, tmp_path) as server:
+        learn_pauses(server)
+        kept, *others = (prompt(number) for number in range(4))
+        assert ask(server, kept, "agent") == 0
         for ids in others:
             ask(server, ids)
         # What was used longest ago, but by a session.
-        assert ask(server, kept, "agent")["cached_tokens"] >= _PROMPT_TOKENS - 1
-        assert ask(server, others[0])["cached_tokens"] == 0
+        assert ask(server, kept, "agent") >= _PROMPT_TOKENS - 1
+        assert ask(server, others[0]) == 0
+
+        # Its old answer, which its next prompt leaves out, goes before what others had later.
+        left, goes_on = (prompt(4, 100) + prompt(number, 150) for number in (5, 6))
+        stranger = prompt(7, 150)
+        ask(server, left, "agent")
+        ask(server, goes_on, "agent")
+        ask(server, stranger)
+        ask(server, prompt(8, 200))
+        assert ask(server, stranger) >= 149
+        assert 99 <= ask(server, left) <= 101
+        assert ask(server, goes_on) >= 249
+
+        # Of two that are alike the one is kept whose client says that it comes back.
+        assert requests.post(f"{server.url}/flush_cache", timeout=300).ok
+        comes, ends = prompt(9, 200), prompt(10, 200)
+        ask(server, comes, "agent", pause_ms=1000.0)
+        ask(server, ends, "agent too", ends_session=True)
+        ask(server, prompt(11, 300))
+        assert ask(server, comes) >= 199
+        assert ask(server, ends) <= 1
+        assert server.stats()["num_policy_errors"] == 0
+
+
+@pytest.mark.long
+def test_host_memory_too_gives_up_the_session_that_comes_back_last(
+    model: Path, tmp_path: Path
+) -> None:
+    flags = ["--enable-hierarchical-cache", "--hicache-ratio", "1.5"]
+    with server_of(model, tmp_path, flags) as server:
+        learn_pauses(server)
+        kept, *others = (prompt(number) for number in range(7))
+        assert ask(server, kept, "agent") == 0
+        for ids in others:
+            ask(server, ids)
+        assert ask(server, kept, "agent") >= _PROMPT_TOKENS - 1
+        assert ask(server, others[0]) == 0
         assert server.stats()["num_policy_errors"] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +69,28 @@ def test_nothing_is_foreseen_of_a_stranger_nor_before_enough_is_known() -> None:
     returns.left("never came", 0.0)
 
 
+def test_what_a_client_says_counts_more_than_earlier_pauses() -> None:
+    returns = learned()
+    rates = {}
+    for next_in_s in (8.0, 60.0, math.inf):
+        now_s = told(returns, f"told {next_in_s}", [8.0] * 9)
+        returns.came(f"told {next_in_s}", now_s)
+        returns.left(f"told {next_in_s}", now_s, next_in_s)
+        rates[next_in_s] = returns.rate(f"told {next_in_s}", now_s + 4)
+    assert rates[8.0] == returns.rate("told 8.0", told(returns, "told 8.0", [8.0]) + 4)
+    assert rates[8.0] > 2 * rates[60.0] > 0
+    assert rates[math.inf] == 0
+
+
+@pytest.mark.parametrize(
+    "claim", [{"pause_ms": -1.0}, {"pause_ms": math.nan}, {"pause_ms": "9"}, {"ends_session": 1}]
+)
+def test_what_cannot_be_said_of_a_session_is_refused(claim: dict[str, Any]) -> None:
+    (name,) = claim
+    with pytest.raises(ValueError, match=rf"{name} is .*, allowed: "):
+        Hints(**claim)
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     returns = learned()
     monkeypatch.setattr("sage_sched.returns._MOST_SESSIONS", 8)
@@ -110,3 +133,16 @@ def test_sage_is_told_by_the_sessions_of_its_jobs() -> None:
     assert policy.returns.rate("a", 1.0) == math.inf
     policy.on_end(job, 2.0)
     assert policy.returns.rate("a", 2.0) == 0
+
+
+def test_sage_passes_on_what_a_client_says_of_the_next_step() -> None:
+    policy = policy_named("sage", {}, SERVER)
+    assert policy.returns is not None
+    ended_s = {name: told(policy.returns, name, [8.0] * 70) for name in ("goes on", "ends")}
+    for name, now_s in ended_s.items():
+        hints = Hints(session=name, ends_session=name == "ends")
+        job = Job(0, 10, 10, None, 0, arrival_s=now_s, hints=hints)
+        policy.on_arrival(job)
+        policy.on_end(job, now_s)
+    rates = {name: policy.returns.rate(name, now_s + 4) for name, now_s in ended_s.items()}
+    assert rates["goes on"] > rates["ends"] == 0

@@ -21,7 +21,7 @@ class TreeNode:
 
     num_locks: requests that hold it. last_use: when it was matched last, a count.
     on_device, on_host: where it is, in one of them or in both. All above one on the device are
-        there too. session: that had it last; "" if none.
+        there too. session: that had it last, and whose latest sequence it is in; "" if none.
     """
 
     __slots__ = (
@@ -82,8 +82,10 @@ class RadixTree:
         self.rate: Callable[[str], float] | None = None
         self._host = host
         self._num_uses = 0
+        # The end of each session's latest sequence.
+        self._latest: dict[str, TreeNode] = {}
         self._leaves: list[tuple[float, int, int, TreeNode]] = []
-        self._host_leaves: list[tuple[int, int, TreeNode]] = []
+        self._host_leaves: list[tuple[float, int, int, TreeNode]] = []
         self._num_pushed = 0
 
     def match(self, sequence: Sequence[Span]) -> tuple[TreeNode, int]:
@@ -114,14 +116,26 @@ class RadixTree:
             node.children[stream, first] = child
             self.evictable_tokens += len(child)
             node = child
-        for each in node.path():
-            each.session = session
+        self._mark(node, session)
         self._note(node)
         if self._host is not None and not self._host.writes_back:
             for each in reversed([*node.path()]):
                 if not self._write(each):
                     break
         return node
+
+    def _mark(self, node: TreeNode, session: str) -> None:
+        """A path that was just matched is a session's. The branch that it has left is nobody's."""
+        for each in node.path():
+            each.session = session
+        if session:
+            left = self._latest.get(session, node)
+            self._latest[session] = node
+            for each in left.path():
+                if each.last_use == self._num_uses:
+                    break
+                if each.session == session:
+                    each.session = ""
 
     def load(self, node: TreeNode) -> None:
         """Copy a node and all above it to the device, which waits for it."""
@@ -153,9 +167,10 @@ class RadixTree:
         """Forget the leaves that are worth least or were used longest ago, each as a whole, until
         so many tokens are given back or none is left."""
         if num_tokens > 0 and self.rate is not None:
-            leaves = {id(node): node for *_, node in self._leaves if self._is_evictable(node)}
+            noted = {id(node): node for *_, node in (*self._leaves, *self._host_leaves)}
             self._leaves.clear()
-            for node in leaves.values():
+            self._host_leaves.clear()
+            for node in noted.values():
                 self._note(node)
         while num_tokens > 0 and self._leaves:
             _, last_use, _, node = heapq.heappop(self._leaves)
@@ -209,10 +224,10 @@ class RadixTree:
         return True
 
     def _make_host_room(self, num_tokens: int) -> bool:
-        """Forget the leaves used longest ago of what is in host memory alone."""
+        """Forget leaves of what is in host memory alone, in the same order."""
         assert self._host is not None
         while self.host_tokens + num_tokens > self._host.num_tokens and self._host_leaves:
-            last_use, _, node = heapq.heappop(self._host_leaves)
+            _, last_use, _, node = heapq.heappop(self._host_leaves)
             if node.parent is None or node.on_device or node.children or node.last_use != last_use:
                 continue
             self.host_tokens -= len(node)
@@ -231,6 +246,8 @@ class RadixTree:
         assert node.parent is not None
         parent, node.parent = node.parent, None
         del parent.children[node.stream, node.first]
+        if self._latest.get(node.session) is node:
+            self._latest[node.session] = parent
         if parent.parent is not None and not parent.on_device:
             self._note_host(parent)
 
@@ -262,17 +279,20 @@ class RadixTree:
         if node.parent is None:
             return
         if self._is_evictable(node):
-            self._num_pushed += 1
-            rate = 0.0 if self.rate is None else self.rate(node.session)
-            heapq.heappush(self._leaves, (rate, node.last_use, self._num_pushed, node))
+            heapq.heappush(self._leaves, self._entry(node))
         elif not node.on_device:
             self._note_host(node)
 
     def _note_host(self, node: TreeNode) -> None:
         """The same in host memory."""
         if not node.children:
-            self._num_pushed += 1
-            heapq.heappush(self._host_leaves, (node.last_use, self._num_pushed, node))
+            heapq.heappush(self._host_leaves, self._entry(node))
+
+    def _entry(self, node: TreeNode) -> tuple[float, int, int, TreeNode]:
+        """What is evicted first, comes first."""
+        self._num_pushed += 1
+        rate = 0.0 if self.rate is None else self.rate(node.session)
+        return rate, node.last_use, self._num_pushed, node
 
     def _is_evictable(self, node: TreeNode) -> bool:
         if node.num_locks or not node.on_device:

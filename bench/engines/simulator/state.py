@@ -93,7 +93,7 @@ class EngineState:
         self.headroom = Headroom(0, engine.page_size)
         self.num_arrivals_planned = -1
         self.pool = KvPool(engine.kv_pool_tokens, engine.page_size, engine.host_tier)
-        if isinstance(policy, Policy) and policy.returns is not None and engine.host_tier is None:
+        if isinstance(policy, Policy) and policy.returns is not None:
             returns = policy.returns
             self.pool.tree.rate = lambda session: returns.rate(session, self.now_s)
         self.decode = DecodeBatch(engine.page_size)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.engines.simulator.presets import H800_QWEN3_32B
@@ -17,6 +20,7 @@ from bench.workloads.agents import (
     known_lengths,
     read_sessions,
     requests_of,
+    with_pauses_told,
 )
 from bench.workloads.prompts import WorkloadError
 
@@ -57,6 +61,24 @@ def test_a_pause_is_what_the_engine_would_not_have_taken() -> None:
     assert 55 < requests[1].pause_s < 60
     assert requests[2].pause_s < 1.0
     assert requests[3].pause_s == 100.0
+
+
+def test_clients_tell_about_when_the_next_step_comes_and_which_is_the_last() -> None:
+    requests = requests_of(
+        [SESSION] * 300,
+        [0.0] * 300,
+        factor=2.0,
+        engine=H800_QWEN3_32B,
+        foreseen=None,
+        max_pause_s=100.0,
+    )
+    told = with_pauses_told(requests, np.random.default_rng(0))
+    assert [each.hints.ends_session for each in told[:5]] == [False, False, False, True, False]
+    assert told[3].hints.pause_ms is None
+    of_the_first = [each.hints.pause_ms for each in told[::4]]
+    errors = np.log(np.array(of_the_first, float) / 1000 / requests[1].pause_s)
+    assert np.mean(np.abs(errors) < math.log(2)) == pytest.approx(0.68, abs=0.08)
+    assert [replace(each, hints=requests[0].hints) for each in told[:4]] == requests[:4]
 
 
 def test_the_longest_prompt_is_half_the_pool() -> None:

@@ -17,7 +17,7 @@ from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
 from sage_sched.config import SageConfig
-from sage_sched.job import Job
+from sage_sched.job import Hints, Job
 from sage_sched.registry import policy_names
 from tests.bench.engines.simulator.invariants import watch
 from tests.bench.engines.simulator.traffic import SMALL, mixed, request
@@ -28,8 +28,10 @@ CONFIG = SageConfig()
 DOCUMENT, OTHER = 1, 2
 
 
-def progress(index: int, spans: tuple[Span, ...] = (), input_tokens: int = 20) -> Progress:
-    asked = replace(request(0.0, input_tokens, 5), spans=spans)
+def progress(
+    index: int, spans: tuple[Span, ...] = (), input_tokens: int = 20, session: str = ""
+) -> Progress:
+    asked = replace(request(0.0, input_tokens, 5), spans=spans, hints=Hints(session=session))
     return Progress(asked, index, Job(index, input_tokens, 5, None, 0))
 
 
@@ -114,6 +116,29 @@ def test_the_kv_of_the_session_that_comes_back_last_goes_first() -> None:
     rates["soon"] = 0.0  # it stays away
     tree.evict(1)
     assert tree.kept_for() == {"late": 10}
+
+
+def test_the_branch_that_a_session_has_left_is_nobodys() -> None:
+    tree = RadixTree(1)
+    tree.insert([(DOCUMENT, 0, 10), (7, 0, 3), (8, 0, 4)], "a")
+    tree.insert([(DOCUMENT, 0, 10), (9, 0, 5)], "b")
+    assert tree.kept_for() == {"a": 7, "b": 15}
+    tree.evict(4)  # what it left last is gone, what was before that is still there
+    tree.insert([(DOCUMENT, 0, 8), (11, 0, 6)], "a")
+    assert tree.kept_for() == {"a": 14, "b": 7, "": 3}
+
+
+@pytest.mark.parametrize("writes_back", [False, True])
+def test_host_memory_gives_up_the_session_that_comes_back_last(writes_back: bool) -> None:
+    rates = {"soon": 0.1, "late": 0.01, "between": 0.05, "here": 1.0}
+    pool = KvPool(20, 1, HostTier(40, writes_back))
+    pool.tree.rate = rates.__getitem__
+    for number, session in enumerate(rates):
+        each = progress(number, ((number, 0, 20),), session=session)
+        assert prefill(pool, each) == 20
+        pool.leave(each)
+    found = [pool.found_tokens(progress(9, ((number, 0, 20),))) for number in range(4)]
+    assert found == ([19, 0, 19, 19] if writes_back else [19, 0, 0, 19])
 
 
 @pytest.mark.parametrize("writes_back", [False, True])
