@@ -684,6 +684,13 @@ MUTATIONS = (
         "tests/engine/test_modes.py::test_a_hierarchical_cache_takes_what_leaves_the_device",
     ),
     Mutation(
+        "requests come back to a decode server with more adapters than a batch has room for",
+        "patches/scheduler/decode_pass.py",
+        "if not has_adapter(",
+        "if False and not has_adapter(",
+        "tests/engine/test_pair.py::test_adapters_of_which_a_batch_has_room_for_one",
+    ),
+    Mutation(
         "a batch gets more adapters than it has room for",
         "patches/scheduler/kv_copy.py",
         "return not scheduler.enable_lora or bool(",

@@ -10,7 +10,7 @@ from patches.compat import drop_ended
 from patches.engine_types import Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.executor import Pass
-from patches.scheduler.kv_copy import is_swapped
+from patches.scheduler.kv_copy import has_adapter, is_swapped
 from sage_sched import scheduling_pass
 from sage_sched.plan import UNLIMITED, Budget
 
@@ -55,12 +55,18 @@ class _DecodePass(Pass):
 
     def bring_back(self, requests: Sequence[Req]) -> list[Req]:
         assert self._preemption is not None
-        self._prealloc.retracted_queue = [*requests]
+        scheduler = self._scheduler
+        beside, fitting = [*self.running.reqs, *queues.held(scheduler)], 0
+        # SGLang does not ask, as it lets nobody else in meanwhile. Too many adapters end it.
+        for req in requests:
+            if not has_adapter(scheduler, req, [*beside, *requests[:fitting]]):
+                break
+            fitting += 1
+        self._prealloc.retracted_queue = [*requests[:fitting]]
         with self._preemption.restoring() as back:
             back += self._prealloc.resume_retracted_reqs()
-        self._scheduler.waiting_queue.extend(back)
-        left: list[Req] = self._prealloc.retracted_queue
-        return left
+        scheduler.waiting_queue.extend(back)
+        return [*self._prealloc.retracted_queue, *requests[fitting:]]
 
     def admit(self, visible: Sequence[Req], budget: Budget) -> None:
         room = self._state.room

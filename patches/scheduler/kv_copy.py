@@ -163,7 +163,7 @@ def swap_in(
     back: list[Req] = []
     left: list[Req] = []
     for req in reqs:
-        has_room = not swapped(left) and _has_adapter(scheduler, req, [*running, *back])
+        has_room = not swapped(left) and has_adapter(scheduler, req, [*running, *back])
         (back if has_room and _restored(scheduler, req) else left).append(req)
     if not back:
         return None, left
@@ -256,7 +256,7 @@ def _restored(scheduler: Scheduler, req: Req) -> bool:
     return True
 
 
-def _has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
+def has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
     """Whether its LoRA adapter fits in beside the others'. SGLang asks before prefills only."""
     beside = {other.lora_id for other in others}
     return not scheduler.enable_lora or bool(scheduler.can_schedule_lora_req(req, beside))

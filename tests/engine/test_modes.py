@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from bench.engines.server.model import write_model
-from tests.checks.exactness import TWO_RANKS
+from tests.checks.exactness import TWO_RANKS, Answering
 from tests.engine import stage, torch_kernels
 from tests.engine.architectures import PICTURE, with_convolutions, with_pictures, with_windows
 from tests.engine.conftest import ASKED, Stock
@@ -34,7 +34,7 @@ from tests.engine.serving import (
 )
 
 NUM_ASKED, NUM_OF_GROUP = 16, 12
-_ADAPTERS = ("first", "second")
+ADAPTERS = ("first", "second")
 _RANK, _HIDDEN_SIZE = 4, 128
 
 
@@ -50,7 +50,7 @@ def server_of(
     )
 
 
-def answer(server: SageServer, i: int, **more: Any) -> list[int]:
+def answer(server: Answering, i: int, **more: Any) -> list[int]:
     """Of ASKED, in token ids."""
     prompt, num_tokens = ASKED[i]
     sampling = {"ignore_eos": True}
@@ -166,13 +166,13 @@ def adapter(folder: Path, seed: int) -> Path:
 def test_adapters_of_which_a_batch_has_room_for_one(
     model: Path, stock: Stock, tmp_path: Path
 ) -> None:
-    paths = [f"{name}={adapter(tmp_path / name, seed)}" for seed, name in enumerate(_ADAPTERS)]
+    paths = [f"{name}={adapter(tmp_path / name, seed)}" for seed, name in enumerate(ADAPTERS)]
     flags = [*YIELDING_FLAGS, "--enable-lora", "--lora-backend", "torch_native"]
     flags += ["--max-loras-per-batch", "1", "--lora-paths", *paths]
     settings = f"{PATIENT}{YIELDING}"
     env = CHECKED | torch_kernels.install(tmp_path)
     with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
-        bodies = [{"lora_path": name} for name in _ADAPTERS]
+        bodies = [{"lora_path": name} for name in ADAPTERS]
         found = all_yield_and_come_back(server, bodies)
         assert all(ids != said.ids for ids, said in zip(found, stock.answers, strict=False))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import pytest
 import requests
 
 from tests.checks import mooncake_stand_in
-from tests.checks.exactness import ask, differences
+from tests.checks.exactness import TWO_RANKS, ask, differences
 from tests.checks.pair import Pair
-from tests.engine import stage
+from tests.engine import stage, torch_kernels
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.kinds import CHECKED, PATIENT, settings
 from tests.engine.serving import SHORT_PROMPT, SageServer, generate, wait_until, warmed_store
+from tests.engine.test_modes import ADAPTERS, adapter, answer
 
 pytestmark = pytest.mark.long
 # More may run on the decode server than memory has room for to the end.
@@ -35,22 +37,33 @@ _FLAGS = {
 _LONG_PROMPT = " ".join(["word"] * (_POOL_TOKENS // 2 + 20))
 
 
-@pytest.fixture(scope="module")
-def pair(
-    _staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair[SageServer]]:
+def pair_of(
+    model: Path,
+    factory: pytest.TempPathFactory,
+    more: Mapping[str, Sequence[str]] | None = None,
+    env: Callable[[Path], Mapping[str, str]] = lambda folder: {},
+) -> Pair[SageServer]:
+    """more: flags of each mode. env: with what it takes a server's folder for."""
+
     def start(mode: str, flags: Sequence[str]) -> SageServer:
-        folder = tmp_path_factory.mktemp(mode)
+        folder = factory.mktemp(mode)
         return SageServer(
             model,
             folder,
             warmed_store(folder / "store"),
-            flags=[*flags, *_FLAGS[mode]],
-            env=CHECKED | mooncake_stand_in.install(folder),
+            flags=[*flags, *_FLAGS[mode], *(more or {}).get(mode, ())],
+            env=CHECKED | mooncake_stand_in.install(folder) | {**env(folder)},
             settings=f'{PATIENT}[hints]\ntrust = "body"\n',
         )
 
-    with Pair(start) as servers:
+    return Pair(start)
+
+
+@pytest.fixture(scope="module")
+def pair(
+    _staged: None, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair[SageServer]]:
+    with pair_of(model, tmp_path_factory) as servers:
         yield servers
 
 
@@ -110,3 +123,59 @@ def test_either_server_may_die_and_come_back(pair: Pair[SageServer]) -> None:
             generate(pair, SHORT_PROMPT)
         server.__enter__()
         assert generate(pair, SHORT_PROMPT)["meta_info"]["completion_tokens"] == 4
+
+
+def says_what_one_server_says(pair: Pair[SageServer], stock: Stock) -> None:
+    """Though requests leave its decode server."""
+    num_different, largest = differences(stock.answers, ask(pair, ASKED, 24))
+    assert num_different == 0
+    assert largest < 1e-4
+    all_came_back(pair)
+
+
+def all_came_back(pair: Pair[SageServer]) -> None:
+    states = requests.get(f"{pair.url}/server_info", timeout=300).json()["internal_states"]
+    assert {state["sage"]["num_policy_errors"] for state in states} == {0}
+    moved = pair.decode.stats()["preemption"]
+    assert moved["num_resumed"] == moved["num_yields"] > 0
+    assert moved["num_staying"] == {}
+
+
+def test_two_ranks_each(
+    model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    flags = ("--tp-size", "2")
+    with pair_of(
+        model, tmp_path_factory, {"prefill": flags, "decode": flags}, lambda _: TWO_RANKS
+    ) as pair:
+        says_what_one_server_says(pair, stock)
+
+
+def test_a_decode_server_with_a_radix_cache(
+    model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    flags = {"decode": ("--disaggregation-decode-enable-radix-cache",)}
+    with pair_of(model, tmp_path_factory, flags) as pair:
+        says_what_one_server_says(pair, stock)
+        says_what_one_server_says(pair, stock)
+
+
+def test_adapters_of_which_a_batch_has_room_for_one(
+    model: Path, stock: Stock, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("adapters")
+    paths = [f"{name}={adapter(folder / name, seed)}" for seed, name in enumerate(ADAPTERS)]
+    flags = ["--enable-lora", "--lora-backend", "torch_native", "--max-loras-per-batch", "1"]
+    flags += ["--lora-paths", *paths]
+    both = {"prefill": flags, "decode": flags}
+    with pair_of(model, tmp_path_factory, both, torch_kernels.install) as pair:
+        asked = [
+            partial(answer, pair, i, lora_path=ADAPTERS[i % len(ADAPTERS)])
+            for i in range(len(ASKED))
+        ]
+        alone = [call() for call in asked]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            together = [pool.submit(call) for call in asked]
+            assert [call.result() for call in together] == alone
+        assert all(ids != said.ids for ids, said in zip(alone, stock.answers, strict=True))
+        all_came_back(pair)
