@@ -47,6 +47,8 @@ two-servers: $(VENV)/ready
 	$(PYTHON) -m venv results/router
 	results/router/bin/pip install --quiet smg==1.13.0
 	$(BIN)/python -m tests.checks.two_servers --smg results/router/bin/smg
+	$(BIN)/python -m tests.checks.two_servers --smg results/router/bin/smg --apart prefill
+	$(BIN)/python -m tests.checks.two_servers --smg results/router/bin/smg --apart decode
 
 # Source distribution and wheel, in dist/.
 dist: $(VENV)/ready

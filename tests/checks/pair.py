@@ -27,6 +27,13 @@ _TIMEOUT_S = 600.0
 _Server = TypeVar("_Server", bound=Server)
 
 
+def flags_of(mode: str, bootstrap_port: int) -> list[str]:
+    """Of the server of this mode; the port is the prefill server's."""
+    port = ("--disaggregation-bootstrap-port", str(bootstrap_port))
+    backend = ("--disaggregation-transfer-backend", _BACKEND)
+    return ["--disaggregation-mode", mode, *backend, *(_CPU_BACKUP if mode == "decode" else port)]
+
+
 class Pair(Generic[_Server]):
     """Both servers, for as long as a `with` block lasts. url: of the balancer, which sends each
     request to both and returns what the decode server answers, as SGLang's routers do."""
@@ -36,10 +43,8 @@ class Pair(Generic[_Server]):
         with socket.socket() as probe:
             probe.bind((_LOCAL, 0))
             self._bootstrap_port: int = probe.getsockname()[1]
-        backend = ("--disaggregation-transfer-backend", _BACKEND, "--disaggregation-mode")
-        port = ("--disaggregation-bootstrap-port", str(self._bootstrap_port))
-        self.prefill = start("prefill", [*backend, "prefill", *port])
-        self.decode = start("decode", [*backend, "decode", *_CPU_BACKUP])
+        self.prefill = start("prefill", flags_of("prefill", self._bootstrap_port))
+        self.decode = start("decode", flags_of("decode", self._bootstrap_port))
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

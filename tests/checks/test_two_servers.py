@@ -12,7 +12,14 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from tests.checks import two_servers
-from tests.checks.two_servers import NotFollowedError, Shell, gauge, read_statuses, unexplained
+from tests.checks.two_servers import (
+    NotFollowedError,
+    Shell,
+    gauge,
+    read_statuses,
+    reason,
+    unexplained,
+)
 from tests.engine.serving import wait_until
 
 STATUSES = """\
@@ -36,6 +43,29 @@ def test_what_was_lost_is_told_from_what_ran_on_the_killed_one() -> None:
     asked = read_statuses(STATUSES)
     assert [each.number for each in asked if not each.is_whole] == [2, 3]
     assert unexplained(asked, killed_s=106.0) == [3]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ('{"error":{"message":"No available prefill workers"}}', "No available prefill workers"),
+        ('data: {"text": "so far"}\n\ndata: {"error": "Decode server error"}\n\ndata: [DONE]\n\n',
+         "Decode server error"),
+        ('data: {"text": "so far"}\n\n', ""),
+        ('{"text": "as if whole"}', ""),
+        ('{"error": ', ""),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_what_a_client_is_told_of_an_answer_that_did_not_come(answer: str, told: str) -> None:
+    assert reason(answer) == told
+
+
+def test_what_is_typed_where_prefill_and_decode_are_apart() -> None:
+    typed = two_servers.typed_apart("MODEL")
+    subprocess.run(["bash", "-n", "-c", typed], check=True)
+    assert "--disaggregation-mode prefill" in typed
+    assert "--prefill http://127.0.0.1:30001 30011" in typed
 
 
 def test_a_gauge_is_one_of_one_series() -> None:

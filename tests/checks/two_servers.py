@@ -5,12 +5,16 @@ on a small model on the CPU and in a folder of its own, and counts what was lost
 program of smg 1.13 (`python3 -m venv router && router/bin/pip install smg==1.13.0`, then
 router/bin/smg). Exit code 1 if more was lost than what ran on the server that was killed, or the
 gauge is not one, 2 if the example could not be followed.
+
+With `--apart prefill` (or decode) one server prefills, the other decodes, and the one that is named
+is killed. Exit code 1 if a request was lost without an error that says why.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import selectors
@@ -33,6 +37,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
+from tests.checks import mooncake_stand_in
+from tests.checks.pair import flags_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 _TYPED = "tests.checks.two_servers"
@@ -40,6 +46,25 @@ _FIRST, _SECOND = "http://127.0.0.1:30001", "http://127.0.0.1:30002"
 _GAUGE, _ANSWERED = "sage:backlog_seconds", "sglang:num_requests"
 # Fewer at once than are asked, so that some wait.
 _FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "8192", "--max-running-requests", "4")
+_MODES, _BOOTSTRAP_PORT = ("prefill", "decode"), 30011
+# MODEL and the flags of both are filled in.
+_APART = """
+prefill() {{ sage-sched serve --model-path MODEL {prefill} --port 30001 > 30001.log 2>&1 & }}
+decode() {{ sage-sched serve --model-path MODEL {decode} --port 30002 > 30002.log 2>&1 & }}
+ready() {{ until curl -sf http://127.0.0.1:$1; do sleep 1; done; }}
+prefill
+prefill=$!
+decode
+decode=$!
+prefill_port=30001
+decode_port=30002
+ready 30001/health
+ready 30002/health
+smg launch --pd-disaggregation --prefill http://127.0.0.1:30001 {port} \\
+    --decode http://127.0.0.1:30002 --port 30000 --disable-worker-overload-protection \\
+    --worker-wedge-secs 60 --health-check-interval-secs 5 > smg.log 2>&1 &
+ready 30000/readiness
+"""
 _LIMIT_S, _POLL_S = 900.0, 0.2
 _END = "what was typed has ended"
 
@@ -159,48 +184,117 @@ def wait_for(condition: Callable[[], bool], what: str) -> float:
     return time.monotonic() - began_s
 
 
-def measure(smg: Path, folder: Path) -> int:
-    """Follow the page; what was found is printed. The exit code."""
-    model = write_model(folder / "model")
-    serve, route, load, look, kill, restart, end = (
-        code.replace("MODEL", " ".join([str(model), *_FLAGS]))
-        for code in blocks(PAGE.read_text(encoding="utf-8"))
-    )
+def _typed(folder: Path) -> list[str]:
+    """What the page types, with a small model."""
+    model = " ".join([str(write_model(folder / "model")), *_FLAGS])
+    return [code.replace("MODEL", model) for code in blocks(PAGE.read_text(encoding="utf-8"))]
+
+
+def _environment(smg: Path, folder: Path) -> dict[str, str]:
+    """With a home of its own, for the socket and the store; the token vectors are the user's."""
     path = f"{Path(sys.executable).parent}:{smg.parent}:{os.environ['PATH']}"
-    # A home of its own, for the socket and the store; the token vectors are the user's.
     home, cache = folder / "home", Path.home() / ".cache" / "sage-sched"
     (home / ".cache" / "sage-sched").mkdir(parents=True)
     for vectors in cache.glob("token-vectors-*"):
         shutil.copy(vectors, home / ".cache" / "sage-sched")
     env = os.environ | CPU_ENV | {"PATH": path, "HOME": str(home)}
     env.pop("XDG_CACHE_HOME", None)
-    statuses = folder / "statuses.txt"
+    return env
 
-    def asked() -> list[Asked]:
-        return read_statuses(statuses.read_text(encoding="utf-8")) if statuses.exists() else []
+
+def _asked(folder: Path) -> list[Asked]:
+    """So far."""
+    statuses = folder / "statuses.txt"
+    return read_statuses(statuses.read_text(encoding="utf-8")) if statuses.exists() else []
+
+
+def _killed_s(folder: Path) -> float:
+    return float((folder / "killed.txt").read_text(encoding="utf-8"))
+
+
+def reason(answer: str) -> str:
+    """What a client is told of an answer that did not come, in its body or an event of its stream,
+    or ""."""
+    for event in answer.split("data: "):
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            error = json.loads(event)["error"]
+            return str(error["message"] if isinstance(error, dict) else error)
+    return ""
+
+
+def typed_apart(model: str) -> str:
+    """What starts one of both and a router. model: its folder, and flags."""
+    flags = {mode: " ".join(flags_of(mode, _BOOTSTRAP_PORT)) for mode in _MODES}
+    return _APART.format(port=_BOOTSTRAP_PORT, **flags).replace("MODEL", model)
+
+
+def measure_apart(smg: Path, folder: Path, killed: str) -> int:
+    """The same where one server prefills and one decodes, and `killed` is: what was lost, and what
+    clients were told, is printed. The exit code."""
+    *_, load, _, _, _, end = _typed(folder)
+    begin = typed_apart(" ".join([str(folder / "model"), *_FLAGS]))
+    other = next(mode for mode in _MODES if mode != killed)
+    env = _environment(smg, folder) | mooncake_stand_in.install(folder / "plugins")
+    with Shell(folder, env) as shell:
+        shell.types(begin)
+        shell.types(load)
+        wait_for(lambda: len(_asked(folder)) >= 60, "60 answers")
+        shell.types(f"date +%s.%N > killed.txt; kill -9 ${killed}")
+        num_before = len(_asked(folder))
+        wait_for(lambda: len(_asked(folder)) >= num_before + 30, "30 ends of requests")
+        shell.types(f"kill -0 ${other}; {killed}; {killed}=$!; ready ${killed}_port/health")
+        back_s = time.time()
+
+        def num_since() -> int:
+            return sum(each.is_whole for each in _asked(folder) if each.began_s > back_s)
+
+        again_s = wait_for(lambda: num_since() >= 30, "30 answers after the return")
+        shell.types(f"kill -0 ${other}")
+        shell.types(end)
+    found = _asked(folder)
+    told = {
+        each.number: reason((folder / "answers" / f"{each.number}").read_text(errors="replace"))
+        for each in found
+        if not each.is_whole
+    }
+    early = [
+        each.number for each in found if each.number in told and each.began_s < _killed_s(folder)
+    ]
+    print(
+        f"{len(found)} requests; lost were {len(early)} that had come when the {killed} server "
+        f"was killed, and {len(told) - len(early)} after it; 30 answers came {again_s:.0f} s "
+        f"after its return"
+    )
+    for what, number in Counter(told.values()).most_common():
+        print(number, what or "were told nothing", flush=True)
+    return int("" in told.values())
+
+
+def measure(smg: Path, folder: Path) -> int:
+    """Follow the page; what was found is printed. The exit code."""
+    serve, route, load, look, kill, restart, end = _typed(folder)
 
     def metrics(url: str) -> str:
         return requests.get(f"{url}/metrics", timeout=60).text
 
-    with Shell(folder, env) as shell:
+    with Shell(folder, _environment(smg, folder)) as shell:
         print("serve", shell.types(serve), flush=True)
         print("route", shell.types(route), flush=True)
         shell.types(load)
-        wait_for(lambda: len(asked()) >= 60, "60 answers of two servers")
+        wait_for(lambda: len(_asked(folder)) >= 60, "60 answers of two servers")
         both = [num_answered(metrics(url)) for url in (_FIRST, _SECOND)]
         wait_for(lambda: gauge(metrics(_FIRST)) > 0, f"{_GAUGE} above 0")
         print(shell.types(look), flush=True)
         shell.types(kill)
-        killed_s = float((folder / "killed.txt").read_text(encoding="utf-8"))
-        num_before = len(asked())
-        wait_for(lambda: len(asked()) >= num_before + 60, "60 answers of one server")
+        num_before = len(_asked(folder))
+        wait_for(lambda: len(_asked(folder)) >= num_before + 60, "60 answers of one server")
         print("restart", shell.types(restart), flush=True)
         back_s = wait_for(lambda: num_answered(metrics(_SECOND)) >= 30, "30 answers of the other")
         num_again = num_answered(metrics(_SECOND))
         print(shell.types(end), flush=True)
-    found = asked()
+    found = _asked(folder)
     lost = [each for each in found if not each.is_whole]
-    late = unexplained(found, killed_s)
+    late = unexplained(found, _killed_s(folder))
     print(
         f"{len(found)} requests; {both[0]} and {both[1]} answered by the two before the kill, "
         f"{num_again} by the second within {back_s:.0f} s of its return; "
@@ -213,12 +307,16 @@ def measure(smg: Path, folder: Path) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smg", type=Path, required=True, metavar="PATH", help="smg's program")
+    parser.add_argument("--apart", choices=_MODES, help="which of both is killed")
     args = parser.parse_args(argv)
+    smg = args.smg.absolute()
     # So that no server outlives it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     with tempfile.TemporaryDirectory(prefix="two-servers-") as folder:
         try:
-            return measure(args.smg.absolute(), Path(folder))
+            if args.apart:
+                return measure_apart(smg, Path(folder), args.apart)
+            return measure(smg, Path(folder))
         except (NotFollowedError, OSError, ValueError) as error:
             print(f"two_servers: {error}", file=sys.stderr)
             for log in sorted(Path(folder).glob("*.log")):
