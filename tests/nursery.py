@@ -21,7 +21,10 @@ from bench.engines.server.policy_server import CPU_ENV
 
 _MAX_ANSWER_BYTES = 32
 # Those of bench/engines/server/model.py and tests/engine, and what theirs are made of.
-_MODELS = {"llama", "mixtral", "minicpm3", "qwen3", "gemma2", "qwen2_vl", "lfm2", "gemma4_causal"}
+_MODELS = {
+    "llama", "mixtral", "minicpm3", "qwen3", "gemma2", "qwen2_vl", "lfm2", "gemma4_causal",
+    "falcon_h1", "qwen3_next",
+}  # fmt: skip
 
 
 class Born:
@@ -61,10 +64,11 @@ class Nursery:
         """In the place of bench.engines.server.server.launch(). All commands but SGLang's usual
         one start as users start them, which takes four times as long."""
         order: dict[str, Any] = {"command": [*command]}
-        # The number of threads is read by what has been imported.
+        # The number of threads, and who runs Triton's kernels, is read by what has been imported.
         if tuple(command[:3]) == server.STOCK_COMMAND and CPU_ENV.items() <= env.items():
-            order = {"module": command[2], "argv": [*command[2:]]}
             env = {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models()), **env}
+            if "TRITON_INTERPRET" not in env:
+                order = {"module": command[2], "argv": [*command[2:]]}
         pid, pidfds = self._ordered(order | {"env": {**env}}, output)
         return Born(int(pid), *pidfds)
 

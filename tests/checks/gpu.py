@@ -97,6 +97,8 @@ MODES = {
     ),
     "eagle": Mode(flags=(*_EAGLE, "--speculative-num-draft-tokens", "4")),
     "hicache": Mode(flags=("--enable-hierarchical-cache",)),
+    # Attention as flashinfer has it does not read such KV.
+    "fp4_kv": Mode(flags=("--kv-cache-dtype", "fp4_mx_block16", "--attention-backend", "triton")),
     "two_batch_overlap": Mode(flags=("--enable-two-batch-overlap",)),
 }
 # Every so many prompts are so many times as long.

@@ -101,6 +101,53 @@ def with_windows(folder: Path) -> Path:
     return folder
 
 
+def with_state_spaces(folder: Path) -> Path:
+    """A Falcon-H1: Mamba-2 beside attention."""
+    define_missing()
+    import transformers as hf
+
+    write_model(folder, weights=False)
+    config = hf.FalconH1Config(
+        **_SHAPE | {"num_hidden_layers": 1},
+        vocab_size=len(hf.AutoTokenizer.from_pretrained(folder)),
+        head_dim=32,
+        mamba_d_ssm=128,
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_d_state=16,
+        mamba_chunk_size=16,
+        dtype="float32",
+    )
+    _write(hf.FalconH1ForCausalLM(config), folder)
+    return folder
+
+
+def with_gated_delta(folder: Path) -> Path:
+    """A Qwen3-Next: gated delta, then attention, each with experts."""
+    define_missing()
+    import transformers as hf
+
+    write_model(folder, weights=False)
+    config = hf.Qwen3NextConfig(
+        **_SHAPE,
+        vocab_size=len(hf.AutoTokenizer.from_pretrained(folder)),
+        layer_types=["linear_attention", "full_attention"],
+        full_attention_interval=2,  # what SGLang reads instead
+        head_dim=32,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        dtype="float32",
+    )
+    _write(hf.Qwen3NextForCausalLM(config), folder)
+    return folder
+
+
 def _write(model: Any, folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     for name, weights in model.named_parameters():

@@ -20,8 +20,15 @@ from safetensors.torch import load_file, save_file
 
 from bench.engines.server.model import write_model
 from tests.checks.exactness import TWO_RANKS, Answering
-from tests.engine import stage, torch_kernels
-from tests.engine.architectures import PICTURE, with_convolutions, with_pictures, with_windows
+from tests.engine import stage, torch_kernels, triton_kernels
+from tests.engine.architectures import (
+    PICTURE,
+    with_convolutions,
+    with_gated_delta,
+    with_pictures,
+    with_state_spaces,
+    with_windows,
+)
 from tests.engine.conftest import ASKED, Stock
 from tests.engine.kinds import CHECKED, PATIENT, YIELDING, YIELDING_FLAGS
 from tests.engine.kinds import settings as switch
@@ -33,7 +40,7 @@ from tests.engine.serving import (
     warmed_store,
 )
 
-NUM_ASKED, NUM_OF_GROUP = 16, 12
+NUM_ASKED, NUM_OF_GROUP, NUM_OF_FEW = 16, 12, 5
 ADAPTERS = ("first", "second")
 _RANK, _HIDDEN_SIZE = 4, 128
 
@@ -255,15 +262,38 @@ def test_short_convolutions(tmp_path: Path) -> None:
     none_yields_but_the_shorter_starts_first(tmp_path, with_convolutions(tmp_path / "model"))
 
 
-def none_yields_but_the_shorter_starts_first(folder: Path, model: Path) -> None:
+@pytest.mark.long
+def test_state_spaces(tmp_path: Path) -> None:
+    interpreted_so_few_are_asked(tmp_path, with_state_spaces(tmp_path / "model"))
+
+
+@pytest.mark.long
+def test_gated_delta(tmp_path: Path) -> None:
+    model = with_gated_delta(tmp_path / "model")
+    interpreted_so_few_are_asked(tmp_path, model, *triton_kernels.WITHOUT_SNAPSHOTS)
+
+
+def interpreted_so_few_are_asked(folder: Path, model: Path, *flags: str) -> None:
+    env, flags = triton_kernels.install(folder), ("--max-total-tokens", "200", *flags)
+    none_yields_but_the_shorter_starts_first(folder, model, env, flags, num_asked=NUM_OF_FEW)
+
+
+def none_yields_but_the_shorter_starts_first(
+    folder: Path,
+    model: Path,
+    env: Mapping[str, str] = {},
+    flags: Sequence[str] = (),
+    num_asked: int = NUM_ASKED,
+) -> None:
     """And answers are the same beside others, though memory runs out."""
-    env = CHECKED | torch_kernels.install(folder)
-    with server_of(folder, model, YIELDING_FLAGS, env, settings=PATIENT) as server:
+    env = CHECKED | torch_kernels.install(folder) | {**env}
+    flags = [*YIELDING_FLAGS, *flags]
+    with server_of(folder, model, flags, env, settings=PATIENT) as server:
         the_shorter_starts_first(server)
-        alone = [answer(server, i) for i in range(NUM_ASKED)]
-        calls = [partial(answer, server, i) for i in range(NUM_ASKED)]
-        assert stage.together(server, calls) == alone
-        assert len({token for ids in alone for token in ids}) > NUM_ASKED
+        asked = [partial(answer, server, i) for i in range(num_asked)]
+        alone = [ask() for ask in asked]
+        assert stage.together(server, asked) == alone
+        assert len({token for ids in alone for token in ids}) > num_asked
         stats = server.stats()
         assert stats["preemption"] is None
         assert stats["num_policy_errors"] == 0
