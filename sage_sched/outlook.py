@@ -99,11 +99,10 @@ def _wait_steps(running: Those, claimed: Floats, mean_steps: Floats) -> Floats:
 class Outlook:
     """For how long the server may stand still so that a running job can yield.
 
-    This is how much less all jobs wait together (gains_steps), by what a second is worth to those
-    who come later. If memory is scarce, a prefill step is subtracted: under KV pressure one
-    completion admits several requests in one prefill, while jobs for which others yield need a
-    prefill of their own, shared by all of that pass. If slots are scarce, each has its own prefill
-    in any case.
+    This is how much less all jobs wait together (gains_steps), divided by _DELAY. If memory is
+    scarce, a prefill step is subtracted: under KV pressure one completion admits several requests
+    in one prefill, while jobs for which others yield need a prefill of their own, shared by all of
+    that pass. If slots are scarce, each has its own prefill in any case.
     """
 
     def __init__(self, indices: Indices, key: Callable[[Job, SchedulerView], float]) -> None:

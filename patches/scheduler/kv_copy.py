@@ -258,8 +258,9 @@ def _restored(scheduler: Scheduler, req: Req) -> bool:
 
 def has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
     """Whether its LoRA adapter fits in beside the others'. SGLang asks before prefills only."""
-    beside = {other.lora_id for other in others}
-    return not scheduler.enable_lora or bool(scheduler.can_schedule_lora_req(req, beside))
+    if not scheduler.enable_lora:
+        return True
+    return bool(scheduler.can_schedule_lora_req(req, {other.lora_id for other in others}))
 
 
 def _given_room(scheduler: Scheduler, req: Req, num_tokens: int) -> bool:

@@ -49,18 +49,22 @@ def learn_pauses(server: SageServer) -> None:
         ask(server, [7, 8, 9], "agent")
 
 
+def kept_before_others(server: SageServer, num_others: int) -> None:
+    kept, *others = (prompt(number) for number in range(1 + num_others))
+    assert ask(server, kept, "agent") == 0
+    for ids in others:
+        ask(server, ids)
+    # What was used longest ago, but by a session.
+    assert ask(server, kept, "agent") >= _PROMPT_TOKENS - 1
+    assert ask(server, others[0]) == 0
+
+
 def test_the_kv_of_a_session_that_will_soon_be_back_outlives_that_of_others(
     model: Path, tmp_path: Path
 ) -> None:
     with server_of(model, tmp_path) as server:
         learn_pauses(server)
-        kept, *others = (prompt(number) for number in range(4))
-        assert ask(server, kept, "agent") == 0
-        for ids in others:
-            ask(server, ids)
-        # What was used longest ago, but by a session.
-        assert ask(server, kept, "agent") >= _PROMPT_TOKENS - 1
-        assert ask(server, others[0]) == 0
+        kept_before_others(server, 3)
 
         # Its old answer, which its next prompt leaves out, goes before what others had later.
         left, goes_on = (prompt(4, 100) + prompt(number, 150) for number in (5, 6))
@@ -91,10 +95,5 @@ def test_host_memory_too_gives_up_the_session_that_comes_back_last(
     flags = ["--enable-hierarchical-cache", "--hicache-ratio", "1.5"]
     with server_of(model, tmp_path, flags) as server:
         learn_pauses(server)
-        kept, *others = (prompt(number) for number in range(7))
-        assert ask(server, kept, "agent") == 0
-        for ids in others:
-            ask(server, ids)
-        assert ask(server, kept, "agent") >= _PROMPT_TOKENS - 1
-        assert ask(server, others[0]) == 0
+        kept_before_others(server, 6)
         assert server.stats()["num_policy_errors"] == 0
