@@ -693,8 +693,8 @@ MUTATIONS = (
     Mutation(
         "a batch gets more adapters than it has room for",
         "patches/scheduler/kv_copy.py",
-        "return not scheduler.enable_lora or bool(",
-        "return not scheduler.enable_lora or others != [] or bool(",
+        "    if not scheduler.enable_lora:",
+        "    if not scheduler.enable_lora or others:",
         "tests/engine/test_modes.py::test_adapters_of_which_a_batch_has_room_for_one",
     ),
     Mutation(
