@@ -691,6 +691,13 @@ MUTATIONS = (
         "tests/engine/test_pair.py::test_adapters_of_which_a_batch_has_room_for_one",
     ),
     Mutation(
+        "on decode servers the starved have all of the work for their share",
+        "sage_sched/slo/slide.py",
+        "(first.served_tokens or first in view.running)",
+        "first.served_tokens",
+        "tests/sage_sched/slo/test_policy.py::test_one_that_has_room_on_a_decode_server_has_had_its_turn",
+    ),
+    Mutation(
         "a batch gets more adapters than it has room for",
         "patches/scheduler/kv_copy.py",
         "    if not scheduler.enable_lora:",

@@ -25,7 +25,7 @@ from sage_sched.slo.promised import (
     promised_among,
     promised_of,
 )
-from sage_sched.slo.slide import Queue, Slide, StarvedShare
+from sage_sched.slo.slide import Queue, Slide, StarvedShare, places
 from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
 
@@ -200,9 +200,11 @@ class Proserve(Policy):
             behind[num_running:] = False
             if behind.any():
                 budget_s = max(min(budget_s, _CATCH_UP * float(tpot_s[behind].min())), least_s)
-        urgent = slide.is_urgent(queue, budget_s).tolist()
-        places = slide.places(queue, budget_s).tolist()
-        for (job, p), place, is_urgent in zip(jobs, places, urgent, strict=True):
+        urgent = slide.is_urgent(queue, budget_s)
+        # Whether there is time for all others first, next tokens do not tell of whole answers.
+        goes_by_density = np.ones_like(urgent) if ours.density == "expected" else urgent
+        order = places(queue, goes_by_density).tolist()
+        for (job, p), place, is_urgent in zip(jobs, order, urgent.tolist(), strict=True):
             p.key, p.is_urgent = place, is_urgent
             if not job.is_promised:
                 job.place = (job.level, place, job.arrival)

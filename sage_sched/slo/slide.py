@@ -53,14 +53,14 @@ class Slide:
             needed_s = math.inf
         return queue.remain_s < needed_s
 
-    def places(self, queue: Queue, budget_s: float) -> NDArray[np.int64]:
-        """The place of each in the order: the urgent by density, then the others by when they are
-        due; ties as they come."""
-        urgent = self.is_urgent(queue, budget_s)
-        order = np.lexsort((np.where(urgent, -queue.density, queue.remain_s), ~urgent))
-        places = np.empty(len(order), np.int64)
-        places[order] = np.arange(len(order))
-        return places
+
+def places(queue: Queue, urgent: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The place of each in the order: the urgent by density, then the others by when they are due;
+    ties as they come."""
+    order = np.lexsort((np.where(urgent, -queue.density, queue.remain_s), ~urgent))
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return places
 
 
 class StarvedShare:
@@ -85,7 +85,8 @@ class StarvedShare:
         """The waiting job that goes first; None if none does. Once a pass."""
         first, work = self.first, view.served_tokens - self._served_tokens
         self._served_tokens = view.served_tokens
-        if first is not None and first.served_tokens:
+        # A decode server gives room before it serves.
+        if first is not None and (first.served_tokens or first in view.running):
             self._credit_tokens -= first.input_tokens + first.mean_tokens()
             first = None
         elif first is not None and first not in view.waiting:  # it was aborted, say

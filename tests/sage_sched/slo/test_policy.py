@@ -178,6 +178,25 @@ def test_a_starved_one_that_leaves_unserved_keeps_nobody_from_its_share() -> Non
     assert order(ours, left)[0] == 0
 
 
+def test_one_that_has_room_on_a_decode_server_has_had_its_turn() -> None:
+    starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
+    fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
+    ours = policy(*starved, *fresh, starved_share=0.2)
+    view = replace(waiting(*starved, *fresh), now_s=50.0, served_tokens=1000)
+    assert order(ours, view)[0] == 0
+    # Its KV is on its way.
+    left = replace(waiting(*starved[1:], *fresh), running=[starved[0]], served_tokens=1000)
+    assert order(ours, replace(left, now_s=50.0))[0] != 0
+
+
+def test_the_worth_of_answers_counts_before_there_is_no_time_left() -> None:
+    little = job(0, replace(SOON, ttft_slo_ms=8000.0))
+    much = job(1, replace(HIGH, ttft_slo_ms=9000.0))
+    view = waiting(little, much)
+    assert order(policy(little, much), view) == [0, 1]
+    assert order(policy(little, much, density="expected"), view) == [1, 0]
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("density", ["next", "expected"])
 def test_half_a_promise_counts_as_half(density: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sage_sched.distribution import LengthDistribution
 from sage_sched.slo import Queue, Slide
 from sage_sched.slo.promised import Worth
+from sage_sched.slo.slide import places
 from sage_sched.steps import ServerFacts, StepTime, seconds_on
 
 JOBS = st.lists(
@@ -52,9 +53,9 @@ def test_the_order_is_that_of_algorithm_1(
     slide = Slide(fixed_s, least_s)
     budget_s, urgent, order = algorithm_1(jobs, fixed_s, least_s)
     assert slide.budget_s(queue) == budget_s
-    assert slide.is_urgent(queue, budget_s).tolist() == urgent
-    places = slide.places(queue, budget_s)
-    assert np.argsort(places).tolist() == order
+    found = slide.is_urgent(queue, budget_s)
+    assert found.tolist() == urgent
+    assert np.argsort(places(queue, found)).tolist() == order
 
 
 SERVER = ServerFacts(70_000, 256, StepTime(0.0, 0.0, 1e-3, 0.0, 0.04, 0.0, 1e-6), 0.0)
