@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 
@@ -19,8 +19,10 @@ _NUM_PAUSES, _NUM_CLASSES, _LEARNED_EVERY = 1024, 4, 64
 # A session's own pauses count as much as this many of others, and the latest so many of them.
 _OTHERS, _MOST_OWN = 4.0, 12
 # An answer in so many is a session's last: coding agents take some forty steps. Twice or a third of
-# it changes their mean time by less than a hundredth.
+# it changes their mean time by less than a hundredth. How many first answers are, is learned.
 _LAST_ONE_IN = 33
+# What is foreseen of a session that has not come back yet: it is of a class of its own.
+_FIRST = -math.inf
 # Ages at which a table has an entry, in seconds.
 _AGES = np.geomspace(0.25, 2000.0, 40)
 _NEVER_S = 1e5
@@ -30,8 +32,9 @@ class Returns:
     """A session's pauses, in which a tool runs or somebody reads, are a history too.
 
     What is foreseen of a pause is the mean logarithm of the session's earlier ones, drawn to that
-    of all, or what its client says. Pauses of which alike was foreseen form a class. Of a session
-    of this class that has been away for t seconds, with T its pause, the rate is
+    of all, or what its client says. Pauses of which alike was foreseen form a class. So do first
+    pauses, since many chats end after one answer. Of a session of a class that has been away for t
+    seconds, with T its pause, the rate is
 
         sup over D > t of P(T <= D | T > t) / E[min(T, D) - t | T > t]
 
@@ -49,6 +52,8 @@ class Returns:
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
         self._mean = 0.0
         self._num_pauses = 0
+        # First answers, and those after which the session came back.
+        self._num_first = self._num_second = 0
         self._cuts: list[float] = []
         self._rates: list[Floats] = []
 
@@ -63,11 +68,12 @@ class Returns:
         self._known[session] = mean + (math.log(pause_s) - mean) / number, number
         if len(self._known) > _MOST_SESSIONS:
             del self._known[next(iter(self._known))]
+        self._num_second += foreseen == _FIRST
         self._pauses.append((foreseen, pause_s))
         self._num_pauses += 1
         self._mean += (math.log(pause_s) - self._mean) / min(self._num_pauses, _NUM_PAUSES)
         if self._num_pauses % _LEARNED_EVERY == 0:
-            self._learn()
+            self._learn(now_s)
 
     def left(self, session: str, now_s: float, next_in_s: float | None = None) -> None:
         """An answer has ended. next_in_s: what its client says (Hints.next_in_s)."""
@@ -76,10 +82,11 @@ class Returns:
             return
         del self._unfinished[session]
         mean, number = self._known.get(session, (0.0, 0))
-        foreseen = (number * mean + _OTHERS * self._mean) / (number + _OTHERS)
+        foreseen = (number * mean + _OTHERS * self._mean) / (number + _OTHERS) if number else _FIRST
         self._away.pop(session, None)
         if next_in_s is not None:
             foreseen = math.log(max(next_in_s, float(_AGES[0])))
+        self._num_first += foreseen == _FIRST
         if foreseen < math.inf:
             self._away[session] = now_s, foreseen
         if len(self._away) > _MOST_SESSIONS:
@@ -93,28 +100,39 @@ class Returns:
             return 0.0
         since_s, foreseen = self._away[session]
         age = min(max(0, int(np.searchsorted(_AGES, now_s - since_s)) - 1), len(_AGES) - 1)
-        return float(self._rates[bisect_right(self._cuts, foreseen)][age])
+        return float(self._rates[bisect_left(self._cuts, foreseen)][age])
 
     @property
     def knows(self) -> bool:
         """Whether enough pauses are known."""
         return bool(self._rates)
 
-    def _learn(self) -> None:
+    def _learn(self, now_s: float) -> None:
         foreseen, pauses_s = np.array(self._pauses).T
-        cuts = np.quantile(foreseen, np.arange(1, _NUM_CLASSES) / _NUM_CLASSES)
-        classes = np.searchsorted(cuts, foreseen, side="right")
-        self._cuts = cuts.tolist()
-        of_classes = (pauses_s[classes == number] for number in range(_NUM_CLASSES))
+        later = foreseen[foreseen > _FIRST]
+        shares = np.arange(1, _NUM_CLASSES) / _NUM_CLASSES
+        self._cuts = [_FIRST, *np.quantile(later, shares).tolist()] if later.size else [_FIRST]
+        classes = np.searchsorted(self._cuts, foreseen)
+        found = [pauses_s[classes == number] for number in range(len(self._cuts) + 1)]
+        lasts = [self._last_one_in(now_s, found[0]), *[_LAST_ONE_IN] * len(self._cuts)]
         self._rates = [
-            np.fromiter(_rates(found if found.size else pauses_s), float) for found in of_classes
+            np.fromiter(_rates(of_class if of_class.size else pauses_s, last), float)
+            for of_class, last in zip(found, lasts, strict=True)
         ]
 
+    def _last_one_in(self, now_s: float, pauses_s: Floats) -> float:
+        """The same of first answers. pauses_s: after them. Nothing is known yet of those that have
+        been away for less than most of these."""
+        least_s = now_s - float(np.quantile(pauses_s, 0.95)) if pauses_s.size else now_s
+        pending = sum(f == _FIRST and since_s > least_s for since_s, f in self._away.values())
+        num_known = max(self._num_first - pending, self._num_second)
+        return (_LAST_ONE_IN + num_known) / (1 + num_known - self._num_second)
 
-def _rates(pauses_s: Floats) -> Iterator[float]:
+
+def _rates(pauses_s: Floats, last_one_in: float) -> Iterator[float]:
     """At each of _AGES."""
     ends_s = np.append(np.sort(pauses_s), _NEVER_S)
-    weights = np.append(np.full(len(pauses_s), (_LAST_ONE_IN - 1) / len(pauses_s)), 1.0)
+    weights = np.append(np.full(len(pauses_s), (last_one_in - 1) / len(pauses_s)), 1.0)
     for age_s in _AGES:
         later = ends_s > age_s
         yield 1.0 / float(gittins_index(weights[later], ends_s[later] - age_s))

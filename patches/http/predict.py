@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
@@ -144,13 +144,16 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         state.slo_class or "", carrier.clients_hints(said), obj.priority, state.tenant
     )
     hints = ours.urgency.hints(hints, text)
-    asked = carrier.encode_asked(str(obj.rid), state.came_s, time.monotonic())
-    state.carried = {**carrier.encode_hints(hints), **asked}
+    asked = asked_of(obj, state.asked)
+    if not hints.session:
+        hints = replace(hints, session=asked.session)
+    came = carrier.encode_asked(str(obj.rid), state.came_s, time.monotonic())
+    state.carried = {**carrier.encode_hints(hints), **came}
     if state.explains:
         state.carried |= carrier.EXPLAIN
     if text is not None and ours.predicts:
         state.prediction = asyncio.ensure_future(
-            ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked_of(obj, state.asked)))
+            ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked))
         )
 
 

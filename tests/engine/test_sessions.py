@@ -31,6 +31,17 @@ def ask(server: SageServer, ids: list[int], session: str = "", **said: Any) -> i
     return found
 
 
+def chat(server: SageServer, *texts: str) -> int:
+    """The same of a chat that names no session. Its first text is its system prompt."""
+    roles = ["system", *("user", "assistant") * len(texts)]
+    said = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
+    body = {"model": "model", "max_tokens": 2, "messages": said}
+    answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=300)
+    answer.raise_for_status()
+    found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
 def prompt(number: int, num_tokens: int = _PROMPT_TOKENS) -> list[int]:
     """No two numbers begin alike."""
     return [100 + number, *range(200, 199 + num_tokens)]
@@ -39,7 +50,7 @@ def prompt(number: int, num_tokens: int = _PROMPT_TOKENS) -> list[int]:
 def server_of(model: Path, folder: Path, flags: Sequence[str] = ()) -> SageServer:
     return SageServer(
         model, folder, warmed_store(folder / "store"),
-        flags=["--max-total-tokens", f"{_POOL_TOKENS}", *flags], env=_ENV,
+        flags=["--max-total-tokens", f"{_POOL_TOKENS}", "--enable-cache-report", *flags], env=_ENV,
         settings=PATIENT + _TRUSTING,
     )  # fmt: skip
 
@@ -85,6 +96,15 @@ def test_the_kv_of_a_session_that_will_soon_be_back_outlives_that_of_others(
         ask(server, prompt(11, 300))
         assert ask(server, comes) >= 199
         assert ask(server, ends) <= 1
+
+        # So it is of a chat, which its beginning tells from others.
+        assert requests.post(f"{server.url}/flush_cache", timeout=300).ok
+        begun = "be kind", " ".join(["hello"] * 180)
+        chat(server, *begun)
+        assert chat(server, *begun, "yes", "go on") >= 180
+        for number in range(12, 15):
+            ask(server, prompt(number))
+        assert chat(server, *begun, "yes", "go on", "yes", "and on") >= 180
         assert server.stats()["num_policy_errors"] == 0
 
 

@@ -82,6 +82,19 @@ def test_what_a_client_says_counts_more_than_earlier_pauses() -> None:
     assert rates[math.inf] == 0
 
 
+@pytest.mark.parametrize("most_come_back", [True, False])
+def test_how_many_come_back_after_a_first_answer_is_learned(most_come_back: bool) -> None:
+    returns = Returns()
+    for number in range(400):
+        comes_back = most_come_back or number % 5 == 0
+        told(returns, f"chat {number}", [8.0] * comes_back, 10.0 * number + 1)
+    now_s = told(returns, "comes", [8.0] * 70, 5000.0)
+    told(returns, "new", [], now_s)
+    told(returns, "comes", [8.0], now_s - 8.0)
+    share = returns.rate("new", now_s + 4) / returns.rate("comes", now_s + 4)
+    assert 0.9 < share < 1.1 if most_come_back else 0.1 < share < 0.3
+
+
 @pytest.mark.parametrize(
     "claim", [{"pause_ms": -1.0}, {"pause_ms": math.nan}, {"pause_ms": "9"}, {"ends_session": 1}]
 )
