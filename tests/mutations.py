@@ -963,6 +963,21 @@ MUTATIONS = (
         "test_nobody_enters_for_kv_that_is_worth_more_unless_nobody_runs",
     ),
     Mutation(
+        "a chat that names no session is nobody's",
+        "patches/http/predict.py",
+        "    if not hints.session:",
+        "    if False and not hints.session:",
+        "tests/engine/test_sessions.py::"
+        "test_the_kv_of_a_session_that_will_soon_be_back_outlives_that_of_others",
+    ),
+    Mutation(
+        "nobody's first answer is the last",
+        "sage_sched/returns.py",
+        "(1 + num_known - self._num_second)",
+        "1.0",
+        "tests/sage_sched/test_returns.py::test_how_many_come_back_after_a_first_answer_is_learned",
+    ),
+    Mutation(
         "the branch that a session has left is kept for it",
         "patches/scheduler/session_kv.py",
         '                    node.sage_session = ""',
