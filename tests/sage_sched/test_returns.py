@@ -19,10 +19,7 @@ from tests.sage_sched.test_cached import answered
 
 def told(returns: Returns, session: str, pauses_s: list[float], now_s: float = 0.0) -> float:
     """A session whose answers end at once; when the last one did."""
-    if not now_s:
-        returns.came(session, now_s)
-        returns.left(session, now_s)
-    for pause_s in pauses_s:
+    for pause_s in [0.0] * (not now_s) + pauses_s:
         now_s += pause_s
         returns.came(session, now_s)
         returns.left(session, now_s)
@@ -87,10 +84,9 @@ def test_how_many_come_back_after_a_first_answer_is_learned(most_come_back: bool
     returns = Returns()
     for number in range(400):
         comes_back = most_come_back or number % 5 == 0
-        told(returns, f"chat {number}", [8.0] * comes_back, 10.0 * number + 1)
-    now_s = told(returns, "comes", [8.0] * 70, 5000.0)
-    told(returns, "new", [], now_s)
-    told(returns, "comes", [8.0], now_s - 8.0)
+        told(returns, f"chat {number}", [0.0, *[8.0] * comes_back], 10.0 * number + 1)
+    now_s = told(returns, "comes", [0.0, *[8.0] * 70], 5000.0)
+    told(returns, "new", [0.0], now_s)
     share = returns.rate("new", now_s + 4) / returns.rate("comes", now_s + 4)
     assert 0.9 < share < 1.1 if most_come_back else 0.1 < share < 0.3
 
