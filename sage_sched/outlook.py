@@ -17,8 +17,9 @@ from sage_sched.view import SchedulerView
 # So many waiting jobs are looked at, in their order.
 _NUM_FORESEEN = 128
 # Time that the device stands still delays those who come later too: it counts as so many times
-# what it costs those who are here. Found on the tuning half of the agents' sessions.
-_DELAY = 4.0
+# what it costs those who are here. Once makes agents' steps longer; with four times, first tokens
+# come late where a few answers are very long.
+_DELAY = 2.0
 
 
 class Those(NamedTuple):
