@@ -109,6 +109,8 @@ def measured(served: Served, columns: Iterable[str]) -> dict[str, float]:
     metrics = {**served.metrics(), **served.session_metrics()}
     attained = served.attainment()
     metrics |= {name: value for name, value in attained.items() if isinstance(value, float | int)}
+    by_metric = attained.get("slo_attainment_by_metric", {})
+    metrics |= {f"{name}_attainment": share for name, share in by_metric.items()}
     if "tdg_ratio" in metrics:
         metrics["missed_tdg"] = 1 - metrics["tdg_ratio"]
     for column in columns:

@@ -88,6 +88,13 @@ def test_deadlines_have_their_measures(tmp_path: Path) -> None:
         assert record.metrics["p99_ttft_ms:w1"] > 0
 
 
+def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_path: Path) -> None:
+    of_four = small("apart-nodes", rate="0.5x", max_new_tokens=8)
+    found = run(of_four, Options(data=azure_like(tmp_path)), lambda _: None)
+    assert len(found) == len(of_four.arms)
+    assert all(record.metrics["ttft_attainment"] > 0.5 for record in found)
+
+
 def test_every_dispatcher_has_its_row() -> None:
     experiment = small("cluster", workload={"name": "mixed"}, nodes=3, rate="6")
     found = run(experiment, Options(), lambda _: None)
