@@ -1,0 +1,94 @@
+"""The simulator's host memory against SGLang's hierarchical cache, request by request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import requests
+
+from bench.engines.simulator.pool import KvPool
+from bench.engines.simulator.radix_tree import HostTier
+from bench.engines.simulator.request import Progress, SimRequest
+from sage_sched.job import Job
+from tests.engine.kinds import CHECKED, PATIENT
+from tests.engine.serving import SageServer, warmed_store
+
+_POOL_TOKENS, _RATIO, _NUM_REQUESTS = 640, 1.5, 60
+
+
+class Asked(NamedTuple):
+    """The first tokens of a document, and some that nobody else has."""
+
+    document: int
+    num_shared: int
+    num_own: int
+
+
+def asked() -> list[Asked]:
+    """Of more documents than the pool and host memory hold."""
+    rng = np.random.default_rng(0)
+    return [
+        Asked(int(rng.integers(6)), int(rng.integers(40, 180)), int(rng.integers(10, 80)))
+        for _ in range(_NUM_REQUESTS)
+    ]
+
+
+def served(server: SageServer) -> list[tuple[int, int]]:
+    """Cached tokens of each, and how many of these were in host memory."""
+    found = []
+    for number, (document, num_shared, num_own) in enumerate(asked()):
+        shared = [100 + document, *range(200, 199 + num_shared)]
+        own = [400 + number, *[700 + (7 * number + place) % 250 for place in range(1, num_own)]]
+        sampling = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
+        body = {"input_ids": shared + own, "sampling_params": sampling}
+        answer = requests.post(f"{server.url}/generate", json=body, timeout=300)
+        answer.raise_for_status()
+        meta = answer.json()["meta_info"]
+        found.append((meta["cached_tokens"], (meta["cached_tokens_details"] or {}).get("host", 0)))
+    return found
+
+
+def simulated(write_policy: str) -> list[tuple[int, int]]:
+    """The same. A request's steps are those of the simulator's executor."""
+    host = HostTier(int(_POOL_TOKENS * _RATIO), write_policy == "write_back")
+    pool, found = KvPool(_POOL_TOKENS, 1, host), []
+    for number, (document, num_shared, num_own) in enumerate(asked()):
+        num_tokens = num_shared + num_own
+        spans = ((document, 0, num_shared), (100 + number, 0, num_own))
+        request = SimRequest(
+            arrival_s=0.0, input_tokens=num_tokens, output_tokens=2, max_new_tokens=2,
+            distribution=None, class_name="", spans=spans,
+        )  # fmt: skip
+        progress = Progress(request, number, Job(number, num_tokens, 2, None, 0))
+        cached = pool.cached(progress)
+        pool.enter(progress, cached)
+        found.append((cached.num_tokens, cached.host_tokens))
+        pool.hold(num_tokens - progress.tree_tokens)
+        pool.publish(progress, num_tokens)
+        progress.job.grow(1)
+        pool.hold(1)
+        pool.publish(progress, num_tokens + 1)
+        pool.leave(progress)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("write_policy", ["write_back", "write_through"])
+def test_a_real_server_finds_as_much_in_host_memory(
+    model: Path, tmp_path: Path, write_policy: str
+) -> None:
+    flags = ["--max-total-tokens", f"{_POOL_TOKENS}", "--enable-hierarchical-cache"]
+    flags += ["--hicache-ratio", f"{_RATIO}", "--hicache-write-policy", write_policy]
+    store = warmed_store(tmp_path / "store")
+    with SageServer(model, tmp_path, store, flags=flags, env=CHECKED, settings=PATIENT) as server:
+        real = served(server)
+    ours = simulated(write_policy)
+    # Leaves that are as old as each other go in another order, and what follows differs.
+    assert sum(one == other for one, other in zip(real, ours, strict=True)) >= 0.75 * len(real)
+    (cached, in_host), (our_cached, our_in_host) = np.sum(real, axis=0), np.sum(ours, axis=0)
+    assert in_host > 500
+    assert our_cached == pytest.approx(cached, rel=0.03)
+    assert our_in_host == pytest.approx(in_host, rel=0.1)
