@@ -14,10 +14,11 @@ from bench.engines.server.side_by_side import Settings
 from bench.engines.simulator.presets import PRESETS
 from bench.engines.simulator.result import alone_s
 from bench.experiment import records
-from bench.experiment.simulated import Loaded
+from bench.experiment.simulated import Loaded, served
 from bench.experiment.spec import Arm, Experiment, Load
 from sage_sched.steps import StepTime
 from tests.bench.experiment.runs import run
+from tests.bench.recordings import azure_like
 from tests.checks import apart
 
 _PRESET = "h800-qwen3-32b"
@@ -94,6 +95,22 @@ def test_a_run_that_does_not_count_is_not_kept_and_fails(monkeypatch: pytest.Mon
     (kept,) = records.read(Path("results/apart/apart.jsonl"))
     assert kept.key == ("apart", "ten", "fcfs, 8 kept free", 7, "clock")
     assert kept.made_by.command.startswith("python -m tests.checks.apart")
+
+
+def test_requests_of_lengths_alone_are_asked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = experiment_of(Arm(policy="proserve"), workload={"name": "azure"}, rate="2")
+    loaded = Loaded(experiment.loads[0], azure_like(tmp_path))
+
+    def made_up(self: Any, arm: Arm, requests: Any, seed: int) -> Any:
+        assert len(requests) == 6
+        return served(loaded.load, arm, requests)
+
+    monkeypatch.setattr(apart._PairsOfLengths, "__call__", made_up)
+    assert apart.measure(experiment, loaded, asked()) == 0
+    (kept,) = records.read(Path("results/apart/apart.jsonl"))
+    assert kept.key == ("apart", "ten", "proserve", 7, "clock")
 
 
 @pytest.mark.long

@@ -23,6 +23,7 @@ from bench.experiment.spec import Arm, Load
 from bench.workloads.source import Source
 from predictor_store.data.warm import Observation
 from sage_sched.config import SageConfig
+from sage_sched.job import CLIENTS_HINTS, NO_HINTS
 
 _VOCABULARY = 16384
 # Token ids below are kept for special tokens.
@@ -76,7 +77,8 @@ class SessionServers:
         spans = request.spans or ((-1 - number, 0, request.input_tokens),)
         tokens = np.concatenate([_tokens(stream, end)[first:] for stream, first, end in spans])
         hints, cap = request.hints, request.max_new_tokens
-        said = {"session": hints.session, "urgency": hints.urgency}
+        given = {name: getattr(hints, name) for name in CLIENTS_HINTS}
+        said = {name: value for name, value in given.items() if value != getattr(NO_HINTS, name)}
         body = body_of(tokens.tolist(), request.output_tokens, cap, **said)
         return body | {"priority": self._source.priority_of(request)}
 

@@ -19,7 +19,9 @@ from bench.workloads.two_kinds import LS_URGENCY, TwoKinds
 from sage_sched.job import DEFAULT_URGENCY, Hints
 from tests.bench.engines.server.test_client import REQUEST
 
-SHARED = replace(REQUEST, hints=Hints(session="one", urgency=LS_URGENCY), spans=((7, 0, 40),))
+SHARED = replace(
+    REQUEST, hints=Hints(session="one", urgency=LS_URGENCY, ttft_slo_ms=9.0), spans=((7, 0, 40),)
+)
 LONGER = replace(SHARED, input_tokens=60, spans=((7, 0, 40), (8, 0, 20)), follows=0, pause_s=3.0)
 ANSWERED = Answer(0.0, ((1.0, 1), (2.0, 9)), 40, 7)
 
@@ -49,7 +51,7 @@ def test_a_server_is_told_what_the_simulator_is(monkeypatch: pytest.MonkeyPatch)
     first, second = sent["bodies"]
     assert len(second["input_ids"]) == 60
     assert second["input_ids"][:40] == first["input_ids"]
-    said = {LENGTH_KEY: 9, "session": "one", "urgency": LS_URGENCY}
+    said = {LENGTH_KEY: 9, "session": "one", "urgency": LS_URGENCY, "ttft_slo_ms": 9.0}
     assert first["sampling_params"]["custom_params"] == said
     assert first["priority"] == DEFAULT_URGENCY - LS_URGENCY
     assert (sent["follows"], sent["pauses_s"]) == ([None, 0], [0.0, 3.0])
