@@ -13,7 +13,7 @@ from sage_sched.distribution import Floats
 from sage_sched.index import gittins_index
 
 # So many sessions are remembered; the one that has had no request for longest is forgotten first.
-_MOST_SESSIONS = 10_000
+MOST_SESSIONS = 10_000
 # The latest pauses, in classes by what was foreseen of them; learned anew every so many.
 _NUM_PAUSES, _NUM_CLASSES, _LEARNED_EVERY = 1024, 4, 64
 # A session's own pauses count as much as this many of others, and the latest so many of them.
@@ -66,7 +66,7 @@ class Returns:
         mean, number = self._known.pop(session, (0.0, 0))
         number = min(number + 1, _MOST_OWN)
         self._known[session] = mean + (math.log(pause_s) - mean) / number, number
-        if len(self._known) > _MOST_SESSIONS:
+        if len(self._known) > MOST_SESSIONS:
             del self._known[next(iter(self._known))]
         self._num_second += foreseen == _FIRST
         self._pauses.append((foreseen, pause_s))
@@ -89,7 +89,7 @@ class Returns:
         self._num_first += foreseen == _FIRST
         if foreseen < math.inf:
             self._away[session] = now_s, foreseen
-        if len(self._away) > _MOST_SESSIONS:
+        if len(self._away) > MOST_SESSIONS:
             del self._away[next(iter(self._away))]
 
     def rate(self, session: str, now_s: float) -> float:

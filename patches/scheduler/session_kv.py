@@ -16,9 +16,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from patches.engine_types import Req, Scheduler
-
-# So many sessions have their last node kept in mind.
-_MOST_SESSIONS = 10_000
+from sage_sched.returns import MOST_SESSIONS
 
 
 class SessionKv:
@@ -71,7 +69,7 @@ class SessionKv:
                 if getattr(node, "sage_session", "") == session:
                     node.sage_session = ""
             self._latest[session] = path[0]
-            if len(self._latest) > _MOST_SESSIONS:
+            if len(self._latest) > MOST_SESSIONS:
                 del self._latest[next(iter(self._latest))]
 
     def kept_for(self) -> Counter[str]:

@@ -102,7 +102,7 @@ def test_what_cannot_be_said_of_a_session_is_refused(claim: dict[str, Any]) -> N
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     returns = learned()
-    monkeypatch.setattr("sage_sched.returns._MOST_SESSIONS", 8)
+    monkeypatch.setattr("sage_sched.returns.MOST_SESSIONS", 8)
     assert returns.rate("soon 0", 1e4) > 0
     told(returns, "new", [8.0])
     assert returns.rate("soon 0", 1e4) == 0
