@@ -19,7 +19,7 @@ _NUM_PAUSES, _NUM_CLASSES, _LEARNED_EVERY = 1024, 4, 64
 # A session's own pauses count as much as this many of others, and the latest so many of them.
 _OTHERS, _MOST_OWN = 4.0, 12
 # An answer in so many is a session's last: coding agents take some forty steps. Twice or a third of
-# it changes their mean time by less than a hundredth. How many first answers are, is learned.
+# it changes their mean time by less than a hundredth. For first answers the share is learned.
 _LAST_ONE_IN = 33
 # What is foreseen of a session that has not come back yet: it is of a class of its own.
 _FIRST = -math.inf
@@ -121,12 +121,16 @@ class Returns:
         ]
 
     def _last_one_in(self, now_s: float, pauses_s: Floats) -> float:
-        """The same of first answers. pauses_s: after them. Nothing is known yet of those that have
-        been away for less than most of these."""
+        """One first answer in so many is its session's last. pauses_s: after first answers. Of
+        those that have been away for less than most of these, nothing is known yet. Old counts
+        fade."""
         least_s = now_s - float(np.quantile(pauses_s, 0.95)) if pauses_s.size else now_s
         pending = sum(f == _FIRST and since_s > least_s for since_s, f in self._away.values())
         num_known = max(self._num_first - pending, self._num_second)
-        return (_LAST_ONE_IN + num_known) / (1 + num_known - self._num_second)
+        num_second = self._num_second
+        if self._num_first > 2 * _NUM_PAUSES:
+            self._num_first, self._num_second = self._num_first // 2, num_second // 2
+        return (_LAST_ONE_IN + num_known) / (1 + num_known - num_second)
 
 
 def _rates(pauses_s: Floats, last_one_in: float) -> Iterator[float]:

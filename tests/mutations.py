@@ -973,7 +973,7 @@ MUTATIONS = (
     Mutation(
         "nobody's first answer is the last",
         "sage_sched/returns.py",
-        "(1 + num_known - self._num_second)",
+        "(1 + num_known - num_second)",
         "1.0",
         "tests/sage_sched/test_returns.py::test_how_many_come_back_after_a_first_answer_is_learned",
     ),

@@ -34,7 +34,7 @@ def asked_of_chat(request: Any) -> Asked:
         num_turns=len(request.messages),
         system=system if told else "",
         # A conversation that goes on sends its beginning again.
-        session=digest(system, *opening),
+        session=digest(system, *opening) if opening else "",
     )
 
 

@@ -18,7 +18,7 @@ from patches.hook import AFTER, Hooks
 from patches.http.asked import asked_of, asked_of_chat, text_of
 from patches.http.door import check_token_ids, check_tokenized, custom_params_of
 from patches.http.state import HttpState, http_state
-from predictor_store.predict.asked import Asked
+from predictor_store.predict.asked import Asked, digest
 from predictor_store.service.client import Prediction
 from sage_sched.distribution import LengthDistribution
 
@@ -122,6 +122,16 @@ def scope_of(obj: GenerateReqInput) -> str:
     return obj.lora_path if isinstance(obj.lora_path, str) else ""
 
 
+def _chat_of(obj: GenerateReqInput, tenant: str) -> str:
+    """A name for a chat, by its beginning; "" for other requests, and for several samples of one,
+    which would look like a chat that goes on at once."""
+    asked, sampling = state_of(obj).asked, obj.sampling_params
+    num_samples = sampling.get("n") if isinstance(sampling, dict) else None
+    if asked is None or not asked.session or num_samples not in (None, 1):
+        return ""
+    return digest(tenant, scope_of(obj), asked.session)
+
+
 def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
     """Once per request: strip the reserved keys, and ask for the prediction."""
     ours = http_state(manager)
@@ -144,16 +154,15 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         state.slo_class or "", carrier.clients_hints(said), obj.priority, state.tenant
     )
     hints = ours.urgency.hints(hints, text)
-    asked = asked_of(obj, state.asked)
     if not hints.session:
-        hints = replace(hints, session=asked.session)
-    came = carrier.encode_asked(str(obj.rid), state.came_s, time.monotonic())
-    state.carried = {**carrier.encode_hints(hints), **came}
+        hints = replace(hints, session=_chat_of(obj, hints.tenant))
+    asked = carrier.encode_asked(str(obj.rid), state.came_s, time.monotonic())
+    state.carried = {**carrier.encode_hints(hints), **asked}
     if state.explains:
         state.carried |= carrier.EXPLAIN
     if text is not None and ours.predicts:
         state.prediction = asyncio.ensure_future(
-            ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked))
+            ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked_of(obj, state.asked)))
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
@@ -27,8 +28,8 @@ class SessionKv:
         tree: Any = scheduler.tree_cache
         self._scheduler = scheduler
         self._core: Any = None
-        # The last node of each session's latest sequence; the oldest are forgotten.
-        self._latest: dict[str, Any] = {}
+        # The nodes of each session's latest sequence, not kept alive; the oldest are forgotten.
+        self._latest: dict[str, list[ref[Any]]] = {}
         core = tree.tree_core if type(tree) is UnifiedRadixCache else None
         if isinstance(core, UnifiedTreeCore) and tree.tree_components == (ComponentType.FULL,):
             self._core, self._theirs = core, core.eviction_strategy
@@ -63,12 +64,13 @@ class SessionKv:
             node.sage_session = session
         if session and path:
             here = {node.id for node in path}
-            for node in self._path(self._latest.pop(session, None)):
-                if node.id in here:
-                    break
+            for left in self._latest.pop(session, ()):
+                node = left()
+                if node is None or node.id in here:
+                    continue
                 if getattr(node, "sage_session", "") == session:
                     node.sage_session = ""
-            self._latest[session] = path[0]
+            self._latest[session] = [ref(node) for node in path]
             if len(self._latest) > MOST_SESSIONS:
                 del self._latest[next(iter(self._latest))]
 

@@ -74,7 +74,7 @@ class ProserveParameters:
 class Proserve(Policy):
     """SlideBatching (ProServe, section 4.2): running and waiting jobs are one queue, of which the
     urgent go by density and the others by deadline, and the batch lasts until the first of their
-    tokens is due.
+    tokens is due. With density expected all go by density.
 
     All running jobs get a token in each decode step. That is SGLang's way, and leaving some out
     would spare little (their KV is not read, but the weights are read anyway). So the order decides
@@ -201,9 +201,9 @@ class Proserve(Policy):
             if behind.any():
                 budget_s = max(min(budget_s, _CATCH_UP * float(tpot_s[behind].min())), least_s)
         urgent = slide.is_urgent(queue, budget_s)
-        # Whether there is time for all others first, next tokens do not tell of whole answers.
-        goes_by_density = np.ones_like(urgent) if ours.density == "expected" else urgent
-        order = places(queue, goes_by_density).tolist()
+        # Next tokens do not tell whether there is time for the whole answers of all others first.
+        by_density = np.ones_like(urgent) if ours.density == "expected" else urgent
+        order = places(queue, by_density).tolist()
         for (job, p), place, is_urgent in zip(jobs, order, urgent.tolist(), strict=True):
             p.key, p.is_urgent = place, is_urgent
             if not job.is_promised:

@@ -54,13 +54,13 @@ class Slide:
         return queue.remain_s < needed_s
 
 
-def places(queue: Queue, urgent: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The place of each in the order: the urgent by density, then the others by when they are due;
-    ties as they come."""
-    order = np.lexsort((np.where(urgent, -queue.density, queue.remain_s), ~urgent))
-    places = np.empty(len(order), np.int64)
-    places[order] = np.arange(len(order))
-    return places
+def places(queue: Queue, by_density: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The place of each in the order: first those that go by density, such as the urgent, then the
+    others by when they are due; ties as they come."""
+    order = np.lexsort((np.where(by_density, -queue.density, queue.remain_s), ~by_density))
+    found = np.empty(len(order), np.int64)
+    found[order] = np.arange(len(order))
+    return found
 
 
 class StarvedShare:

@@ -1,12 +1,12 @@
 """Prefill and decode apart on the device clock: arms of an experiment on pairs of servers.
 
 `python -m tests.checks.apart --data DIR [--experiment NAME] [--load LOAD] [--arms ARM ...]
-[--seeds N] [--speed FACTOR] [--num-requests N] [--record]` asks each pair for the same requests at
-the same times, at the rate that the experiment (`apart`, or another whose engines are) has in the
-simulator. Of arms only the policy and the engine's fields count. The
-KV of a prompt goes to the decode server at the pace of Engine.swap_token_s, one prompt after the
-other. Records go to results/apart, with --record to bench/records. Exit code 1 if a run was invalid
-because the host held a clock up.
+[--seeds N] [--first-seed N] [--speed FACTOR] [--num-requests N] [--record]` asks each pair for the
+same requests at the same times, at the rate that the experiment (`apart`, or another whose engines
+are) has in the simulator. Of arms only the policy and the engine's fields count. The KV of a prompt
+goes to the decode server at the pace of Engine.swap_token_s, one prompt after the other. Records go
+to results/apart, with --record to bench/records. Exit code 1 if a run was invalid because the host
+held a clock up.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _asked_for_lengths(
     fewer = replace(loaded.load, num_requests=args.num_requests or loaded.load.num_requests)
     loaded = replace(loaded, load=fewer)
     with closing(_PairsOfLengths(fewer, loaded.source, _OUTPUT / "lengths", args.speed)) as serve:
-        for seed in range(experiment.first_seed, experiment.first_seed + experiment.seeds):
+        first_seed = experiment.first_seed if args.first_seed is None else args.first_seed
+        for seed in range(first_seed, first_seed + experiment.seeds):
             served = serve(arm, loaded.requests(arm, seed), seed)
             yield Record(
                 experiment=experiment.name, load=loaded.load.name, arm=arm.name, policy=arm.policy,

@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
 
 def asked() -> list[Asked]:
-    """Of more documents than the pool and host memory hold."""
+    """Of documents that, with what is behind them, fill the pool and host memory many times."""
     rng = np.random.default_rng(0)
     return [
         Asked(int(rng.integers(6)), int(rng.integers(40, 180)), int(rng.integers(10, 80)))

@@ -54,6 +54,7 @@ def test_a_conversation_is_known_by_its_beginning() -> None:
     assert chat().system == chat(messages=later).system
     other = [SAID[0], {"role": "user", "content": "How?"}]
     assert chat().session != chat(messages=other).session
+    assert chat(messages=SAID[:1]).session == ""
 
 
 def test_a_completion_says() -> None:

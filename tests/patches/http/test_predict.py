@@ -10,8 +10,9 @@ import pytest
 
 from bench.engines.server.model import write_model
 from patches.http.hooks import _before_output
-from patches.http.predict import RequestPrediction, last_user_text, prompt_text
+from patches.http.predict import RequestPrediction, _chat_of, last_user_text, prompt_text
 from predictor_store.data.warm import load_tokenizer
+from predictor_store.predict.asked import Asked
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,19 @@ def test_a_chat_is_known_by_its_last_user_message(
 ) -> None:
     chat = [SimpleNamespace(role=role, content=content) for role, content in messages]
     assert last_user_text(chat) == text
+
+
+def test_a_chat_is_a_session_of_its_tenant_and_adapter_unless_it_has_several_samples() -> None:
+    def session(asked: Asked | None, tenant: str = "", **fields: Any) -> str:
+        given: dict[str, Any] = {"sampling_params": {}, "lora_path": None, **fields}
+        return _chat_of(SimpleNamespace(sage=RequestPrediction(asked=asked), **given), tenant)  # type: ignore[arg-type]
+
+    chat = Asked(session="of its beginning")
+    names = {session(chat), session(chat, "tenant"), session(chat, lora_path="adapter")}
+    assert len(names - {""}) == 3
+    assert session(chat, sampling_params={"n": 1}) == session(chat)
+    assert session(chat, sampling_params={"n": 2}) == ""
+    assert session(Asked()) == session(None) == ""
 
 
 def test_a_request_whose_prediction_is_awaited_can_be_dumped() -> None:
