@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bench.engines.server import plugins
 from bench.engines.server.model import write_model
 from tests.checks.exactness import TWO_RANKS, ask, differences
+from tests.engine import told_at_once
 from tests.engine.crowds import ask_in_waves
 from tests.engine.kinds import CHECKED
 from tests.engine.serving import (
@@ -45,7 +47,7 @@ def test_what_a_server_learns_all_its_ranks_and_the_next_server_go_by(tmp_path: 
     def server(name: str) -> SageServer:
         folder = tmp_path / name
         folder.mkdir()
-        env = CHECKED | TWO_RANKS
+        env = CHECKED | TWO_RANKS | plugins.install(folder, told_at_once.__name__)
         return SageServer(model, folder, store, flags=FLAGS, env=env, settings=SETTINGS)
 
     with server("first") as first:
