@@ -110,8 +110,8 @@ def drive(
 
     follows: by request, the number of the one after whose answer it comes, later by its pause, in
     the place of its arrival time; None for none. What is not answered timeout_s after the last
-    arrival has failed. label: of the progress bar. speed: how many times faster than life the
-    server is; all times given and returned are life-size.
+    arrival, and after it was sent, has failed. label: of the progress bar. speed: how many times
+    faster than life the server is; all times given and returned are life-size.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection a request
@@ -119,8 +119,7 @@ def drive(
     followers = defaultdict[int | None, list[int]](list)
     for number in range(len(bodies)):
         followers[follows[number] if follows else None].append(number)
-    end_s = max(arrivals_s) + timeout_s
-    began = 0.0
+    last_s, began = max(arrivals_s), 0.0
 
     def now_s() -> float:
         return (time.perf_counter() - began) * speed
@@ -129,6 +128,7 @@ def drive(
         await asyncio.sleep((comes_s - now_s()) / speed)
         body, sent_s, seen = bodies[number], now_s(), list[tuple[float, int]]()
         meta: dict[str, Any] = {}
+        end_s = max(last_s, sent_s) + timeout_s
         try:
             async with asyncio.timeout((end_s - sent_s) / speed):
                 async for meta in _meta_infos(session, f"{url}/generate", body):

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench.engines.server import client
 from bench.engines.server.client import Answer, as_seen, body_of, drive, problem_of
 from bench.engines.simulator.presets import H800_QWEN3_32B
 from bench.engines.simulator.request import SimRequest
@@ -89,6 +92,16 @@ def test_a_request_comes_after_the_answer_that_it_follows(url: str) -> None:
     # A timer may be early by what a clock tells apart.
     assert second.sent_s > first.last_token_s + 0.19
     assert second.late_s < second.sent_s
+
+
+def test_a_session_may_take_longer_than_an_answer(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(perf_counter=count(0.0, 1000.0).__next__)
+    monkeypatch.setattr(client, "time", clock)
+    first, second = ask(url, "right", "right", follows=[None, 0], pauses_s=[0.0, 0.0])
+    assert second.sent_s > first.sent_s + 1800
+    assert problem_of([first, second]) == ""
 
 
 @pytest.mark.parametrize(
