@@ -27,7 +27,6 @@ from sglang.srt.server_args import ServerArgs
 from patches.scheduler import survival
 from patches.scheduler.survival import why_it_stays, why_none_yields
 
-
 _SINCE_0_5_23 = {"prefill_decode_interval_min_bs"}
 
 
