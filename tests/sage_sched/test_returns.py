@@ -19,7 +19,9 @@ from tests.sage_sched.test_cached import answered
 
 def told(returns: Returns, session: str, pauses_s: list[float], now_s: float = 0.0) -> float:
     """A session whose answers end at once; when the last one did."""
-    for pause_s in [0.0] * (not now_s) + pauses_s:
+    if not now_s:
+        pauses_s = [0.0, *pauses_s]
+    for pause_s in pauses_s:
         now_s += pause_s
         returns.came(session, now_s)
         returns.left(session, now_s)

@@ -168,25 +168,25 @@ def test_the_starved_have_their_share_by_arrival() -> None:
     assert order(none, worked)[0] != 0
 
 
-def test_a_starved_one_that_leaves_unserved_keeps_nobody_from_its_share() -> None:
-    starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
-    fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
-    ours = policy(*starved, *fresh, starved_share=0.2)
-    view = replace(waiting(*starved, *fresh), now_s=50.0, served_tokens=1000)
+def starving() -> tuple[Proserve, list[Job], SchedulerView]:
+    """Of two that are starved the first goes first; and the others."""
+    jobs = [job(i, arrival_s=0.1 * i) for i in range(2)]
+    jobs += [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
+    ours = policy(*jobs, starved_share=0.2)
+    view = replace(waiting(*jobs), now_s=50.0, served_tokens=1000)
     assert order(ours, view)[0] == 0
-    left = replace(waiting(*starved[1:], *fresh), now_s=50.0, served_tokens=1000)
-    assert order(ours, left)[0] == 0
+    return ours, jobs, view
+
+
+def test_a_starved_one_that_leaves_unserved_keeps_nobody_from_its_share() -> None:
+    ours, jobs, view = starving()
+    assert order(ours, replace(view, waiting=jobs[1:]))[0] == 0
 
 
 def test_one_that_has_room_on_a_decode_server_has_had_its_turn() -> None:
-    starved = [job(i, arrival_s=0.1 * i) for i in range(2)]
-    fresh = [job(2 + i, HIGH, arrival_s=50.0) for i in range(20)]
-    ours = policy(*starved, *fresh, starved_share=0.2)
-    view = replace(waiting(*starved, *fresh), now_s=50.0, served_tokens=1000)
-    assert order(ours, view)[0] == 0
+    ours, jobs, view = starving()
     # Its KV is on its way.
-    left = replace(waiting(*starved[1:], *fresh), running=[starved[0]], served_tokens=1000)
-    assert order(ours, replace(left, now_s=50.0))[0] != 0
+    assert order(ours, replace(view, waiting=jobs[1:], running=jobs[:1]))[0] != 0
 
 
 def test_the_worth_of_answers_counts_before_there_is_no_time_left() -> None:
