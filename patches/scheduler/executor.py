@@ -13,7 +13,7 @@ from sglang.srt.managers.scheduler import NextBatchPlan
 from patches.compat import drop_ended
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
-from patches.scheduler.kv_copy import is_swapped
+from patches.scheduler.kv_copy import is_swapped, swapped
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.priorities import follow_settings
 from patches.scheduler.state import SchedulerState
@@ -156,17 +156,31 @@ def _showing(scheduler: Scheduler, visible: Sequence[Req], call: Callable[[], An
 def without_swapped(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
     """Call something that must not see swapped requests in the queue, as they have started already.
     They keep their places, because only one rank may be calling this."""
-    if scheduler.sage.preemption is None:
+    return _without(scheduler, swapped(scheduler.waiting_queue), call)
+
+
+def without_started(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
+    """Call something that counts who queues. Swapped requests do not, nor does the first to come to
+    an idle server: SGLang starts it before the next comes, but ours may wait for its prediction and
+    come together with the next."""
+    hidden = swapped(scheduler.waiting_queue)
+    if not hidden and scheduler.is_fully_idle(ignore_waiting=True):
+        hidden = scheduler.waiting_queue[:1]
+    return _without(scheduler, hidden, call)
+
+
+def _without(scheduler: Scheduler, hidden: Sequence[Req], call: Callable[[], Any]) -> Any:
+    if not hidden:
         return call()
-    queue = scheduler.waiting_queue
-    scheduler.waiting_queue = visible = [req for req in queue if not is_swapped(req)]
+    unseen, queue = {id(req) for req in hidden}, scheduler.waiting_queue
+    scheduler.waiting_queue = visible = [req for req in queue if id(req) not in unseen]
     num_visible = len(visible)
     try:
         return call()
     finally:
         if len(visible) < num_visible:  # a full queue drops one for another of a higher priority
-            kept = {id(req) for req in visible}
-            queue = [req for req in queue if is_swapped(req) or id(req) in kept]
+            kept = unseen | {id(req) for req in visible}
+            queue = [req for req in queue if id(req) in kept]
         scheduler.waiting_queue = queue
 
 

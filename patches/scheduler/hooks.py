@@ -18,7 +18,7 @@ from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler.admission import add, correct
 from patches.scheduler.decode_pass import order_arrived, run_decode_pass
-from patches.scheduler.executor import run_pass, without_swapped
+from patches.scheduler.executor import run_pass, without_started, without_swapped
 from patches.scheduler.kv_copy import drop, is_swapped
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
@@ -152,7 +152,7 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_SCHEDULER}._abort_on_queued_limit", AROUND, "recv_req")
     def around_queue_limit(original: Any, self: Scheduler, recv_req: object) -> Any:
-        return without_swapped(self, partial(original, self, recv_req))
+        return without_started(self, partial(original, self, recv_req))
 
     @hooks.at(f"{_SCHEDULER}._release_aborted_request", BEFORE, "req")
     def before_release_aborted(self: Scheduler, req: Req) -> None:

@@ -151,8 +151,9 @@ class Worker:
                 by.history.counts["num_malformed"] += 1
 
     def step(self) -> list[Outgoing]:
-        """Embeds one batch of prompts and predicts for it."""
-        batch = self._next_batch()
+        """Embeds one batch of prompts and predicts for it, in their order of arrival, which their
+        requests keep on the way to a scheduler."""
+        batch = self._next_batch()[::-1]
         vectors = self._embedder.embed([prompt.text for _, _, prompt in batch])
         return [
             (client, self._predicted(self._clients[client], handle, prompt, vector))

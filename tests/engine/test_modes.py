@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from bench.engines.server.model import write_model
+from patches import compat
 from tests.checks.exactness import TWO_RANKS, Answering
 from tests.engine import stage, torch_kernels, triton_kernels
 from tests.engine.architectures import (
@@ -184,6 +185,9 @@ def test_adapters_of_which_a_batch_has_room_for_one(
         assert all(ids != said.ids for ids, said in zip(found, stock.answers, strict=False))
 
 
+@pytest.mark.skipif(
+    compat._release() == "0.5.22", reason="the pieces for drafts do not fit SGLang 0.5.22"
+)
 def test_speculative_decoding(model: Path, stock: Stock, tmp_path: Path) -> None:
     # Memory runs out, and a step sets aside more than a token each.
     flags = [*torch_kernels.NGRAM, "--max-running-requests", "6", "--max-total-tokens", "640"]

@@ -16,7 +16,7 @@ from bench.whatif.engine import of_running
 from bench.whatif.read import read_log
 from patches.ops import set_command
 from tests.engine.conftest import Stock
-from tests.engine.kinds import CHECKED
+from tests.engine.kinds import CHECKED, PATIENT
 from tests.engine.serving import CPU_FLAGS, generate, wait_until, warmed_store
 from tests.engine.shadowing import POLICY, PROMPTS, SECRET, serve
 
@@ -25,7 +25,7 @@ def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
     model: Path, stock: Stock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record, config, dumps = tmp_path / "record.jsonl", tmp_path / "sage.toml", tmp_path / "dumps"
-    config.write_text(f'[store]\npath = "{warmed_store(tmp_path / "store")}"\n')
+    config.write_text(f'{PATIENT}[store]\npath = "{warmed_store(tmp_path / "store")}"\n')
     flags = [*CPU_FLAGS, *POLICY, "--sage-shadow", str(record), "--sage-config", str(config)]
     with Server(model, flags, log=tmp_path / "server.log", env=CHECKED) as server:
         shadowed = serve(server, dumps)

@@ -266,6 +266,7 @@ def register() -> None:
     names = {"sgl_kernel": ModuleType("sgl_kernel"), kernels.__name__: kernels}
     sys.modules.update(names)
     from sglang.kernels.ops.speculative import reconstruct_tree  # noqa: F401
+    from sglang.srt.speculative import ngram_worker
 
     for name in names:
         del sys.modules[name]
@@ -277,7 +278,7 @@ def register() -> None:
     from sglang.srt.mem_cache import allocation
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-    from sglang.srt.speculative import eagle_utils, ngram_worker, spec_utils
+    from sglang.srt.speculative import eagle_utils, spec_utils
 
     from patches.platform.cpu import CpuPlatform
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from patches.scheduler.executor import run_pass, without_swapped
+from patches.scheduler.executor import run_pass, without_started, without_swapped
 from patches.scheduler.preemption import Preemption
 from sage_sched.gap import Gap
 from sage_sched.plan import Budget, Yield
@@ -110,6 +110,23 @@ def test_one_that_a_full_queue_drops_for_a_more_important_one_is_gone() -> None:
     dropped = without_swapped(server.scheduler, lambda: server.scheduler.waiting_queue.pop(1))
     assert dropped is before[3]
     assert server.scheduler.waiting_queue == [*before[:3], *before[4:]]
+
+
+@pytest.mark.parametrize(
+    ("is_idle", "num_swapped", "num_queued"), [(True, 0, 5), (False, 0, 6), (True, 2, 4)]
+)
+def test_the_first_to_come_to_an_idle_server_does_not_queue(
+    is_idle: bool, num_swapped: int, num_queued: int
+) -> None:
+    server = FullServer(num_waiting=6, num_newcomers=0)
+    before = list(server.scheduler.waiting_queue)
+    for request in before[1 : 1 + num_swapped]:
+        request.kv.retraction_backup = object()
+    server.scheduler.is_fully_idle = lambda ignore_waiting: is_idle and ignore_waiting
+    seen = without_started(server.scheduler, lambda: list(server.scheduler.waiting_queue))
+    assert len(seen) == num_queued
+    assert (before[0] in seen) == (not is_idle or num_swapped > 0)
+    assert server.scheduler.waiting_queue == before
 
 
 def test_a_pass_obeys_its_budget_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
