@@ -20,6 +20,7 @@ _SHAPE: dict[str, Any] = {
 _VISION = {"depth": 1, "embed_dim": 64, "num_heads": 2, "hidden_size": 128, "in_chans": 3}
 # Where a picture is in a prompt.
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
+ENCODED_PICTURE = "<|image|>"  # of with_cross_attention
 _ABOUT_PICTURES = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 _TEMPLATE = (
     "{% for message in messages %}{% for part in message['content'] %}"
@@ -145,6 +146,38 @@ def with_gated_delta(folder: Path) -> Path:
         dtype="float32",
     )
     _write(hf.Qwen3NextForCausalLM(config), folder)
+    return folder
+
+
+def with_cross_attention(folder: Path) -> Path:
+    """A Llama 3.2 Vision: attention, then attention to what a picture became."""
+    define_missing()
+    import transformers as hf
+
+    write_model(folder, weights=False)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [ENCODED_PICTURE]})
+    text = hf.MllamaTextConfig(
+        **_SHAPE,
+        vocab_size=len(tokenizer),
+        cross_attention_layers=[1],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    vision = hf.MllamaVisionConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_global_layers=1,
+        attention_heads=2, image_size=56, max_num_tiles=1, supported_aspect_ratios=[[1, 1]],
+        intermediate_layers_indices=[0], vision_output_dim=128,
+    )  # fmt: skip
+    image = tokenizer.convert_tokens_to_ids(ENCODED_PICTURE)
+    parts = {"vision_config": vision, "text_config": text}
+    config = hf.MllamaConfig(**parts, image_token_index=image, dtype="float32")
+    model = hf.MllamaForConditionalGeneration(config)
+    for name, weights in model.named_parameters():
+        if name.endswith("_gate"):  # closed at first, so that pictures would not count
+            weights.data += 1
+    _write(model, folder)
+    reads = hf.MllamaImageProcessor(size={"height": 56, "width": 56}, max_image_tiles=1)
+    hf.MllamaProcessor(reads, tokenizer).save_pretrained(folder)
     return folder
 
 

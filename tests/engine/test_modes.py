@@ -23,8 +23,10 @@ from patches import compat
 from tests.checks.exactness import TWO_RANKS, Answering
 from tests.engine import stage, torch_kernels, triton_kernels
 from tests.engine.architectures import (
+    ENCODED_PICTURE,
     PICTURE,
     with_convolutions,
+    with_cross_attention,
     with_gated_delta,
     with_pictures,
     with_state_spaces,
@@ -82,9 +84,9 @@ def all_yield_and_come_back(
     return alone
 
 
-def with_picture(text: str, color: int) -> dict[str, Any]:
-    """What asks for `text` beside a picture of one color."""
-    return {"text": f"{PICTURE}{text}", "image_data": picture(color)}
+def with_picture(text: str, color: int, mark: str = PICTURE) -> dict[str, Any]:
+    """What asks for `text` beside a picture of one color. mark: where it is in the prompt."""
+    return {"text": f"{mark}{text}", "image_data": picture(color)}
 
 
 def picture(color: int) -> str:
@@ -288,13 +290,15 @@ def none_yields_but_the_shorter_starts_first(
     env: Mapping[str, str] = {},
     flags: Sequence[str] = (),
     num_asked: int = NUM_ASKED,
+    bodies: Sequence[Mapping[str, Any]] = ({},) * NUM_ASKED,
 ) -> None:
-    """And answers are the same beside others, though memory runs out."""
+    """And answers are the same beside others, though memory runs out. `bodies` join the requests,
+    one each."""
     env = CHECKED | torch_kernels.install(folder) | {**env}
     flags = [*YIELDING_FLAGS, *flags]
     with server_of(folder, model, flags, env, settings=PATIENT) as server:
         the_shorter_starts_first(server)
-        asked = [partial(answer, server, i) for i in range(num_asked)]
+        asked = [partial(answer, server, i, **bodies[i]) for i in range(num_asked)]
         alone = [ask() for ask in asked]
         assert stage.together(server, asked) == alone
         assert len({token for ids in alone for token in ids}) > num_asked
@@ -321,6 +325,15 @@ def test_pictures_in_prompts(tmp_path: Path) -> None:
         asked = {"long": UNASKED_LONG_PROMPT, "short": UNASKED_SHORT_PROMPT}
         stage.together(server, [partial(chat, server, rid, text) for rid, text in asked.items()])
         assert stage.started(server) == ["short", "long"]
+
+
+@pytest.mark.long
+def test_an_encoder_beside_the_decoder(tmp_path: Path) -> None:
+    # All have a picture: in a prefill that some have none in, SGLang masks the rows of others
+    # (models/mllama.py, get_full_text_row_masked_out_mask).
+    bodies = [with_picture(ASKED[i][0], 16 * i, ENCODED_PICTURE) for i in range(NUM_ASKED)]
+    model, flags = with_cross_attention(tmp_path / "model"), ("--mm-attention-backend", "sdpa")
+    none_yields_but_the_shorter_starts_first(tmp_path, model, flags=flags, bodies=bodies)
 
 
 @pytest.mark.long
