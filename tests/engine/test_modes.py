@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from tests.engine.serving import (
     UNASKED_SHORT_PROMPT,
     SageServer,
     generate,
+    wait_until,
     warmed_store,
 )
 
@@ -129,6 +130,30 @@ def test_a_hierarchical_cache_takes_what_leaves_the_device(model: Path, tmp_path
         assert stage.started(server) == ["again", "new"]
         assert again["output_ids"] == said["output_ids"]
         assert again["meta_info"]["cached_tokens_details"]["host"] > 200
+
+
+@pytest.mark.long
+def test_storage_behind_host_memory(model: Path, tmp_path: Path) -> None:
+    flags = ["--enable-hierarchical-cache", "--hicache-ratio", "1.5", "--page-size", "16"]
+    flags += ["--hicache-storage-backend", "file", "--hicache-write-policy", "write_through"]
+    flags += ["--hicache-storage-prefetch-policy", "wait_complete"]
+    env = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path / "written")}
+    none_yields_but_the_shorter_starts_first(tmp_path, model, env, flags, then=read_back)
+
+
+def read_back(server: SageServer) -> None:
+    """A prompt that neither the device nor host memory has any more, as soon as it is written."""
+    prompt = [*range(100, 400)]
+    said = answer_to(server, prompt, "said")
+
+    def is_read() -> bool:
+        assert requests.post(f"{server.url}/flush_cache", timeout=300).ok
+        again = answer_to(server, prompt, "again")
+        assert again["output_ids"] == said["output_ids"]
+        found = again["meta_info"]["cached_tokens_details"] or {"storage": 0}
+        return bool(found["storage"] >= 272)
+
+    wait_until(is_read)
 
 
 def abort_swapped(server: SageServer, state: Mapping[str, Any]) -> None:
@@ -291,9 +316,10 @@ def none_yields_but_the_shorter_starts_first(
     flags: Sequence[str] = (),
     num_asked: int = NUM_ASKED,
     bodies: Sequence[Mapping[str, Any]] = ({},) * NUM_ASKED,
+    then: Callable[[SageServer], None] = lambda server: None,
 ) -> None:
     """And answers are the same beside others, though memory runs out. `bodies` join the requests,
-    one each."""
+    one each. then: what comes after."""
     env = CHECKED | torch_kernels.install(folder) | {**env}
     flags = [*YIELDING_FLAGS, *flags]
     with server_of(folder, model, flags, env, settings=PATIENT) as server:
@@ -302,6 +328,7 @@ def none_yields_but_the_shorter_starts_first(
         alone = [ask() for ask in asked]
         assert stage.together(server, asked) == alone
         assert len({token for ids in alone for token in ids}) > num_asked
+        then(server)
         stats = server.stats()
         assert stats["preemption"] is None
         assert stats["num_policy_errors"] == 0
