@@ -24,21 +24,35 @@ def custom_params_of(obj: GenerateReqInput) -> Mapping[str, Any] | None:
 
 def check_token_ids(manager: TokenizerManager, obj: GenerateReqInput) -> None:
     """Raises ValueError if a prompt has token ids beyond the model's vocabulary: looking them up
-    would end the scheduler. LoRA adapters may add ids, and multimodal prompts use ids of their
-    own."""
+    would end the scheduler. Those of a prompt with media are checked once it is known whether they
+    are read (check_tokenized)."""
+    _check(obj.input_ids, manager, has_media=reads_media(manager, obj))
+
+
+def reads_media(manager: TokenizerManager, obj: GenerateReqInput) -> bool:
+    """Whether it may have ids that stand for media. A model of text ignores what it is sent."""
+    return manager.mm_processor is not None and bool(obj.contains_mm_input())
+
+
+def _check(ids: Any, manager: TokenizerManager, *, has_media: bool) -> None:
     try:
-        least, most = min(obj.input_ids), max(obj.input_ids)
+        least, most = min(ids), max(ids)
         is_below, is_above = least < 0, most >= manager.model_config.vocab_size
     except (TypeError, ValueError):
         return  # there are none, or SGLang will say what is wrong with them
-    if is_below or (is_above and not obj.lora_path and not obj.contains_mm_input()):
+    if is_below or (is_above and not has_media):
         wrong, last = least if is_below else most, manager.model_config.vocab_size - 1
         raise ValueError(f"input_ids have {wrong!r:.40}, allowed: 0 to {last}")
 
 
-def check_tokenized(tokenized: TokenizedGenerateReqInput) -> None:
-    """Raises ValueError for an empty prompt, and for beam search, whose slots SGLang miscounts."""
+def check_tokenized(
+    manager: TokenizerManager, obj: GenerateReqInput, tokenized: TokenizedGenerateReqInput
+) -> None:
+    """Raises ValueError for an empty prompt, for media that were not read, as SGLang then looks up
+    all ids, and for beam search, whose slots SGLang miscounts."""
     ids = tokenized.input_ids
+    if reads_media(manager, obj) and tokenized.mm_inputs is None:
+        _check(ids, manager, has_media=False)
     if ids is not None and not len(ids) and tokenized.mm_inputs is None:
         raise ValueError("the prompt is empty: it has no tokens")
     if (getattr(tokenized.sampling_params, "beam_width", None) or 1) > 1:

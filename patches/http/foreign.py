@@ -24,6 +24,12 @@ AGENT_HINTS = {"priority": "priority", "osl": "expected_tokens"}
 # Headers that name a class, the first one that is there.
 CLASS_HEADERS = ("x-smg-priority", "x-llm-d-inference-objective")
 _PARSED: Mapping[str, type[Any]] = {"priority": int, "ttft_slo_ms": float, "tpot_slo_ms": float}
+# Whole numbers: by whose name, from and to. Beyond those of SGLang a priority ends a scheduler, and
+# SGLang looks at the body's own alone.
+_NUMBERS = {
+    "priority": ("a priority", -(2**63), 2**63 - 1),
+    "expected_tokens": ("nvext.agent_hints.osl", 1, 2**31 - 1),
+}
 
 
 def told(trust: str, headers: Mapping[str, str], body: object) -> dict[str, Any]:
@@ -40,11 +46,11 @@ def told(trust: str, headers: Mapping[str, str], body: object) -> dict[str, Any]
                 found[ours] = _PARSED.get(ours, str)(value)
             except ValueError:
                 raise ValueError(f"{name} is {value!r:.40}, allowed: a number") from None
-    for ours in ("priority", "expected_tokens"):
-        if type(found.get(ours, 1)) is not int:
-            raise ValueError(f"nvext.agent_hints has {found[ours]!r:.40}, allowed: a whole number")
-    if found.get("expected_tokens", 1) < 1:
-        raise ValueError("nvext.agent_hints.osl must be at least 1")
+    for ours, (theirs, least, most) in _NUMBERS.items():
+        value = found.get(ours, 1)
+        if type(value) is not int or not least <= value <= most:
+            allowed = f"a whole number from {least} to {most}"
+            raise ValueError(f"{theirs} is {value!r:.40}, allowed: {allowed}")
     return found
 
 

@@ -19,7 +19,15 @@ from patches.compat import APP, APP_VARIABLE
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
 from patches.http.dispatch import bury, end
 from patches.http.foreign import slo_class, told
-from patches.http.predict import attach, is_internal, learn, request_hooks, start, state_of
+from patches.http.predict import (
+    attach,
+    is_internal,
+    learn,
+    request_hooks,
+    start,
+    state_of,
+    take_up_chat,
+)
 from patches.http.state import HttpState, http_state
 from patches.messages import EarlyAbort
 from predictor_store.service.supervisor import SharedWorker
@@ -62,6 +70,7 @@ def _before_init_state(
             state.slo_class = ours.claims.class_of(slo_class(headers), part.priority)
             state.told = said
             state.tenant = headers.get(_TENANT_HEADER, "")
+            take_up_chat(state)
             state.came_s = time.monotonic()
             state.explains = headers.get(_EXPLAIN_HEADER, "").lower() in ("1", "true", "yes")
 
@@ -80,7 +89,7 @@ async def _around_tokenize_one(
 ) -> Tokenized:
     start(self, obj)
     tokenized: Tokenized = await original(self, obj, *args, **kw)
-    await attach(obj, tokenized)
+    await attach(self, obj, tokenized)
     return tokenized
 
 
@@ -90,7 +99,7 @@ async def _around_tokenize_batch(
 ) -> list[Tokenized]:
     tokenized: list[Tokenized] = await original(self, batch_size, obj)
     for i in range(batch_size):
-        await attach(obj[i], tokenized[i])
+        await attach(self, obj[i], tokenized[i])
     return tokenized
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 
 from patches import carrier
-from patches.hook import AFTER, Hooks
+from patches.hook import AFTER, BEFORE, Hooks
 from patches.http.asked import asked_of, asked_of_chat, text_of
 from patches.http.door import check_token_ids, check_tokenized, custom_params_of
 from patches.http.state import HttpState, http_state
@@ -22,8 +23,10 @@ from predictor_store.predict.asked import Asked, digest
 from predictor_store.service.client import Prediction
 from sage_sched.distribution import LengthDistribution
 
-# Longer than what the embedder reads. Decoding 100,000 token ids would block the event loop.
+# Of each end: more than what is read there. Decoding 100,000 token ids would block the event loop.
 _MAX_DECODED_TOKENS = 512
+# Of the chat that this task answers.
+_CHAT = ContextVar[tuple[str | None, Asked] | None]("the chat", default=None)
 
 
 @dataclass(slots=True)
@@ -87,8 +90,23 @@ def _after_chat(
 ) -> None:
     # Here a chat's text is known best.
     state = state_of(result[0])
-    state.text = last_user_text(request.messages)
-    state.asked = asked_of_chat(request)
+    state.text, state.asked = last_user_text(request.messages), asked_of_chat(request)
+
+
+@request_hooks.at(
+    "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages",
+    BEFORE,
+    "request",
+)
+def _before_messages(self: object, request: Any, *args: Any, **kw: Any) -> None:
+    # /v1/responses goes on from here by itself, in the same task; chats do so in a thread.
+    _CHAT.set((last_user_text(request.messages), asked_of_chat(request)))
+
+
+def take_up_chat(state: RequestPrediction) -> None:
+    """What is known of the chat that a request is of, if its route has not said so."""
+    if state.asked is None and (chat := _CHAT.get()) is not None:
+        state.text, state.asked = chat
 
 
 def last_user_text(messages: Any) -> str | None:
@@ -102,7 +120,10 @@ def prompt_text(manager: TokenizerManager, obj: GenerateReqInput) -> str | None:
     text = state_of(obj).text or obj.text
     if text is None and obj.input_ids is not None and manager.tokenizer is not None:
         try:
-            text = manager.tokenizer.decode(obj.input_ids[:_MAX_DECODED_TOKENS])
+            ids = obj.input_ids
+            if len(ids) > 2 * _MAX_DECODED_TOKENS:
+                ids = [*ids[:_MAX_DECODED_TOKENS], *ids[-_MAX_DECODED_TOKENS:]]
+            text = manager.tokenizer.decode(ids)
         except Exception:  # a client may send anything; SGLang will say what is wrong with it
             return None
     return text if isinstance(text, str) else None
@@ -166,9 +187,9 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         )
 
 
-async def attach(obj: GenerateReqInput, tokenized: Tokenized) -> None:
+async def attach(manager: TokenizerManager, obj: GenerateReqInput, tokenized: Tokenized) -> None:
     """Wait for the prediction, and put what travels to the scheduler into custom_params."""
-    check_tokenized(tokenized)
+    check_tokenized(manager, obj, tokenized)
     sampling, state = tokenized.sampling_params, state_of(obj)
     carried = state.carried
     if state.prediction is not None:

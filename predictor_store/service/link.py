@@ -25,6 +25,8 @@ from sage_sched.config import SageConfig
 _START_TIMEOUT_SECONDS = 600.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
 _MAX_RECEIVE_BYTES = 1 << 16
+# For the worker: 10,000 prompts of usual length. It answers what it cannot keep.
+_MAX_UNSENT_BYTES = 8 << 20
 WORKER_MODULE = "predictor_store.service.worker_process"
 # It must not take cores from the engine, nor look for a network.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -42,7 +44,10 @@ class Link:
         self.process = process
         self.messages = self._heard()
         self.first: dict[str, Any] = {}
-        self._finishing: threading.Thread | None = None
+        # What the socket had no room for, which a thread sends.
+        self._unsent = bytearray()
+        self._is_sending = False
+        self._lock = threading.Lock()
 
     def _heard(self) -> Iterator[dict[str, Any]]:
         deadline_s = time.monotonic() + _START_TIMEOUT_SECONDS
@@ -55,23 +60,30 @@ class Link:
                 self.socket.settimeout(left_s)
 
     def say(self, message: dict[str, Any]) -> bool:
-        """Never blocks. Sends the whole message, if need be later. False if the socket is full, as
-        the worker is far behind; then nothing is sent. Raises OSError if it is gone."""
-        if self._finishing is not None and self._finishing.is_alive():
-            return False
+        """Never blocks. Sends the whole message, if need be later. False if too much waits for the
+        worker; then nothing is sent. Raises OSError if it is gone."""
         data = protocol.encode(message)
-        try:
-            num_taken = self.socket.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        if rest := data[num_taken:]:
-            self._finishing = threading.Thread(target=self._finish, args=(rest,), daemon=True)
-            self._finishing.start()
+        with self._lock:
+            if not self._is_sending:
+                with contextlib.suppress(BlockingIOError):
+                    data = data[self.socket.send(data, socket.MSG_DONTWAIT) :]
+            if len(self._unsent) + len(data) > _MAX_UNSENT_BYTES:
+                return False
+            self._unsent += data
+            if self._unsent and not self._is_sending:
+                self._is_sending = True
+                threading.Thread(target=self._send_rest, daemon=True).start()
         return True
 
-    def _finish(self, rest: bytes) -> None:
+    def _send_rest(self) -> None:
         with contextlib.suppress(OSError):  # whoever reads `messages` learns of it
-            self.socket.sendall(rest)
+            while True:
+                with self._lock:
+                    data, self._unsent = self._unsent, bytearray()
+                    self._is_sending = bool(data)
+                if not data:
+                    return
+                self.socket.sendall(data)
 
     def greet(self, hello: dict[str, Any]) -> None:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""

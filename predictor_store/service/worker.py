@@ -6,7 +6,9 @@ It knows no socket; see predictor_store.service.server. One worker serves one se
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +32,7 @@ _MAX_READ_CHARS = 600
 # A batch of MiniLM takes as long as its longest prompt times their number, and each prompt waits
 # for all of it. 20 short prompts take as long as 4 long ones.
 _MAX_BATCH_CHARS = 4 * _MAX_READ_CHARS
-# Over all clients; beyond it the client that has most loses its oldest.
+# Over all clients; beyond it the client that has most loses its oldest, and is told so.
 _MAX_QUEUED = 1_000
 # 3.1 KB each; an answer that ends after so many later prompts is not recorded.
 _MAX_HANDLES = 20_000
@@ -49,9 +51,11 @@ Outgoing = tuple[int, dict[str, Any]]
 
 @dataclass(slots=True)
 class Prompt:
-    """What a client asked. finished: answers that ended before it was embedded. vector, forecast:
-    set once it is. place: where its answer's record is while the answer goes on."""
+    """What a client asked. came_s: when. finished: answers that ended before it was embedded.
+    vector, forecast: set once it is. place: where its answer's record is while the answer goes
+    on."""
 
+    came_s: float
     text: str
     scope: str
     asked: Asked
@@ -75,17 +79,28 @@ class Client:
 
 
 class Worker:
-    """by_model: each model that clients name has its own history; otherwise all share one."""
+    """by_model: each model that clients name has its own history; otherwise all share one. now: the
+    clock, in seconds."""
 
-    def __init__(self, config: SageConfig, *, by_model: bool = False) -> None:
+    def __init__(
+        self,
+        config: SageConfig,
+        *,
+        by_model: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Raises StoreError, before the seconds that loading the encoder takes."""
         self._config = config
         self._by_model = by_model
+        self._now = now
+        # Prompts that have waited longer come last: their prediction would be late.
+        self._patience_s = config.predictor.deadline_ms / 1e3 / 2
         self._histories = {} if by_model else {"": ModelHistory(config)}
         self._embedder = Embedder(config.predictor.encoder, num_threads=1)
         self._embedder.embed(["The first call is slower than all others."])
         # The first is to be served next.
         self._clients: OrderedDict[int, Client] = OrderedDict()
+        self._dropped: list[Outgoing] = []
         # Set whenever a client has said something.
         self.heard = asyncio.Event()
 
@@ -134,7 +149,7 @@ class Worker:
                 except ValueError:
                     by.history.counts["num_malformed"] += 1
                     return
-                by.queue[handle] = Prompt(excerpt(text), scope, asked)
+                by.queue[handle] = Prompt(self._now(), excerpt(text), scope, asked)
                 self._bound_queues()
             case {
                 "finished": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
@@ -151,11 +166,12 @@ class Worker:
                 by.history.counts["num_malformed"] += 1
 
     def step(self) -> list[Outgoing]:
-        """Embeds one batch of prompts and predicts for it, in their order of arrival, which their
-        requests keep on the way to a scheduler."""
-        batch = self._next_batch()[::-1]
+        """Embeds one batch of prompts and predicts for it, each client's in their order of arrival,
+        which their requests keep on the way to a scheduler."""
+        batch = sorted(self._next_batch(), key=lambda each: each[1])
         vectors = self._embedder.embed([prompt.text for _, _, prompt in batch])
-        return [
+        dropped, self._dropped = self._dropped, []
+        return dropped + [
             (client, self._predicted(self._clients[client], handle, prompt, vector))
             for (client, handle, prompt), vector in zip(batch, vectors, strict=True)
         ]
@@ -178,24 +194,28 @@ class Worker:
 
     def _bound_queues(self) -> None:
         if sum(len(client.queue) for client in self._clients.values()) > _MAX_QUEUED:
-            most = max(self._clients.values(), key=lambda client: len(client.queue))
-            _, oldest = most.queue.popitem(last=False)
+            number, most = max(self._clients.items(), key=lambda each: len(each[1].queue))
+            handle, oldest = most.queue.popitem(last=False)
+            prior = protocol.encode_distribution(most.history.prior)
+            self._dropped.append((number, {"predicted": handle, "distribution": prior}))
             most.history.counts["num_dropped"] += 1
             most.history.counts["num_unrecorded"] += len(oldest.finished)
 
     def _next_batch(self) -> list[tuple[int, int, Prompt]]:
-        # Clients take turns. Each client's newest prompt goes first: under overload the oldest have
-        # missed their deadline anyway, and are embedded later, for the history.
+        # Clients take turns. Under overload each client's newest prompt goes first: the oldest are
+        # late anyway, and are embedded later, for the history.
         batch: list[tuple[int, int, Prompt]] = []
-        longest = 0
+        longest, in_time_s = 0, self._now() - self._patience_s
         while waiting := [client for client, by in self._clients.items() if by.queue]:
             for client in waiting:
                 queue = self._clients[client].queue
-                newest = next(reversed(queue))
-                longest = max(longest, min(len(queue[newest].text), _MAX_READ_CHARS))
+                following = next(iter(queue))
+                if queue[following].came_s < in_time_s:
+                    following = next(reversed(queue))
+                longest = max(longest, min(len(queue[following].text), _MAX_READ_CHARS))
                 if batch and longest * (len(batch) + 1) > _MAX_BATCH_CHARS:
                     return batch
-                batch.append((client, newest, queue.pop(newest)))
+                batch.append((client, following, queue.pop(following)))
                 self._clients.move_to_end(client)
         return batch
 

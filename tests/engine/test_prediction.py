@@ -132,6 +132,28 @@ def test_chat_embeds_the_last_user_message_not_the_template(
     assert recorded(sage_server, n, before) == [(SHORT_PROMPT, 2, True)] * n
 
 
+def test_responses_embed_what_the_user_said_too(sage_server: SageServer) -> None:
+    before = num_on_disk(sage_server)
+    served = requests.get(sage_server.url + "/v1/models", timeout=60).json()["data"][0]["id"]
+    body = {"model": served, "input": SHORT_PROMPT, "max_output_tokens": 9}
+    post(sage_server, "/v1/responses", {**body, "instructions": LONG_PROMPT * 20})
+    post(sage_server, "/v1/responses", {**body, "stream": True, "instructions": LONG_PROMPT * 20})
+    assert [prompt for prompt, _, _ in recorded(sage_server, 2, before)] == [SHORT_PROMPT] * 2
+
+
+@pytest.mark.parametrize(
+    "media", [{}, {"image_data": "x"}, {"image_data": ""}, {"audio_data": "x"}]
+)
+def test_a_token_that_the_model_does_not_have_is_refused(
+    sage_server: SageServer, media: dict[str, str]
+) -> None:
+    """It would end the scheduler. A model of text does not read media."""
+    body = {"input_ids": [5, 10**9], "sampling_params": {"max_new_tokens": 2}, **media}
+    answer = requests.post(sage_server.url + "/generate", json=body, timeout=300)
+    assert (answer.status_code, "input_ids have 1000000000" in answer.text) == (400, True)
+    generate(sage_server, SHORT_PROMPT)
+
+
 def test_completions(sage_server: SageServer) -> None:
     before = num_on_disk(sage_server)
     post(sage_server, "/v1/completions", {"prompt": [SHORT_PROMPT, LONG_PROMPT], "max_tokens": 2})

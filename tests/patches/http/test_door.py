@@ -10,7 +10,9 @@ import pytest
 
 from patches.http.door import check_token_ids, check_tokenized, custom_params_of
 
-MANAGER: Any = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
+CONFIG = SimpleNamespace(vocab_size=100)
+MANAGER: Any = SimpleNamespace(model_config=CONFIG, mm_processor=None)
+SEEING: Any = SimpleNamespace(model_config=CONFIG, mm_processor=object())
 
 
 def asked(**fields: Any) -> Any:
@@ -18,7 +20,6 @@ def asked(**fields: Any) -> Any:
         **{
             "input_ids": None,
             "sampling_params": {},
-            "lora_path": None,
             "contains_mm_input": lambda: False,
             **fields,
         }
@@ -54,22 +55,30 @@ def test_a_token_that_the_model_does_not_have_is_named(ids: list[int], wrong: st
 def test_other_prompts_are_left_to_sglang() -> None:
     for ids in (None, [], [0, 99], [["a"]], ["a", 1], [None], 7):
         check_token_ids(MANAGER, asked(input_ids=ids))
-    # An adapter may have more tokens than its model, and media stand for whatever they like.
-    check_token_ids(MANAGER, asked(input_ids=[100], lora_path="adapter"))
-    check_token_ids(MANAGER, asked(input_ids=[2**40], contains_mm_input=lambda: True))
+
+
+def test_a_picture_lets_no_token_in_where_it_is_not_read() -> None:
+    shown = asked(input_ids=[2**40], contains_mm_input=lambda: True)
+    with pytest.raises(ValueError, match="allowed: 0 to 99"):
+        check_token_ids(MANAGER, shown)
+    # Media stand for whatever they like.
+    check_token_ids(SEEING, shown)
+    check_tokenized(SEEING, shown, tokenized([2**40], mm_inputs=object()))
+    with pytest.raises(ValueError, match="allowed: 0 to 99"):
+        check_tokenized(SEEING, shown, tokenized([2**40]))
     with pytest.raises(ValueError, match="-5"):
-        check_token_ids(MANAGER, asked(input_ids=[-5], lora_path="adapter"))
+        check_token_ids(SEEING, asked(input_ids=[-5], contains_mm_input=lambda: True))
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        check_tokenized(tokenized(array("q")))
-    check_tokenized(tokenized(array("q", [3])))
-    check_tokenized(tokenized(None))  # embeddings
-    check_tokenized(tokenized(array("q"), mm_inputs=object()))  # a recording
+        check_tokenized(MANAGER, asked(), tokenized(array("q")))
+    check_tokenized(MANAGER, asked(), tokenized(array("q", [3])))
+    check_tokenized(MANAGER, asked(), tokenized(None))  # embeddings
+    check_tokenized(MANAGER, asked(), tokenized(array("q"), mm_inputs=object()))  # a recording
 
 
 def test_beam_search_is_refused() -> None:
     with pytest.raises(ValueError, match="beam"):
-        check_tokenized(tokenized(array("q", [3]), beam_width=2))
-    check_tokenized(tokenized(array("q", [3]), beam_width=1))
+        check_tokenized(MANAGER, asked(), tokenized(array("q", [3]), beam_width=2))
+    check_tokenized(MANAGER, asked(), tokenized(array("q", [3]), beam_width=1))

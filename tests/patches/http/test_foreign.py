@@ -45,7 +45,10 @@ def test_a_gateway_knows_the_tenant_and_dynamo_the_session_better() -> None:
         ({"x-dynamo-request-priority": "1.5"}, {}, "x-dynamo-request-priority"),
         ({}, {"osl": "many"}, "many"),
         ({}, {"osl": 0}, "osl"),
+        ({}, {"osl": 2**31}, "osl"),
         ({}, {"priority": True}, "True"),
+        ({}, {"priority": 2**63}, f"{2**63}"),
+        ({"x-dynamo-request-priority": f"{-(2**63) - 1}"}, {}, f"{-(2**63) - 1}"),
     ],
 )
 def test_what_cannot_be_read_is_the_clients_error(
@@ -73,7 +76,8 @@ def test_an_expected_length_counts_where_we_know_no_better(source: Any, expected
         sampling = SimpleNamespace(max_new_tokens=30, custom_params=None)
         tokenized: Any = SimpleNamespace(sampling_params=sampling, input_ids=[1], mm_inputs=None)
         obj: Any = SimpleNamespace(sage=state)
-        await attach(obj, tokenized)
+        manager: Any = SimpleNamespace(mm_processor=None)
+        await attach(manager, obj, tokenized)
         return decode(sampling.custom_params)
 
     found = asyncio.run(carried())

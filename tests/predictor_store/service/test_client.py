@@ -21,6 +21,7 @@ import uvloop
 
 from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.embedder import dimension, fingerprint
+from predictor_store.service import link
 from predictor_store.service.client import PredictorClient
 from predictor_store.store import lock
 from predictor_store.store.file import StoreError
@@ -95,6 +96,34 @@ def test_finished_answers_are_predicted(client: PredictorClient) -> None:
         assert client.stats()["num_predicted_history"] == before["num_predicted_history"] + 1
 
     run(main())
+
+
+def test_a_burst_is_predicted_and_recorded_whole(tmp_path: Path) -> None:
+    """All in one turn of the event loop, in which the socket takes some hundreds."""
+    never_late = PredictorConfig(deadline_ms=600_000)
+    client = PredictorClient(SageConfig(StoreConfig(str(tmp_path)), never_late))
+    client.start()
+
+    async def main() -> None:
+        prompts = [f"A burst has prompt {i}. " + "It is told at length. " * 20 for i in range(900)]
+        order: list[int] = []
+
+        async def ask(number: int) -> int:
+            found = await client.predict(prompts[number])
+            order.append(number)
+            assert found.handle is not None
+            return found.handle
+
+        handles = await asyncio.gather(*map(ask, range(len(prompts))))
+        assert order == [*range(len(prompts))]
+        for handle in handles:
+            client.finished(handle, 5, 50, False)
+        await until(lambda: client.stats()["num_recorded"] == len(prompts))
+        lost = "num_unsent", "num_dropped", "num_unrecorded", "num_deadline_misses"
+        assert [client.stats()[name] for name in lost] == [0, 0, 0, 0]
+
+    with contextlib.closing(client):
+        run(main())
 
 
 def share_of(found: LengthDistribution, length: int) -> float:
@@ -213,7 +242,8 @@ def test_a_hung_worker_costs_the_prediction_alone(
             assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 2
             monkeypatch.undo()
 
-            # More than the socket takes: nothing is kept, nothing waits.
+            # More than is kept for the worker: nothing waits.
+            monkeypatch.setattr(link, "_MAX_UNSENT_BYTES", 4096)
             while client.stats()["num_unrecorded"] == before["num_unrecorded"]:
                 client.finished(known.handle, 5, 100, False)
             full = await client.predict("No room")

@@ -36,7 +36,7 @@ def worker(
     monkeypatch.setattr(
         "predictor_store.service.worker.Embedder", lambda encoder, num_threads: embedder
     )
-    worker = Worker(config)
+    worker = Worker(config, now=lambda: 0.0)
     greeted(worker, 1)
     yield worker
     worker.close()
@@ -250,12 +250,27 @@ def test_malformed_messages_are_counted_and_harmless(worker: Worker) -> None:
     assert 1 in answers(worker)
 
 
-def test_under_overload_the_newest_come_first_and_none_is_forgotten(worker: Worker) -> None:
+def asked_at_once(worker: Worker) -> range:
+    """Handles of more prompts than a batch takes."""
     handles = range(30)
     for handle in handles:
         worker.receive(1, predict(handle, f"a long prompt, number {handle} " * 40))
+    return handles
+
+
+def test_prompts_are_predicted_in_the_order_in_which_they_came(worker: Worker) -> None:
+    assert [*answers(worker)] == []
+    handles = asked_at_once(worker)
+    assert [*answers(worker)] == [*handles]
+
+
+def test_under_overload_the_newest_come_first_and_none_is_forgotten(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = asked_at_once(worker)
+    # The first of them would have their prediction too late.
+    monkeypatch.setattr(worker, "_now", lambda: 0.9)
     first = [answer["predicted"] for _, answer in worker.step()]
-    # In the order in which they came: their requests reach the scheduler one after the other.
     assert 1 < len(first) < 30
     assert first == [*range(30 - len(first), 30)]
     assert set(first) | set(answers(worker)) == set(handles)
@@ -331,7 +346,9 @@ def test_the_queue_is_bounded(worker: Worker, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("predictor_store.service.worker._MAX_QUEUED", 5)
     for handle in range(8):
         worker.receive(1, predict(handle))
-    assert set(answers(worker)) == {3, 4, 5, 6, 7}
+    # Who asked for what is dropped does not wait for it.
+    assert [answer["predicted"] for _, answer in worker.step()] == [*range(8)]
+    assert not worker.busy
     assert news(worker)["stats"]["num_dropped"] == 3
 
 
