@@ -78,7 +78,7 @@ class Batch(Protocol):
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]
     forward_mode: Any
-    decoding_reqs: Sequence[Req]
+    decoding_reqs: Sequence[Req] | None
 
     def is_empty(self) -> bool: ...
     def check_decode_mem(self) -> bool: ...
@@ -116,6 +116,7 @@ class Scheduler(Protocol):
 
     sage: Any  # patches.scheduler.state.SchedulerState
     waiting_queue: list[Req]
+    max_queued_requests: int | None
     running_batch: Batch
     chunked_req: Req | None
     chunked_prefill_size: int | None

@@ -110,8 +110,10 @@ class Away:
             if left_s is not None and view.now_s - left_s > self._most_s and not job.is_promised:
                 self._turns[job] = job.generated_tokens + _TURN_TOKENS
                 job.call_back(True)
-        for job, age in [*self._turns.items()]:
-            if job.generated_tokens >= age:
+        if self._turns:
+            here = {*view.waiting, *view.running, *view.chunked_jobs}
+            ended = {job for job, age in self._turns.items() if job.generated_tokens >= age}
+            for job in [job for job in self._turns if job in ended or job not in here]:
                 del self._turns[job]
                 job.call_back(False)
 

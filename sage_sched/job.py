@@ -192,7 +192,7 @@ class Job:
     def meet(self) -> None:
         """Another policy takes over: forget what the last one knew. Its age, its tokens and its
         promise stay."""
-        self.is_ranked = True
+        self.is_ranked, self.is_due = True, False
         self.refined = None
         self.revision = self.ranked_at = 0
         self.place = self.standing = self.evidence = self.memo = None

@@ -58,7 +58,9 @@ class Returns:
         self._rates: list[Floats] = []
 
     def came(self, session: str, now_s: float) -> None:
-        self._unfinished[session] = self._unfinished.get(session, 0) + 1
+        self._unfinished[session] = self._unfinished.pop(session, 0) + 1
+        if len(self._unfinished) > MOST_SESSIONS:  # nobody may have said that it ended
+            del self._unfinished[next(iter(self._unfinished))]
         if session not in self._away:
             return
         since_s, foreseen = self._away.pop(session)

@@ -15,7 +15,8 @@ def add(
     state: SchedulerState, original: Callable[..., Any], adder: Any, req: Req, *args: Any, **kw: Any
 ) -> Any:
     """PrefillAdder.add_one_req, or add_chunked_req for the next chunk of a prompt. They reserve by
-    the cap: they see our headroom as the cap."""
+    the cap: they see our headroom as the cap. Where no prefix is cached, SGLang has a
+    reckoning of its own for answers that go on to it, which would not."""
     if state.settings.is_stock:
         return original(adder, req, *args, **kw)
     others = adder.can_run_list
@@ -27,10 +28,11 @@ def add(
     cap_tokens = sampling.max_new_tokens
     asked_tokens = job.generated_tokens + state.headroom.left_tokens(job)
     sampling.max_new_tokens = min(cap_tokens, asked_tokens)
+    ignores_eos, sampling.ignore_eos = sampling.ignore_eos, False
     try:
         return original(adder, req, *args, **kw)
     finally:
-        sampling.max_new_tokens = cap_tokens
+        sampling.max_new_tokens, sampling.ignore_eos = cap_tokens, ignores_eos
 
 
 def correct(state: SchedulerState, adder: Any) -> None:

@@ -97,10 +97,10 @@ def _work(batch: Batch) -> list[float] | None:
     mode = batch.forward_mode
     if mode.is_idle() or mode.is_prebuilt():
         return None
-    if not mode.is_extend_without_speculative():
+    num_decoding = len(batch.decoding_reqs or [])
+    if not mode.is_extend_without_speculative() or num_decoding == len(batch.reqs):
         kv_tokens = sum(req.kv.kv_committed_len for req in batch.reqs)
         return [0, 0, 0, 0, 1, len(batch.reqs), kv_tokens]
-    num_decoding = len(batch.decoding_reqs) if mode.is_mixed() else 0
     num_prefills = len(batch.reqs) - num_decoding
     cached, new = batch.prefix_lens[:num_prefills], batch.extend_lens[:num_prefills]
     pairs = sum(n * (c + n / 2) for c, n in zip(cached, new, strict=True))

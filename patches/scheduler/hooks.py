@@ -7,6 +7,7 @@ import time
 from functools import partial
 from typing import Any
 
+from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_policy import AddReqResult, CacheAgnosticPolicy
 from sglang.utils import TypeBasedDispatcher
 
@@ -96,7 +97,10 @@ def _setup(hooks: Hooks, process: _Process) -> None:
         # Runs on the entry rank only. What it returns is broadcast to all ranks.
         state: SchedulerState = self.sage
         state.metrics.look()
-        told = [*without_swapped(self, partial(original, self)), *state.news()]
+        poll = partial(original, self)
+        # Looking at a long queue takes a while.
+        looks = envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0
+        told = [*(without_swapped(self, poll) if looks else poll()), *state.news()]
         if state.policy.uses_clock or state.policy.away.needs_clock:
             told.append(Tick(now_s=time.monotonic()))
         return told
@@ -152,6 +156,8 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_SCHEDULER}._abort_on_queued_limit", AROUND, "recv_req")
     def around_queue_limit(original: Any, self: Scheduler, recv_req: object) -> Any:
+        if self.max_queued_requests is None:
+            return original(self, recv_req)
         return without_started(self, partial(original, self, recv_req))
 
     @hooks.at(f"{_SCHEDULER}._release_aborted_request", BEFORE, "req")

@@ -127,7 +127,8 @@ class Jobs:
         # A batch that goes on to decode keeps the extend_num_tokens of its prefill.
         if batch.forward_mode.is_extend_without_speculative():
             self.served_tokens += batch.extend_num_tokens
-            num_mixed = len(batch.decoding_reqs) if batch.forward_mode.is_mixed() else 0
+            # All of them, where SGLang decodes by a step like a prefill beside a peer's prefill.
+            num_mixed = len(batch.decoding_reqs or [])
             num_prefills = len(batch.reqs) - num_mixed
             if num_mixed:
                 self._policy.gap.decoded()

@@ -17,11 +17,13 @@ class Waits:
 
     since_s: when its present wait began; None while it runs. waited_s: all earlier waits.
     num_before: how many requests were ahead when it was first put in order; None until then.
+    retracted_s: when it was last retracted.
     """
 
     since_s: float | None
     waited_s: float = 0.0
     num_before: int | None = None
+    retracted_s: float = 0.0
 
     def begins(self) -> None:
         """It has yielded."""
@@ -32,9 +34,10 @@ class Waits:
         self.waited_s, self.since_s = self.so_far_s(), None
 
     def was_retracted(self, since_s: float) -> None:
-        """SGLang took it off the device, and it runs again. since_s: when it was back in the queue,
-        by SGLang's stamp (time.perf_counter)."""
-        if self.since_s is None and since_s > 0:
+        """SGLang took it off the device, and it runs again, maybe chunk by chunk. since_s: when it
+        was back in the queue, by SGLang's stamp (time.perf_counter)."""
+        if self.since_s is None and since_s > self.retracted_s:
+            self.retracted_s = since_s
             self.waited_s += max(0.0, time.perf_counter() - since_s)
 
     def so_far_s(self) -> float:

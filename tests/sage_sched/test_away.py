@@ -50,6 +50,25 @@ def test_who_has_had_a_turn_may_leave_again() -> None:
     assert left.is_promised
 
 
+def test_who_ends_in_its_turn_is_forgotten() -> None:
+    away = Away(60.0)
+    for number in range(3):
+        left = job(number)
+        for now_s in (0.0, 1.0, 62.0):
+            away.look(at(1000 * number + now_s, left))
+        assert left.is_promised
+        away.look(at(1000 * number + 63.0))
+    assert not away._turns
+
+
+def test_another_policy_meets_nobody_who_is_due() -> None:
+    away, left = Away(60.0), job(0)
+    for now_s in (0.0, 1.0, 62.0):
+        away.look(at(now_s, left))
+    left.meet()
+    assert not left.is_promised
+
+
 def test_a_new_wait_is_a_new_one() -> None:
     away, left = Away(60.0), job(0)
     away.look(at(0.0, left))

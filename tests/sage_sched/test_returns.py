@@ -109,6 +109,11 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     told(returns, "new", [8.0])
     assert returns.rate("soon 0", 1e4) == 0
     assert returns.rate("late 3", 1e4) > 0
+    # Nor do those stay for whom nobody says that their answer has ended.
+    for i in range(9):
+        returns.came(f"lost {i}", 2e4)
+    assert returns.rate("lost 0", 2e4) == 0
+    assert returns.rate("lost 1", 2e4) == math.inf
 
 
 def test_nobody_enters_for_kv_that_is_worth_more_unless_nobody_runs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,3 +49,22 @@ def test_the_last_chunk_of_a_prompt_reserves_the_headroom_and_not_the_cap(
     assert ROOM_TOKENS - room_left(policy, CHUNK_TOKENS) < CHUNK_TOKENS + answer_tokens + 8
     # An earlier one reserves nothing for the answer.
     assert ROOM_TOKENS - room_left(policy, CHUNK_TOKENS + 1) < CHUNK_TOKENS + 8
+
+
+def test_an_answer_that_goes_on_to_its_cap_is_reckoned_like_others() -> None:
+    """SGLang's other way, by caps, is for these where no prefix is cached."""
+    config = SageConfig(preemption=PreemptionConfig(enabled=False))
+    scheduler = stand_in_scheduler(lambda: ROOM_TOKENS, "sage")
+    scheduler.model_config.is_generation = True
+    hooks = {hook.target.rpartition(".")[2]: hook.hook for hook in scheduler_hooks(config)}
+    hooks["init_schedule_policy"](None, scheduler)
+    req: Any = request([10] * 9)
+    req.sampling_params.ignore_eos = True
+    scheduler.sage.jobs.arrived(req)
+
+    def original(adder: Any, req: Any) -> bool:
+        return bool(req.sampling_params.ignore_eos)
+
+    adder: Any = SimpleNamespace(can_run_list=[])
+    assert not hooks["add_one_req"](original, adder, req)
+    assert req.sampling_params.ignore_eos

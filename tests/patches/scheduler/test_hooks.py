@@ -11,6 +11,13 @@ from sage_sched.config import SageConfig
 from tests.patches.scheduler.test_state import fail
 
 
+def test_nobody_looks_at_the_queue_without_a_limit_on_it() -> None:
+    hooks = {hook.target.rpartition(".")[2]: hook for hook in scheduler_hooks(SageConfig())}
+    unlimited: Any = SimpleNamespace(max_queued_requests=None)  # and without a queue
+    limited = hooks["_abort_on_queued_limit"].hook
+    assert limited(lambda scheduler, req: (scheduler, req), unlimited, 7) == (unlimited, 7)
+
+
 def test_a_scheduler_goes_on_though_what_it_counts_cannot_be_told() -> None:
     hooks = {hook.target.rpartition(".")[2]: hook for hook in scheduler_hooks(SageConfig())}
     result = SimpleNamespace(internal_state={})

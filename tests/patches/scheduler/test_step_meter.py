@@ -63,6 +63,8 @@ def test_what_a_step_has_to_do(told: Told) -> None:
         told.launch(batch(kv=[5, 17])),
         told.launch(batch(kv=[0, 10], new=[4, 6])),
         told.launch(batch(kv=[0, 20, 30], new=[4, 1, 1], mixed=2)),
+        # A decode step that SGLang runs like a prefill, beside a peer's prefill.
+        told.launch(batch(kv=[5, 17], new=[1, 1], mixed=2)),
     ]
     assert [{name: n for name, n in zip(COLUMNS, work, strict=True) if n} for work in works] == [
         {"decode_steps": 1, "decode_requests": 2, "decode_kv_tokens": 22},
@@ -80,6 +82,7 @@ def test_what_a_step_has_to_do(told: Told) -> None:
             "decode_requests": 2,
             "decode_kv_tokens": 50,
         },
+        {"decode_steps": 1, "decode_requests": 2, "decode_kv_tokens": 22},
     ]
 
 
