@@ -192,10 +192,11 @@ class Job:
     def meet(self) -> None:
         """Another policy takes over: forget what the last one knew. Its age, its tokens and its
         promise stay."""
-        self.is_ranked, self.is_due = True, False
+        self.is_ranked = True
         self.refined = None
         self.revision = self.ranked_at = 0
         self.place = self.standing = self.evidence = self.memo = None
+        self.is_due = False
 
     @property
     def is_promised(self) -> bool:
