@@ -48,6 +48,7 @@ class Req(Protocol):
     session: object | None
     cached_tokens: int
     num_matched_prefix_tokens: int
+    last_node: Any
     host_hit_length: int
     retraction_count: int
     prefix_len: int
@@ -108,6 +109,7 @@ class Tree(Protocol):
 
     def evictable_size(self) -> int: ...
     def lock(self, node: Any) -> Any: ...
+    def prefix_device_indices(self, req: Req) -> Any: ...
     def unlock(self, lock: Any) -> None: ...
 
 

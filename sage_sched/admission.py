@@ -64,7 +64,7 @@ class Headroom:
         return max(self.reserve_tokens, min(self.num_steps, left_tokens))
 
     def needed_tokens(self, job: Job) -> int:
-        """KV that a waiting job needs, a cached prefix included."""
+        """KV that a waiting job needs, a cached prefix included, and what it shares."""
         filled = job.input_tokens + job.generated_tokens
         return filled + self.left_tokens(job) + self.page_size
 

@@ -200,12 +200,13 @@ def _turns(
             without_host_room.add(job)
         return leaving
 
+    place_of = {job: place for place, job in enumerate(view.waiting)}
     turns = plan_turns(
         (job for job in view.running if job.is_ranked),
-        [
-            (job, headroom.needed_tokens(job))
+        (
+            (job, headroom.needed_tokens(job) - view.shared_tokens(place_of[job]))
             for job in takewhile(lambda job: may_displace(job) or job in view.swapped, queue)
-        ],
+        ),
         free_slots=free_slots,
         free_tokens=free_tokens,
         policy=policy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from sage_sched.departure import Departure, Victim
@@ -63,7 +63,7 @@ def may_displace(job: Job) -> bool:
 
 def plan_turns(
     running: Iterable[Job],
-    candidates: Sequence[tuple[Job, int]],
+    candidates: Iterable[tuple[Job, int]],
     *,
     free_slots: int,
     free_tokens: int,

@@ -49,6 +49,8 @@ class SchedulerView:
     cached_tokens: how many tokens of the waiting job at this position the radix tree has. Costly:
         called only for new jobs and for the first to serve. host_tokens: asked next, how many of
         them are in host memory alone (SGLang's hierarchical cache).
+    shared_tokens: how many tokens of the waiting job at this position others on the device hold
+        already, which it will hold too. Costly: asked of jobs that may enter.
     common_tokens: how many first tokens the waiting job at this position shares with another job,
         which waits at that position, is being chunked, or runs and has no token yet. 0 if that
         many are cached.
@@ -79,6 +81,7 @@ class SchedulerView:
     may_leave: bool
     cached_tokens: Callable[[int], int]
     host_tokens: Callable[[int], int]
+    shared_tokens: Callable[[int], int]
     common_tokens: Callable[[int, int | Job], int]
     kept_for: Callable[[], Mapping[str, int]]
     holding: Callable[[Job], Holding | None]

@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.common import (
     backup_kv_cache,
     discard_kv_cache_backup,
     evict_from_tree_cache,
+    match_kv_cache,
     release_kv_cache,
     restore_kv_cache,
 )
@@ -123,6 +124,7 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
         return False
     num_others = len(running_batch.reqs) - 1
     # A decode server would copy it once more.
+    req.sage.left_slots = _in_tree(scheduler, req)
     running_batch.release_req(running_batch.reqs.index(req), num_others, offload_kv=False)
     _leave(running_batch, req)
     return True
@@ -234,8 +236,11 @@ def _restored(scheduler: Scheduler, req: Req) -> bool:
     """Whether a request is back on the device. It keeps its copy if there is no room there. It
     loses it, and will be computed again, if it cannot be written back on some rank."""
     num_tokens = req.seqlen - 1  # the newest token has no KV yet
+    kept = _locked_again(scheduler, req)
     # All ranks have room or none has: their pools are alike.
-    if not _given_room(scheduler, req, num_tokens):
+    if not _given_room(scheduler, req, num_tokens, kept):
+        scheduler.tree_cache.unlock(req.lock)
+        req.lock = None
         return False
     pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
     req.kv.kv_committed_len = num_tokens
@@ -243,6 +248,7 @@ def _restored(scheduler: Scheduler, req: Req) -> bool:
     req.prefix_len, req.extend_end = 0, num_tokens
     try:
         restore_kv_cache(req, scheduler.tree_cache, pool, allocator, _backend(scheduler))
+        pool.write((req.kv.req_pool_idx, slice(0, len(kept))), kept.to(torch.int32))
         restored = True
     except (RuntimeError, MemoryError):
         logger.exception("a request's KV could not be copied back; it is computed again")
@@ -252,6 +258,7 @@ def _restored(scheduler: Scheduler, req: Req) -> bool:
         req.reset_for_retract()
         drop(scheduler, req)
         return False
+    req.sage.left_slots = ()
     req.time_stats.set_forward_entry_time()
     return True
 
@@ -263,11 +270,38 @@ def has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
     return bool(scheduler.can_schedule_lora_req(req, {other.lora_id for other in others}))
 
 
-def _given_room(scheduler: Scheduler, req: Req, num_tokens: int) -> bool:
-    """Give a swapped request a row, and slots for its KV. False, and it gets neither, if there is
-    no room. This is checked first, as a failed allocation would leave traces."""
+def _in_tree(scheduler: Scheduler, req: Req) -> torch.Tensor:
+    """Slots of what the radix tree has of a running request. Empty where it could not use them when
+    it comes back."""
+    uses_tree = scheduler.server_args.disaggregation_mode == "null"
+    uses_tree = uses_tree and _backend(scheduler) == "cpu_tensor"
+    num_tokens = req.kv.cache_protected_len if uses_tree else 0
+    row: torch.Tensor = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :num_tokens]
+    return row.clone()
+
+
+def _locked_again(scheduler: Scheduler, req: Req) -> torch.Tensor:
+    """Slots of what the radix tree still has of a swapped request, in whole pages, locked for it.
+    Only those that it left: what was evicted and computed again may differ in its last bits."""
+    left: torch.Tensor = req.sage.left_slots
+    if not len(left):
+        return left
+    tree = scheduler.tree_cache
+    found = match_kv_cache(req, tree, (req.origin_input_ids + req.output_ids)[: len(left)])
+    slots: torch.Tensor = tree.prefix_device_indices(req)
+    num_same = int((left[: len(slots)] == slots).cumprod(0).sum())
+    num_kept = num_same // scheduler.page_size * scheduler.page_size
+    req.lock = tree.lock(found.last_device_node)
+    return slots[:num_kept]
+
+
+def _given_room(scheduler: Scheduler, req: Req, num_tokens: int, kept: torch.Tensor) -> bool:
+    """Give a swapped request a row, and slots for its KV but for what is kept in the tree. False,
+    and it gets neither, if there is no room. This is checked first, as a failed allocation would
+    leave traces."""
     pool, allocator = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
-    num_paged = -(-num_tokens // scheduler.page_size) * scheduler.page_size
+    num_kept = len(kept)
+    num_paged = -(-(num_tokens - num_kept) // scheduler.page_size) * scheduler.page_size
     evict_from_tree_cache(scheduler.tree_cache, num_paged)
     if allocator.available_size() < num_paged or pool.available_size() < 1:
         return False
@@ -276,13 +310,16 @@ def _given_room(scheduler: Scheduler, req: Req, num_tokens: int) -> bool:
         allocator,
         req=req,
         fill_len=num_tokens,
-        delta_len=num_tokens,
-        prefix_len=0,
-        total_prefix_len=0,
-        prefix_indices=None,
+        delta_len=num_tokens - num_kept,
+        prefix_len=num_kept,
+        total_prefix_len=num_kept,
+        prefix_indices=kept,
         uses_swa_tail=False,
         swa_tail_len=0,
         req_to_token_pool=pool,
     )
-    pool.write((req.kv.req_pool_idx, slice(0, num_tokens)), slots.to(torch.int32))
+    # What SGLang writes back of the kept part goes to the slot that nobody reads.
+    row = torch.cat([torch.zeros_like(kept, dtype=torch.int32), slots.to(torch.int32)])
+    pool.write((req.kv.req_pool_idx, slice(0, num_tokens)), row)
+    req.kv.cache_protected_len = num_kept
     return True

@@ -63,7 +63,8 @@ class Seen:
 @dataclass(slots=True)
 class RequestState:
     """`Req.sage`. seen: None without an SLO. was_asked_to_yield, why_it_stays: whether it was ever
-    chosen to yield, and what keeps it from that."""
+    chosen to yield, and what keeps it from that. left_slots: when it left the device, where the
+    radix tree had the beginning of its KV."""
 
     job: Job
     waits: Waits
@@ -71,6 +72,7 @@ class RequestState:
     has_ended: bool = False
     was_asked_to_yield: bool = False
     why_it_stays: str | None = None
+    left_slots: Any = ()
 
 
 def predicted(job: Job) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.common import match_kv_cache
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.jobs import Jobs
-from patches.scheduler.kv_copy import swapped
+from patches.scheduler.kv_copy import is_swapped, swapped
 from patches.scheduler.preemption import Preemption
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
@@ -58,6 +58,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         may_leave=preemption is not None and preemption.config.enabled,
         cached_tokens=prompts.cached_tokens,
         host_tokens=lambda position: waiting[position].host_hit_length,
+        shared_tokens=prompts.shared_tokens,
         common_tokens=prompts.common_tokens,
         kept_for=state.session_kv.kept_for,
         holding=(lambda job: None)
@@ -126,6 +127,20 @@ class Prompts:
             return len(req.origin_input_ids)
         match_kv_cache(req, self._tree_cache)
         return req.num_matched_prefix_tokens
+
+    def shared_tokens(self, position: int) -> int:
+        """What a lock on its beginning, taken and given up again, does not take from what can be
+        evicted."""
+        req, tree = self._waiting[position], self._tree_cache
+        if self._come_prefilled:
+            return 0
+        match_kv_cache(req, tree)
+        before: int = tree.evictable_size()
+        lock = tree.lock(req.last_node)
+        taken = before - tree.evictable_size()
+        tree.unlock(lock)
+        shared_tokens = int(req.prefix_len) - taken
+        return min(shared_tokens, len(req.sage.left_slots)) if is_swapped(req) else shared_tokens
 
     def common_tokens(self, position: int, other: int | Job) -> int:
         """The length of the shared prefix (see SchedulerView.common_tokens). As in the radix tree,

@@ -128,6 +128,19 @@ def test_an_answer_is_the_same_whoever_it_yielded_to(yielding: SageServer, stock
     assert after["copies_alive"] == 0
 
 
+def test_those_that_share_a_prompt_share_it_again_when_they_come_back(
+    yielding: SageServer,
+) -> None:
+    begins = "You are kind and brief, and you answer in the tongue of who asks. " * 12
+    asked = [(f"{begins}{prompt}", num_tokens) for prompt, num_tokens in ASKED[:12]]
+    alone = ask(yielding, asked, 1)
+    before = counters(yielding)
+    assert differences(alone, ask_together(yielding, asked))[0] == 0
+    after = counters(yielding)
+    assert after["num_resumed"] - before["num_resumed"] >= len(asked)
+    assert after["copies_alive"] == 0
+
+
 def test_a_stream_has_no_gap_and_no_repeat(yielding: SageServer, stock: Stock) -> None:
     before = counters(yielding)["num_yields"]
 

@@ -45,6 +45,7 @@ IDLE = SchedulerView(
     can_swap=True,
     may_leave=True,
     cached_tokens=lambda position: 0,
+    shared_tokens=lambda position: 0,
     host_tokens=lambda position: 0,
     kept_for=dict,
     common_tokens=lambda position, other: 0,

@@ -68,6 +68,16 @@ def test_nobody_gets_into_a_full_batch_but_those_to_whom_others_yield() -> None:
     assert plan.num_open == 0
 
 
+def test_nobody_yields_for_kv_that_others_hold_already() -> None:
+    running = [job(0, 500, 50), job(1, 500, 50)]
+    newcomer = job(2, 400, 50)
+    view = replace(full(waiting(newcomer), *running), batch_is_full=False, free_slots=1)
+    view = replace(view, free_tokens=300)
+    assert any(isinstance(each, Yield) for each in decided(view).actions)
+    shares = replace(view, shared_tokens=lambda place: 380)
+    assert not any(isinstance(each, Yield) for each in decided(shares).actions)
+
+
 def test_a_full_batch_is_left_alone_until_there_is_news() -> None:
     running, newcomer = job(0, 500, 50, generated_tokens=7), job(1, 20)
     view = full(waiting(newcomer), running)

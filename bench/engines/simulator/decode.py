@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from bench.engines.simulator.request import Progress
+from sage_sched.job import Job
 from sage_sched.steps import StepTime
 
 _EVER = 1 << 60
@@ -23,6 +24,7 @@ class DecodeBatch:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._members: dict[Progress, None] = {}
+        self._progress_of: dict[Job, Progress] = {}
         self._finishes: list[tuple[int, int, Progress]] = []
         self._num_joined = 0
         self._page_due = [0] * page_size
@@ -47,6 +49,7 @@ class DecodeBatch:
         progress.served_offset = progress.job.served_tokens - self.step
         progress.finish_step = progress.request.output_tokens - progress.age_offset
         self._members[progress] = None
+        self._progress_of[progress.job] = progress
         self._context_tokens += progress.fill_tokens
         self._page_due[(self.step - progress.kv_tokens) % self._page_size] += 1
         self._num_joined += 1
@@ -56,9 +59,14 @@ class DecodeBatch:
         """Finished, retracted or yielding; its age is made current."""
         self.sync(progress)
         del self._members[progress]
+        del self._progress_of[progress.job]
         self._context_tokens -= progress.fill_tokens
         self._page_due[(self.step - progress.kv_tokens) % self._page_size] -= 1
         progress.finish_step = -1
+
+    def of(self, job: Job) -> Progress:
+        """The member whose job it is."""
+        return self._progress_of[job]
 
     def sync(self, progress: Progress) -> None:
         """Make a member's age, and what it was served, current."""

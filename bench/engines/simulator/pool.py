@@ -31,6 +31,8 @@ class KvPool:
         self.page_size = page_size
         self.num_pages = num_tokens // page_size
         self.tree = RadixTree(page_size, host)
+        # The hierarchical cache writes all of a request's KV back.
+        self._shares_again = host is None
         self.alone_pages = 0
 
     @property
@@ -88,6 +90,31 @@ class KvPool:
         self.tree.load(cached.node)
         self.tree.lock(cached.node)
         self.free_at_least(0)
+
+    def shared_tokens(self, progress: Progress) -> int:
+        """Of these, what others hold on the device."""
+        if progress.swapped and not self._shares_again:
+            return 0
+        cached = self.cached(progress)
+        return cached.num_tokens - cached.evictable_tokens - cached.host_tokens
+
+    def alone_tokens(self, progress: Progress) -> int:
+        """What is free or evictable when a running request leaves."""
+        num_tokens = self.pages(progress.kv_tokens - progress.tree_tokens) * self.page_size
+        path = () if progress.node is None else progress.node.path()
+        return num_tokens + sum(len(node) for node in path if node.num_locks == 1)
+
+    def take_back(self, progress: Progress) -> bool:
+        """Hold all of the KV of a request that is in host memory: what the tree still has, and the
+        rest alone. False if there is no room."""
+        cached = self.cached(progress) if self._shares_again else Cached(self.tree.root, 0, 0, 0)
+        num_pages = self.pages(progress.kv_tokens - cached.num_tokens)
+        if num_pages + cached.evictable_tokens // self.page_size > self.room_pages:
+            return False
+        if cached.num_tokens:
+            self.enter(progress, cached)
+        self.hold(num_pages)
+        return True
 
     def publish(self, progress: Progress, num_tokens: int) -> None:
         """The first so many tokens of a sequence are computed: the tree has them now."""

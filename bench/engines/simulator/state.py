@@ -172,6 +172,7 @@ class EngineState:
             may_leave=self.can_swap,
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
             host_tokens=lambda position: self.pool.host_tokens(self.queue[position]),
+            shared_tokens=lambda position: self.pool.shared_tokens(self.queue[position]),
             common_tokens=self._common_tokens,
             kept_for=self.pool.tree.kept_for,
             holding=self._holding,
@@ -187,9 +188,8 @@ class EngineState:
 
     def _holding(self, job: Job) -> Holding:
         kv_tokens = job.input_tokens + job.generated_tokens
-        held_pages = self.pool.pages(job.held_tokens)
         cached_tokens = min(job.cached_tokens, kv_tokens)
-        freed_tokens = held_pages * self.pool.page_size
+        freed_tokens = self.pool.alone_tokens(self.decode.of(job))
         return Holding(kv_tokens, cached_tokens, freed_tokens, stays_whole=False)
 
     @property
@@ -214,10 +214,8 @@ class EngineState:
 
     def swap_in(self, progress: Progress) -> bool:
         """It comes back, and decodes on; False if there is no room for it."""
-        num_pages = self.pool.pages(progress.kv_tokens)
-        if num_pages > self.pool.room_pages or self.free_slots < 1:
+        if self.free_slots < 1 or not self.pool.take_back(progress):
             return False
-        self.pool.hold(num_pages)
         progress.swapped = False
         self.decode.join(progress)
         return True

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
-from patches.scheduler.kv_copy import freed_tokens
+from patches.scheduler.kv_copy import _locked_again, freed_tokens
 
 NUM_SHARED, NUM_SAID = 40, 7
 
@@ -43,3 +43,45 @@ def test_a_shared_prompt_is_freed_by_the_last_that_reads_it() -> None:
 def test_without_a_radix_tree_it_is_all_that_the_request_holds() -> None:
     kv = SimpleNamespace(kv_allocated_len=50, cache_protected_len=0)
     assert freed_tokens(SimpleNamespace(), SimpleNamespace(lock=None, kv=kv)) == 50
+
+
+def away(tree: RadixCache, num_left: int) -> Any:
+    """A swapped request, of whose KV the tree had so many tokens in the slots from 0 on."""
+    return SimpleNamespace(
+        origin_input_ids=array("q", range(NUM_SHARED)),
+        output_ids=array("q", [1000]),
+        sage=SimpleNamespace(left_slots=torch.arange(num_left, dtype=torch.int32)),
+        extra_key=None,
+        cache_salt=None,
+        lock=None,
+        _compute_max_prefix_len=lambda num_tokens: num_tokens,
+    )
+
+
+def test_who_comes_back_shares_what_the_tree_has_kept_for_others() -> None:
+    tree = RadixCache.create_simulated()
+    scheduler = SimpleNamespace(tree_cache=tree, page_size=1)
+    others, back = running(tree, 1), away(tree, NUM_SHARED)
+    assert _locked_again(scheduler, back).tolist() == [*range(NUM_SHARED)]
+    tree.unlock(others.lock)
+    # What it shares stays, though the others have gone.
+    assert tree.evictable_size() == 1
+    tree.unlock(back.lock)
+    # No more than it left, and whole pages of it.
+    scheduler.page_size = 16
+    short = away(tree, 35)
+    assert len(_locked_again(scheduler, short)) == 32
+    tree.unlock(short.lock)
+
+
+def test_kv_that_was_computed_anew_is_not_its_own() -> None:
+    tree = RadixCache.create_simulated()
+    scheduler = SimpleNamespace(tree_cache=tree, page_size=1)
+    ids = array("q", range(NUM_SHARED))
+    slots = torch.arange(NUM_SHARED)
+    slots[10:] += 500
+    tree.insert(InsertParams(key=RadixKey(ids), value=slots))
+    assert len(_locked_again(scheduler, away(tree, NUM_SHARED))) == 10
+    nothing = away(tree, 0)
+    assert len(_locked_again(scheduler, nothing)) == 0
+    assert nothing.lock is None
