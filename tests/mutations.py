@@ -802,9 +802,31 @@ MUTATIONS = (
     Mutation(
         "one that finds no room loses its copy",
         "patches/scheduler/kv_copy.py",
-        "    if not _given_room(scheduler, req, num_tokens):\n",
-        "    if not _given_room(scheduler, req, num_tokens):\n        drop(scheduler, req)\n",
+        "    if not _given_room(scheduler, req, num_tokens, kept):\n",
+        "    if not _given_room(scheduler, req, num_tokens, kept):\n        drop(scheduler, req)\n",
         f"{_FAILURES}::test_one_that_finds_no_room_keeps_its_copy_and_tries_again",
+    ),
+    Mutation(
+        "who comes back takes for its own what was computed anew",
+        "patches/scheduler/kv_copy.py",
+        "    num_same = int((left[: len(slots)] == slots).cumprod(0).sum())\n",
+        "    num_same = len(slots)\n",
+        "tests/patches/scheduler/test_kv_copy.py::test_kv_that_was_computed_anew_is_not_its_own",
+    ),
+    Mutation(
+        "the newest prompt of a burst goes first",
+        "predictor_store/service/worker.py",
+        "                following = next(iter(queue))\n",
+        "                following = next(reversed(queue))\n",
+        "tests/predictor_store/service/test_worker.py"
+        "::test_prompts_are_predicted_in_the_order_in_which_they_came",
+    ),
+    Mutation(
+        "a picture that nobody reads lets any token in",
+        "patches/http/door.py",
+        "    return manager.mm_processor is not None and bool(obj.contains_mm_input())\n",
+        "    return bool(obj.contains_mm_input())\n",
+        "tests/patches/http/test_door.py::test_a_picture_lets_no_token_in_where_it_is_not_read",
     ),
     Mutation(
         "a wrong length is restored",

@@ -96,9 +96,12 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
     shared = SharedWorker(SageConfig(StoreConfig(str(tmp_path)), PredictorConfig()))
     shared.start()
     first = connect_worker(shared.config, "")
-    os.kill(first.first["ready"]["process"], signal.SIGKILL)
+    killed = first.first["ready"]["process"]
+    os.kill(killed, signal.SIGKILL)
+    while psutil.pid_exists(killed):
+        time.sleep(0.01)
     again = _connected(shared.config)
-    assert again.first["ready"]["process"] != first.first["ready"]["process"]
+    assert again.first["ready"]["process"] != killed
     for link in (first, again):
         link.close()
     shared.close()
