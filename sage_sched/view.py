@@ -51,6 +51,8 @@ class SchedulerView:
         them are in host memory alone (SGLang's hierarchical cache).
     shared_tokens: how many tokens of the waiting job at this position others on the device hold
         already, which it will hold too. Costly: asked of jobs that may enter.
+    has_adapter: whether the waiting job at this position could run beside those that do, as to the
+        adapters (LoRA) of which the engine has room for so many at a time.
     common_tokens: how many first tokens the waiting job at this position shares with another job,
         which waits at that position, is being chunked, or runs and has no token yet. 0 if that
         many are cached.
@@ -82,6 +84,7 @@ class SchedulerView:
     cached_tokens: Callable[[int], int]
     host_tokens: Callable[[int], int]
     shared_tokens: Callable[[int], int]
+    has_adapter: Callable[[int], bool]
     common_tokens: Callable[[int, int | Job], int]
     kept_for: Callable[[], Mapping[str, int]]
     holding: Callable[[Job], Holding | None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from sglang.srt.mem_cache.common import match_kv_cache
@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.common import match_kv_cache
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
 from patches.scheduler.jobs import Jobs
-from patches.scheduler.kv_copy import is_swapped, swapped
+from patches.scheduler.kv_copy import has_adapter, is_swapped, swapped
 from patches.scheduler.preemption import Preemption
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
@@ -59,12 +59,31 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         cached_tokens=prompts.cached_tokens,
         host_tokens=lambda position: waiting[position].host_hit_length,
         shared_tokens=prompts.shared_tokens,
+        has_adapter=_adapters(scheduler, waiting, served),
         common_tokens=prompts.common_tokens,
         kept_for=state.session_kv.kept_for,
         holding=(lambda job: None)
         if preemption is None
         else preemption.holdings(running_batch.reqs),
     )
+
+
+def _adapters(
+    scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req]
+) -> Callable[[int], bool]:
+    """SchedulerView.has_adapter, asked once for each adapter. Where adapters are loaded beside
+    compute, asking would load one; nobody yields there."""
+    if not scheduler.enable_lora or scheduler.sage.preemption is None:
+        return lambda position: True
+    known: dict[str | None, bool] = {}
+
+    def has_room(position: int) -> bool:
+        req = waiting[position]
+        if req.lora_id not in known:
+            known[req.lora_id] = has_adapter(scheduler, req, served)
+        return known[req.lora_id]
+
+    return has_room
 
 
 def num_arrivals(scheduler: Scheduler, jobs: Jobs) -> int:

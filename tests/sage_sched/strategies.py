@@ -46,6 +46,7 @@ IDLE = SchedulerView(
     may_leave=True,
     cached_tokens=lambda position: 0,
     shared_tokens=lambda position: 0,
+    has_adapter=lambda position: True,
     host_tokens=lambda position: 0,
     kept_for=dict,
     common_tokens=lambda position, other: 0,

@@ -78,6 +78,23 @@ def test_nobody_yields_for_kv_that_others_hold_already() -> None:
     assert not any(isinstance(each, Yield) for each in decided(shares).actions)
 
 
+def test_nobody_yields_to_one_whose_adapter_finds_no_room() -> None:
+    running, other, behind = job(0, 500, 50), job(1, 20), job(2, 30)
+    view = replace(full(waiting(other, behind), running), has_adapter=lambda place: place == 1)
+    plan = decided(view)
+    assert plan.order == [1, 0]
+    assert [each.job for each in plan.actions if isinstance(each, Enter)] == [behind]
+
+
+def test_nobody_passes_a_promised_one_that_waits_for_its_adapter() -> None:
+    other, behind = job(1, 20), job(2, 30)
+    other.promise()
+    view = replace(waiting(other, behind), running=[job(0)], has_adapter=lambda place: place == 1)
+    plan = decided(view)
+    assert not plan.actions
+    assert plan.num_open == 0
+
+
 def test_a_full_batch_is_left_alone_until_there_is_news() -> None:
     running, newcomer = job(0, 500, 50, generated_tokens=7), job(1, 20)
     view = full(waiting(newcomer), running)

@@ -172,6 +172,7 @@ class EngineState:
             may_leave=self.can_swap,
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
             host_tokens=lambda position: self.pool.host_tokens(self.queue[position]),
+            has_adapter=lambda position: True,
             shared_tokens=lambda position: self.pool.shared_tokens(self.queue[position]),
             common_tokens=self._common_tokens,
             kept_for=self.pool.tree.kept_for,
