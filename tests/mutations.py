@@ -814,6 +814,13 @@ MUTATIONS = (
         "tests/patches/scheduler/test_kv_copy.py::test_kv_that_was_computed_anew_is_not_its_own",
     ),
     Mutation(
+        "others yield to one whose adapter finds no room",
+        "sage_sched/decide.py",
+        "        if view.has_adapter(position):\n",
+        "        if view.has_adapter(position) or True:\n",
+        "tests/sage_sched/test_decide.py::test_nobody_yields_to_one_whose_adapter_finds_no_room",
+    ),
+    Mutation(
         "the newest prompt of a burst goes first",
         "predictor_store/service/worker.py",
         "                following = next(iter(queue))\n",

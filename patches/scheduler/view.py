@@ -73,7 +73,7 @@ def _adapters(
 ) -> Callable[[int], bool]:
     """SchedulerView.has_adapter, asked once for each adapter. Where adapters are loaded beside
     compute, asking would load one; nobody yields there."""
-    if not scheduler.enable_lora or scheduler.sage.preemption is None:
+    if scheduler.sage.preemption is None or not scheduler.enable_lora:
         return lambda position: True
     known: dict[str | None, bool] = {}
 

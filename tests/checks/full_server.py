@@ -122,6 +122,7 @@ def stand_in_scheduler(free_tokens: Callable[[], int], policy: str = "sage") -> 
         chunked_prefill_size=8192,
         page_size=1,
         device="cpu",
+        enable_lora=False,
         is_hybrid_swa=False,
         is_mixed_chunk=False,
         spec_algorithm=SpeculativeAlgorithm.NONE,
