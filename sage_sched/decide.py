@@ -73,7 +73,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
         guests = guests_beside(chunked, order, num_open, budget, policy, view)
     in_order = replace(view, waiting=[view.waiting[position] for position in guests.order])
     queue = in_order.waiting[: min(guests.num_guests, WINDOW)]
-    turns, num_without_host_room = _turns(queue, policy, headroom, in_order)
+    turns, num_without_host_room = _turns(queue, guests.order, policy, headroom, in_order)
     if chunked is not None:
         prefilled = (turn.newcomer for turn in turns if turn.newcomer not in view.swapped)
         budget = shortened(budget, prefilled, view)
@@ -187,10 +187,14 @@ def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerVie
 
 
 def _turns(
-    queue: Sequence[Job], policy: Policy, headroom: Headroom, view: SchedulerView
+    queue: Sequence[Job],
+    positions: Sequence[int],
+    policy: Policy,
+    headroom: Headroom,
+    view: SchedulerView,
 ) -> tuple[list[Turn], int]:
     """Who of the queue enters, and who yields to them; and how many more would have yielded if host
-    memory had room for them.
+    memory had room for them. positions: where the queue's jobs wait, as the view is asked of them.
 
     If nobody may yield, this matters only beside a chunk: otherwise the engine itself finds out how
     many have room.
@@ -219,12 +223,14 @@ def _turns(
             without_host_room.add(job)
         return leaving
 
-    place_of = {job: place for place, job in enumerate(view.waiting)}
     turns = plan_turns(
         (job for job in view.running if job.is_ranked),
         (
-            (job, headroom.needed_tokens(job) - view.shared_tokens(place_of[job]))
-            for job in takewhile(lambda job: may_displace(job) or job in view.swapped, queue)
+            (job, headroom.needed_tokens(job) - view.shared_tokens(position))
+            for job, position in takewhile(
+                lambda each: may_displace(each[0]) or each[0] in view.swapped,
+                zip(queue, positions, strict=False),
+            )
         ),
         free_slots=free_slots,
         free_tokens=free_tokens,

@@ -123,8 +123,8 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
         drop(scheduler, req)
         return False
     num_others = len(running_batch.reqs) - 1
-    # A decode server would copy it once more.
     req.sage.left_slots = _in_tree(scheduler, req)
+    # A decode server would copy it once more.
     running_batch.release_req(running_batch.reqs.index(req), num_others, offload_kv=False)
     _leave(running_batch, req)
     return True
@@ -291,7 +291,8 @@ def _locked_again(scheduler: Scheduler, req: Req) -> torch.Tensor:
     slots: torch.Tensor = tree.prefix_device_indices(req)
     num_same = int((left[: len(slots)] == slots).cumprod(0).sum())
     num_kept = num_same // scheduler.page_size * scheduler.page_size
-    req.lock = tree.lock(found.last_device_node)
+    if num_kept:
+        req.lock = tree.lock(found.last_device_node)
     return slots[:num_kept]
 
 

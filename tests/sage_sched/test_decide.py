@@ -76,6 +76,14 @@ def test_nobody_yields_for_kv_that_others_hold_already() -> None:
     assert any(isinstance(each, Yield) for each in decided(view).actions)
     shares = replace(view, shared_tokens=lambda place: 380)
     assert not any(isinstance(each, Yield) for each in decided(shares).actions)
+    # Each job is asked of by where it waits, not by its place in the order.
+    longer = replace(view, waiting=[job(3, 450, 50), newcomer], num_arrivals=4)
+    for sharing, yields in ((1, False), (0, True)):
+        shared = [0, 0]
+        shared[sharing] = 380
+        plan = decided(replace(longer, shared_tokens=shared.__getitem__))
+        taken = [each.to for each in plan.actions if isinstance(each, Yield)]
+        assert yields is (newcomer in taken)
 
 
 def test_nobody_yields_to_one_whose_adapter_finds_no_room() -> None:
