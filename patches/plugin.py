@@ -15,6 +15,7 @@ from typing import Any
 
 from patches import refusals
 from patches.compat import UnsupportedServerError, check_release, passing_for_fcfs
+from patches.flags import FLAGS
 from patches.hook import AFTER, AROUND, BEFORE, Hook, Hooks, check_calls
 from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig
@@ -49,15 +50,6 @@ def first_hooks(modules: Container[str]) -> Hooks:
 
 
 _main_hooks = Hooks()
-# Each names a file.
-_FLAGS = {
-    "--sage-config": "TOML or YAML file with the settings of sage-sched (default: the defaults, or "
-    "the file that the environment variable SAGE_CONFIG names).",
-    "--sage-trace": "where to write what happens to each request and why, as JSON lines (default: "
-    "the file that the environment variable SAGE_TRACE names, or nowhere).",
-    "--sage-shadow": "Under one of SGLang's own policies: predict, write down what was predicted "
-    "and what came, and change nothing. `sage-sched whatif` reads the file; it holds no prompts.",
-}
 
 
 def _is_ours(server_args: Any) -> bool:
@@ -79,22 +71,26 @@ def _add_flags(result: None, parser: Any) -> None:
         "takes sage unless one is named. What each does is in docs/policies.md, the settings in "
         "docs/settings.md.",
     )
-    for flag, what in _FLAGS.items():
+    for flag, what in FLAGS.items():
         group.add_argument(flag, metavar="FILE", help=what)
 
 
 @_main_hooks.at(f"{_ARGS}.from_cli_args", AFTER, "args")
 def _read_flags(server_args: Any, cls: type[Any], args: Any) -> Any:
-    if args.sage_shadow is not None:
-        _in_one_line(lambda: _prepare_shadow(server_args, args.sage_shadow, args.sage_config))
+    # A launcher may have made its parser before the plugin was loaded.
+    config, trace, shadow = (
+        getattr(args, f"sage_{name}", None) for name in ("config", "trace", "shadow")
+    )
+    if shadow is not None:
+        _in_one_line(lambda: _prepare_shadow(server_args, shadow, config))
         return server_args
-    for flag, value in (("--sage-config", args.sage_config), ("--sage-trace", args.sage_trace)):
+    for flag, value in (("--sage-config", config), ("--sage-trace", trace)):
         if value is not None and not _is_ours(server_args):
             raise SystemExit(
                 f"sage-sched: {flag} needs --schedule-policy {'|'.join(policy_names())}"
             )
     if _is_ours(server_args):
-        _in_one_line(lambda: _prepare(server_args, args.sage_config, args.sage_trace))
+        _in_one_line(lambda: _prepare(server_args, config, trace))
     return server_args
 
 

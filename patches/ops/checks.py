@@ -7,13 +7,14 @@ import contextlib
 import io
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points, version
+from typing import Any
 
 from patches.compat import SUPPORTED_RELEASES, UnsupportedServerError, check_release
 from patches.ops.fit import misfits, targets
-from patches.ops.serve_command import value_of, with_policy
+from patches.ops.serve_command import with_policy
 from patches.scheduler.host_memory import SHARE, free_bytes
 from predictor_store.cached_file import cache_folder
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
@@ -24,6 +25,7 @@ from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, file_of, folder_of
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig, StepTimeConfig
+from sage_sched.fields import MOST
 from sage_sched.steps import attended_pairs
 
 _INSTALL = f'install it: pip install "sglang=={SUPPORTED_RELEASES[-1]}"'
@@ -145,13 +147,13 @@ def predictor(config: SageConfig) -> str:
     return f"encoder {encoder!r} works"
 
 
-def gpu(argv: Sequence[str]) -> str:
+def gpu(flags: Mapping[str, Any]) -> str:
     """Whether torch sees the accelerators that the flags ask for."""
     import torch
 
-    wanted = int(value_of(argv, "--tp-size", "--tensor-parallel-size", "--tp") or 1)
+    wanted = _whole(flags, "tp_size", 1)
     num_seen = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-    if value_of(argv, "--device") == "cpu" or os.environ.get("SGLANG_PLATFORM") == "sage_cpu":
+    if flags.get("device") == "cpu" or os.environ.get("SGLANG_PLATFORM") == "sage_cpu":
         return Note(f"the CPU is asked for; {num_seen} accelerators are seen")
     if not num_seen:
         built = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
@@ -160,7 +162,7 @@ def gpu(argv: Sequence[str]) -> str:
             "see that `nvidia-smi` works here, and install torch for your driver's CUDA; without a "
             "GPU, give --device cpu",
         )
-    if wanted > num_seen:
+    if wanted is not None and wanted > num_seen:
         raise FaultError(
             f"--tp-size is {wanted}, and {num_seen} are seen",
             "ask for no more than there are, or see CUDA_VISIBLE_DEVICES",
@@ -180,11 +182,10 @@ def host_memory(asked_gib: float) -> str:
     return f"{free_gib:.1f} GiB free; KV of requests that yield may take {taken}"
 
 
-def chunks(config: SageConfig, argv: Sequence[str]) -> str:
+def chunks(config: SageConfig, flags: Mapping[str, Any]) -> str:
     """What a chunk of a prompt costs those that run, by the times in [step_time]."""
-    try:
-        num_tokens = int(value_of(argv, "--chunked-prefill-size") or _CHUNK_TOKENS)
-    except ValueError:
+    num_tokens = _whole(flags, "chunked_prefill_size", _CHUNK_TOKENS)
+    if num_tokens is None:
         return Note("see flags")  # SGLang's parser says what is wrong
     if num_tokens < 1:
         return Note("prompts are not chunked")
@@ -197,6 +198,15 @@ def chunks(config: SageConfig, argv: Sequence[str]) -> str:
         f"size takes {1e3 * step_time.prefill_base_s:.0f}; beside running answers, "
         f"{beside:.0f} tokens at most go at a time (decode.max_gap_ms)"
     )
+
+
+def _whole(flags: Mapping[str, Any], name: str, default: int) -> int | None:
+    """A flag's number; None if it is none that a server could mean."""
+    try:
+        number = int(flags.get(name) or default)
+    except ValueError:
+        return None
+    return number if abs(number) <= MOST else None
 
 
 def flags(argv: Sequence[str], with_settings: bool) -> str:

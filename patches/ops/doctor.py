@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Literal
+from typing import Any, Literal
 
+from patches.flags import named
 from patches.ops import checks
 from patches.ops.checks import FaultError, Note
-from patches.ops.serve_command import value_of
 from predictor_store.config_file import read_config
 from predictor_store.terminal import add_json, keep_quiet, print_json, speaker
 from sage_sched.config import SageConfig
@@ -65,7 +65,8 @@ def run(argv: Sequence[str]) -> int:
 def findings(argv: Sequence[str]) -> Iterator[Finding]:
     """argv: the flags of a server; without any, flags are not looked at. As with `sage-sched
     serve`, the policy is sage unless one is named."""
-    config, said = _settings(argv)
+    flags = _named(argv)
+    config, said = _settings(flags)
     yield said
     looks: list[tuple[str, Callable[[], str]]] = [
         ("release", checks.release),
@@ -73,9 +74,9 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
         ("hooks", checks.hooks),
         ("store", lambda: checks.store(config)),
         ("predictor", lambda: checks.predictor(config)),
-        ("GPU", lambda: checks.gpu(argv)),
+        ("GPU", lambda: checks.gpu(flags)),
         ("host memory", lambda: checks.host_memory(config.preemption.host_pool_gib)),
-        ("chunks", lambda: checks.chunks(config, argv)),
+        ("chunks", lambda: checks.chunks(config, flags)),
         ("flags", lambda: checks.flags(argv, with_settings=said.level != "FAULT")),
     ]
     for about, look in looks:
@@ -90,9 +91,17 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
             yield Finding("note" if isinstance(found, Note) else "ok", about, found)
 
 
-def _settings(argv: Sequence[str]) -> tuple[SageConfig, Finding]:
+def _named(argv: Sequence[str]) -> dict[str, Any]:
+    """See named; {} where SGLang cannot tell them, as a check will say."""
+    try:
+        return named(argv) if argv else {}
+    except (Exception, SystemExit):  # a broken installation may raise anything
+        return {}
+
+
+def _settings(flags: Mapping[str, Any]) -> tuple[SageConfig, Finding]:
     """The settings as a server reads them; the defaults if it cannot."""
-    file = value_of(argv, "--sage-config") or os.environ.get("SAGE_CONFIG")
+    file = flags.get("sage_config") or os.environ.get("SAGE_CONFIG")
     try:
         config = read_config(file)
     except ConfigError as error:

@@ -1,13 +1,20 @@
-"""`sage-sched serve`: `sglang serve` with our policy; and the flags of a server."""
+"""`sage-sched serve`: `sglang serve` with our policy."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-_FLAG = "--schedule-policy"
-_SERVE = "import sys; from sglang.cli.main import main; sys.exit(main())"
+from patches.flags import named
+
+# SGLang takes seconds to import, and modules where it was started from must not take the place of
+# its own or ours (-P). So all that needs SGLang is in the process that becomes the server.
+_SERVE = (
+    "import sys; from sage_sched.parts_finder import SERVING, find_parts; find_parts(SERVING); "
+    "from patches.ops.serve_command import serve; sys.exit(serve())"
+)
 # SGLang's own help is written before it has loaded plugins, so it has none of their flags.
 _HELP = (
     "from sglang.srt.plugins import load_plugins; load_plugins(); "
@@ -19,7 +26,8 @@ def run(argv: Sequence[str]) -> int:
     """Become `sglang serve argv` (see with_policy), or print the help."""
     asks_for_help = bool({"-h", "--help"} & {*argv})
     names_model = bool(argv) and not argv[0].startswith("-")
-    names_model |= value_of(argv, "--model-path", "--model", "--config") is not None
+    # Any abbreviation of --model-path, --model and --config will do, as SGLang takes them.
+    names_model |= any(arg.startswith(("--m", "--conf")) for arg in argv)
     if not asks_for_help and not names_model:
         print(
             "sage-sched serve: name a model, as in `sage-sched serve --model-path MODEL`; "
@@ -27,27 +35,29 @@ def run(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    # -P: modules where it was started from must not take the place of SGLang's or ours.
-    command = [sys.executable, "-P"]
-    if asks_for_help:
-        command += ["-W", "ignore", "-c", _HELP]
-    else:
-        command += ["-c", _SERVE, "serve", *with_policy(argv)]
-    return os.execv(sys.executable, command)
+    code = ["-W", "ignore", "-c", _HELP] if asks_for_help else ["-c", _SERVE, "serve", *argv]
+    return os.execv(sys.executable, [sys.executable, "-P", *code])
+
+
+def serve() -> int:
+    """Run `sglang serve` with the flags of this process, and a policy."""
+    try:
+        sys.argv[2:] = with_policy(sys.argv[2:])
+    except (ValueError, OSError) as error:  # of the file that --config names
+        print(f"sage-sched serve: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return int(importlib.import_module("sglang.cli.main").main() or 0)
 
 
 def with_policy(argv: Sequence[str]) -> list[str]:
-    """A server's flags, with a policy; a server in shadow mode has SGLang's own."""
-    is_complete = value_of(argv, _FLAG, "--sage-shadow") is not None
-    return [*argv] if is_complete else [*argv, _FLAG, "sage"]
-
-
-def value_of(argv: Sequence[str], *flags: str) -> str | None:
-    """The value of the last of these flags that is given, as `--flag value` or `--flag=value`; ""
-    if the value is missing. None if no flag is given."""
-    found = None
-    for arg, following in zip(argv, (*argv[1:], ""), strict=False):
-        name, has_value, value = arg.partition("=")
-        if name in flags:
-            found = value if has_value else following
-    return found
+    """A server's flags, with a policy unless they name one; a server in shadow mode has SGLang's
+    own. Raises ValueError and OSError if the file of --config cannot be read."""
+    given, flags = named(argv), [*argv]
+    if not {"schedule_policy", "sage_shadow"} & given.keys():
+        flags += ["--schedule-policy", "sage"]
+    # `sglang serve` does not look for the model in the file, and wants its flag in full.
+    if "model_path" in given and not {"--model-path", "--model"} & {
+        arg.split("=")[0] for arg in argv
+    }:
+        flags += ["--model-path", given["model_path"]]
+    return flags

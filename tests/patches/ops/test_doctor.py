@@ -19,7 +19,6 @@ from bench.engines.server.model import write_model
 from bench.engines.server.policy_server import CPU_MODEL
 from patches.ops import checks, doctor
 from patches.ops.doctor import Finding
-from patches.ops.serve_command import value_of, with_policy
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.store.store import Store, file_of
 from sage_sched.config import SageConfig, StoreConfig
@@ -177,6 +176,10 @@ def a_refused_flag(patient: Patient) -> None:
     patient.flags = ["--enable-pdmux"]
 
 
+def a_wrong_number_of_gpus(patient: Patient) -> None:
+    patient.flags = ["--tensor-par", "two"]
+
+
 def an_unknown_policy(patient: Patient) -> None:
     patient.flags = ["--schedule-policy", "shortest-job-first"]
 
@@ -192,6 +195,7 @@ OF_SGLANG: list[Broken] = [
     (a_damaged_encoder, "'static' cannot be loaded: FileNotFoundError('token vectors')"),
     (no_gpu, "torch sees none"),
     (a_refused_flag, "--enable-pdmux"),
+    (a_wrong_number_of_gpus, "invalid int value: 'two'"),
     (an_unknown_policy, "invalid choice: 'shortest-job-first'"),
 ]
 # The others; here SGLang is not asked about flags, as it would keep our plugin.
@@ -287,30 +291,19 @@ def test_other_packages_warnings_are_not_among_what_it_says(patient: Patient) ->
 
 
 @pytest.mark.parametrize(
-    ("argv", "value"),
-    [(["--tp=2", "--tp", "4"], "4"), (["--tp"], ""), (["--tpx", "4"], None), ([], None)],
-)
-def test_the_last_value_of_a_flag_counts(argv: list[str], value: str | None) -> None:
-    assert value_of(argv, "--tp") == value
-    assert with_policy(argv)[-2:] == ["--schedule-policy", "sage"]
-    assert with_policy(["--sage-shadow", "record"]) == ["--sage-shadow", "record"]
-    assert with_policy(["--schedule-policy=lpm"]) == ["--schedule-policy=lpm"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "argv", "said"),
+    ("settings", "given", "said"),
     [
-        ({}, [], "a chunk of 8192 tokens takes"),
-        ({}, ["--chunked-prefill-size", "100"], "answers, 100 tokens at most"),
-        ({"decode": {"max_gap_ms": math.inf}}, [], "answers, 8192 tokens at most"),
-        ({}, ["--chunked-prefill-size=-1"], "prompts are not chunked"),
-        ({}, ["--chunked-prefill-size", "many"], "see flags"),
+        ({}, None, "a chunk of 8192 tokens takes"),
+        ({}, "100", "answers, 100 tokens at most"),
+        ({"decode": {"max_gap_ms": math.inf}}, None, "answers, 8192 tokens at most"),
+        ({}, "-1", "prompts are not chunked"),
+        *(({}, given, "see flags") for given in ("many", "9" * 30, "9" * 5000)),
     ],
 )
 def test_it_says_what_a_chunk_costs_running_answers(
-    settings: dict[str, object], argv: list[str], said: str
+    settings: dict[str, object], given: str | None, said: str
 ) -> None:
-    found = checks.chunks(SageConfig.parse(settings), argv)
+    found = checks.chunks(SageConfig.parse(settings), {"chunked_prefill_size": given})
     assert said in found
     assert isinstance(found, checks.Note)
 
@@ -318,6 +311,6 @@ def test_it_says_what_a_chunk_costs_running_answers(
 def test_beside_running_answers_chunks_are_cut_by_the_bound() -> None:
     def beside(max_gap_ms: float) -> int:
         config = SageConfig.parse({"decode": {"max_gap_ms": max_gap_ms}})
-        return int(checks.chunks(config, []).partition("answers, ")[2].split()[0])
+        return int(checks.chunks(config, {}).partition("answers, ")[2].split()[0])
 
     assert 0 < beside(200.0) < beside(400.0) < 8192

@@ -1,0 +1,58 @@
+"""Which flags a server is given, and so whether they name a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from patches.flags import named
+from patches.ops.serve_command import with_policy
+
+SAGE = ["--schedule-policy", "sage"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "file", "is_named"),
+    [
+        (["--model-path", "M"], "", False),
+        (["M", "--tp", "2"], "", False),
+        (["--schedule-policy=lpm"], "", True),
+        (["--schedule-pol", "lpm"], "", True),
+        (["--sage-shadow", "record"], "", True),
+        (["--sage-sh=record"], "", True),
+        (["--config", "{file}"], "tp-size: 2\n", False),
+        (["--config", "{file}"], "schedule-policy: fcfs\n", True),
+        (["--config", "{file}", "--tp", "2"], "sage-shadow: record\n", True),
+        (["M", "--schedule-conservativeness", "1", "--their-own-flag", "x"], "", False),
+    ],
+)
+def test_a_policy_is_added_unless_sglang_would_find_one(
+    argv: list[str], file: str, is_named: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "server.yaml").write_text(file)
+    argv = [arg.format(file=tmp_path / "server.yaml") for arg in argv]
+    assert with_policy(argv) == (argv if is_named else [*argv, *SAGE])
+
+
+@pytest.mark.parametrize("argv", [["--config", "{file}"], ["--model-pa", "M"]])
+def test_the_model_is_where_sglang_looks_for_it(argv: list[str], tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text("model-path: M\n")
+    argv = [arg.format(file=tmp_path / "server.yaml") for arg in argv]
+    assert with_policy(argv) == [*argv, *SAGE, "--model-path", "M"]
+
+
+def test_flags_are_found_by_any_name_and_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text("sage-config: a.toml\ntp: 4\nchunked-prefill-size: 9\n")
+    argv = ["--config", f"{tmp_path}/server.yaml", "--chunked-prefill=7", "--tensor-par", "2"]
+    assert named(argv) == {"sage_config": "a.toml", "tp_size": "2", "chunked_prefill_size": "7"}
+
+
+@pytest.mark.parametrize(
+    "content", ["schedule-policy: [", "1: 2\n", "- a\n", "[" * 5000, None, "lora-paths: 2024-02-31"]
+)
+def test_a_file_that_cannot_be_read_is_a_reason(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "server.yaml").write_text(content)
+    with pytest.raises((ValueError, OSError)):
+        with_policy(["--config", f"{tmp_path}/server.yaml"])
