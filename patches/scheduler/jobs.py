@@ -151,10 +151,14 @@ class Jobs:
 
     def accepted(self, batch: Batch, num_tokens: Any) -> None:
         """Count what a speculative step gave each request beyond the one token that was counted
-        when it began. num_tokens: of each, at least 1; None if it was no such step."""
+        when it began. num_tokens: of each, at least 1; None if it was no such step. The work for a
+        request is final at its end (sage_sched.fairness.promises), though under overlap it is in
+        one more step."""
         if num_tokens is None or batch.forward_mode.is_extend_without_speculative():
             return
         for req, accepted in zip(batch.reqs, num_tokens.tolist(), strict=False):
+            if req.sage.has_ended:
+                continue
             self.served_tokens += accepted - 1
             req.sage.job.served_tokens += accepted - 1
 

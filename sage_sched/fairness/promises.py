@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from array import array
 
 import numpy as np
 
@@ -41,16 +41,22 @@ class Promises:
     A promise does not create memory. If a swapped job has found no room, and no running job could
     give any back, others enter (sage_sched.scheduling_pass).
 
+    A policy that takes over from another does not know what became of the work until then. So the
+    accounts of the jobs that it meets begin at its first pass, as if they had come then.
+
     With regret 0 each job is promised its turn as it comes: first come, first served. With infinity
     none is.
     """
 
     def __init__(self, regret: float) -> None:
         self._regret = regret
-        # By arrival, from the first unfinished one or an earlier one, and the work that the server
-        # had done when each came.
+        # The unfinished jobs by arrival, and some that have ended; at most as many again.
         self._jobs: list[Job] = []
-        self._served_at_arrival = np.zeros(0, np.int64)
+        self._ended: set[Job] = set()
+        # Of each, the server's work when its account began; and the work for ended jobs behind it,
+        # up to the next of these jobs, less its own work until its account began.
+        self._starts, self._extras = array("q"), array("q")
+        self._has_looked = False
 
     def arrived(self, job: Job) -> None:
         """A job has come, after all that came before it. Once for each."""
@@ -58,30 +64,43 @@ class Promises:
             job.promise()
         elif self._regret < math.inf:
             self._jobs.append(job)
-            served_tokens = job.served_at_arrival_tokens
-            self._served_at_arrival = np.append(self._served_at_arrival, served_tokens)
+            self._starts.append(job.served_at_arrival_tokens)
+            self._extras.append(0)
+
+    def ended(self, job: Job) -> None:
+        """A job has ended, and is served no more. Once for each."""
+        if not self._jobs:
+            return
+        self._ended.add(job)
+        if 2 * len(self._ended) >= len(self._jobs):
+            self._fold()
+
+    def _fold(self) -> None:
+        """Drop the ended jobs. Their work stays in the accounts of all that came before them."""
+        jobs, starts, extras = self._jobs, self._starts, self._extras
+        self._jobs, self._starts, self._extras = [], array("q"), array("q")
+        for job, start, extra in zip(jobs, starts, extras, strict=True):
+            if job not in self._ended:
+                self._jobs.append(job)
+                self._starts.append(start)
+                self._extras.append(extra)
+            elif self._jobs:
+                self._extras[-1] += job.served_tokens + extra
+        self._ended.clear()
 
     def look(self, view: SchedulerView) -> None:
         """Promise their turn to jobs whose bound is passed, before the jobs are ordered."""
         if not self._jobs:
             return
-        self.forget(view)
-        served = np.array([job.served_tokens for job in self._jobs], np.int64)
+        own = np.array([job.served_tokens for job in self._jobs], np.int64)
+        if not self._has_looked:
+            self._has_looked = True
+            self._starts = array("q", [view.served_tokens] * len(own))
+            self._extras = array("q", (-own).tolist())
+        served = own + np.frombuffer(self._extras, np.int64)
         behind = np.cumsum(served[::-1])[::-1]  # for each and all after it
-        before = view.served_tokens - self._served_at_arrival - behind
+        before = view.served_tokens - np.frombuffer(self._starts, np.int64) - behind
         passed = behind > self._regret * before + max(1, view.locked_tokens)
         for place in np.flatnonzero(passed).tolist():
-            self._jobs[place].promise()
-
-    def forget(self, view: SchedulerView) -> None:
-        """Drop jobs that came before the first unfinished one, if that is worth the search. If the
-        view does not know one of them (its grammar may not be ready), it is promised its turn."""
-        unfinished = [*view.waiting, *view.running, *view.chunked_jobs]
-        if len(self._jobs) <= 2 * len(unfinished) + 64:
-            return
-        first = min((job.arrival for job in unfinished), default=math.inf)
-        num_gone = bisect_left(self._jobs, first, key=lambda job: job.arrival)
-        for job in self._jobs[:num_gone]:
-            job.promise()
-        del self._jobs[:num_gone]
-        self._served_at_arrival = self._served_at_arrival[num_gone:]
+            if not (job := self._jobs[place]).has_promise:
+                job.promise()

@@ -73,15 +73,12 @@ class Sage(Policy):
         return self._indices.rank(job)
 
     def on_end(self, job: Job, now_s: float) -> None:
+        self._promises.ended(job)
         if job.hints.session:
             self._returns.left(job.hints.session, now_s, job.hints.next_in_s)
 
     def on_pass(self, view: SchedulerView) -> None:
         self._promises.look(view)
-
-    def forget(self, view: SchedulerView) -> None:
-        """In place of on_pass, if another order counts at this pass."""
-        self._promises.forget(view)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         came_at = job.served_at_arrival_tokens / self._aging_tokens

@@ -105,6 +105,9 @@ class Proserve(Policy):
             job.memo = Promised(promise, self._worth(job), self._prefill_s(job))
         return is_ranked
 
+    def on_end(self, job: Job, now_s: float) -> None:
+        self._others.on_end(job, now_s)
+
     def on_server(self, server: ServerFacts) -> None:
         super().on_server(server)
         self._others.on_server(server)
@@ -145,7 +148,6 @@ class Proserve(Policy):
         if not self._is_promised_any:
             self._others.on_pass(view)
             return
-        self._others.forget(view)
         jobs = [*running, *chunked, *waiting]
         self._bring_up_to_date(jobs, len(running) + len(chunked))
         self._order(jobs, len(running), view)

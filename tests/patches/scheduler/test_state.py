@@ -6,6 +6,7 @@ from dataclasses import astuple, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -220,6 +221,19 @@ def test_a_tick_dates_those_that_came_with_it(state: SchedulerState) -> None:
     assert (early.sage.job.arrival_s, late.sage.job.arrival_s) == (5.0, 7.5)
     view = state.view(state._scheduler.running_batch)
     assert view.now_s == 7.5
+
+
+def test_drafts_accepted_after_the_end_of_a_request_are_no_work_for_it(
+    state: SchedulerState,
+) -> None:
+    ends, goes_on = arrive(state, request([10] * 9), request([10] * 9))
+    step = stand_in_batch(reqs=[ends, goes_on])
+    step.forward_mode = SimpleNamespace(is_extend_without_speculative=lambda: False)
+    for served_tokens in (2, 2):
+        state.jobs.accepted(step, np.array([3, 2]))
+        assert ends.sage.job.served_tokens == served_tokens
+        state.jobs.gone(ends)
+    assert state.jobs.served_tokens == 2 + 1 + 1
 
 
 def test_what_the_radix_tree_has_of_a_prompt_costs_nothing(state: SchedulerState) -> None:
