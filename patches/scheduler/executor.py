@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from sglang.srt.environ import envs
 from sglang.srt.managers.scheduler import NextBatchPlan
 
 from patches.compat import drop_ended
@@ -153,10 +154,20 @@ def _showing(scheduler: Scheduler, visible: Sequence[Req], call: Callable[[], An
         state.unplanned.clear()
 
 
-def without_swapped(scheduler: Scheduler, call: Callable[[], Any]) -> Any:
-    """Call something that must not see swapped requests in the queue, as they have started already.
-    They keep their places, because only one rank may be calling this."""
-    return _without(scheduler, swapped(scheduler.waiting_queue), call)
+def timed_out(scheduler: Scheduler, poll: Callable[[], list[Any]]) -> list[Any]:
+    """The aborts for SGLang's timeouts. One that has yielded does not wait for its start, nor does
+    it run: its time away counts as neither. Only one rank asks, and tells the others."""
+    away: list[Req] = []
+    if envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0:  # looking at a long queue takes a while
+        away = [req for req in scheduler.waiting_queue if req.sage.is_away]
+    aborts: list[Any] = _without(scheduler, away, poll)
+    if not aborts:
+        return []
+    # SGLang counts from a request's start on.
+    running = [batch for batch in scheduler._collect_inflight_batches() if batch is not None]
+    ran_s = {req.rid: req.sage.waits.ran_s() for batch in running for req in batch.reqs}
+    limit_s = envs.SGLANG_REQ_RUNNING_TIMEOUT.get()
+    return [abort for abort in aborts if ran_s.get(abort.rid, math.inf) > limit_s]
 
 
 def without_started(scheduler: Scheduler, call: Callable[[], Any]) -> Any:

@@ -7,7 +7,6 @@ import time
 from functools import partial
 from typing import Any
 
-from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_policy import AddReqResult, CacheAgnosticPolicy
 from sglang.utils import TypeBasedDispatcher
 
@@ -19,7 +18,7 @@ from patches.probe.setup import install_tap
 from patches.refusals import refuse_model
 from patches.scheduler.admission import add, correct
 from patches.scheduler.decode_pass import order_arrived, run_decode_pass
-from patches.scheduler.executor import run_pass, without_started, without_swapped
+from patches.scheduler.executor import run_pass, timed_out, without_started
 from patches.scheduler.kv_copy import drop, is_swapped
 from patches.scheduler.state import SchedulerState
 from patches.scheduler.switch import switch
@@ -97,10 +96,7 @@ def _setup(hooks: Hooks, process: _Process) -> None:
         # Runs on the entry rank only. What it returns is broadcast to all ranks.
         state: SchedulerState = self.sage
         state.metrics.look()
-        poll = partial(original, self)
-        # Looking at a long queue takes a while.
-        looks = envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0
-        told = [*(without_swapped(self, poll) if looks else poll()), *state.news()]
+        told = [*timed_out(self, partial(original, self)), *state.news()]
         if state.policy.uses_clock or state.policy.away.needs_clock:
             told.append(Tick(now_s=time.monotonic()))
         return told

@@ -80,8 +80,8 @@ class Jobs:
             self._undated.append((job, req))
         self._rank(job)
         # It has waited for its prediction already.
-        waits = Waits(came_at_s(req.sampling_params.custom_params, time.monotonic()))
-        req.sage = RequestState(job, waits)
+        came_s = came_at_s(req.sampling_params.custom_params, time.monotonic())
+        req.sage = RequestState(job, Waits(came_s, since_s=came_s))
         if EXPLAIN.keys() <= (req.sampling_params.custom_params or {}).keys():
             req.customized_info = {EXPLANATION: Explanation(req)}
         if job.is_ranked:

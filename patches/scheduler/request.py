@@ -13,14 +13,16 @@ from sage_sched.slo import Promise
 
 @dataclass(slots=True)
 class Waits:
-    """How long a request has waited, by this rank's clock. For explanations, not for decisions.
+    """How long a request has waited, by this rank's clock. For explanations and SGLang's timeouts,
+    not for plans.
 
-    since_s: when its present wait began; None while it runs. waited_s: all earlier waits.
-    num_before: how many requests were ahead when it was first put in order; None until then.
-    retracted_s: when it was last retracted.
+    came_s: its arrival. since_s: when its present wait began; None while it runs. waited_s: all
+    earlier waits. num_before: how many requests were ahead when it was first put in order; None
+    until then. retracted_s: when it was last retracted.
     """
 
-    since_s: float | None
+    came_s: float
+    since_s: float | None = None
     waited_s: float = 0.0
     num_before: int | None = None
     retracted_s: float = 0.0
@@ -39,6 +41,10 @@ class Waits:
         if self.since_s is None and since_s > self.retracted_s:
             self.retracted_s = since_s
             self.waited_s += max(0.0, time.perf_counter() - since_s)
+
+    def ran_s(self) -> float:
+        """For how long it has run until now."""
+        return time.monotonic() - self.came_s - self.so_far_s()
 
     def so_far_s(self) -> float:
         """All waits until now."""
@@ -73,6 +79,11 @@ class RequestState:
     was_asked_to_yield: bool = False
     why_it_stays: str | None = None
     left_slots: Any = ()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it has yielded and is not back yet."""
+        return self.job.num_yields > 0 and self.waits.since_s is not None
 
 
 def predicted(job: Job) -> dict[str, Any]:

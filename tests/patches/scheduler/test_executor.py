@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import gc
+import time
 from array import array
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.scheduler import Scheduler
 
-from patches.scheduler.executor import run_pass, without_started, without_swapped
+from patches.scheduler.executor import run_pass, timed_out, without_started
 from patches.scheduler.preemption import Preemption
+from patches.scheduler.request import Waits
 from sage_sched.gap import Gap
 from sage_sched.plan import Budget, Yield
 from sage_sched.policies.sage import Sage
@@ -90,15 +94,42 @@ def test_on_a_release_that_keeps_them_so_long_those_that_have_ended_are_not_in_t
     assert not server.batch.batch_is_full
 
 
-def test_who_looks_at_the_queue_without_the_swapped_leaves_it_as_it_was() -> None:
-    server = FullServer(num_waiting=6, num_newcomers=0)
-    before = list(server.scheduler.waiting_queue)
-    for request in before[::2]:
-        request.kv.retraction_backup = object()
-    queue = server.scheduler.waiting_queue
-    seen = without_swapped(server.scheduler, lambda: list(server.scheduler.waiting_queue))
-    assert seen == before[1::2]
-    assert server.scheduler.waiting_queue is queue
+# Seconds since each request's start, for which it ran since, and since its latest entry into the
+# queue; and whether it is away.
+_WAITS, _WAITS_LONG, _AWAY_LONG = (0, 0, 5, False), (0, 0, 500, False), (500, 20, 400, True)
+_RUNS, _RUNS_LONG, _BACK = (20, 20, 30, False), (500, 500, 510, False), (500, 20, 40, False)
+
+
+@pytest.mark.parametrize("waiting_s", [-1.0, 100.0])
+@pytest.mark.parametrize("running_s", [-1.0, 100.0])
+def test_sglangs_timeouts_do_not_count_the_time_that_a_request_was_away(
+    monkeypatch: pytest.MonkeyPatch, waiting_s: float, running_s: float
+) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    scheduler, queue = server.scheduler, server.scheduler.waiting_queue
+    del server.batch.reqs[3:]
+    scheduler._collect_inflight_batches = lambda: [server.batch, None]
+    now_s = time.monotonic()
+    situation = (_WAITS, _WAITS_LONG, _AWAY_LONG, _RUNS, _RUNS_LONG, _BACK)
+    requests = [*queue, *server.batch.reqs]
+    for i, (request, times) in enumerate(zip(requests, situation, strict=True)):
+        started_s, ran_s, queued_s, is_away = times
+        request.rid = f"{i}"
+        request.time_stats = SimpleNamespace(
+            wait_queue_entry_time=time.perf_counter() - queued_s,
+            forward_entry_time=time.perf_counter() - started_s if started_s else 0.0,
+        )
+        request.sage.waits = Waits(came_s=now_s - started_s, waited_s=started_s - ran_s)
+        if is_away:
+            request.sage.job.num_yields = 1
+            request.sage.waits = Waits(now_s - started_s, since_s=now_s - queued_s)
+    monkeypatch.setenv("SGLANG_REQ_WAITING_TIMEOUT", f"{waiting_s}")
+    monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", f"{running_s}")
+    before = [*queue]
+    aborted = timed_out(scheduler, partial(Scheduler._poll_timeout_aborts, scheduler))
+    late = [_WAITS_LONG] * (waiting_s > 0) + [_RUNS_LONG] * (running_s > 0)
+    assert [situation[int(abort.rid)] for abort in aborted] == late
+    assert scheduler.waiting_queue is queue
     assert queue == before
 
 
@@ -107,7 +138,7 @@ def test_one_that_a_full_queue_drops_for_a_more_important_one_is_gone() -> None:
     before = list(server.scheduler.waiting_queue)
     for request in before[::2]:
         request.kv.retraction_backup = object()
-    dropped = without_swapped(server.scheduler, lambda: server.scheduler.waiting_queue.pop(1))
+    dropped = without_started(server.scheduler, lambda: server.scheduler.waiting_queue.pop(1))
     assert dropped is before[3]
     assert server.scheduler.waiting_queue == [*before[:3], *before[4:]]
 

@@ -27,7 +27,7 @@ class Spans:
 
 def request(rid: str, arrival: int) -> Any:
     job = Job(arrival, 7, 100, LengthDistribution.from_samples([20] * 9, "history"), 0)
-    state = SimpleNamespace(job=job, waits=Waits(None, 1.5, 3))
+    state = SimpleNamespace(job=job, waits=Waits(0.0, waited_s=1.5, num_before=3))
     stats = SimpleNamespace(trace_ctx=Spans())
     return SimpleNamespace(rid=rid, sage=state, time_stats=stats, output_ids=[])
 
