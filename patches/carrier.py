@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from predictor_store.predict.asked import digest
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import CLIENTS_HINTS, NO_HINTS, Hints
 
@@ -72,6 +73,11 @@ def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
         case [str() as rid, float() as came_s, float() as begun_s]:
             return rid, came_s, begun_s
     return None
+
+
+def session_of(session_id: str) -> str:
+    """The hint for one of SGLang's own sessions, which clients open, name and close."""
+    return digest("SGLang's", session_id)
 
 
 def came_at_s(custom_params: object, now_s: float) -> float:

@@ -47,6 +47,7 @@ class Returns:
         # In the order of their last requests: mean logarithm of a session's pauses, and how many.
         self._known: dict[str, tuple[float, int]] = {}
         self._unfinished: dict[str, int] = {}
+        self._closed: set[str] = set()  # of these
         # Of those that are away: since when, and what is foreseen.
         self._away: dict[str, tuple[float, float]] = {}
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
@@ -59,8 +60,11 @@ class Returns:
 
     def came(self, session: str, now_s: float) -> None:
         self._unfinished[session] = self._unfinished.pop(session, 0) + 1
+        self._closed.discard(session)
         if len(self._unfinished) > MOST_SESSIONS:  # nobody may have said that it ended
-            del self._unfinished[next(iter(self._unfinished))]
+            oldest = next(iter(self._unfinished))
+            del self._unfinished[oldest]
+            self._closed.discard(oldest)
         if session not in self._away:
             return
         since_s, foreseen = self._away.pop(session)
@@ -83,6 +87,9 @@ class Returns:
         if self._unfinished[session]:
             return
         del self._unfinished[session]
+        if session in self._closed:
+            self._closed.discard(session)
+            next_in_s = math.inf
         mean, number = self._known.get(session, (0.0, 0))
         foreseen = (number * mean + _OTHERS * self._mean) / (number + _OTHERS) if number else _FIRST
         self._away.pop(session, None)
@@ -93,6 +100,12 @@ class Returns:
             self._away[session] = now_s, foreseen
         if len(self._away) > MOST_SESSIONS:
             del self._away[next(iter(self._away))]
+
+    def closed(self, session: str) -> None:
+        """Its client says that it does not come back, after what is unfinished of it."""
+        self._away.pop(session, None)
+        if session in self._unfinished:
+            self._closed.add(session)
 
     def rate(self, session: str, now_s: float) -> float:
         """Returns per second, see the class; inf for one that has come back, 0 if unknown."""

@@ -143,6 +143,16 @@ def scope_of(obj: GenerateReqInput) -> str:
     return obj.lora_path if isinstance(obj.lora_path, str) else ""
 
 
+def _session_of(manager: TokenizerManager, obj: GenerateReqInput) -> str:
+    """A name for the session of SGLang's that a request is in; "" if it is in none."""
+    params = obj.session_params
+    name = params.get("id") if isinstance(params, dict) else None
+    # Elsewhere it names who asks, and SGLang keeps nothing by it.
+    if getattr(manager.server_args, "enable_session_radix_cache", False):
+        name = name or obj.session_id
+    return carrier.session_of(name) if isinstance(name, str) and name else ""
+
+
 def _chat_of(obj: GenerateReqInput, tenant: str) -> str:
     """A name for a chat, by its beginning; "" for other requests, and for several samples of one,
     which would look like a chat that goes on at once."""
@@ -176,7 +186,8 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
     )
     hints = ours.urgency.hints(hints, text)
     if not hints.session:
-        hints = replace(hints, session=_chat_of(obj, hints.tenant))
+        session = _session_of(manager, obj) or _chat_of(obj, hints.tenant)
+        hints = replace(hints, session=session)
     asked = carrier.encode_asked(str(obj.rid), state.came_s, time.monotonic())
     state.carried = {**carrier.encode_hints(hints), **asked}
     if state.explains:

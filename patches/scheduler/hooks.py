@@ -10,6 +10,7 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import AddReqResult, CacheAgnosticPolicy
 from sglang.utils import TypeBasedDispatcher
 
+from patches import carrier
 from patches.engine_types import Batch, Req, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Hooks
 from patches.messages import EarlyAbort, Scores, SetSettings, StepTimes, Tick, dispatches
@@ -167,6 +168,11 @@ def _passes(hooks: Hooks, process: _Process) -> None:
     def after_checkpoint(_: None, self: object, req: Req, *args: Any, **kw: Any) -> None:
         if hasattr(req, "sage"):
             process.state.session_kv.mark(req, req.sage.job.hints.session)
+
+    @hooks.at(f"{_SCHEDULER}.close_session", AFTER, "recv_req")
+    def after_close_session(_: None, self: Scheduler, recv_req: Any) -> None:
+        if (returns := self.sage.policy.returns) is not None:
+            returns.closed(carrier.session_of(str(recv_req.session_id)))
 
     @hooks.at(f"{_SCHEDULER}.flush_cache", AFTER)
     def after_flush_cache(success: bool, self: Scheduler, *args: Any, **kw: Any) -> None:

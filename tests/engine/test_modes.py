@@ -169,16 +169,20 @@ def answer_to(server: SageServer, ids: Sequence[int], rid: str) -> dict[str, Any
     return found
 
 
-def test_kv_of_eight_bits_parallel_experts_and_decode_steps_between_prefills(
+def test_kv_of_eight_bits_parallel_experts_decode_steps_between_prefills_and_sessions_in_the_tree(
     tmp_path: Path,
 ) -> None:
     model = write_model(tmp_path / "mixtral", hidden_size=_HIDDEN_SIZE, num_experts=4)
     flags = [*YIELDING_FLAGS, "--kv-cache-dtype", "fp8_e5m2", "--prefill-decode-interval", "2"]
     flags += ["--tp-size", "2", "--ep-size", "2"]
+    sessions: list[dict[str, Any]] = [{}]
+    if compat._release() != "0.5.22":
+        flags += ["--enable-session-radix-cache"]
+        sessions += [{"session_id": "one"}, {"session_id": "other"}]
     settings = f"{PATIENT}{YIELDING}"
     env = CHECKED | TWO_RANKS | torch_kernels.install(tmp_path)
     with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:
-        all_yield_and_come_back(server)
+        all_yield_and_come_back(server, sessions)
 
 
 def adapter(folder: Path, seed: int) -> Path:

@@ -20,11 +20,15 @@ _PROMPT_TOKENS, _POOL_TOKENS = 250, 640
 _NUM_PAUSES = 64
 
 
-def ask(server: SageServer, ids: list[int], session: str = "", **said: Any) -> int:
-    """How many of its tokens were cached."""
+def ask(
+    server: SageServer, ids: list[int], session: str = "", opened: str = "", **said: Any
+) -> int:
+    """How many of its tokens were cached. opened: a session of SGLang's that it is in."""
     claims = {"custom_params": {"session": session, **said}} if session else {}
     sampling = {"temperature": 0, "max_new_tokens": 2, **claims}
-    body = {"input_ids": ids, "sampling_params": sampling}
+    body: dict[str, Any] = {"input_ids": ids, "sampling_params": sampling}
+    if opened:
+        body["session_params"] = {"id": opened}
     answer = requests.post(f"{server.url}/generate", json=body, timeout=300)
     answer.raise_for_status()
     found: int = answer.json()["meta_info"]["cached_tokens"]
@@ -96,6 +100,19 @@ def test_the_kv_of_a_session_that_will_soon_be_back_outlives_that_of_others(
         ask(server, prompt(11, 300))
         assert ask(server, comes) >= 199
         assert ask(server, ends) <= 1
+
+        # One that its client has closed does not.
+        assert requests.post(f"{server.url}/flush_cache", timeout=300).ok
+        names = {name: {"session_id": name} for name in ("is open", "is closed")}
+        for number, name in enumerate(names):
+            opening = {"capacity_of_str_len": 1000, **names[name]}
+            assert requests.post(f"{server.url}/open_session", json=opening, timeout=300).ok
+            ask(server, prompt(15 + number, 200), opened=name)
+        closing = names["is closed"]
+        assert requests.post(f"{server.url}/close_session", json=closing, timeout=300).ok
+        ask(server, prompt(17, 300))
+        assert ask(server, prompt(15, 200)) >= 199
+        assert ask(server, prompt(16, 200)) <= 1
 
         # So it is of a chat, which its beginning tells from others.
         assert requests.post(f"{server.url}/flush_cache", timeout=300).ok

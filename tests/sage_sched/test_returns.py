@@ -81,6 +81,23 @@ def test_what_a_client_says_counts_more_than_earlier_pauses() -> None:
     assert rates[math.inf] == 0
 
 
+@pytest.mark.parametrize("is_unfinished", [True, False])
+def test_a_session_that_is_closed_is_worth_nothing_unless_it_comes_all_the_same(
+    is_unfinished: bool,
+) -> None:
+    returns = learned()
+    now_s = told(returns, "a", [8.0] * 9)
+    if is_unfinished:
+        returns.came("a", now_s)
+    returns.closed("a")
+    assert (returns.rate("a", now_s) == math.inf) == is_unfinished
+    if is_unfinished:
+        returns.left("a", now_s)
+    assert returns.rate("a", now_s + 4) == 0
+    now_s = told(returns, "a", [8.0], now_s)
+    assert returns.rate("a", now_s + 4) > 0
+
+
 @pytest.mark.parametrize("most_come_back", [True, False])
 def test_how_many_come_back_after_a_first_answer_is_learned(most_come_back: bool) -> None:
     returns = Returns()

@@ -7,10 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.io_struct import GenerateReqInput
 
 from bench.engines.server.model import write_model
+from patches.carrier import session_of
 from patches.http.hooks import _before_output
-from patches.http.predict import RequestPrediction, _chat_of, last_user_text, prompt_text
+from patches.http.predict import (
+    RequestPrediction,
+    _chat_of,
+    _session_of,
+    last_user_text,
+    prompt_text,
+)
 from predictor_store.data.warm import load_tokenizer
 from predictor_store.predict.asked import Asked
 
@@ -65,6 +73,24 @@ def test_a_chat_is_a_session_of_its_tenant_and_adapter_unless_it_has_several_sam
     assert session(chat, sampling_params={"n": 1}) == session(chat)
     assert session(chat, sampling_params={"n": 2}) == ""
     assert session(Asked()) == session(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "keeps_by_id", "session"),
+    [
+        ({"session_params": {"id": "a"}}, False, "a"),
+        ({"session_id": "a"}, True, "a"),
+        ({"session_id": "a"}, False, ""),
+        ({"session_params": {"id": 7}, "session_id": None}, True, ""),
+        ({}, True, ""),
+    ],
+)
+def test_a_session_of_sglangs_is_named_as_where_it_is_closed(
+    fields: dict[str, Any], keeps_by_id: bool, session: str
+) -> None:
+    args = SimpleNamespace(enable_session_radix_cache=keeps_by_id)
+    named = _session_of(SimpleNamespace(server_args=args), GenerateReqInput(text="a", **fields))  # type: ignore[arg-type]
+    assert named == (session and session_of(session))
 
 
 def test_a_request_whose_prediction_is_awaited_can_be_dumped() -> None:
