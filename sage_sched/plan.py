@@ -59,6 +59,14 @@ class Budget:
             if value is not None and (type(value) is not int or value < least):
                 raise ValueError(f"{name} is {value!r}, allowed: whole numbers from {least}, None")
 
+    def next_chunk_tokens(self, left_tokens: int, pass_tokens: int, unit_tokens: int) -> int:
+        """KV that the next chunk takes at most, in whole units, of a prompt of which so much is
+        left. pass_tokens: see SchedulerView. unit_tokens: by which the engine cuts prompts; it
+        always takes one unit."""
+        limits = (left_tokens, pass_tokens, self.prefill_tokens, self.chunk_tokens)
+        num_tokens = min(limit for limit in limits if limit is not None)
+        return max(1, -(-num_tokens // unit_tokens)) * unit_tokens
+
 
 UNLIMITED = Budget()
 

@@ -54,10 +54,16 @@ class Engine(Protocol[Request]):
 
     def admit(self, visible: Sequence[Request], budget: Budget) -> None:
         """The engine's own pass, which sees only these waiting requests, and prefills as many of
-        them as find room within the budget. The others stay in the queue behind those left."""
+        them as find room within the budget. The others stay in the queue behind those left.
+
+        SGLang prefills the next chunk of a prompt in every pass, and ends if there is no room for
+        it. So before that pass the last of the order are retracted, as SGLang does before a decode
+        step, until the chunk and a decode step have room. The last running request leaves too.
+        """
 
     def decode_only(self) -> None:
-        """The engine's own pass, which prefills nothing."""
+        """The engine's own pass, which prefills nothing, unless the running requests need the
+        memory of a prompt that is being chunked: then the chunk goes on."""
 
 
 def run_pass(engine: Engine[Request]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sage_sched.job import Job
+from sage_sched.plan import UNLIMITED
 from sage_sched.steps import ServerFacts
 
 
@@ -100,7 +101,9 @@ class SchedulerView:
         chunk_tokens = 0
         if (job := self.chunked) is not None:
             left_tokens = job.input_tokens + job.generated_tokens - job.prefilled_tokens
-            chunk_tokens = self._in_pages(min(left_tokens, self.pass_tokens))
+            chunk_tokens = UNLIMITED.next_chunk_tokens(
+                left_tokens, self.pass_tokens, self.page_size
+            )
         return self.step_tokens + chunk_tokens > self.room_tokens
 
     def uncached_tokens(self, job: Job) -> int:

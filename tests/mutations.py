@@ -852,10 +852,18 @@ MUTATIONS = (
         f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",
     ),
     Mutation(
+        "a chunk goes on without room",
+        "patches/scheduler/executor.py",
+        "self._retract_for_chunk(budget) if self.is_chunking else []",
+        "[]",
+        "tests/patches/scheduler/test_executor.py"
+        "::test_the_last_of_the_order_leave_before_a_chunk_that_has_no_room",
+    ),
+    Mutation(
         "a slot is given back twice",
         "patches/scheduler/kv_copy.py",
-        "    _leave(running_batch, req)\n    return True\n",
-        "    _leave(running_batch, req)\n"
+        "    retract(running_batch, req)\n    return True\n",
+        "    retract(running_batch, req)\n"
         "    free = scheduler.req_to_token_pool.free_slots\n    free += free[-1:]\n"
         "    return True\n",
         f"{_PREEMPTION}::test_an_answer_is_the_same_whoever_it_yielded_to",

@@ -3,6 +3,7 @@ what its own part of the pass sees."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,22 @@ from sglang.srt.managers.scheduler import NextBatchPlan
 from patches.compat import drop_ended
 from patches.engine_types import Batch, Req, Scheduler
 from patches.scheduler import queues
-from patches.scheduler.kv_copy import is_swapped, swapped
+from patches.scheduler.kv_copy import is_swapped, leaves_memory, retract, retract_chunked, swapped
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.priorities import follow_settings
 from patches.scheduler.state import SchedulerState
-from patches.scheduler.view import is_full, is_short, num_arrivals
+from patches.scheduler.view import (
+    is_full,
+    is_short,
+    num_arrivals,
+    pass_tokens,
+    room_tokens,
+    step_tokens,
+)
 from sage_sched import scheduling_pass
 from sage_sched.plan import Budget, Plan, Yield
+
+logger = logging.getLogger(__name__)
 
 
 def run_pass(scheduler: Scheduler, original: Callable[[Batch], Any], running_batch: Batch) -> Any:
@@ -107,16 +117,40 @@ class Pass:
             self._preemption.carried_out(plan, self.queue, entering, left, yielded)
 
     def admit(self, visible: Sequence[Req], budget: Budget) -> None:
+        retracted = self._retract_for_chunk(budget) if self.is_chunking else []
         with _within(self._scheduler, budget, self.running):
             self.done = _showing(self._scheduler, visible, lambda: self._original(self.running))
         self.running = self.done.running_batch
+        if retracted:
+            self.queue = [*self.queue, *retracted]
 
     def decode_only(self) -> None:
-        if self.is_chunking and _can_park(self._scheduler, self.running):
+        if not self.is_chunking:
+            self.done = _showing(self._scheduler, [], lambda: self._original(self.running))
+        elif _can_park(self._scheduler, self.running):
             # SGLang's pass would prefill the next chunk.
             self.done = NextBatchPlan(batch_to_run=None, running_batch=self.running)
         else:
-            self.done = _showing(self._scheduler, [], lambda: self._original(self.running))
+            self.admit([], Budget(prefill_tokens=0))
+
+    def _retract_for_chunk(self, budget: Budget) -> list[Req]:
+        """Those that left, as the next chunk had no room. If it still has none, the chunked prompt
+        leaves too: streaming sessions keep their KV when they are retracted."""
+        scheduler, running = self._scheduler, self.running
+        if _has_room_for_chunk(scheduler, running, budget):
+            return []
+        default = running._get_decode_retraction_order(running.reqs)
+        order = [req for req in map(running.reqs.__getitem__, default) if leaves_memory(req)]
+        gone: list[Req] = []
+        while order and not _has_room_for_chunk(scheduler, running, budget):
+            gone.append(order.pop())
+            retract(running, gone[-1])
+        may_leave = scheduler.server_args.disaggregation_mode == "null"
+        if may_leave and not _has_room_for_chunk(scheduler, running, budget):
+            gone.append(retract_chunked(scheduler))
+        self.is_full = False
+        logger.warning("the next chunk of a prompt has no room: %d requests retracted", len(gone))
+        return gone
 
 
 def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
@@ -135,6 +169,19 @@ def _can_park(scheduler: Scheduler, running_batch: Batch) -> bool:
     memory, as SGLang does not retract it; nor if a prefill delayer is used, which all ranks have to
     ask in every pass."""
     return scheduler.prefill_delayer is None and running_batch.check_decode_mem()
+
+
+def _has_room_for_chunk(scheduler: Scheduler, running_batch: Batch, budget: Budget) -> bool:
+    """Whether the next chunk and a decode step have room."""
+    if scheduler.is_hybrid_swa:  # there SGLang lets a chunk wait
+        return running_batch.is_empty() or bool(running_batch.check_decode_mem())
+    chunked = scheduler.chunked_req
+    assert chunked is not None
+    left_tokens = len(chunked.origin_input_ids) + len(chunked.output_ids) - chunked.prefix_len
+    chunk_tokens = budget.next_chunk_tokens(
+        left_tokens, pass_tokens(scheduler, running_batch), _unit_tokens(scheduler)
+    )
+    return step_tokens(scheduler, running_batch) + chunk_tokens <= room_tokens(scheduler)
 
 
 def _showing(scheduler: Scheduler, visible: Sequence[Req], call: Callable[[], Any]) -> Any:
@@ -200,7 +247,7 @@ def _within(scheduler: Scheduler, budget: Budget, running_batch: Batch) -> Itera
     """Within this, SGLang prefills no more than the budget, rounded down to units by which this
     server can cut prompts, but at least one unit."""
     prefill_tokens, chunk_tokens = scheduler.max_prefill_tokens, scheduler.chunked_prefill_size
-    unit_tokens = math.lcm(scheduler.page_size, scheduler.truncation_align_size or 1)
+    unit_tokens = _unit_tokens(scheduler)
     scheduler.sage.chunk_limit_tokens = _units(budget.chunk_tokens, unit_tokens)
     limit_tokens = _units(budget.prefill_tokens, unit_tokens)
     if limit_tokens is not None:
@@ -214,6 +261,10 @@ def _within(scheduler: Scheduler, budget: Budget, running_batch: Batch) -> Itera
     finally:
         scheduler.max_prefill_tokens, scheduler.chunked_prefill_size = prefill_tokens, chunk_tokens
         scheduler.sage.chunk_limit_tokens = None
+
+
+def _unit_tokens(scheduler: Scheduler) -> int:
+    return math.lcm(scheduler.page_size, scheduler.truncation_align_size or 1)
 
 
 def _units(num_tokens: int | None, unit_tokens: int) -> int | None:

@@ -122,12 +122,35 @@ def swap_out(scheduler: Scheduler, running_batch: Batch, req: Req) -> bool:
     if not least(scheduler, copied):  # it failed on some rank
         drop(scheduler, req)
         return False
-    num_others = len(running_batch.reqs) - 1
     req.sage.left_slots = _in_tree(scheduler, req)
-    # A decode server would copy it once more.
+    retract(running_batch, req)
+    return True
+
+
+def retract(running_batch: Batch, req: Req) -> None:
+    """Take a running request off the device, as SGLang does when memory runs out. Its KV is gone
+    but for what the radix tree has of its prompt."""
+    num_others = len(running_batch.reqs) - 1
+    # A decode server would copy it to host memory.
     running_batch.release_req(running_batch.reqs.index(req), num_others, offload_kv=False)
     _leave(running_batch, req)
-    return True
+
+
+def retract_chunked(scheduler: Scheduler) -> Req:
+    """The same for the prompt that is being chunked, as SGLang does when it is paused."""
+    req = scheduler.chunked_req
+    assert req is not None
+    release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
+    req.reset_for_retract()
+    scheduler.chunked_req = None
+    req.time_stats.set_wait_queue_entry_time()
+    return req
+
+
+def leaves_memory(req: Req) -> bool:
+    """Whether the KV of a running request is free when it is retracted. A streaming session keeps
+    it, and SGLang does not retract beams but aborts them."""
+    return req.beam_group is None and not getattr(req.session, "streaming", False)
 
 
 def leave_in_tree(scheduler: Scheduler, running_batch: Batch, req: Req) -> None:

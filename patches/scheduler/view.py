@@ -51,8 +51,8 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         locked_tokens=scheduler.max_total_num_tokens - free_tokens - evictable_tokens,
         host_free_tokens=0 if preemption is None else preemption.host_free_tokens(in_host_memory),
         page_size=scheduler.page_size,
-        step_tokens=_step_tokens(scheduler, running_batch),
-        pass_tokens=_pass_tokens(scheduler, running_batch),
+        step_tokens=step_tokens(scheduler, running_batch),
+        pass_tokens=pass_tokens(scheduler, running_batch),
         server=state.server,
         can_swap=preemption is not None,
         may_leave=preemption is not None and preemption.config.enabled,
@@ -107,12 +107,16 @@ def is_full(scheduler: Scheduler, running_batch: Batch) -> bool:
 
 def is_short(scheduler: Scheduler, running_batch: Batch) -> bool:
     """Whether memory runs out at the next decode step."""
-    room_tokens: int = scheduler.token_to_kv_pool_allocator.available_size()
-    room_tokens += scheduler.tree_cache.evictable_size()
-    return _step_tokens(scheduler, running_batch) > room_tokens
+    return step_tokens(scheduler, running_batch) > room_tokens(scheduler)
 
 
-def _step_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
+def room_tokens(scheduler: Scheduler) -> int:
+    """See SchedulerView."""
+    free_tokens: int = scheduler.token_to_kv_pool_allocator.available_size()
+    return free_tokens + scheduler.tree_cache.evictable_size()
+
+
+def step_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
     """KV that the next decode step takes, in whole pages. 0 if SGLang would skip a step rather than
     retract, because the result in flight ends answers and returns their memory
     (Scheduler.update_running_batch)."""
@@ -122,7 +126,7 @@ def _step_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
     return running_batch.new_tokens_required_next_decode() + num_joining * scheduler.page_size
 
 
-def _pass_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
+def pass_tokens(scheduler: Scheduler, running_batch: Batch) -> int:
     """Most prompt tokens that PrefillAdder's budgets (managers/schedule_policy.py) allow."""
     chunk_tokens = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
     num_mixed = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0

@@ -38,11 +38,12 @@ _NO_HOST_MEMORY = PreemptionConfig(host_pool_gib=1e-9)
 class StandInRequest:
     """What our hooks read of a request (sglang/srt/managers/schedule_batch.py, Req)."""
 
-    to_finish = session = lock = None
+    to_finish = session = lock = beam_group = None
     extra_key = cache_salt = input_embeds = None
     prefix_len = 0
     rid = "a request"
     cached_tokens = 0
+    time_stats = SimpleNamespace(set_wait_queue_entry_time=lambda: None)
 
     def __init__(self, generator: np.random.Generator, hints: Hints = NO_HINTS) -> None:
         lengths = generator.lognormal(5.5, 1.0, MAX_ATOMS).astype(np.int64) + 1
@@ -71,6 +72,9 @@ class StandInRequest:
 
     def finished(self) -> bool:
         return False
+
+    def reset_for_retract(self) -> None:
+        self.prefix_len = 0
 
     def _compute_max_prefix_len(self, num_tokens: int) -> int:
         return num_tokens - 1

@@ -248,7 +248,7 @@ class _DecodeNode(Node):
     def _retract(self) -> None:
         """Those that leave are copied to host memory. Under SGLang's policies they come back before
         others get room."""
-        state, order = self.state, self._retention_order()
+        state, order = self.state, self.state.retention_order()
         retracted: list[Progress] = []
         while not retracted or state.decode.pages_needed(1) > state.pool.room_pages:
             progress = order.pop()

@@ -112,10 +112,24 @@ class Pass:
 
     def admit(self, visible: Sequence[Progress], budget: Budget) -> None:
         if (visible or self.is_chunking) and not _is_closed(self._state):
+            self._make_room_for_chunk(budget)
             self.result.parts = _admit(self._state, budget, visible).parts
 
     def decode_only(self) -> None:
-        return
+        if self.is_chunking and self._state.step_tokens > self._state.pool.room_tokens:
+            self.admit([], Budget(prefill_tokens=0))
+
+    def _make_room_for_chunk(self, budget: Budget) -> None:
+        state, chunked = self._state, self._state.chunked
+        if chunked is None:
+            return
+        left_tokens = chunked.fill_tokens - chunked.prefilled_tokens
+
+        def next_tokens() -> int:
+            return budget.next_chunk_tokens(left_tokens, state.pass_tokens, state.pool.page_size)
+
+        if state.step_tokens + next_tokens() > state.pool.room_tokens:
+            state.retract(next_tokens)
 
 
 def _admit(state: EngineState, budget: Budget, visible: Sequence[Progress]) -> PassResult:

@@ -16,14 +16,13 @@ from bench.engines.simulator.on_time import num_on_time
 from bench.engines.simulator.prefill_adder import Part
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
-from bench.engines.simulator.state import RETRACT_DECODE_STEPS, EngineState, Options
+from bench.engines.simulator.state import EngineState, Options
 from bench.engines.simulator.stock import StockPolicy
 from bench.policies.srpt_oracle import SrptOracle
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.gap import GAPS_PER_S, Gap
 from sage_sched.job import Job
-from sage_sched.order import retention_order
 from sage_sched.policy import Policy
 from sage_sched.slo import Promise
 from sage_sched.steps import attended_pairs
@@ -271,33 +270,8 @@ class Node:
         self.num_outstanding -= 1
         self._on_finish(progress)
 
-    def _retention_order(self) -> list[Progress]:
-        """Those that decode; if one has to leave, it is the last. Under SGLang's policies the
-        fewest output tokens leave first, of these the longest input, of these the last in the
-        batch."""
-        order = sorted(self.state.decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
-        if not isinstance(self._policy, Policy):
-            return order
-        jobs = [progress.job for progress in order]
-        places = retention_order(jobs, range(len(jobs)), self._policy, self.state.view())
-        return [order[place] for place in places]
-
     def _retract(self) -> None:
-        """SGLang's retract_decode, until a step fits."""
-        state, decode, pool = self.state, self.state.decode, self.state.pool
-        order = self._retention_order()
-        retracted: list[Progress] = []
-        while not retracted or decode.pages_needed(1) > pool.room_pages:
-            progress = order.pop()
-            decode.leave(progress)
-            pool.leave(progress)
-            pool.free_at_least(len(order) * RETRACT_DECODE_STEPS)
-            progress.num_retractions += 1
-            retracted.append(progress)
-        state.ratio.estimate(decode)
-        for progress in retracted:
-            state.requeue(progress)
-        state.batch_is_full = False
+        self.state.retract()
 
 
 def _due_s(progress: Progress, token: int) -> float:

@@ -16,6 +16,7 @@ from bench.engines.simulator.stock import Reserve, StockPolicy
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.job import Job
+from sage_sched.order import retention_order
 from sage_sched.plan import Way
 from sage_sched.policy import Policy
 from sage_sched.view import Holding, SchedulerView
@@ -115,6 +116,12 @@ class EngineState:
         return len(self.decode) if self.engine.mixed_chunk else 0
 
     @property
+    def pass_tokens(self) -> int:
+        """See SchedulerView."""
+        engine = self.engine
+        return min(engine.max_prefill_tokens, engine.chunked_prefill_size) - self.num_mixed
+
+    @property
     def free_slots(self) -> int:
         """How many more may run."""
         return self.engine.max_running_requests - len(self.decode) - len(self.parked)
@@ -165,8 +172,7 @@ class EngineState:
             - sum(progress.kv_tokens for progress in self.queue if progress.swapped),
             page_size=self.pool.page_size,
             step_tokens=self.step_tokens,
-            pass_tokens=min(self.engine.max_prefill_tokens, self.engine.chunked_prefill_size)
-            - self.num_mixed,
+            pass_tokens=self.pass_tokens,
             server=self.server,
             can_swap=self.can_swap,
             may_leave=self.can_swap,
@@ -220,6 +226,33 @@ class EngineState:
         progress.swapped = False
         self.decode.join(progress)
         return True
+
+    def retention_order(self) -> list[Progress]:
+        """Those that decode; if one has to leave, it is the last. Under SGLang's policies the
+        fewest output tokens leave first, of these the longest input, of these the last in the
+        batch."""
+        order = sorted(self.decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
+        if not isinstance(self.policy, Policy):
+            return order
+        jobs = [progress.job for progress in order]
+        places = retention_order(jobs, range(len(jobs)), self.policy, self.view())
+        return [order[place] for place in places]
+
+    def retract(self, chunk_tokens: Callable[[], int] = lambda: 0) -> None:
+        """SGLang's retract_decode, until a step fits, and the next chunk too."""
+        order = self.retention_order()
+        retracted: list[Progress] = []
+        while order and self.step_tokens + chunk_tokens() > self.pool.room_tokens:
+            progress = order.pop()
+            self.decode.leave(progress)
+            self.pool.leave(progress)
+            self.pool.free_at_least(len(order) * RETRACT_DECODE_STEPS)
+            progress.num_retractions += 1
+            retracted.append(progress)
+        self.ratio.estimate(self.decode)
+        for progress in retracted:
+            self.requeue(progress)
+        self.batch_is_full = False
 
     def served(self, num_steps: int) -> None:
         """Count the tokens of decode steps."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sglang.srt.managers.scheduler import Scheduler
 
+from patches.scheduler import kv_copy
 from patches.scheduler.executor import run_pass, timed_out, without_started
 from patches.scheduler.preemption import Preemption
 from patches.scheduler.request import Waits
@@ -210,8 +211,75 @@ def test_while_decode_alone_might_run_out_of_memory_the_chunk_goes_on(
     monkeypatch.setattr(Sage, "budget", lambda self, view: Budget(prefill_tokens=0))
     server.batch.check_decode_mem = lambda: False
     went_on: list[Any] = []
-    run_pass(server.scheduler, went_on.append, server.batch)
+
+    def original(batch: Any) -> Any:
+        went_on.append(batch)
+        return SimpleNamespace(running_batch=batch)
+
+    server.scheduler.token_to_kv_pool_allocator.available_size = lambda: 10**6
+    run_pass(server.scheduler, original, server.batch)
     assert went_on == [server.batch]
+
+
+@pytest.mark.parametrize(
+    ("free_tokens", "num_streaming", "is_hybrid", "num_left", "goes_on"),
+    [
+        (1003, 0, False, 3, True),
+        (1002, 0, False, 2, True),
+        (400, 0, False, 1, True),
+        (100, 0, False, 0, True),
+        (100, 2, False, 2, False),
+        (3, 0, True, 3, True),  # there SGLang lets a chunk wait
+        (2, 0, True, 2, True),
+    ],
+)
+def test_the_last_of_the_order_leave_before_a_chunk_that_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+    free_tokens: int,
+    num_streaming: int,
+    is_hybrid: bool,
+    num_left: int,
+    goes_on: bool,
+) -> None:
+    server = FullServer(num_waiting=3, num_newcomers=0)
+    scheduler, batch, state = server.scheduler, server.batch, server.state
+    chunked = scheduler.chunked_req = scheduler.waiting_queue.pop()
+    chunked.origin_input_ids, chunked.prefix_len = array("q", [0]) * 1200, 200
+    state.preemption, scheduler.is_hybrid_swa = None, is_hybrid
+    batch.reqs = batch.reqs[:3]
+    keep = [batch.reqs[p] for p in state.retention_order(batch.reqs, range(3))]
+    for request in keep[:num_streaming]:  # its session keeps its KV
+        request.session = SimpleNamespace(streaming=True)
+    released: list[Any] = []
+
+    def room_tokens() -> int:
+        return free_tokens + 400 * sum(request is not chunked for request in released)
+
+    def filter_batch(*, keep_indices: list[int]) -> None:
+        batch.reqs = [batch.reqs[index] for index in keep_indices]
+
+    def release(request: Any, *args: Any, **kw: Any) -> None:
+        released.append(request)
+
+    scheduler.token_to_kv_pool_allocator.available_size = room_tokens
+    batch.check_decode_mem = lambda: room_tokens() >= len(batch.reqs)
+    batch.filter_batch = filter_batch
+    batch.release_req = lambda index, *args, **kw: release(batch.reqs[index])
+    batch._get_decode_retraction_order = lambda reqs: state.retention_order(reqs, range(len(reqs)))
+    monkeypatch.setattr(kv_copy, "release_kv_cache", release)
+    seen: list[Any] = []
+
+    def original(batch: Any) -> Any:
+        seen.append([*batch.reqs])
+        return SimpleNamespace(running_batch=batch)
+
+    run_pass(scheduler, original, batch)
+    gone = [*keep[num_left:][::-1], *([] if goes_on else [chunked])]
+    assert seen == [[request for request in batch.reqs if request in keep[:num_left]]]
+    assert len(batch.reqs) == num_left
+    assert released == gone
+    assert scheduler.waiting_queue[2:] == gone
+    assert (scheduler.chunked_req is chunked) == goes_on
 
 
 def test_a_budget_is_for_prefill_beside_rows_that_are_mixed_in_and_in_whole_units(

@@ -18,7 +18,8 @@ from bench.engines.simulator.result import Result, alone_s
 from bench.engines.simulator.run import make_node, simulate
 from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
-from sage_sched.config import SageConfig
+from sage_sched.config import DecodeConfig, SageConfig
+from sage_sched.job import NO_HINTS, Hints
 from sage_sched.plan import Enter, Plan, Way, Yield
 from sage_sched.registry import policy_names
 from sage_sched.steps import attended_pairs
@@ -142,6 +143,21 @@ def test_one_that_runs_yields_to_a_newcomer_beside_a_chunk() -> None:
     result = simulate(engine, "srpt-oracle", CONFIG, requests, PREEMPTIVE)
     assert result.num_yields[0] == 1
     assert result.ttft_s[2] + 0.14 < result.ttft_s[1] + 0.1
+
+
+@pytest.mark.parametrize("is_mixed", [True, False])
+@pytest.mark.parametrize("decode", [DecodeConfig(), DecodeConfig(max_gap_ms=22.0)])
+@pytest.mark.parametrize("hints", [NO_HINTS, Hints(tpot_slo_ms=1.0)])
+def test_a_prompt_in_many_chunks_goes_on_though_none_of_the_others_may_leave(
+    is_mixed: bool, decode: DecodeConfig, hints: Hints
+) -> None:
+    # The prompt fits as it enters, with room for a few steps of the others. It takes more.
+    engine = replace(ROOMY, kv_pool_tokens=1500, chunked_prefill_size=16, mixed_chunk=is_mixed)
+    requests = [replace(request(0.0, 10, 399), hints=hints) for _ in range(8)]
+    requests.append(request(0.5, 1000, 5))
+    stay = Options(preempt=False, watch=watch)
+    result = simulate(engine, "sage", replace(CONFIG, decode=decode), requests, stay)
+    assert 0.5 + result.ttft_s[-1] < min(result.ttlt_s[:-1])
 
 
 @pytest.mark.parametrize(("policy", "waits"), [("fcfs", True), ("fcfs-fill", False)])
