@@ -574,8 +574,8 @@ MUTATIONS = (
     Mutation(
         "what a full disk did not take is forgotten",
         "predictor_store/store/store.py",
-        "            self.write_error = str(error)\n",
-        "            self.write_error = str(error)\n            self._unwritten.clear()\n",
+        "            self._tell(error)\n            self._retry_at",
+        "            self._unwritten.clear()\n            self._retry_at",
         f"{_STORE}::test_a_full_disk_delays_writing_and_is_logged_once",
     ),
     Mutation(

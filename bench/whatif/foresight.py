@@ -22,7 +22,7 @@ from predictor_store.predict.history import History
 from predictor_store.predict.quality import Forecast, RollingQuality
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.store.file import Record, StoreError
-from predictor_store.store.store import Store, file_of, folder_of
+from predictor_store.store.store import Store, folder_of, has_store
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 
@@ -44,7 +44,7 @@ class Foresight:
         )
         if store is not None:
             kept = replace(config.store, path=str(store), on_disk=False)
-            if not file_of(folder_of(kept)).exists():
+            if not has_store(folder_of(kept)):
                 raise StoreError(f"there is no store in {store}")
             with contextlib.closing(Store(kept, fingerprint(encoder), dimension(encoder))) as read:
                 for record in read.load():

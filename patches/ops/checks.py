@@ -22,7 +22,7 @@ from predictor_store.predict.regression import GeneralLength
 from predictor_store.service.link import PredictorError, connect_worker
 from predictor_store.store import lock
 from predictor_store.store.file import StoreError
-from predictor_store.store.store import Store, file_of, folder_of
+from predictor_store.store.store import Store, folder_of, has_store
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.fields import MOST
@@ -102,7 +102,7 @@ def store(config: SageConfig) -> str:
     if config.predictor.service:
         return Note("the predictor service's own")
     folder = folder_of(config.store)
-    exists = next(path for path in (folder, *folder.parents) if path.exists())
+    exists = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     can_write = exists.is_dir() and os.access(exists, os.W_OK | os.X_OK)
     if config.store.on_disk and not can_write:
         raise FaultError(
@@ -110,12 +110,11 @@ def store(config: SageConfig) -> str:
             "name another in store.path, or set store.on_disk = false",
         )
     encoder, num_records = config.predictor.encoder, 0
-    if file_of(folder).exists():
-        do = f"move {folder} away (the server begins a new one), or name another in store.path"
-        as_it_is = replace(config.store, on_disk=False)
-        of = (fingerprint(encoder), dimension(encoder))
-        with _fault_of(StoreError, do), Store(as_it_is, *of) as opened:
-            num_records = len(opened.load())
+    with _fault_of(StoreError, "do as it says, or name another folder in store.path"):
+        if has_store(folder):
+            as_it_is = replace(config.store, on_disk=False)
+            with Store(as_it_is, fingerprint(encoder), dimension(encoder)) as opened:
+                num_records = len(opened.load())
     said = f"{num_records} records in {folder}"
     if not config.store.on_disk:
         return f"{said}, which stays as it is"

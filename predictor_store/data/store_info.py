@@ -12,7 +12,7 @@ from typing import Any
 from predictor_store.data.warm import quantiles
 from predictor_store.store import file, lock
 from predictor_store.store.file import StoreError
-from predictor_store.store.store import default_path, file_of
+from predictor_store.store.store import default_path, file_of, has_store
 from predictor_store.terminal import add_json, print_found
 
 
@@ -34,12 +34,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """What the store in folder holds; each record is checked. A server may have it open.
+    """What the store in folder holds; each record is checked, and nothing is changed. A server may
+    have it open.
     predictions: RollingQuality.summary, as a worker has left it. Raises StoreError."""
-    path = file_of(folder)
-    if not path.exists():
+    if not has_store(folder):
         raise StoreError(f"there is no store in {folder}: `sage-sched warm` makes one")
-    with contextlib.closing(file.connect(path)) as connection:
+    path = file_of(folder)
+    with contextlib.closing(file.connect_to_read(path)) as connection:
         meta = file.read_meta(connection)
         records = list(file.read_records(connection, path))
     lengths = [record.output_tokens for record in records]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
+import shutil
 import sqlite3
+import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +17,8 @@ from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x53414745  # "SAGE", in SQLite's header field for it
 FORMAT_VERSION = 2
@@ -34,8 +40,32 @@ CREATE INDEX records_by_eviction ON records (origin = 'history', id);
 """
 
 
+# In the table meta: a number of the last opening. The file has it from then on, and each commit has
+# it too. By this a write-ahead log is told from one that another file at the same path has left.
+OPENING = "opening"
+
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_CODES = (
+    sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC,
+    sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_TRUNCATE,
+)  # fmt: skip
+# The file may be sound: it is not ours to read or write, or not now.
+_ACCESS_CODES = (
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
+)  # fmt: skip
+
+
 class StoreError(Exception):
     """The store cannot be used; the message says why and what to do."""
+
+
+class AccessError(StoreError):
+    """The file cannot be read or written by this user, or not now. It may be sound."""
+
+
+class NoRoomError(AccessError):
+    """The disk is full."""
 
 
 # "history": seen by this server; "warm": put in from a dataset.
@@ -61,9 +91,11 @@ class Record:
 
 
 def create(path: Path, meta: dict[str, str]) -> None:
-    """A new file with no records. It is complete or absent, whenever the process is killed."""
+    """A new file with no records. It is complete or absent, whenever the process is killed. What a
+    file that was there before has left is removed: SQLite would replay it into the new one."""
     unfinished = path.with_suffix(".new")
-    unfinished.unlink(missing_ok=True)
+    for left in (unfinished, *_beside(unfinished), *_beside(path)):
+        left.unlink(missing_ok=True)
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with contextlib.closing(sqlite3.connect(unfinished)) as connection:
         _make_tables(connection, meta)
@@ -71,12 +103,12 @@ def create(path: Path, meta: dict[str, str]) -> None:
 
 
 def in_memory(path: Path, meta: dict[str, str]) -> sqlite3.Connection:
-    """A copy of the file at path, or a store with no records if there is none. The file is not
-    written to. Raises StoreError as connect does."""
+    """A copy of the file at path, or a store with no records if there is none. Nothing is written
+    to disk. Raises StoreError as connect_to_read does."""
     # Read in one thread, used in another, never in both.
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     if path.exists():
-        with contextlib.closing(connect(path)) as on_disk:
+        with contextlib.closing(connect_to_read(path)) as on_disk:
             on_disk.backup(connection)
     else:
         _make_tables(connection, meta)
@@ -92,20 +124,92 @@ def _make_tables(connection: sqlite3.Connection, meta: dict[str, str]) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Raises StoreError unless the file at path is a sound store of this format."""
+    """To read and write. Raises StoreError unless the file at path is a sound store of this format.
+    A write-ahead log that is another file's is removed."""
+    if _has_anothers_log(path):
+        logger.warning("%s was moved or restored: what others have left beside it is removed", path)
+        for left in _beside(path):
+            left.unlink(missing_ok=True)
+    return _opened(path, "mode=rw", os.R_OK | os.W_OK)
+
+
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """As connect, but nothing on disk is changed. A server may have the store open."""
+    if not _has_log(path) or _has_anothers_log(path):
+        return _alone(path)
+    return _with_log(path)
+
+
+def _beside(path: Path) -> list[Path]:
+    """What SQLite keeps beside a database while it is open, and after its process was killed."""
+    return [path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal")]
+
+
+def _has_log(path: Path) -> bool:
+    log = _beside(path)[0]
+    return log.exists() and log.stat().st_size > 0
+
+
+def _has_anothers_log(path: Path) -> bool:
+    """Whether a sound file has a log that is not its own, or would damage it."""
+    if not _has_log(path):
+        return False
     try:
-        connection = sqlite3.connect(path.as_uri() + "?mode=rw", uri=True, check_same_thread=False)
-    except sqlite3.Error as error:
-        raise StoreError(f"cannot open the store {path}: {error}") from error
+        with contextlib.closing(_alone(path)) as alone:
+            own = read_meta(alone).get(OPENING, "")
+    except StoreError:  # it may need the log: its process was killed while it merged the two
+        return False
     try:
-        _check(connection, path)
-        return connection
-    except sqlite3.Error as error:
-        connection.close()
-        raise _damaged(path, error) from error
-    except StoreError:
-        connection.close()
+        with contextlib.closing(_with_log(path)) as whole:
+            return own != read_meta(whole).get(OPENING, "")
+    except AccessError:
         raise
+    except StoreError:
+        return True
+
+
+def _alone(path: Path) -> sqlite3.Connection:
+    return _opened(path, "mode=ro&immutable=1", os.R_OK)
+
+
+def _with_log(path: Path) -> sqlite3.Connection:
+    log, index, _ = _beside(path)
+    if index.exists():
+        return _opened(path, "mode=ro&readonly_shm=1", os.R_OK)
+    # SQLite would make the index there.
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(shutil.copy(path, folder))
+            shutil.copy(log, folder)
+            return _opened(path, "mode=rw", os.R_OK, copy)
+    except OSError as error:
+        raise explained(path, error) from error
+
+
+def _opened(path: Path, how: str, access: int, copy: Path | None = None) -> sqlite3.Connection:
+    if not os.access(path, access):  # SQLite does not say it
+        what = "read and write" if access & os.W_OK else "read"
+        raise AccessError(f"this user has no permission to {what} the store {path}")
+    uri = f"{(copy or path).as_uri()}?{how}"
+    with contextlib.ExitStack() as undo:
+        try:
+            connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            undo.callback(connection.close)
+            _check(connection, path)
+        except sqlite3.Error as error:
+            raise explained(path, error) from error
+        undo.pop_all()
+    return connection
+
+
+def explained(path: Path, error: OSError | sqlite3.Error) -> StoreError:
+    """What the error says of the store."""
+    code = getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_OK
+    if getattr(error, "errno", None) in _FULL_ERRNOS or code in _FULL_CODES:
+        return NoRoomError(f"cannot write the store {path}: {error}")
+    if isinstance(error, OSError) or code & 0xFF in _ACCESS_CODES:
+        return AccessError(f"cannot open the store {path}: {error}")
+    return _damaged(path, error)
 
 
 def _damaged(path: Path, what: object) -> StoreError:
@@ -138,7 +242,7 @@ def read_records(connection: sqlite3.Connection, path: Path) -> Iterator[Record]
             made_by = cast(Origin, origin)
             yield Record(numbers, num_out, num_in, bool(censored), made_by, scope)
     except sqlite3.Error as error:
-        raise _damaged(path, error) from error
+        raise explained(path, error) from error
 
 
 def to_row(record_id: int, record: Record) -> tuple[object, ...]:

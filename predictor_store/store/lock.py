@@ -30,11 +30,13 @@ def acquire(folder: Path) -> int | None:
 
 
 def holder(folder: Path) -> str | None:
-    """The process id of whoever holds the folder's lock; None if nobody does."""
+    """The process id of whoever holds the folder's lock; None if nobody does, or if this user may
+    not know."""
     try:
         fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP):  # no file, or a link, which is none of ours
+        # No file, or a link, which is none of ours, or another user's.
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.EACCES):
             return None
         raise
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import sqlite3
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from typing import Self
 
 from predictor_store.cached_file import cache_folder
 from predictor_store.store import file, lock
-from predictor_store.store.file import Record, StoreError
+from predictor_store.store.file import NoRoomError, Record, StoreError
 from sage_sched.config import StoreConfig
 
 logger = logging.getLogger(__name__)
@@ -38,12 +39,19 @@ def file_of(folder: Path) -> Path:
     return folder / "history.sqlite3"
 
 
+def has_store(folder: Path) -> bool:
+    """Raises StoreError if this user may not know."""
+    try:
+        return file_of(folder).exists()
+    except OSError as error:
+        raise file.explained(file_of(folder), error) from error
+
+
 def recorded_capacity(folder: Path) -> int | None:
     """What the store in folder was last opened with; None if there is none. Raises StoreError."""
-    path = file_of(folder)
-    if not path.exists():
+    if not has_store(folder):
         return None
-    with contextlib.closing(file.connect(path)) as connection:
+    with contextlib.closing(file.connect_to_read(file_of(folder))) as connection:
         return int(file.read_meta(connection)["capacity"])
 
 
@@ -52,59 +60,76 @@ class Store:
     oldest.
 
     Opening raises StoreError if the folder is in use, damaged, or made with another embedder.
-    Writing never raises: if the disk is full, records are kept, tried again later, and counted.
+    Writing never raises: if the disk is full, records are kept, tried again later, and counted; so
+    they are if it is full at the opening. If the file is removed or replaced, what comes after is
+    written to the one that is there then, or to a new one.
     """
 
     def __init__(self, config: StoreConfig, embedder: str, dimension: int) -> None:
         """embedder: the fingerprint of whatever makes the vectors."""
         self.folder = folder_of(config)
+        self._path = file_of(self.folder)
         self._config = config
+        self._made_with = {"embedder": embedder, "dimension": str(dimension)}
         self._unwritten: deque[Record] = deque()
         self._retry_at = 0.0
         self.num_lost = 0
         self.num_records = 0
         self.write_error: str | None = None
-        self._lock_fd = _make_and_lock(self.folder) if config.on_disk else None
-        made_with = {"embedder": embedder, "dimension": str(dimension)}
+        self._lock_fd: int | None = None
+        # The file that is written to; None if there is none at present.
+        self._file: tuple[int, int] | None = None
+        try:
+            self._open(on_disk=config.on_disk)
+        except NoRoomError as error:
+            self._open(on_disk=False)
+            self._tell(error)
+
+    def _open(self, *, on_disk: bool) -> None:
+        """not on_disk: a copy in memory. Raises StoreError, and has nothing open then."""
+        path, meta = self._path, self._made_with | {"capacity": str(self._config.capacity)}
         with contextlib.ExitStack() as undo:
-            undo.callback(self._unlock)
-            self._connection = self._open(made_with)
-            undo.callback(self._connection.close)
-            self._prepare(made_with)
+            try:
+                if on_disk:
+                    self._lock_fd = _make_and_lock(self.folder)
+                    undo.callback(self._unlock)
+                    if not path.exists():
+                        file.create(path, meta)
+                    self._connection = file.connect(path)
+                else:
+                    self._connection = file.in_memory(path, meta)
+                undo.callback(self._connection.close)
+                self._prepare()
+            except (OSError, sqlite3.Error) as error:
+                raise file.explained(path, error) from error
+            self._file = _identity(path) if on_disk else None
             undo.pop_all()
 
-    def _open(self, made_with: dict[str, str]) -> sqlite3.Connection:
-        path = file_of(self.folder)
-        meta = made_with | {"capacity": str(self._config.capacity)}
-        try:
-            if not self._config.on_disk:
-                return file.in_memory(path, meta)
-            if not path.exists():
-                file.create(path, meta)
-            return file.connect(path)
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"cannot make a store in {self.folder}: {error}") from error
-
-    def _prepare(self, made_with: dict[str, str]) -> None:
-        capacity, connection = self._config.capacity, self._connection
-        try:
-            meta = file.read_meta(connection)
-            _require_same_embedder(meta, made_with, self.folder)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            if meta.get("capacity") != str(capacity):
-                _note(connection, "capacity", str(capacity))
-            ids = connection.execute("SELECT count(*), coalesce(max(id), 0) FROM records")
-            self.num_records, self._last_id = ids.fetchone()
+    def _prepare(self) -> None:
+        connection, capacity = self._connection, self._config.capacity
+        meta = file.read_meta(connection)
+        _require_same_embedder(meta, self._made_with, self.folder)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        ids = connection.execute("SELECT count(*), coalesce(max(id), 0) FROM records")
+        self.num_records, self._last_id = ids.fetchone()
+        with connection:
+            _note(connection, "capacity", str(capacity))
+            _evict(connection, self.num_records - capacity)
+        self._opening = before = meta.get(file.OPENING, "")
+        if _merge_log(connection):  # else what is left in the log would count as another file's
+            self._opening = secrets.token_hex(8)
             with connection:
-                _evict(connection, self.num_records - capacity)
-        except sqlite3.Error as error:
-            raise StoreError(f"cannot write the store {file_of(self.folder)}: {error}") from error
+                _note(connection, file.OPENING, self._opening)
+            if not _merge_log(connection):
+                self._opening = before
+                with connection:
+                    _note(connection, file.OPENING, before)
         self.num_records = min(self.num_records, capacity)
 
     def load(self) -> list[Record]:
         """All records that are written, oldest first. Raises StoreError if one is damaged."""
-        return list(file.read_records(self._connection, file_of(self.folder)))
+        return list(file.read_records(self._connection, self._path))
 
     def add(self, record: Record) -> None:
         """To be written at the next flush."""
@@ -122,29 +147,48 @@ class Store:
         if not self._unwritten or (time.monotonic() < self._retry_at and not now):
             return
         try:
+            self._follow()
             self._commit()
-        except sqlite3.Error as error:
-            if self.write_error is None:
-                logger.error(
-                    "cannot write the store %s (%s): the history goes on in memory, writing is "
-                    "tried again every %.0f s", self.folder, error, _RETRY_SECONDS,
-                )  # fmt: skip
-            self.write_error = str(error)
+        except (StoreError, sqlite3.Error) as error:
+            self._tell(error)
             self._retry_at = time.monotonic() + _RETRY_SECONDS
             return
         if self.write_error is not None:
             logger.warning("the store %s is written again", self.folder)
         self.write_error = None
 
+    def _tell(self, error: StoreError | sqlite3.Error) -> None:
+        if isinstance(error, sqlite3.Error):
+            error = file.explained(self._path, error)
+        if self.write_error is None:
+            logger.error(
+                "%s; the history goes on in memory, writing is tried again every %.0f s",
+                error, _RETRY_SECONDS,
+            )  # fmt: skip
+        self.write_error = str(error)
+
+    def _follow(self) -> None:
+        """Opens the file anew if it is not the one that was opened. Raises StoreError."""
+        is_there = self._file is not None and self._file == _identity(self._path)
+        if is_there or not self._config.on_disk:
+            return
+        if self._file is not None:
+            logger.warning("the store %s was removed or replaced: it is opened anew", self.folder)
+        self._file = None
+        self._connection.close()
+        self._unlock()
+        self._open(on_disk=True)
+
     def note(self, key: str, value: str) -> None:
         """Writes a note for `sage-sched store info`. It is lost if the disk does not take it."""
-        with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(sqlite3.Error), self._connection:
             _note(self._connection, key, value)
 
     def _commit(self) -> None:
         rows = [file.to_row(self._last_id + i, of) for i, of in enumerate(self._unwritten, 1)]
         excess = self.num_records + len(rows) - self._config.capacity
         with self._connection:
+            _note(self._connection, file.OPENING, self._opening)
             self._connection.executemany(
                 "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
@@ -164,6 +208,7 @@ class Store:
     def _unlock(self) -> None:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
+            self._lock_fd = None
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +240,7 @@ def _make_and_lock(folder: Path) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = lock.acquire(folder)
     except OSError as error:
-        raise StoreError(f"cannot make a store in {folder}: {error}") from error
+        raise file.explained(file_of(folder), error) from error
     if fd is None:
         raise StoreError(_in_use(folder))
     return fd
@@ -212,8 +257,22 @@ def _require_same_embedder(meta: dict[str, str], wanted: dict[str, str], folder:
 
 
 def _note(connection: sqlite3.Connection, key: str, value: str) -> None:
-    with connection:
-        connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _merge_log(connection: sqlite3.Connection) -> bool:
+    """Writes the write-ahead log into the file. False if somebody who reads both is in the way."""
+    is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not is_busy
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """None if there is no file."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
 
 
 def _evict(connection: sqlite3.Connection, num_records: int) -> None:

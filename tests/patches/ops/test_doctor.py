@@ -200,7 +200,7 @@ OF_SGLANG: list[Broken] = [
 ]
 # The others; here SGLang is not asked about flags, as it would keep our plugin.
 OF_OTHERS: list[Broken] = [
-    (a_damaged_store, "what to do: move"),
+    (a_damaged_store, "is damaged"),
     (a_store_in_use, "is in use by process"),
     (anothers_store, "another embedder"),
     (no_place_for_a_store, "may write to"),

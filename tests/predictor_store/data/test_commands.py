@@ -149,7 +149,7 @@ def test_warm_data_does_not_push_history_out(
         (["{good}", "--capacity", "99999999999"], "store.capacity"),
         (["{good}", "--store", "{foreign}"], "another model"),
         (["{good}", "--store", "{damaged}"], "damaged"),
-        (["{good}", "--store", "{file}"], "cannot make a store"),
+        (["{good}", "--store", "{file}"], "cannot open the store"),
     ],
 )
 def test_user_errors_are_one_line(
