@@ -7,6 +7,7 @@ request that every hop of SGLang passes on unchanged (sglang/srt/sampling/sampli
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ _ASKED = _PREFIX + "asked"
 EXPLAIN = {_PREFIX + "explain": True}
 # The key of what is said of a request, in SGLang's customized_info and an answer's meta_info.
 EXPLANATION = "sage"
+# Of an id's beginning. Clients choose ids, and schedulers keep what is made of them for minutes.
+_MAX_ID_CHARS = 128
 # A stamp is older than the tick that comes with it, but not by more than a request may wait.
 _MOST_AGE_S = 3600.0
 
@@ -43,7 +46,16 @@ def encode_hints(hints: Hints) -> dict[str, Any]:
 def encode_asked(rid: str, came_s: float, begun_s: float) -> dict[str, Any]:
     """The id by which a client knows a request, when it came and when its HTTP process began with
     it (on the clock of the ticks), under a reserved key."""
-    return {_ASKED: [rid, came_s, begun_s]}
+    return {_ASKED: [short_id(rid), came_s, begun_s]}
+
+
+def short_id(rid: str) -> str:
+    """An id of bounded length that is equal for equal ids. A long one becomes its beginning and a
+    digest."""
+    if len(rid) <= _MAX_ID_CHARS:
+        return rid
+    whole = hashlib.blake2b(rid.encode("utf-8", "replace"), digest_size=12)
+    return rid[:_MAX_ID_CHARS] + whole.hexdigest()
 
 
 def decode(custom_params: object) -> LengthDistribution | None:

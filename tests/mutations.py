@@ -795,8 +795,8 @@ MUTATIONS = (
     Mutation(
         "whoever takes an id that was aborted is aborted",
         "patches/scheduler/early_aborts.py",
-        "rid.startswith(begins) and (came_s if begins else begun_s) <= sent_s",
-        "rid.startswith(begins)",
+        "(came_s if begins else begun_s) <= self._sent_s[begins]",
+        "True",
         f"{_EARLY}::test_who_was_given_up_goes_and_nobody_else",
     ),
     Mutation(

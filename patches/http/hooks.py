@@ -14,7 +14,7 @@ from sglang.srt.managers.tokenizer_manager import ReqState
 from sglang.srt.managers.tokenizer_manager import TokenizerManager as Manager
 from sglang.srt.server_args import ServerArgs
 
-from patches.carrier import EXPLANATION
+from patches.carrier import EXPLANATION, short_id
 from patches.compat import APP, APP_VARIABLE
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
 from patches.http.dispatch import bury, end
@@ -159,7 +159,7 @@ def tell_early_abort(manager: Manager, rid: str, abort_all: bool) -> None:
     else:  # it may be waiting in another process
         is_early = rid != "" and manager.server_args.tokenizer_worker_num > 1
     if abort_all or is_early:
-        begins = "" if abort_all else rid
+        begins = "" if abort_all else short_id(rid)
         manager._dispatch_to_scheduler(EarlyAbort(begins=begins, sent_s=time.monotonic()))
 
 

@@ -7,40 +7,65 @@ so the schedulers keep aborts that may have come too early for a while.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 
 from patches.carrier import decode_asked
 from patches.engine_types import Scheduler
 from patches.messages import EarlyAbort
 
-# How many of the latest are kept, and how long after they were sent.
+# How many of the latest are kept, and how long after they were sent. Each has at most 152
+# characters (patches.carrier.short_id).
 _MOST, _KEPT_S = 4096, 600.0
 
 
 class EarlyAborts:
-    """Those of one scheduler. All ranks get the same aborts and requests in the same order."""
+    """Those of one scheduler. All ranks get the same aborts and requests in the same order, and go
+    by the times in them."""
 
     def __init__(self) -> None:
         self._sent_s: dict[str, float] = {}
+        # How many aborts have an id of this length. SGLang aborts what begins with an id.
+        self._num_of_length: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._sent_s)
 
     def add(self, abort: EarlyAbort) -> None:
         """An abort has come. Its request may be still to come."""
-        self._sent_s.pop(abort.begins, None)
+        if abort.begins in self._sent_s:
+            self._forget(abort.begins)
         self._sent_s[abort.begins] = abort.sent_s
-        first_s = abort.sent_s - _KEPT_S
-        while len(self._sent_s) > _MOST or next(iter(self._sent_s.values())) < first_s:
-            del self._sent_s[next(iter(self._sent_s))]
+        self._num_of_length[len(abort.begins)] += 1
+        self._expire(abort.sent_s)
 
     def after(self, scheduler: Scheduler, request: TokenizedGenerateReqInput) -> None:
         """A request has come: abort it at once if it was aborted after it came, as its id may have
         been used before. An abort of all requests spares those that a pause held back: their
         processing had not begun."""
         asked = decode_asked(request.sampling_params.custom_params)
-        if not self._sent_s or asked is None:
+        if asked is None:
             return
         rid, came_s, begun_s = asked
+        self._expire(begun_s)
+        beginnings = (rid[:length] for length in self._num_of_length)
         if any(
-            rid.startswith(begins) and (came_s if begins else begun_s) <= sent_s
-            for begins, sent_s in self._sent_s.items()
+            (came_s if begins else begun_s) <= self._sent_s[begins]
+            for begins in beginnings
+            if begins in self._sent_s
         ):
             scheduler.abort_request(AbortReq(rid=request.rid))
+
+    def _expire(self, now_s: float) -> None:
+        while self._sent_s:
+            oldest = next(iter(self._sent_s))
+            if len(self) <= _MOST and self._sent_s[oldest] >= now_s - _KEPT_S:
+                return
+            self._forget(oldest)
+
+    def _forget(self, begins: str) -> None:
+        del self._sent_s[begins]
+        self._num_of_length[len(begins)] -= 1
+        if not self._num_of_length[len(begins)]:
+            del self._num_of_length[len(begins)]

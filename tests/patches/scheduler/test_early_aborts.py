@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
-from patches.carrier import decode_asked, encode_asked, strip
+from patches.carrier import decode_asked, encode_asked, short_id, strip
 from patches.http.hooks import tell_early_abort as tell
 from patches.messages import EarlyAbort
 from patches.scheduler import early_aborts
@@ -29,6 +29,8 @@ def come(aborts: EarlyAborts, custom_params: Any, rid: str = "its own") -> list[
     ("asked", "is_given_up"),
     [
         (("a", 9.0, 9.1), True),
+        (("c" * 10**6, 9.0, 9.1), True),
+        (("c" * (10**6 - 1), 9.0, 9.1), False),
         (("a-1", 9.0, 9.1), True),  # as SGLang aborts
         (("b", 9.0, 9.1), False),
         (("a", 10.5, 10.6), False),  # a later one of that id
@@ -44,6 +46,7 @@ def test_who_was_given_up_goes_and_nobody_else(
     aborts = EarlyAborts()
     aborts.add(EarlyAbort(begins="", sent_s=5.0))
     aborts.add(EarlyAbort(begins="a", sent_s=10.0))
+    aborts.add(EarlyAbort(begins=short_id("c" * 10**6), sent_s=10.0))
     assert come(aborts, encode_asked(*asked)) == (["its own"] if is_given_up else [])
 
 
@@ -65,6 +68,9 @@ def test_the_latest_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
     assert known == ["a", "c", "d"]
     aborts.add(EarlyAbort(begins="e", sent_s=603.5))
     assert [name for name in "acde" if come(aborts, encode_asked(name, 0.0, 0.0))] == ["a", "e"]
+    # Requests forget them too.
+    assert come(aborts, encode_asked("z", 1300.0, 1300.0)) == []
+    assert len(aborts) == 0
 
 
 @pytest.mark.parametrize(
@@ -75,6 +81,7 @@ def test_the_latest_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
         ("sent", False, 2, None),
         ("nobody", False, 1, None),
         ("nobody", False, 2, "nobody"),  # another process may have it
+        ("x" * 10**6, False, 2, short_id("x" * 10**6)),  # no client says how long
         ("", False, 2, None),
         ("", True, 1, ""),
         ("awaited", True, 2, ""),
@@ -93,6 +100,7 @@ def test_schedulers_hear_of_what_may_be_too_early(
         _dispatch_to_scheduler=heard.append,
     )
     tell(manager, rid, abort_all)
+    assert all(len(message.begins) < 200 for message in heard)
     assert [message.begins for message in heard] == ([] if told is None else [told])
 
 
