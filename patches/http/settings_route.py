@@ -39,7 +39,8 @@ def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | N
             return refused
         manager.auto_create_handle_loop()
         try:
-            changes = changes_of(await request.body()) if request.method == "POST" else None
+            is_post = request.method == "POST"
+            changes = changes_of(await body_of(request)) if is_post else None
         except ValueError as error:
             return _error(str(error), 400)
         message = SetSettings(changes=json.dumps(changes), now_s=time.monotonic())
@@ -52,11 +53,19 @@ def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | N
     return schedulers
 
 
+async def body_of(request: Request) -> bytes:
+    """Raises ValueError once it is longer than settings can be, and reads no further."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _MAX_BYTES:
+            raise ValueError(f"the body is more than {_MAX_BYTES} bytes")
+    return body
+
+
 def changes_of(body: bytes) -> dict[str, object]:
     """The changes that a body asks for. Raises ValueError with the reason if it is malformed."""
     try:
-        if len(body) > _MAX_BYTES:
-            raise ValueError(f"more than {_MAX_BYTES} bytes")
         changes = json.loads(body)
         if not isinstance(changes, dict):
             raise ValueError("no object")
