@@ -59,7 +59,8 @@ def _before_init_state(
         return
     headers = {} if request is None else request.headers
     # SGLang has read the body by now, if there is one.
-    said = told(ours.config.hints.trust, headers, getattr(request, "_json", None))
+    trust = ours.config.hints.trust
+    said = told(trust, headers, getattr(request, "_json", None))
     if (priority := said.pop("priority", None)) is not None:
         obj.priority = priority
     ours.metrics.start()
@@ -72,7 +73,9 @@ def _before_init_state(
             state.tenant = headers.get(_TENANT_HEADER, "")
             take_up_chat(state)
             state.came_s = time.monotonic()
-            state.explains = headers.get(_EXPLAIN_HEADER, "").lower() in ("1", "true", "yes")
+            state.is_internal = is_internal(self, request)
+            wish = headers.get(_EXPLAIN_HEADER, "").lower()
+            state.explains = wish in ("1", "true", "yes")
 
 
 @http_hooks.at(f"{_MANAGER}._handle_batch_request", BEFORE, "obj")
@@ -129,7 +132,7 @@ def _dispatch(manager: Manager, tokenized: Tokenized) -> bool:
         return True
     if found is None or not isinstance(found.obj, GenerateReqInput):
         return True
-    if is_internal(manager, found.obj) or found.obj.session_params:
+    if state_of(found.obj).is_internal or found.obj.session_params:
         return True
     given = found.obj.routed_dp_rank
     if ours.dispatch.send(tokenized, given, manager.rid_to_state):

@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.io_struct import BatchStrOutput, GenerateReqInput
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
@@ -25,6 +24,8 @@ from sage_sched.distribution import LengthDistribution
 
 # Of each end: more than what is read there. Decoding 100,000 token ids would block the event loop.
 _MAX_DECODED_TOKENS = 512
+# The function of entrypoints/http_server.py that makes health checks.
+_HEALTH_ROUTE = "health_generate"
 # Of the chat that this task answers.
 _CHAT = ContextVar[tuple[str | None, Asked] | None]("the chat", default=None)
 
@@ -36,9 +37,9 @@ class RequestPrediction:
     text, asked: of a chat, its last user message and what it asks for beside its words; else None.
     told: what is believed of what others say in their own words (patches.http.foreign). slo_class:
     None until it is known. came_s: arrival (time.monotonic). carried: what travels to the
-    scheduler. tell_at_tokens: the age at which the history is told that the answer goes on.
-    is_started: whether the reserved keys were stripped and the prediction asked for. explains:
-    whether the answer is to tell the prediction.
+    scheduler. is_internal: see is_internal(). tell_at_tokens: the age at which the history is told
+    that the answer goes on. is_started: whether the reserved keys were stripped and the prediction
+    asked for. explains: whether the answer is to tell the prediction.
     """
 
     text: str | None = None
@@ -50,6 +51,7 @@ class RequestPrediction:
     carried: dict[str, Any] = field(default_factory=dict)
     prediction: asyncio.Future[Prediction] | None = None
     handle: int | None = None
+    is_internal: bool = False
     tell_at_tokens: int = 64
     is_started: bool = False
     explains: bool = False
@@ -129,9 +131,12 @@ def prompt_text(manager: TokenizerManager, obj: GenerateReqInput) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def is_internal(manager: TokenizerManager, obj: GenerateReqInput) -> bool:
-    """Whether it is a health check, or what the HTTP server sends itself before it is ready."""
-    if isinstance(obj.rid, str) and obj.rid.startswith(HEALTH_CHECK_RID_PREFIX):
+def is_internal(manager: TokenizerManager, request: Any) -> bool:
+    """Whether it is a health check, or what the HTTP server sends itself before it is ready. The
+    request's id does not say: clients choose it. request: of FastAPI; None without an HTTP
+    server."""
+    route = getattr(request, "scope", {}).get("endpoint")
+    if getattr(route, "__name__", "") == _HEALTH_ROUTE:
         return True
     # The Engine API has no HTTP server, sends itself nothing and never reports ready.
     serves_http = manager._server_stop_hook is not None
@@ -176,11 +181,10 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         stripped = carrier.strip(given)
         # A copy: the samples of a batch may share one dict with what the client sent.
         obj.sampling_params = {**obj.sampling_params, "custom_params": stripped}
-        if stripped.get("explain") is True:
-            state.explains = True
         if ours.config.hints.trust == "body":
             said = said | stripped
-    text = None if is_internal(manager, obj) else prompt_text(manager, obj)
+            state.explains |= stripped.get("explain") is True
+    text = None if state.is_internal else prompt_text(manager, obj)
     hints = ours.claims.hints(
         state.slo_class or "", carrier.clients_hints(said), obj.priority, state.tenant
     )
@@ -188,13 +192,19 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
     if not hints.session:
         session = _session_of(manager, obj) or _chat_of(obj, hints.tenant)
         hints = replace(hints, session=session)
-    asked = carrier.encode_asked(str(obj.rid), state.came_s, time.monotonic())
-    state.carried = {**carrier.encode_hints(hints), **asked}
+    came = carrier.encode_asked(str(obj.rid), state.came_s, time.monotonic())
+    state.carried = {**carrier.encode_hints(hints), **came}
     if state.explains:
         state.carried |= carrier.EXPLAIN
-    if text is not None and ours.predicts:
+    if state.is_internal or not ours.predicts:
+        return
+    if text is None:  # a client must not choose to be without a prediction, and so without a rank
+        state.prediction = asyncio.get_running_loop().create_future()
+        state.prediction.set_result(Prediction(None, ours.client.prior))
+    else:
+        asked = asked_of(obj, state.asked)
         state.prediction = asyncio.ensure_future(
-            ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked_of(obj, state.asked)))
+            ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked))
         )
 
 

@@ -67,6 +67,11 @@ class PredictorClient:
         """Blocks until the worker is ready. Raises StoreError, PredictorError."""
         self._supervisor.start()
 
+    @property
+    def prior(self) -> LengthDistribution | None:
+        """The distribution for any prompt; None if nothing is known."""
+        return self._prior
+
     async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
         """Never raises. scope: see History.scope.
 

@@ -8,19 +8,27 @@ from typing import Any
 
 import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from bench.engines.server.model import write_model
-from patches.carrier import session_of
-from patches.http.hooks import _before_output
+from patches.carrier import decode, session_of
+from patches.http.hooks import _before_init_state, _before_output
 from patches.http.predict import (
     RequestPrediction,
     _chat_of,
     _session_of,
+    attach,
     last_user_text,
     prompt_text,
+    start,
 )
+from patches.http.urgency import UrgencyGuess
 from predictor_store.data.warm import load_tokenizer
 from predictor_store.predict.asked import Asked
+from predictor_store.service.client import Prediction
+from sage_sched.config import HintsConfig, SageConfig, UrgencyConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.slo import SloClaims
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +132,65 @@ def test_of_a_long_answer_the_history_hears_at_each_doubling() -> None:
         )
         _before_output(manager, output)
     assert told == [("goes on", 64), ("goes on", 128), ("goes on", 256), ("finished", 300)]
+
+
+FORESEEN = LengthDistribution.from_samples([70], "history")
+PRIOR = LengthDistribution.from_samples([90], "prior")
+
+
+class Asking:
+    """A client of the prediction worker that knows an answer, or the prior."""
+
+    prior = PRIOR
+
+    async def predict(self, text: str, scope: str, asked: Asked) -> Prediction:
+        return Prediction(1, FORESEEN)
+
+
+def carried(
+    manager: Any,
+    body: dict[str, Any],
+    route: str = "generate",
+    headers: Any = None,
+    trust: str = "none",
+) -> Any:
+    """The custom_params that a request goes on with."""
+    config = SageConfig(hints=HintsConfig(trust))
+    manager.sage = SimpleNamespace(
+        config=config, claims=SloClaims(config.slo), urgency=UrgencyGuess(UrgencyConfig()),
+        metrics=SimpleNamespace(start=lambda: None, timed=lambda asked: asked),
+        client=Asking(), predicts=True,
+    )  # fmt: skip
+    manager._server_stop_hook, manager.server_status = print, ServerStatus.Up
+    manager.model_config = SimpleNamespace(vocab_size=100, hidden_size=1)
+    manager.mm_processor = None
+    endpoint = SimpleNamespace(__name__=route)
+    request: Any = SimpleNamespace(scope={"endpoint": endpoint}, headers=headers or {}, _json=body)
+
+    async def come() -> Any:
+        obj = GenerateReqInput(**body)
+        obj.normalize_batch_and_arguments()
+        _before_init_state(manager, obj, request)
+        start(manager, obj)
+        sampling = SimpleNamespace(max_new_tokens=128, custom_params=None)
+        tokenized: Any = SimpleNamespace(input_ids=[1], mm_inputs=None, sampling_params=sampling)
+        await attach(manager, obj, tokenized)
+        return sampling.custom_params
+
+    return asyncio.run(come())
+
+
+@pytest.mark.parametrize(
+    ("body", "route", "found"),
+    [
+        ({"text": "Why?"}, "generate", FORESEEN),
+        # Served by arrival it would come before all that have a rank.
+        ({"text": "Why?", "rid": "HEALTH_CHECK"}, "generate", FORESEEN),
+        ({"input_embeds": [[1.0]]}, "generate", PRIOR),
+        ({"input_ids": [0], "rid": "HEALTH_CHECK_1"}, "health_generate", None),
+    ],
+)
+def test_only_what_the_server_asks_itself_goes_without_a_prediction(
+    manager: Any, body: dict[str, Any], route: str, found: LengthDistribution | None
+) -> None:
+    assert decode(carried(manager, body, route)) == found
