@@ -75,7 +75,7 @@ def _before_init_state(
             state.came_s = time.monotonic()
             state.is_internal = is_internal(self, request)
             wish = headers.get(_EXPLAIN_HEADER, "").lower()
-            state.explains = wish in ("1", "true", "yes")
+            state.explains = trust != "none" and wish in ("1", "true", "yes")
 
 
 @http_hooks.at(f"{_MANAGER}._handle_batch_request", BEFORE, "obj")

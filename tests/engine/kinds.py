@@ -41,6 +41,8 @@ prefill_token_ms = 0.0
 [preemption]
 enabled = true
 """
+# Nobody else is told what was predicted.
+_EXPLAINING = '[hints]\ntrust = "body"\n'
 YIELDING_FLAGS = ["--max-total-tokens", "640", "--max-running-requests", "6"]
 _ONE_SLOT = """
 [urgency]
@@ -114,7 +116,7 @@ def yielding(model: Path, folder: Path) -> SageServer:
         warmed_store(folder / "store"),
         flags=[*YIELDING_FLAGS, "--sage-trace", str(folder / "trace.jsonl")],
         env=CHECKED | saboteur.install(folder),
-        settings=f"{PATIENT}{YIELDING}",
+        settings=f"{PATIENT}{YIELDING}{_EXPLAINING}",
         policy="fastserve",
     )
 
@@ -133,7 +135,7 @@ def two_ranks(model: Path, folder: Path) -> SageServer:
             "--enable-priority-scheduling",
         ],
         env=CHECKED | TWO_RANKS | saboteur.install(folder),
-        settings=f'{YIELDING}[probe]\nfile = "{folder / "probe"}"\n',
+        settings=f'{YIELDING}{_EXPLAINING}[probe]\nfile = "{folder / "probe"}"\n',
         policy="fastserve",
     )
 

@@ -194,3 +194,20 @@ def test_only_what_the_server_asks_itself_goes_without_a_prediction(
     manager: Any, body: dict[str, Any], route: str, found: LengthDistribution | None
 ) -> None:
     assert decode(carried(manager, body, route)) == found
+
+
+@pytest.mark.parametrize(
+    ("trust", "by_header", "is_told"),
+    [
+        ("none", True, False), ("none", False, False), ("header", True, True),
+        ("header", False, False), ("body", True, True), ("body", False, True),
+    ],
+)  # fmt: skip
+def test_who_is_trusted_may_ask_what_was_predicted(
+    manager: Any, trust: str, by_header: bool, is_told: bool
+) -> None:
+    sampling = {} if by_header else {"custom_params": {"explain": True}}
+    headers = {"x-sage-explain": "1"} if by_header else {}
+    body = {"text": "Why?", "sampling_params": sampling}
+    found = carried(manager, body, headers=headers, trust=trust)
+    assert (EXPLAIN.keys() <= found.keys()) is is_told
