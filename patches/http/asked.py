@@ -38,10 +38,12 @@ def asked_of_chat(request: Any) -> Asked:
     )
 
 
-def asked_of(obj: GenerateReqInput, of_chat: Asked | None) -> Asked:
-    """Read a GenerateReqInput. Nobody has checked its sampling parameters yet."""
+def asked_of(obj: GenerateReqInput, of_chat: Asked | None, tenant: str = "") -> Asked:
+    """Read a GenerateReqInput. Nobody has checked its sampling parameters yet. tenant: "" unless
+    its source is trusted. Sessions of two tenants are two, whatever their clients call them."""
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     asked = of_chat or NOTHING_ASKED
+    session = _session(obj) or asked.session
     stops, cap = sampling.get("stop"), sampling.get("max_new_tokens")
     return replace(
         asked,
@@ -50,7 +52,7 @@ def asked_of(obj: GenerateReqInput, of_chat: Asked | None) -> Asked:
         num_stops=1 if isinstance(stops, str) else len(stops) if isinstance(stops, list) else 0,
         is_constrained=asked.is_constrained
         or any(sampling.get(name) is not None for name in _CONSTRAINTS),
-        session=_session(obj) or asked.session,
+        session=session and digest(tenant, session),
     )
 
 

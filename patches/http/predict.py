@@ -202,7 +202,7 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         state.prediction = asyncio.get_running_loop().create_future()
         state.prediction.set_result(Prediction(None, ours.client.prior))
     else:
-        asked = asked_of(obj, state.asked)
+        asked = asked_of(obj, state.asked, hints.tenant)
         state.prediction = asyncio.ensure_future(
             ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked))
         )

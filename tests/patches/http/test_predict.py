@@ -11,7 +11,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
 
 from bench.engines.server.model import write_model
-from patches.carrier import decode, session_of
+from patches.carrier import EXPLAIN, decode, session_of
 from patches.http.hooks import _before_init_state, _before_output
 from patches.http.predict import (
     RequestPrediction,
@@ -164,6 +164,7 @@ def carried(
     manager._server_stop_hook, manager.server_status = print, ServerStatus.Up
     manager.model_config = SimpleNamespace(vocab_size=100, hidden_size=1)
     manager.mm_processor = None
+    manager.server_args = SimpleNamespace(enable_session_radix_cache=False)
     endpoint = SimpleNamespace(__name__=route)
     request: Any = SimpleNamespace(scope={"endpoint": endpoint}, headers=headers or {}, _json=body)
 
