@@ -42,7 +42,7 @@ def guests_beside(
     chunked prompt, as long as all fit and leave it a page. Jobs to which nobody may yield wait.
     Nobody enters past a promised job.
     """
-    most_tokens = left_tokens = _pass_tokens(budget, view) - view.page_size
+    most_tokens = left_tokens = pass_tokens(budget, view) - view.page_size
     guests: list[int] = []
     num_too_long = 0
     for position in order[:num_open]:
@@ -67,7 +67,7 @@ def shortened(budget: Budget, entering: Iterable[Job], view: SchedulerView) -> B
     reserved_tokens = sum(view.uncached_tokens(job) for job in entering)
     if not reserved_tokens:
         return budget
-    chunk_tokens = max(view.page_size, _pass_tokens(budget, view) - reserved_tokens)
+    chunk_tokens = max(view.page_size, pass_tokens(budget, view) - reserved_tokens)
     return replace(budget, chunk_tokens=min(chunk_tokens, budget.chunk_tokens or chunk_tokens))
 
 
@@ -79,6 +79,7 @@ def _goes_before(job: Job, chunked: Job, policy: Policy, view: SchedulerView) ->
     return place < (chunked.level, True, chunked.arrival)
 
 
-def _pass_tokens(budget: Budget, view: SchedulerView) -> int:
+def pass_tokens(budget: Budget, view: SchedulerView) -> int:
+    """The most that a pass prefills."""
     given_tokens = budget.prefill_tokens
     return view.pass_tokens if given_tokens is None else min(given_tokens, view.pass_tokens)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from sage_sched.admission import Headroom
-from sage_sched.chunk import Guests, guests_beside, shortened
+from sage_sched.chunk import Guests, guests_beside, pass_tokens, shortened
 from sage_sched.departure import Departure, departure_of, make_room
 from sage_sched.job import Job
 from sage_sched.order import rank_anew, serving_order
@@ -73,7 +73,9 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
         guests = guests_beside(chunked, order, num_open, budget, policy, view)
     in_order = replace(view, waiting=[view.waiting[position] for position in guests.order])
     queue = in_order.waiting[: min(guests.num_guests, WINDOW)]
-    turns, num_without_host_room = _turns(queue, guests.order, policy, headroom, in_order)
+    turns, num_without_host_room = _turns(
+        queue, guests.order, pass_tokens(budget, view), policy, headroom, in_order
+    )
     if chunked is not None:
         prefilled = (turn.newcomer for turn in turns if turn.newcomer not in view.swapped)
         budget = shortened(budget, prefilled, view)
@@ -189,12 +191,14 @@ def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerVie
 def _turns(
     queue: Sequence[Job],
     positions: Sequence[int],
+    prefill_tokens: int,
     policy: Policy,
     headroom: Headroom,
     view: SchedulerView,
 ) -> tuple[list[Turn], int]:
     """Who of the queue enters, and who yields to them; and how many more would have yielded if host
     memory had room for them. positions: where the queue's jobs wait, as the view is asked of them.
+    prefill_tokens: the most that the pass prefills.
 
     If nobody may yield, this matters only beside a chunk: otherwise the engine itself finds out how
     many have room.
@@ -234,6 +238,7 @@ def _turns(
         ),
         free_slots=free_slots,
         free_tokens=free_tokens,
+        prefill_tokens=prefill_tokens,
         policy=policy,
         view=view,
         most_yields=policy.most_yields if yields else 0,

@@ -67,6 +67,7 @@ def plan_turns(
     *,
     free_slots: int,
     free_tokens: int,
+    prefill_tokens: int,
     policy: Policy,
     view: SchedulerView,
     most_yields: int,
@@ -77,6 +78,9 @@ def plan_turns(
     A candidate enters if a slot is free, and more tokens than it needs. Of those that would yield
     to it (_would_yield) the worst do so first, and no more than needed. A job does not yield if it
     has yielded most_yields times, or would free nothing of what is short.
+
+    A candidate that fills the pass (prefill_tokens) is the last. The engine leaves the next ones in
+    its queue, and a swapped job behind them would pass them.
 
     running: the ranked running jobs. candidates: with the tokens that admission asks for each.
     departure: how a running job would leave; None if it has to stay. Costly: called only for jobs
@@ -110,6 +114,10 @@ def plan_turns(
         gone = {victim.job.arrival for victim in victims}
         left = [entry for entry in left if entry[2] not in gone]
         turns.append(Turn(newcomer, tuple(victims)))
+        if newcomer not in view.swapped:
+            prefill_tokens -= view.uncached_tokens(newcomer)
+            if prefill_tokens <= 0:
+                break
     return turns
 
 

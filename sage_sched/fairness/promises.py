@@ -31,12 +31,13 @@ class Promises:
     Proof: a pass first looks at all bounds, then orders, then lets in. Had this pass or one before
     seen j's bound passed, j would be promised, as a promise is never taken back. Promised jobs are
     first in the order, by arrival, so j is ahead of k whether k is promised or not; and those that
-    a pass lets in are the first of its order, up to one that there is no room for. So k is not let
-    in while j waits. Nor does j, promised, begin to wait by yielding; if it leaves as memory runs
-    out, all who are behind it and can leave have left before it, and wait behind it now. What
-    remains is that the bound is computed exactly. Jobs come one after another, so all that the
-    server had done when j came was for those before it. Hence what it has done since, less the
-    Job.served_tokens of j and all that came after it, was for those before it. QED.
+    a pass lets in are the first of its order, up to one for which there is no room, or after which
+    the pass prefills no more (sage_sched.preemption.plan_turns). So k is not let in while j waits.
+    Nor does j, promised, begin to wait by yielding; if it leaves as memory runs out, all who are
+    behind it and can leave have left before it, and wait behind it now. What remains is that the
+    bound is computed exactly. Jobs come one after another, so all that the server had done when j
+    came was for those before it. Hence what it has done since, less the Job.served_tokens of j and
+    all that came after it, was for those before it. QED.
 
     A promise does not create memory. If a swapped job has found no room, and no running job could
     give any back, others enter (sage_sched.scheduling_pass).

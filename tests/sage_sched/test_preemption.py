@@ -62,6 +62,7 @@ def plan(
         waiting,
         free_slots=free_slots,
         free_tokens=free_tokens,
+        prefill_tokens=IDLE.pass_tokens,
         policy=POLICY,
         view=IDLE,
         most_yields=2,

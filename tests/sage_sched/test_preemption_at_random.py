@@ -102,6 +102,7 @@ class Rank:
             candidates,
             free_slots=free_slots,
             free_tokens=free_tokens,
+            prefill_tokens=IDLE.pass_tokens,
             policy=POLICY,
             view=IDLE,
             most_yields=MAX_YIELDS,

@@ -25,13 +25,14 @@ from tests.sage_sched.strategies import IDLE, SERVER
 NUM_STEPS = 200
 NUM_RUNS = 100
 NUM_SLOTS = 4
+PASS_TOKENS = 320
 ROOMY, STARVED = 3_000, 750
 FREE = replace(SERVER, swap_token_s=0.0)  # so that the headroom is small, and memory runs out
 
 
 @dataclass
 class Engine:
-    """Slots and a pool, requests with true lengths, and an account of its own.
+    """Slots and a pool, requests with true lengths, and an account of its own. It chunks no prompt.
 
     pool_tokens: at least what the longest request takes.
     resumed_at: the age at which each swapped job came back last.
@@ -108,14 +109,16 @@ class Engine:
             free_tokens=free_tokens,
             locked_tokens=self.pool_tokens - free_tokens,
             step_tokens=len(self.running),
+            pass_tokens=PASS_TOKENS,
             server=FREE,
             holding=lambda job: Holding(job.held_tokens, 0, job.held_tokens, True),
         )
 
     def step(self) -> None:
-        """Perhaps an arrival; a pass; a token for all that run."""
-        if self.script.random() < 0.1:
-            self.arrive()
+        """Perhaps arrivals; a pass; a token for all that run; perhaps all of them are aborted."""
+        if self.script.random() < 0.07:
+            for _ in range(self.script.choice((1, 1, 3))):
+                self.arrive()
         view = self.view()
         if self.queue or view.is_short:
             plan = decide(view, self.policy)
@@ -127,10 +130,11 @@ class Engine:
                 self.passed |= {job for job in self.queue + self.running if self.is_passed(job)}
                 self.carry_out(plan, view)
         assert len(self.running) <= self.pool_tokens - sum(job.held_tokens for job in self.running)
+        are_aborted = self.script.random() < 0.05
         for job in [*self.running]:
             job.grow(job.generated_tokens + 1)
             job.served_tokens += 1
-            if job.generated_tokens >= self.lengths[job.arrival]:
+            if are_aborted or job.generated_tokens >= self.lengths[job.arrival]:
                 self.running.remove(job)
                 self.policy.on_end(job, 0.0)
                 self.is_full = False
@@ -150,26 +154,34 @@ class Engine:
         assert plan.order is not None
         headroom = Headroom(plan.headroom_steps, 1)
         queue = [self.queue[position] for position in plan.order]
-        num_in = 0
+        left_tokens, admits, num_in = PASS_TOKENS, True, 0
         for action in plan.actions:
+            job = action.job
             if isinstance(action, Yield):
                 if action.to is None:
                     self.num_out_of_memory += 1
-                    self.stays_for_a_while(action.job)
+                    self.stays_for_a_while(job)
                 else:
-                    assert action.job not in self.passed
-                self.running.remove(action.job)
-                self.swapped.append(action.job)
-                action.job.num_yields += 1
+                    assert job not in self.passed
+                self.running.remove(job)
+                self.swapped.append(job)
+                job.num_yields += 1
                 self.num_yields += 1
-                self.queue.append(action.job)
-            else:
-                self.let_in(action.job)
-                num_in += 1
+                self.queue.append(job)
+                continue
+            num_in += 1
+            if job not in self.swapped:
+                left_tokens -= job.input_tokens
+                admits = admits and left_tokens >= 0
+            if admits or job in self.swapped:
+                self.let_in(job)
         for job in queue[num_in : num_in + plan.num_open]:
             needed_tokens = sum(headroom.needed_tokens(one) for one in self.running)
             room_tokens = self.pool_tokens - needed_tokens
             if len(self.running) >= NUM_SLOTS or headroom.needed_tokens(job) >= room_tokens:
+                break
+            left_tokens -= job.input_tokens
+            if not admits or left_tokens < 0 or job in self.swapped:
                 break
             self.let_in(job)
         self.is_full = bool(self.queue) and not (plan.actions and not num_in)
@@ -210,6 +222,8 @@ def stepped(engine: _Engine) -> _Engine:
 
 
 @settings(max_examples=NUM_RUNS, deadline=None)
+# A swapped job is behind promised ones of which the pass prefills the first only.
+@example(seed=0, regret=0.5, pool_tokens=STARVED, switch_at=0)
 # One that is not foreseen is promised its turn.
 @example(seed=45, regret=0.1, pool_tokens=STARVED, switch_at=0)
 @given(
