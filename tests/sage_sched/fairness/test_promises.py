@@ -115,9 +115,11 @@ class Engine:
         )
 
     def step(self) -> None:
-        """Perhaps arrivals; a pass; a token for all that run; perhaps all of them are aborted."""
-        if self.script.random() < 0.07:
-            for _ in range(self.script.choice((1, 1, 3))):
+        """Perhaps an arrival; a pass; a token for all that run. Where memory is short, some come at
+        once, and perhaps all that run are aborted."""
+        is_rough = self.pool_tokens == STARVED
+        if self.script.random() < 0.1:
+            for _ in range(self.script.choice((1, 1, 3)) if is_rough else 1):
                 self.arrive()
         view = self.view()
         if self.queue or view.is_short:
@@ -130,7 +132,7 @@ class Engine:
                 self.passed |= {job for job in self.queue + self.running if self.is_passed(job)}
                 self.carry_out(plan, view)
         assert len(self.running) <= self.pool_tokens - sum(job.held_tokens for job in self.running)
-        are_aborted = self.script.random() < 0.05
+        are_aborted = is_rough and self.script.random() < 0.01
         for job in [*self.running]:
             job.grow(job.generated_tokens + 1)
             job.served_tokens += 1
@@ -223,7 +225,7 @@ def stepped(engine: _Engine) -> _Engine:
 
 @settings(max_examples=NUM_RUNS, deadline=None)
 # A swapped job is behind promised ones of which the pass prefills the first only.
-@example(seed=0, regret=0.5, pool_tokens=STARVED, switch_at=0)
+@example(seed=3, regret=0.5, pool_tokens=STARVED, switch_at=0)
 # One that is not foreseen is promised its turn.
 @example(seed=45, regret=0.1, pool_tokens=STARVED, switch_at=0)
 @given(
@@ -254,7 +256,7 @@ def test_the_engine_that_is_tried_has_jobs_overtaken_promised_and_yielding() -> 
     assert sum(engine.num_overtaken for engine in engines) > 100
     assert sum(engine.num_yields for engine in engines) > 10
     assert sum(len(engine.passed) for engine in engines) > 50
-    starved = [stepped(engine_of(1.0, seed, STARVED)) for seed in range(20)]
+    starved = [stepped(engine_of(1.0, seed, STARVED)) for seed in range(40)]
     assert sum(engine.num_out_of_memory for engine in starved) > 5
 
 
