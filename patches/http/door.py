@@ -6,11 +6,42 @@ SGLang, and with it all that it serves. Reserved keys are dropped (patches.carri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
 
+import numpy as np
+from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import GenerateReqInput, TokenizedGenerateReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+# What SGLang makes tensors of, or counts by, without a look at its range; in a request, and in its
+# sampling parameters. In float32, some values beyond these give probabilities that are no numbers.
+_NUMBERS = {
+    "logprob_start_len": (-1, _INT32),
+    "routed_experts_start_len": (0, _INT32),
+    "bootstrap_room": (0, _INT64),
+}
+_SAMPLING_NUMBERS = {
+    "top_k": (1, _INT32),
+    "max_new_tokens": (0, _INT64),
+    "min_new_tokens": (0, _INT32),
+    "temperature": (0, 1e6),
+    "repetition_penalty": (0.01, 2),
+}
+_MOST_BIAS = _MOST_EMBEDDING = 1e4
+_MOST_SAMPLES = 4096
+# SGLang's routes for scores give these themselves. A client's would be looked up out of range.
+_OF_SCORES = ("multi_item_delimiter_indices", "token_indices_to_pool")
+_SCORING_ROUTES = ("v1_score_request", "v1_decisions_request", "v1_rerank_request")
+# SGLang looks for stop_regex in each decode step: in the last tokens, or in the whole answer if a
+# match may be of any length.
+_CHARS_PER_TOKEN, _CHARS_OF_ANSWER = 8, 100_000
+_MOST_REGEX_STEPS = 1e6
 
 
 def custom_params_of(obj: GenerateReqInput) -> Mapping[str, Any] | None:
@@ -22,11 +53,28 @@ def custom_params_of(obj: GenerateReqInput) -> Mapping[str, Any] | None:
     return given
 
 
-def check_token_ids(manager: TokenizerManager, obj: GenerateReqInput) -> None:
-    """Raises ValueError if a prompt has token ids beyond the model's vocabulary: looking them up
-    would end the scheduler. Those of a prompt with media are checked once it is known whether they
-    are read (check_tokenized)."""
+def check_body(obj: GenerateReqInput, route: str | None) -> None:
+    """Raises ValueError if a request asks for so many samples that making them would take all of
+    the HTTP process's memory, or has fields that only a route of SGLang may give. route: the name
+    of its function; None if the request did not come by HTTP."""
+    if route is not None and route not in _SCORING_ROUTES:
+        for name in _OF_SCORES:
+            if (given := getattr(obj, name, None)) is not None:
+                raise ValueError(f"{name} is {given!r:.40}, allowed: none")
+    each = obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params]
+    for sampling in each:
+        num_samples = sampling.get("n") if isinstance(sampling, dict) else None
+        if num_samples is not None:
+            _check_range("n", num_samples, 1, _MOST_SAMPLES)
+
+
+def check_prompt(manager: TokenizerManager, obj: GenerateReqInput) -> None:
+    """Raises ValueError if a prompt has token ids beyond the model's vocabulary, or embeddings that
+    are none of this model's: both would end the scheduler. Ids of a prompt with media are checked
+    once it is known whether they are read (check_tokenized)."""
     _check(obj.input_ids, manager, has_media=reads_media(manager, obj))
+    if obj.input_embeds is not None:
+        _check_embeddings(obj.input_embeds, manager.model_config.hidden_size)
 
 
 def reads_media(manager: TokenizerManager, obj: GenerateReqInput) -> bool:
@@ -49,14 +97,110 @@ def check_tokenized(
     manager: TokenizerManager, obj: GenerateReqInput, tokenized: TokenizedGenerateReqInput
 ) -> None:
     """Raises ValueError for an empty prompt, for media that were not read, as SGLang then looks up
-    all ids, and for beam search, whose slots SGLang miscounts."""
+    all ids, for numbers that end a scheduler or make it very slow, and for beam search, whose slots
+    SGLang miscounts."""
     ids = tokenized.input_ids
     if reads_media(manager, obj) and tokenized.mm_inputs is None:
         _check(ids, manager, has_media=False)
     if ids is not None and not len(ids) and tokenized.mm_inputs is None:
         raise ValueError("the prompt is empty: it has no tokens")
+    _check_numbers(tokenized, manager.model_config.vocab_size)
+    _check_sampling(tokenized.sampling_params, manager.model_config.vocab_size)
+    _check_regex(tokenized.sampling_params)
     if (getattr(tokenized.sampling_params, "beam_width", None) or 1) > 1:
         raise ValueError(
             "beam_width above 1: beam search is not served here, as it can end the server where "
             "its slots are full"
         )
+
+
+def _check_range(name: str, value: object, least: float, most: float) -> None:
+    # NaN is in no range.
+    if not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r:.40}, allowed: {least} to {most}")
+
+
+def _check_all(name: str, values: object, least: float, most: float) -> None:
+    """Of a collection of numbers, or None."""
+    if values is None:
+        return
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise ValueError(f"{name} is {values!r:.40}, allowed: numbers from {least} to {most}")
+    for value in values:
+        _check_range(name, value, least, most)
+
+
+def _check_embeddings(rows: Any, width: int) -> None:
+    try:
+        given = np.asarray(rows, np.float32)
+    except (TypeError, ValueError):  # rows of different width, for example
+        given = np.empty(0)
+    # What is no number is not less than any.
+    if given.ndim != 2 or given.shape[1] != width or not (np.abs(given) <= _MOST_EMBEDDING).all():
+        raise ValueError(
+            f"input_embeds are not rows of {width} numbers from {-_MOST_EMBEDDING} to "
+            f"{_MOST_EMBEDDING}"
+        )
+
+
+def _check_numbers(tokenized: TokenizedGenerateReqInput, vocab_size: int) -> None:
+    for name, (least, most) in (_NUMBERS | {"top_logprobs_num": (0, vocab_size)}).items():
+        if (value := getattr(tokenized, name, None)) is not None:
+            _check_range(name, value, least, most)
+    overrides = getattr(tokenized, "positional_embed_overrides", None)
+    if overrides is not None and not isinstance(overrides, PositionalEmbeds):
+        raise ValueError(f"positional_embed_overrides is {overrides!r:.40}, allowed: none")
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    for name, (least, most) in _SAMPLING_NUMBERS.items():
+        if (value := getattr(sampling, name, None)) is not None:
+            _check_range(name, value, least, most)
+    # Where another request has min_new_tokens, SGLang looks up all of them, also of this one.
+    _check_all("stop_token_ids", getattr(sampling, "stop_token_ids", None), 0, vocab_size - 1)
+    biases = getattr(sampling, "logit_bias", None) or {}
+    _check_all("logit_bias", biases.values(), -_MOST_BIAS, _MOST_BIAS)
+
+
+def _check_regex(sampling: SamplingParams) -> None:
+    """Raises ValueError for a stop_regex that may keep a scheduler busy in each step. Python's
+    matcher tries all ways of matching, whose number is bounded here for any text."""
+    patterns = getattr(sampling, "stop_regex_strs", None) or ()
+    if not patterns:
+        return
+    num_tokens = max(sampling.stop_regex_max_len, sampling.stop_str_max_len) + 1
+    num_chars = min(_CHARS_PER_TOKEN * num_tokens, _CHARS_OF_ANSWER)
+    num_steps = 0.0
+    for pattern in patterns:
+        parsed = list(sre_parser.parse(pattern))
+        # Nothing comes after a repetition at the end, so the first way is taken.
+        is_open = bool(parsed) and parsed[-1][0] in _REPEATS and _ways(parsed[-1][1][2]) == 1
+        num_steps += num_chars * _ways(parsed[:-1] if is_open else parsed)
+    if num_steps > _MOST_REGEX_STEPS:
+        raise ValueError(
+            f"stop_regex is {patterns!r:.80}, which can take too long to look for. Give "
+            "repetitions a small upper bound, as in {0,8}, and do not nest them"
+        )
+
+
+_REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
+_ONE_WAY = (sre.LITERAL, sre.NOT_LITERAL, sre.IN, sre.ANY, sre.AT)
+
+
+def _ways(parsed: Iterable[tuple[Any, Any]]) -> float:
+    """In how many ways, at most, a part of a pattern matches from one place on in any text."""
+    num = 1.0
+    for kind, of in parsed:
+        if kind in _REPEATS:
+            least, most, inner = of
+            each = _ways(inner)
+            if most == sre.MAXREPEAT:
+                return math.inf
+            num *= most - least + 1 if each == 1 else min(each, 1e9) ** min(most + 1, 30)
+        elif kind == sre.BRANCH:
+            num *= sum(map(_ways, of[1]))
+        elif kind in (sre.SUBPATTERN, sre.ATOMIC_GROUP, sre.ASSERT, sre.ASSERT_NOT):
+            num *= _ways(of if kind == sre.ATOMIC_GROUP else of[-1])
+        elif kind not in _ONE_WAY:  # references to groups
+            return math.inf
+    return num

@@ -16,7 +16,7 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 from patches import carrier
 from patches.hook import AFTER, BEFORE, Hooks
 from patches.http.asked import asked_of, asked_of_chat, text_of
-from patches.http.door import check_token_ids, check_tokenized, custom_params_of
+from patches.http.door import check_prompt, check_tokenized, custom_params_of
 from patches.http.state import HttpState, http_state
 from predictor_store.predict.asked import Asked, digest
 from predictor_store.service.client import Prediction
@@ -131,12 +131,16 @@ def prompt_text(manager: TokenizerManager, obj: GenerateReqInput) -> str | None:
     return text if isinstance(text, str) else None
 
 
+def route_of(request: Any) -> str | None:
+    """The name of the function that a request of FastAPI was routed to; None if it was to none."""
+    return getattr(getattr(request, "scope", {}).get("endpoint"), "__name__", None)
+
+
 def is_internal(manager: TokenizerManager, request: Any) -> bool:
     """Whether it is a health check, or what the HTTP server sends itself before it is ready. The
     request's id does not say: clients choose it. request: of FastAPI; None without an HTTP
     server."""
-    route = getattr(request, "scope", {}).get("endpoint")
-    if getattr(route, "__name__", "") == _HEALTH_ROUTE:
+    if route_of(request) == _HEALTH_ROUTE:
         return True
     # The Engine API has no HTTP server, sends itself nothing and never reports ready.
     serves_http = manager._server_stop_hook is not None
@@ -175,7 +179,7 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         return
     state = state_of(obj)
     state.is_started = True
-    check_token_ids(manager, obj)
+    check_prompt(manager, obj)
     said, given = state.told, custom_params_of(obj)
     if given is not None:
         stripped = carrier.strip(given)

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from sglang.srt.managers.embed_types import PositionalEmbeds
+from sglang.srt.sampling.sampling_params import SamplingParams
 
-from patches.http.door import check_token_ids, check_tokenized, custom_params_of
+from patches.http.door import check_body, check_prompt, check_tokenized, custom_params_of
 
-CONFIG = SimpleNamespace(vocab_size=100)
+CONFIG = SimpleNamespace(vocab_size=100, hidden_size=2)
 MANAGER: Any = SimpleNamespace(model_config=CONFIG, mm_processor=None)
 SEEING: Any = SimpleNamespace(model_config=CONFIG, mm_processor=object())
 
@@ -19,6 +22,7 @@ def asked(**fields: Any) -> Any:
     return SimpleNamespace(
         **{
             "input_ids": None,
+            "input_embeds": None,
             "sampling_params": {},
             "contains_mm_input": lambda: False,
             **fields,
@@ -26,9 +30,12 @@ def asked(**fields: Any) -> Any:
     )
 
 
-def tokenized(ids: Any, beam_width: int | None = None, mm_inputs: object = None) -> Any:
-    sampling = SimpleNamespace(beam_width=beam_width)
-    return SimpleNamespace(input_ids=ids, sampling_params=sampling, mm_inputs=mm_inputs)
+def tokenized(
+    ids: Any, mm_inputs: object = None, sampling: dict[str, Any] | None = None, **fields: Any
+) -> Any:
+    params = SamplingParams(**(sampling or {}))
+    params.normalize(SimpleNamespace(encode=lambda text, **more: list(text)))
+    return SimpleNamespace(input_ids=ids, sampling_params=params, mm_inputs=mm_inputs, **fields)
 
 
 @pytest.mark.parametrize("given", [[], ["x"], "", "x", 0, 1, True, [{"__sage_lengths": 1}]])
@@ -49,25 +56,25 @@ def test_or_there_are_none(sampling: Any) -> None:
 )
 def test_a_token_that_the_model_does_not_have_is_named(ids: list[int], wrong: str) -> None:
     with pytest.raises(ValueError, match=f"^input_ids have {wrong}.*, allowed: 0 to 99$"):
-        check_token_ids(MANAGER, asked(input_ids=ids))
+        check_prompt(MANAGER, asked(input_ids=ids))
 
 
 def test_other_prompts_are_left_to_sglang() -> None:
     for ids in (None, [], [0, 99], [["a"]], ["a", 1], [None], 7):
-        check_token_ids(MANAGER, asked(input_ids=ids))
+        check_prompt(MANAGER, asked(input_ids=ids))
 
 
 def test_a_picture_lets_no_token_in_where_it_is_not_read() -> None:
     shown = asked(input_ids=[2**40], contains_mm_input=lambda: True)
     with pytest.raises(ValueError, match="allowed: 0 to 99"):
-        check_token_ids(MANAGER, shown)
+        check_prompt(MANAGER, shown)
     # Media stand for whatever they like.
-    check_token_ids(SEEING, shown)
+    check_prompt(SEEING, shown)
     check_tokenized(SEEING, shown, tokenized([2**40], mm_inputs=object()))
     with pytest.raises(ValueError, match="allowed: 0 to 99"):
         check_tokenized(SEEING, shown, tokenized([2**40]))
     with pytest.raises(ValueError, match="-5"):
-        check_token_ids(SEEING, asked(input_ids=[-5], contains_mm_input=lambda: True))
+        check_prompt(SEEING, asked(input_ids=[-5], contains_mm_input=lambda: True))
 
 
 def test_an_empty_prompt_is_refused() -> None:
@@ -78,7 +85,101 @@ def test_an_empty_prompt_is_refused() -> None:
     check_tokenized(MANAGER, asked(), tokenized(array("q"), mm_inputs=object()))  # a recording
 
 
-def test_beam_search_is_refused() -> None:
-    with pytest.raises(ValueError, match="beam"):
-        check_tokenized(MANAGER, asked(), tokenized(array("q", [3]), beam_width=2))
-    check_tokenized(MANAGER, asked(), tokenized(array("q", [3]), beam_width=1))
+NAN, WIDE = float("nan"), [1.0, 2.0]
+OVERRIDES = PositionalEmbeds([torch.zeros(2)], [0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"beam_width": 2}, {"beam_width": 1}),
+        ({"top_k": 2**31}, {"top_k": 2**31 - 1}),
+        ({"top_k": 2**70}, {"top_k": -1}),
+        ({"min_new_tokens": 2**31, "max_new_tokens": 2**32}, {"min_new_tokens": 5}),
+        ({"max_new_tokens": 2**70}, {"max_new_tokens": None}),
+        ({"stop_token_ids": [100]}, {"stop_token_ids": [0, 99]}),
+        ({"stop_token_ids": [-1]}, {"stop_token_ids": []}),
+        ({"temperature": 1e300}, {"temperature": 0}),
+        ({"repetition_penalty": 1e-300}, {"repetition_penalty": 0.5}),
+        ({"logit_bias": {"5": NAN}}, {"logit_bias": {"5": -100.0}}),
+        ({"logit_bias": {"5": 1e308}}, {"logit_bias": {}}),
+        ({"logit_bias": {"5": "x"}}, {"logit_bias": None}),
+    ],
+)
+def test_sampling_that_would_end_a_scheduler_is_refused(
+    wrong: dict[str, Any], right: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        check_tokenized(MANAGER, asked(), tokenized([3], sampling=wrong))
+    check_tokenized(MANAGER, asked(), tokenized([3], sampling=right))
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "right"),
+    [
+        ("top_logprobs_num", [101, -1, [5], "5", NAN], [0, 100, None]),
+        ("logprob_start_len", [-2, -7, 2**31, [0]], [-1, 0, 7]),
+        ("bootstrap_room", [-1, 2**63], [0, 2**63 - 1]),
+        (
+            "positional_embed_overrides",
+            [{"a": 1}, []],
+            [None, OVERRIDES],
+        ),
+    ],
+)
+def test_so_is_a_request_of_such_numbers(field: str, wrong: list[Any], right: list[Any]) -> None:
+    for value in wrong:
+        with pytest.raises(ValueError, match=field):
+            check_tokenized(MANAGER, asked(), tokenized(array("q", [3, 4]), **{field: value}))
+    for value in right:
+        check_tokenized(MANAGER, asked(), tokenized(array("q", [3, 4]), **{field: value}))
+
+
+@pytest.mark.parametrize("rows", [[[1.0]], [WIDE, [1.0]], [[1.0, NAN]], [[1.0, 1e38]], [], 5, "a"])
+def test_embeddings_of_another_model_are_refused(rows: Any) -> None:
+    with pytest.raises(ValueError, match="input_embeds are not rows of 2 numbers"):
+        check_prompt(MANAGER, asked(input_embeds=rows))
+    check_prompt(MANAGER, asked(input_embeds=[WIDE, WIDE]))
+
+
+@pytest.mark.parametrize("field", ["multi_item_delimiter_indices", "token_indices_to_pool"])
+def test_only_a_route_for_scores_says_where_to_read_them(field: str) -> None:
+    given = asked(**{field: [0]})
+    with pytest.raises(ValueError, match=field):
+        check_body(given, "generate_request")
+    check_body(given, "v1_score_request")
+    check_body(given, None)
+
+
+def test_samples_are_few_enough_to_be_made() -> None:
+    for n in (0, 5000, 10**9, "5"):
+        with pytest.raises(ValueError, match=r"^n is"):
+            check_body(asked(sampling_params={"n": n}), "any")
+        with pytest.raises(ValueError, match=r"^n is"):
+            check_body(asked(sampling_params=[{}, {"n": n}]), "any")
+    for sampling in (None, {}, {"n": None}, {"n": 4}, [{"n": 1}, None]):
+        check_body(asked(sampling_params=sampling), "any")
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        "([a-z ]+)+[0-9]$", "(a|b|ab){1,30}c", "(a|ab)*c", "[a-z]*[0-9]", "a*a*a*b", "(a*)*",
+        "([a-z]{1,9}){1,9}$", "(x+x+)+y", r"(a)\1*b", "(?=(a+)+b)", "(?:(?:a{1,5}){1,5}){1,5}b",
+        ["[a-z]{0,250}$"] * 32,
+    ],
+)  # fmt: skip
+def test_a_stop_that_takes_long_to_look_for_is_refused(patterns: str | list[str]) -> None:
+    with pytest.raises(ValueError, match="stop_regex is"):
+        check_tokenized(MANAGER, asked(), tokenized([3], sampling={"stop_regex": patterns}))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "", "\n\n+", r"Observation:\s*", "(Human|User|Assistant):", "[.!?]$", r"\s{0,8}END\s{0,8}",
+        "(?:ab)+", "[^a]b", r"\d{3}-\d{4}", "(foo|ba[rz])\\b", "(?i)stop",
+    ],
+)  # fmt: skip
+def test_others_are_not_and_are_found_soon(pattern: str) -> None:
+    check_tokenized(MANAGER, asked(), tokenized([3], sampling={"stop_regex": pattern}))
