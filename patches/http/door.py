@@ -6,6 +6,7 @@ SGLang, and with it all that it serves. Reserved keys are dropped (patches.carri
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from re import _constants as sre  # type: ignore[attr-defined]
@@ -13,6 +14,7 @@ from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import GenerateReqInput, TokenizedGenerateReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -131,12 +133,11 @@ def _check_all(name: str, values: object, least: float, most: float) -> None:
 
 
 def _check_embeddings(rows: Any, width: int) -> None:
-    try:
+    given: NDArray[np.float32] = np.empty((0, 0), np.float32)
+    with contextlib.suppress(TypeError, ValueError):  # rows of different width, for example
         given = np.asarray(rows, np.float32)
-    except (TypeError, ValueError):  # rows of different width, for example
-        given = np.empty(0)
     # What is no number is not less than any.
-    if given.ndim != 2 or given.shape[1] != width or not (np.abs(given) <= _MOST_EMBEDDING).all():
+    if given.ndim != 2 or given.shape[-1] != width or not (np.abs(given) <= _MOST_EMBEDDING).all():
         raise ValueError(
             f"input_embeds are not rows of {width} numbers from {-_MOST_EMBEDDING} to "
             f"{_MOST_EMBEDDING}"

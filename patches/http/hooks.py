@@ -18,14 +18,11 @@ from patches.carrier import EXPLANATION, short_id
 from patches.compat import APP, APP_VARIABLE
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
 from patches.http.dispatch import bury, end
-from patches.http.door import check_body
 from patches.http.foreign import slo_class, told
 from patches.http.predict import (
     attach,
-    is_internal,
     learn,
     request_hooks,
-    route_of,
     start,
     state_of,
     take_up_chat,
@@ -49,12 +46,6 @@ def _after_init(_: None, self: Manager, server_args: ServerArgs, *args: Any, **k
 
 
 # A request comes in.
-
-
-@http_hooks.at(f"{_MANAGER}.generate_request", BEFORE, "obj", "request")
-def _before_generate(self: Manager, obj: GenerateReqInput, request: Any = None) -> None:
-    if http_state(self) is not None and isinstance(obj, GenerateReqInput):
-        check_body(obj, route_of(request))
 
 
 @http_hooks.at(f"{_MANAGER}._init_req_state", BEFORE, "obj", "request")
@@ -81,7 +72,6 @@ def _before_init_state(
             state.tenant = headers.get(_TENANT_HEADER, "")
             take_up_chat(state)
             state.came_s = time.monotonic()
-            state.is_internal = is_internal(self, request)
             wish = headers.get(_EXPLAIN_HEADER, "").lower()
             state.explains = trust != "none" and wish in ("1", "true", "yes")
 

@@ -16,7 +16,7 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 from patches import carrier
 from patches.hook import AFTER, BEFORE, Hooks
 from patches.http.asked import asked_of, asked_of_chat, text_of
-from patches.http.door import check_prompt, check_tokenized, custom_params_of
+from patches.http.door import check_body, check_prompt, check_tokenized, custom_params_of
 from patches.http.state import HttpState, http_state
 from predictor_store.predict.asked import Asked, digest
 from predictor_store.service.client import Prediction
@@ -80,6 +80,19 @@ request_hooks = Hooks()
 def _after_getitem(sub: GenerateReqInput, self: GenerateReqInput, i: int) -> None:
     state_of(sub).text = state_of(self).text
     state_of(sub).asked = state_of(self).asked
+    state_of(sub).is_internal = state_of(self).is_internal
+
+
+@request_hooks.at(
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+    BEFORE, "obj", "request",
+)  # fmt: skip
+def _before_generate(self: TokenizerManager, obj: GenerateReqInput, request: Any = None) -> None:
+    # All routes pass here, before anything is made of what a client says.
+    if isinstance(obj, GenerateReqInput):
+        state_of(obj).is_internal = is_internal(self, request)
+        if isinstance(http_state(self), HttpState):  # not in shadow mode
+            check_body(obj, route_of(request))
 
 
 @request_hooks.at(

@@ -23,7 +23,7 @@ from sglang.srt.server_args import ServerArgs
 from patches.engine_types import Batch, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks, harmless
 from patches.http.asked import asked_of
-from patches.http.predict import is_internal, prompt_text, request_hooks, scope_of, state_of
+from patches.http.predict import prompt_text, request_hooks, scope_of, state_of
 from patches.json_lines import JsonLines
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.gap_meter import GapMeter
@@ -72,7 +72,7 @@ def _before_tokenize_one(self: Manager, obj: GenerateReqInput, *args: Any, **kw:
         return
     state = state_of(obj)
     state.is_started = True
-    text = None if is_internal(self, obj) else prompt_text(self, obj)
+    text = None if state.is_internal else prompt_text(self, obj)
     if text is not None:
         state.came_s = time.time()
         predicted = self.sage.client.predict(text, scope_of(obj), asked_of(obj, state.asked))

@@ -76,7 +76,9 @@ def test_an_expected_length_counts_where_we_know_no_better(source: Any, expected
         sampling = SimpleNamespace(max_new_tokens=30, custom_params=None)
         tokenized: Any = SimpleNamespace(sampling_params=sampling, input_ids=[1], mm_inputs=None)
         obj: Any = SimpleNamespace(sage=state)
-        manager: Any = SimpleNamespace(mm_processor=None)
+        manager: Any = SimpleNamespace(
+            mm_processor=None, model_config=SimpleNamespace(vocab_size=10)
+        )
         await attach(manager, obj, tokenized)
         return decode(sampling.custom_params)
 

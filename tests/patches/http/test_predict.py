@@ -15,6 +15,7 @@ from patches.carrier import EXPLAIN, decode, session_of
 from patches.http.hooks import _before_init_state, _before_output
 from patches.http.predict import (
     RequestPrediction,
+    _before_generate,
     _chat_of,
     _session_of,
     attach,
@@ -170,6 +171,7 @@ def carried(
 
     async def come() -> Any:
         obj = GenerateReqInput(**body)
+        _before_generate(manager, obj, request)
         obj.normalize_batch_and_arguments()
         _before_init_state(manager, obj, request)
         start(manager, obj)
