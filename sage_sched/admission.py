@@ -97,8 +97,8 @@ def _kept_tokens(view: SchedulerView, returns: Returns | None) -> int:
 
 
 def _price_s(view: SchedulerView, kv_tokens: int) -> float:
-    """Seconds that the server takes to move out a job with so much KV, and back."""
-    recompute_s = view.server.recompute_s(kv_tokens)
-    if not view.can_swap or view.host_free_tokens < kv_tokens:
-        return recompute_s
-    return min(view.server.swap_s(kv_tokens), recompute_s)
+    """Seconds that the server takes if a job with so much KV leaves as memory runs out, and comes
+    back: as sage_sched.departure decides, or as SGLang retracts it."""
+    if view.may_leave and kv_tokens <= view.host_free_tokens:
+        return view.server.swap_s(kv_tokens)
+    return view.server.recompute_s(kv_tokens)
