@@ -111,6 +111,11 @@ def test_a_full_batch_is_left_alone_until_there_is_news() -> None:
     assert decided(planned) == Plan(order=None)
     running.grow(ByInput.refresh_interval_tokens)
     assert decided(planned).actions
+    # A step with drafts may pass over the boundary by as many tokens as it sets memory aside for.
+    running.grow(ByInput.refresh_interval_tokens + 3)
+    assert decided(planned) == Plan(order=None)
+    drafts = replace(planned, server=replace(SERVER, reserve_tokens=4))
+    assert decided(drafts).actions
     assert decided(replace(view, can_swap=False, may_leave=False)) == Plan(order=None)
 
 
