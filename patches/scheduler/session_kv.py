@@ -7,7 +7,7 @@ has. Its hierarchical cache asks the same strategy whose KV host memory gives up
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 from weakref import ref
@@ -18,6 +18,9 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from patches.engine_types import Req, Scheduler
 from sage_sched.returns import MOST_SESSIONS
+
+# Sessions and nodes that a pass counts.
+_NUM_COUNTED = 500
 
 
 class SessionKv:
@@ -30,6 +33,8 @@ class SessionKv:
         self._core: Any = None
         # The nodes of each session's latest sequence, not kept alive; the oldest are forgotten.
         self._latest: dict[str, list[ref[Any]]] = {}
+        self._kept: dict[str, int] = {}
+        self._due: deque[str] = deque()  # sessions to count next
         core = tree.tree_core if type(tree) is UnifiedRadixCache else None
         if isinstance(core, UnifiedTreeCore) and tree.tree_components == (ComponentType.FULL,):
             self._core, self._theirs = core, core.eviction_strategy
@@ -72,24 +77,37 @@ class SessionKv:
                     node.sage_session = ""
             self._latest[session] = [ref(node) for node in path]
             if len(self._latest) > MOST_SESSIONS:
-                del self._latest[next(iter(self._latest))]
+                oldest = next(iter(self._latest))
+                del self._latest[oldest]
+                self._kept.pop(oldest, None)
 
-    def kept_for(self) -> Counter[str]:
-        """Evictable tokens by the session that had them last."""
-        kept = Counter[str]()
-        if not self.follows:
-            return kept
-        seen = set()
-        for leaf in self._core.evictable_device_leaves:
-            for node in self._path(leaf):
-                full = node.component_data[ComponentType.FULL]
-                if node.id in seen or full.lock_ref > 0:
-                    break
-                seen.add(node.id)
-                kept[getattr(node, "sage_session", "")] += len(full.value)
-        return kept
+    def kept_for(self) -> dict[str, int]:
+        """Evictable tokens by the session that had them last. Each call counts some sessions anew,
+        in turn; of the others the last count holds. It is asked in every pass, and to look at all
+        nodes of a large tree takes tens of milliseconds."""
+        self._due = self._due or deque(self._latest)
+        num_left = _NUM_COUNTED
+        while self._due and num_left > 0:
+            session = self._due.popleft()
+            nodes = self._latest.get(session, ())
+            num_left -= 1 + len(nodes)  # evicted ones too: some ranks may have freed them later
+            own = [*filter(None, (_own_kv(node(), session) for node in nodes))]
+            if own:
+                self._kept[session] = sum(len(kv.value) for kv in own if not kv.lock_ref)
+            else:
+                self._latest.pop(session, None)
+                self._kept.pop(session, None)
+        return self._kept
 
     def _path(self, node: Any) -> Iterator[Any]:
         while node is not None and node is not self._core.root_node:
             yield node
             node = node.parent
+
+
+def _own_kv(node: Any, session: str) -> Any:
+    """A node's data, if it is on the device and the session had it last."""
+    if getattr(node, "sage_session", "") != session:
+        return None
+    data = node.component_data[ComponentType.FULL]
+    return None if data.value is None else data
