@@ -50,6 +50,7 @@ CALLS = (
         "sglang.srt.managers.scheduler.Scheduler.can_schedule_lora_req",
         ("req", "running_loras"),
     ),
+    ("sglang.srt.lora.lora_manager.LoRAManager.validate_lora_batch", ("lora_ids",)),
 )  # fmt: skip
 
 # SGLang loads no plugin in the HTTP processes of --tokenizer-worker-num, but serves the app that

@@ -138,6 +138,9 @@ class Scheduler(Protocol):
     model_config: Any
     attn_tp_group: Any
     enable_lora: bool
+    enable_lora_overlap_loading: bool
+    lora_drainer: object | None
+    tp_worker: Any
     token_to_kv_pool_allocator: Allocator
     tree_cache: Tree
     req_to_token_pool: Any

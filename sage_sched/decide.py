@@ -59,7 +59,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
             headroom_steps=headroom.num_steps,
         )
     order, num_open = _held_back_last(_order_by_cached(policy, view), policy, view)
-    order, num_open = _without_adapter_last(order, num_open, view)
+    order, num_open = policy.adapters.without_room_last(order, num_open, view)
     order = policy.tenants.in_turn(order, num_open, view)
     twins = twins_of_those_served(order[:num_open], view)
     if twins:
@@ -159,24 +159,6 @@ def _held_back_last(order: list[int], policy: Policy, view: SchedulerView) -> tu
         return order, len(order)
     others = [position for position in order if not is_held_back(position)]
     return others + held_back, len(others)
-
-
-def _without_adapter_last(
-    order: list[int], num_open: int, view: SchedulerView
-) -> tuple[list[int], int]:
-    """The order with the jobs at its end whose adapters find no room, and how many may enter. The
-    engine would pass over them, and nobody should yield to them. Nobody passes a promised one: so
-    those that run come to an end, and its adapter finds room."""
-    may_enter: list[int] = []
-    for position in order[:num_open]:
-        if view.has_adapter(position):
-            may_enter.append(position)
-        elif view.waiting[position].is_promised:
-            break
-    if len(may_enter) == num_open:
-        return order, num_open
-    enters = set(may_enter)
-    return [*may_enter, *(p for p in order if p not in enters)], len(may_enter)
 
 
 def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerView) -> int:

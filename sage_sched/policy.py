@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from sage_sched.adapters import Adapters
 from sage_sched.fairness import Tenants
 from sage_sched.gap import Away, Gap
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
@@ -64,6 +65,7 @@ class Policy(ABC):
         self.parameters = parameters
         self.server = server
         self.tenants = Tenants()
+        self.adapters = Adapters()
         self.gap = Gap()
         self.away = Away()
         self._kept = indices

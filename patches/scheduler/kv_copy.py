@@ -290,7 +290,12 @@ def has_adapter(scheduler: Scheduler, req: Req, others: Sequence[Req]) -> bool:
     """Whether its LoRA adapter fits in beside the others'. SGLang asks before prefills only."""
     if not scheduler.enable_lora:
         return True
-    return bool(scheduler.can_schedule_lora_req(req, {other.lora_id for other in others}))
+    beside = {other.lora_id for other in others}
+    if not scheduler.enable_lora_overlap_loading:
+        return bool(scheduler.can_schedule_lora_req(req, beside))
+    # There SGLang loads it when asked. How far loads are differs between ranks.
+    adapters = scheduler.tp_worker.model_runner.lora_manager
+    return req.lora_id in beside or bool(adapters.validate_lora_batch({req.lora_id, *beside}))
 
 
 def _in_tree(scheduler: Scheduler, req: Req) -> torch.Tensor:

@@ -71,9 +71,9 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
 def _adapters(
     scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req]
 ) -> Callable[[int], bool]:
-    """SchedulerView.has_adapter, asked once for each adapter. Where adapters are loaded beside
-    compute, asking would load one; nobody yields there."""
-    if scheduler.sage.preemption is None or not scheduler.enable_lora:
+    """SchedulerView.has_adapter, asked once for each adapter. Where SGLang itself drains adapters
+    for those that wait (--lora-drain-wait-threshold), by each rank's clock, it is not asked."""
+    if not scheduler.enable_lora or scheduler.lora_drainer is not None:
         return lambda position: True
     known: dict[str | None, bool] = {}
 

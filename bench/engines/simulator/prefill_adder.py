@@ -57,9 +57,11 @@ class PrefillAdder:
             self._chunk_left = min(self._chunk_left, limit_tokens)
         self._chunk_limit = budget.chunk_tokens
         self._slots = state.free_slots
+        self._adapters = state.adapters
 
     def run(self, waiting: Sequence[Progress]) -> PassResult:
-        """Admit what fits of the waiting, in order, up to the first that does not."""
+        """Admit what fits of the waiting, in order, up to the first that does not. As in SGLang, a
+        request whose adapter finds no room is passed over."""
         state = self.state
         if state.chunked is not None:
             self._continue_chunk(state.chunked, waiting)
@@ -67,6 +69,8 @@ class PrefillAdder:
         for candidate in waiting:
             if self._room > 0 and self._is_spent():
                 break
+            if not state.has_adapter(candidate, self._adapters):
+                continue
             cached = state.pool.cached(candidate)
             if state.batch_is_full or not self._fits(candidate, cached):
                 state.batch_is_full |= self._holds_any()
@@ -74,6 +78,7 @@ class PrefillAdder:
             if not self._admit(candidate, cached):
                 break
             admitted.add(candidate)
+            self._adapters.add(candidate.request.adapter)
             if self._room <= 0:
                 state.batch_is_full = True
                 break

@@ -36,6 +36,7 @@ class Engine:
     host_pool_tokens: KV for which host memory has room.
     hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: what host memory holds of
         evicted KV, in KV pools; 0 without it. hicache_write_policy: write_through or write_back.
+    max_loras_per_batch: of how many adapters requests run at a time, the model itself counted.
     slices: in how many parts a prefill of best effort is cut under policy qllm: 1, its layers, or
         its layers times its experts. slice_overhead_s: what a cut takes.
     """
@@ -54,6 +55,7 @@ class Engine:
     host_pool_tokens: int = 1 << 60
     hicache_ratio: float = 0.0
     hicache_write_policy: str = "write_through"
+    max_loras_per_batch: int = 8
     slices: int = 1
     slice_overhead_s: float = 0.0
 

@@ -23,6 +23,7 @@ class SimRequest:
     follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
     hints: what was said of it. scores: what a probe says of its answer.
+    adapter: its LoRA; "" for the model itself.
     """
 
     arrival_s: float
@@ -36,6 +37,7 @@ class SimRequest:
     pause_s: float = 0.0
     hints: Hints = NO_HINTS
     scores: Scores | None = None
+    adapter: str = ""
 
 
 @dataclass(slots=True, eq=False)

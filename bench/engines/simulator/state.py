@@ -134,6 +134,16 @@ class EngineState:
             return Reserve(self.ratio.value, clip_tokens, self.engine.page_size)
         return self.headroom
 
+    @property
+    def adapters(self) -> set[str]:
+        """Of the requests on the device."""
+        begun = (*self.decode, *self.parked, *([self.chunked] if self.chunked else ()))
+        return {progress.request.adapter for progress in begun}
+
+    def has_adapter(self, progress: Progress, beside: set[str]) -> bool:
+        """Whether its adapter finds room beside these."""
+        return len({progress.request.adapter, *beside}) <= self.engine.max_loras_per_batch
+
     def running_jobs(self) -> list[Job]:
         """Of the batch, at their present age."""
         jobs = []
@@ -151,6 +161,7 @@ class EngineState:
 
     def view(self) -> SchedulerView:
         """The facts of a pass."""
+        adapters = self.adapters
         evictable_tokens = self.pool.evictable_pages * self.pool.page_size
         if self.chunked is not None:
             self.chunked.job.prefilled_tokens = self.chunked.prefilled_tokens
@@ -178,7 +189,7 @@ class EngineState:
             may_leave=self.can_swap,
             cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
             host_tokens=lambda position: self.pool.host_tokens(self.queue[position]),
-            has_adapter=lambda position: True,
+            has_adapter=lambda position: self.has_adapter(self.queue[position], adapters),
             shared_tokens=lambda position: self.pool.shared_tokens(self.queue[position]),
             common_tokens=self._common_tokens,
             kept_for=self.pool.tree.kept_for,
@@ -221,7 +232,9 @@ class EngineState:
 
     def swap_in(self, progress: Progress) -> bool:
         """It comes back, and decodes on; False if there is no room for it."""
-        if self.free_slots < 1 or not self.pool.take_back(progress):
+        if self.free_slots < 1 or not self.has_adapter(progress, self.adapters):
+            return False
+        if not self.pool.take_back(progress):
             return False
         progress.swapped = False
         self.decode.join(progress)
