@@ -125,6 +125,13 @@ def _arrivals(hooks: Hooks) -> None:
         if hasattr(req, "sage"):
             req.sage.job.input_tokens = len(req.origin_input_ids)
 
+    @hooks.at("sglang.srt.session.session_controller.Session.create_req", AFTER)
+    def after_create_turn(req: Req, self: Any, *args: Any, **kw: Any) -> None:
+        # A turn that is refused because another runs is not the session's. When it is matched with
+        # the tree, SGLang would free the session for a third one, and two would share its KV.
+        if self.streaming and req.to_finish is not None:
+            req.session = None
+
     @hooks.at(f"{_SCHEDULER}.handle_generate_request", AFTER, "recv_req")
     def after_generate(_: None, self: Scheduler, recv_req: Any, *args: Any, **kw: Any) -> None:
         self.sage.early_aborts.after(self, recv_req)
