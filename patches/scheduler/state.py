@@ -241,10 +241,12 @@ class SchedulerState:
         jobs = self.jobs.running(reqs)
         view = replace(self.view(self._scheduler.running_batch), running=jobs)
         try:
-            return retention_order(jobs, default, self.policy, view)
+            order = retention_order(jobs, default, self.policy, view)
         except Exception:
             self.failures.count("choose whom to retract")
-            return list(default)
+            order = list(default)
+        # SGLang begins the answer to a prompt of embeddings anew, though its client has seen some.
+        return sorted(order, key=lambda position: reqs[position].input_embeds is None)
 
     def stats(self) -> dict[str, Any]:
         """Counters for /server_info. num_too_long: summed over all passes, the prompts that are

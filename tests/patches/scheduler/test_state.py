@@ -181,6 +181,12 @@ def test_a_retracted_request_counts_with_its_age(state: SchedulerState) -> None:
     assert retracted.sage.job.generated_tokens == 450
 
 
+def test_an_answer_that_would_be_begun_anew_is_retracted_last(state: SchedulerState) -> None:
+    short, long, of_embeddings = arrive(state, *(request([n] * 9) for n in (10, 300, 900)))
+    of_embeddings.input_embeds = [[0.0]]
+    assert state.retention_order([short, long, of_embeddings], [0, 1, 2]) == [2, 0, 1]
+
+
 def test_a_failing_policy_leaves_retraction_to_sglang(
     state: SchedulerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
