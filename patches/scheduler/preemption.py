@@ -95,6 +95,10 @@ class Preemption:
         free_tokens = self.host_free_tokens(queues.in_host_memory(self._scheduler))
         return 1 - free_tokens / max(1, self._host_pool_tokens)
 
+    def about_to_plan(self, served_tokens: int, server: ServerFacts) -> None:
+        """On all ranks."""
+        self._meter.rest(served_tokens, server.kv_pool_tokens)
+
     def priced(self, server: ServerFacts) -> ServerFacts:
         """The same facts with the measured cost of moving a token, equal on all ranks."""
         return replace(server, swap_token_s=self._meter.token_s)

@@ -167,6 +167,8 @@ class SchedulerState:
     def plan(self, running_batch: Batch) -> Plan:
         """The plan of the coming pass; first come, first served if the policy fails."""
         started_s = time.perf_counter()
+        if self.preemption is not None:
+            self.preemption.about_to_plan(self.jobs.served_tokens, self._server)
         view = self.view(running_batch)
         try:
             plan = decide(view, self.policy)

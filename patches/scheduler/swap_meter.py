@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from types import SimpleNamespace
 
 import torch
@@ -14,25 +17,32 @@ from patches.scheduler.calibration import Calibration
 
 # At start-up this many tokens are moved there and back; the fastest round counts.
 _TRIAL_TOKENS, _TRIAL_ROUNDS = 1024, 3
-# Ranks agree anew after this many moves.
-_MOVES_PER_ROUND = 16
+# Ranks agree anew after this many moves, on the median of so many.
+_MOVES_PER_ROUND, _MOST_MOVES = 16, 64
 
 
 class SwapMeter:
     """Seconds to move a token one way. Rank 0 measures; all ranks use its figure from the same move
     on. They are seconds of the step times, as all costs are: if the server's steps take half as
     long as configured, a move counts twice. total_s, total_tokens: all moves so far, on this rank.
+
+    The figure is a median, by tokens, so that a stall during some moves does not count. If the host
+    stalls for longer, moves become so dear that there are none that could correct the figure. So it
+    is that of the start again once the server has worked for a while without a move (rest()).
     """
 
     def __init__(self, scheduler: Scheduler, calibration: Calibration) -> None:
         self._scheduler = scheduler
         self._calibration = calibration
         self._num_moves = 0
-        self._num_tokens = 0
-        self._seconds = 0.0
+        # Seconds a token, and tokens.
+        self._moves: deque[tuple[float, int]] = deque(maxlen=_MOST_MOVES)
+        # How many moves there were at the last look of rest(), and the server's work when the
+        # newest of them was new.
+        self._rested = (0, 0)
         self.total_s = 0.0
         self.total_tokens = 0
-        self.token_s = self._agreed(_trial_token_s(scheduler))
+        self.token_s = self._trial_s = self._agreed(_trial_token_s(scheduler))
 
     @contextmanager
     def timing(self) -> Iterator[SimpleNamespace]:
@@ -45,20 +55,28 @@ class SwapMeter:
         yield move
         if move.num_tokens:
             seconds = time.perf_counter() - started
-            self._seconds += seconds
+            self._moves.append((seconds / move.num_tokens, move.num_tokens))
             self.total_s += seconds
             self.total_tokens += move.num_tokens
-            self._num_tokens += move.num_tokens
             self._num_moves += 1
             if self._num_moves % _MOVES_PER_ROUND == 0:
                 self._refine()
 
+    def rest(self, served_tokens: int, most_tokens: int) -> None:
+        """On all ranks, before a pass: go by the trial at the start again if the server has worked
+        through most_tokens without a move."""
+        num_moves, since_tokens = self._rested
+        if num_moves != self._num_moves:
+            self._rested = self._num_moves, served_tokens
+        elif served_tokens - since_tokens > most_tokens:
+            self.token_s = self._trial_s
+            self._moves.clear()
+
     def _refine(self) -> None:
-        seconds = self._seconds * self._calibration.pace()
-        self.token_s = self._agreed(seconds / self._num_tokens)
-        # Half of it counts on, so that the figure follows the server without jumping.
-        self._seconds /= 2
-        self._num_tokens = max(1, self._num_tokens // 2)
+        prices_s, num_tokens = zip(*sorted(self._moves), strict=True)
+        up_to_tokens = list(accumulate(num_tokens))
+        token_s = prices_s[bisect_left(up_to_tokens, up_to_tokens[-1] / 2)]
+        self.token_s = self._agreed(token_s * self._calibration.pace())
 
     def _agreed(self, token_s: float) -> float:
         return float(self._scheduler.attn_tp_group.broadcast_object(token_s))

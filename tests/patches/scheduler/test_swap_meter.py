@@ -127,6 +127,33 @@ def test_it_learns_from_the_moves_in_seconds_of_the_model(monkeypatch: pytest.Mo
     assert meter.token_s == pytest.approx(1000 / 10_000)
 
 
+def test_a_stall_is_not_taken_for_the_price_of_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = SwapMeter(scheduler(mha()), calibration())
+    trial = meter.token_s
+    now_s = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now_s[0])
+    monkeypatch.setattr("patches.scheduler.swap_meter.time", clock)
+
+    def move(token_s: float, num_times: int) -> None:
+        for _ in range(num_times):
+            with meter.timing() as one:
+                now_s[0] += 800 * token_s
+                one.num_tokens = 800
+
+    move(5.0, 64)
+    move(80_000.0, 1)
+    move(5.0, 15)
+    assert meter.token_s == pytest.approx(1000 * 5.0)
+    # It is told of what lasts, and forgets it if it is so dear that there are no moves.
+    move(80_000.0, 64)
+    assert meter.token_s == pytest.approx(1000 * 80_000.0)
+    for served_tokens in (500, 1500):
+        meter.rest(served_tokens, 1000)
+        assert meter.token_s == pytest.approx(1000 * 80_000.0)
+    meter.rest(1501, 1000)
+    assert meter.token_s == trial
+
+
 def test_a_move_that_did_not_come_off_says_nothing() -> None:
     # A request that finds no room tries again in every pass, and would be a very fast move.
     meter = SwapMeter(scheduler(mha()), calibration())
