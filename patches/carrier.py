@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import platform
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from predictor_store.predict.asked import digest
@@ -25,6 +27,19 @@ EXPLAIN = {_PREFIX + "explain": True}
 EXPLANATION = "sage"
 # Of an id's beginning. Clients choose ids, and schedulers keep what is made of them for minutes.
 _MAX_ID_CHARS = 128
+
+
+def _clock() -> str:
+    """Names the clock that time.monotonic() reads on this host. It counts from a boot."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        boot = ""
+    # Hosts that were restored from one image share the boot, but not the clock.
+    return hashlib.blake2b(f"{boot}{platform.node()}".encode(), digest_size=6).hexdigest()
+
+
+CLOCK = _clock()
 # A stamp is older than the tick that comes with it, but not by more than a request may wait.
 _MOST_AGE_S = 3600.0
 
@@ -45,8 +60,8 @@ def encode_hints(hints: Hints) -> dict[str, Any]:
 
 def encode_asked(rid: str, came_s: float, begun_s: float) -> dict[str, Any]:
     """The id by which a client knows a request, when it came and when its HTTP process began with
-    it (on the clock of the ticks), under a reserved key."""
-    return {_ASKED: [short_id(rid), came_s, begun_s]}
+    it (on this host's clock), under a reserved key."""
+    return {_ASKED: [short_id(rid), came_s, begun_s, CLOCK]}
 
 
 def short_id(rid: str) -> str:
@@ -82,7 +97,7 @@ def _hints(fields: Mapping[str, Any], names: tuple[str, ...]) -> Hints:
 def decode_asked(custom_params: object) -> tuple[str, float, float] | None:
     """The id, when it came and when it was begun; None if they are not there."""
     match custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None:
-        case [str() as rid, float() as came_s, float() as begun_s]:
+        case [str() as rid, float() as came_s, float() as begun_s, *_]:
             return rid, came_s, begun_s
     return None
 
@@ -92,10 +107,13 @@ def session_of(session_id: str) -> str:
     return digest("SGLang's", session_id)
 
 
-def came_at_s(custom_params: object, now_s: float) -> float:
-    """When a request came; now if it does not say, or says what cannot be."""
-    asked = decode_asked(custom_params)
-    return asked[1] if asked and now_s - _MOST_AGE_S <= asked[1] <= now_s else now_s
+def came_at_s(custom_params: object, now_s: float, clock: str = CLOCK) -> float:
+    """When a request came; now if it does not say, says what cannot be, or came to a host of
+    another clock (--nnodes). clock: which one now_s is of."""
+    match custom_params.get(_ASKED) if isinstance(custom_params, Mapping) else None:
+        case [str(), float() as came_s, float(), str() as theirs] if theirs == clock:
+            return came_s if now_s - _MOST_AGE_S <= came_s <= now_s else now_s
+    return now_s
 
 
 def _after(prefix: str, custom_params: object) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from sage_sched.config import SageConfig
 
 
 class Tick(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
-    """Rank 0's clock. It rides the broadcast of requests to all ranks."""
+    """Rank 0's clock, and its name (patches.carrier). It rides the broadcast of requests to all
+    ranks."""
 
     now_s: float
+    clock: str
 
 
 class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
@@ -39,7 +41,7 @@ class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     """From an HTTP process to the schedulers. It rides the broadcast too, so all ranks read it
     between the same two passes. changes: JSON of what sage_sched.switch.Settings.changed takes;
-    null to change nothing. now_s: when it was sent, on the clock of the ticks."""
+    null to change nothing. now_s: when it was sent, on the sender's clock."""
 
     changes: str
     now_s: float

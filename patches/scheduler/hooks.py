@@ -84,7 +84,7 @@ def _setup(hooks: Hooks, process: _Process) -> None:
     @hooks.at(f"{_SCHEDULER}.init_request_dispatcher", AFTER)
     def after_init_dispatcher(result: None, self: Scheduler) -> None:
         takers = [
-            (Tick, lambda tick: self.sage.jobs.ticked(tick.now_s)),
+            (Tick, lambda tick: self.sage.jobs.ticked(tick.now_s, tick.clock)),
             (StepTimes, partial(_told, process.config, self)),
             (Scores, lambda scores: self.sage.scored(scores)),
             (SetSettings, partial(switch, self)),
@@ -99,7 +99,7 @@ def _setup(hooks: Hooks, process: _Process) -> None:
         state.metrics.look()
         told = [*timed_out(self, partial(original, self)), *state.news()]
         if state.policy.uses_clock or state.policy.away.needs_clock:
-            told.append(Tick(now_s=time.monotonic()))
+            told.append(Tick(now_s=time.monotonic(), clock=carrier.CLOCK))
         return told
 
 

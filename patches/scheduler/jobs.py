@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from patches.carrier import EXPLAIN, EXPLANATION, came_at_s, decode, decode_hints
+from patches.carrier import CLOCK, EXPLAIN, EXPLANATION, came_at_s, decode, decode_hints
 from patches.engine_types import Batch, Req
 from patches.scheduler.request import Explanation, RequestState, Waits
 from sage_sched.distribution import LengthDistribution
@@ -98,7 +98,7 @@ class Jobs:
 
     def follow(self, policy: Policy, reqs: Sequence[Req], now_s: float) -> None:
         """From now on go by another policy. It meets the unfinished requests in order of arrival.
-        now_s: on the clock of the ticks."""
+        now_s: on the clock of the ticks, or near it: the next tick dates the requests anew."""
         self._policy = policy
         self._undated.clear()
         self.now_s = max(self.now_s, now_s)
@@ -107,6 +107,8 @@ class Jobs:
             job.arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s)
             job.meet()
             self._rank(job)
+            if policy.uses_clock:
+                self._undated.append((job, req))
 
     def _carried(self, decoded: Any, req: Req, otherwise: Any) -> Any:
         try:
@@ -115,11 +117,12 @@ class Jobs:
             self._num_malformed += 1
             return otherwise
 
-    def ticked(self, now_s: float) -> None:
-        """Rank 0's clock was broadcast. It comes after the requests of the same broadcast."""
+    def ticked(self, now_s: float, clock: str = CLOCK) -> None:
+        """Rank 0's clock was broadcast. It comes after the requests of the same broadcast. clock:
+        its name (patches.carrier)."""
         self.now_s = now_s
         for job, req in self._undated:
-            job.arrival_s = came_at_s(req.sampling_params.custom_params, now_s)
+            job.arrival_s = came_at_s(req.sampling_params.custom_params, now_s, clock)
         self._undated.clear()
 
     def about_to_run(self, batch: Batch) -> None:

@@ -133,6 +133,8 @@ def test_no_client_names_its_class() -> None:
         (encode_asked("a", -1e6, 0.0), 100.0),
         (encode_asked("a", float("nan"), 0.0), 100.0),
         ({"__sage_asked": ["a", "early", 0.0]}, 100.0),
+        ({"__sage_asked": ["a", 90.0, 90.5, "another host's"]}, 100.0),
+        ({"__sage_asked": 3}, 100.0),
         ({}, 100.0),
         (None, 100.0),
     ],

@@ -158,6 +158,9 @@ def test_deadlines_count_from_when_requests_came(scheduler: Any) -> None:
     told(scheduler, {"schedule_policy": "proserve"}, now_s=100.0)
     assert [req.sage.job.arrival_s for req in (early, late, unknown)] == [70.0, 95.0, 100.0]
     assert scheduler.sage.view(scheduler.running_batch).now_s == 100.0
+    # The schedulers' clock is another host's: those requests cannot be dated by it.
+    scheduler.sage.jobs.ticked(71.0, "another host's")
+    assert [req.sage.job.arrival_s for req in (early, late, unknown)] == [71.0] * 3
 
 
 @pytest.mark.parametrize(
