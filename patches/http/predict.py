@@ -170,7 +170,7 @@ def _session_of(manager: TokenizerManager, obj: GenerateReqInput) -> str:
     params = obj.session_params
     name = params.get("id") if isinstance(params, dict) else None
     # Elsewhere it names who asks, and SGLang keeps nothing by it.
-    if getattr(manager.server_args, "enable_session_radix_cache", False):
+    if manager.server_args.enable_session_radix_cache:
         name = name or obj.session_id
     return carrier.session_of(name) if isinstance(name, str) and name else ""
 

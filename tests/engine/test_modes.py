@@ -175,10 +175,8 @@ def test_kv_of_eight_bits_parallel_experts_decode_steps_between_prefills_and_ses
     model = write_model(tmp_path / "mixtral", hidden_size=_HIDDEN_SIZE, num_experts=4)
     flags = [*YIELDING_FLAGS, "--kv-cache-dtype", "fp8_e5m2", "--prefill-decode-interval", "2"]
     flags += ["--tp-size", "2", "--ep-size", "2"]
-    sessions: list[dict[str, Any]] = [{}]
-    if compat._release() != "0.5.22":
-        flags += ["--enable-session-radix-cache"]
-        sessions += [{"session_id": "one"}, {"session_id": "other"}]
+    flags += ["--enable-session-radix-cache"]
+    sessions: list[dict[str, Any]] = [{}, {"session_id": "one"}, {"session_id": "other"}]
     settings = f"{PATIENT}{YIELDING}"
     env = CHECKED | TWO_RANKS | torch_kernels.install(tmp_path)
     with server_of(tmp_path, model, flags, env, settings=settings, policy="fastserve") as server:

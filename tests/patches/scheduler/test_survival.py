@@ -29,11 +29,7 @@ from patches.scheduler import survival
 from patches.scheduler.survival import why_it_stays, why_none_yields
 
 # Flags that this release does not have yet.
-_LATER = (
-    {"prefill_decode_interval_min_bs", "enable_session_radix_cache"}
-    if compat._release() == "0.5.22"
-    else set[str]()
-)
+_LATER = {"prefill_decode_interval_min_bs"} if compat._release() == "0.5.22" else set[str]()
 
 
 def bare(kind: type[Any], **attributes: Any) -> Any:
