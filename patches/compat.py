@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from patches.engine_types import Batch
+from sage_sched.fields import UserError
 
 # Every hook fits all of these. The first one that does not will carry the releases that it is for.
 SUPPORTED_RELEASES = ("0.5.22", "0.5.23")
@@ -59,7 +60,7 @@ APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 APP = "sage_sched.entry_points:app"
 
 
-class UnsupportedServerError(RuntimeError):
+class UnsupportedServerError(UserError, RuntimeError):
     """This SGLang, or the way it was started, cannot be served. The message says what to do."""
 
 

@@ -14,23 +14,31 @@ from pathlib import Path
 _DIGEST_BYTES = 32
 
 
+def expanded(path: str | Path) -> Path:
+    """Absolute, with ~ as the home folder. Raises OSError if there is no such name or home."""
+    if "\0" in str(path):
+        raise OSError(f"{str(path)!r} is no name of a file")
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise OSError(f"{path}: the home folder is not known: set HOME or another path") from error
+
+
 def cache_folder() -> Path:
-    """The folder for files that have no configured place."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser().absolute() / "sage-sched"
+    """The folder for files that have no configured place. Raises OSError if the user has none."""
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "sage-sched"
 
 
 def made_once(name: str, doing: str, make: Callable[[], bytes]) -> bytes:
     """What make returns, from the cache if it is there and sound. doing: told on stderr if not."""
-    path = cache_folder() / name
     with contextlib.suppress(OSError):
-        kept = read_own(path)
+        kept = read_own(cache_folder() / name)
         if kept[:_DIGEST_BYTES] == _digest(kept[_DIGEST_BYTES:]):
             return kept[_DIGEST_BYTES:]
     print(f"{doing}, once; it takes a moment", file=sys.stderr)
     content = make()
     try:
-        replace_own(path, _digest(content) + content)
+        replace_own(cache_folder() / name, _digest(content) + content)
     except OSError as error:
         print(f"{doing} will be done at each start: {error}", file=sys.stderr)
     return content

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
+from typing import Any
 
 import yaml
 
+from predictor_store.cached_file import expanded
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError
 
@@ -18,22 +19,22 @@ def read_config(path: str | None) -> SageConfig:
     """
     if path is None:
         return SageConfig()
-    file = Path(path).expanduser()
     try:
+        file = expanded(path)
         text = file.read_text(encoding="utf-8")
-        if file.suffix == ".toml":
-            sections = tomllib.loads(text)
-        elif file.suffix in (".yaml", ".yml"):
-            sections = yaml.safe_load(text) or {}
-        else:
+        if file.suffix not in (".toml", ".yaml", ".yml"):
             raise ConfigError("its ending is not .toml, .yaml or .yml")
+        sections = _sections(text, "TOML" if file.suffix == ".toml" else "YAML")
         if not isinstance(sections, dict):
             raise ConfigError("it does not hold sections")
         return SageConfig.parse(sections)
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError) as error:
-        # It says which line. YAML's message has several lines.
-        form = "TOML" if file.suffix == ".toml" else "YAML"
-        why = f"it is not {form}: {' '.join(str(error).split())}"
-        raise ConfigError(f"--sage-config {file}: {why}") from error
     except (OSError, UnicodeError, ConfigError) as error:
-        raise ConfigError(f"--sage-config {file}: {error}") from error
+        raise ConfigError(f"--sage-config {path}: {error}") from error
+
+
+def _sections(text: str, form: str) -> Any:
+    try:
+        return tomllib.loads(text) if form == "TOML" else yaml.safe_load(text) or {}
+    except Exception as error:  # of dates, numbers and tags PyYAML raises what Python does
+        # It says which line. YAML's message has several lines.
+        raise ConfigError(f"it is not {form}: {' '.join(str(error).split())}") from error

@@ -33,7 +33,8 @@ def server_url(text: str) -> str:
     url = text if "://" in text else f"http://{text}"
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+        is_server = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if is_server and url.isprintable() and not any(mark in url for mark in " ?#@"):
             return url.rstrip("/")
     raise argparse.ArgumentTypeError(f"{text!r} is no address of a server, as localhost:30000")
 
@@ -45,9 +46,24 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """The option of a command that works on the predictor's store."""
+    parser.add_argument(
+        "--store", default="", metavar="DIR", help="default: sage-sched/store in the user's cache"
+    )
+
+
 def speaker(args: argparse.Namespace) -> Callable[..., None]:
     """A print for people; with --json it prints nothing."""
     return (lambda *_, **__: None) if args.json else print
+
+
+def printable(text: object) -> str:
+    """With escapes for control characters and the like: what clients and servers chose must not act
+    on a terminal, or look like lines of ours."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text)
+    )
 
 
 def print_json(found: Any) -> None:
@@ -67,7 +83,8 @@ def _lines(found: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _lines(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}: {f'{value:.5g}' if type(value) is float else value}"
+            said = f"{value:.5g}" if type(value) is float else value
+            yield printable(f"{prefix}{name}: {said}")
 
 
 def keep_quiet() -> None:
@@ -80,6 +97,28 @@ def keep_quiet() -> None:
         os.environ.setdefault("TQDM_DISABLE", "1")
 
 
+def take_any_output() -> None:
+    """Call it first: what cannot be encoded is then printed with escapes, and what is printed to a
+    closed stream is lost."""
+    # Else the next file to be opened, such as a store, would become stdout or stderr.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8"))  # noqa: SIM115
+    with contextlib.suppress(AttributeError):  # tests have streams of their own
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
 def stop_printing() -> None:
     """Nobody reads any more (`head` has seen enough): printing on must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def stop_printing_if_full() -> None:
+    """Of an error that was told: that stdout takes no more must not be told again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        stop_printing()

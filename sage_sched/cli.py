@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from sage_sched.fields import UserError
 from sage_sched.parts_finder import ALL, find_parts
 
 # Subcommand: its module, which has run(argv) -> exit status, as its flags are SGLang's own; what it
@@ -55,17 +56,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line argv (without the program's name); its exit status."""
     find_parts(ALL)
     terminal = importlib.import_module("predictor_store.terminal")
+    terminal.take_any_output()
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:
         terminal.stop_printing()
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except OSError as error:  # a missing file, a folder that cannot be written to
-        print(f"sage-sched: {error}", file=sys.stderr)
-        return 1
+    except (UserError, OSError) as error:
+        # An OSError: a missing file, a folder that cannot be written to.
+        said = " ".join(str(error).split())
+        print(terminal.printable(f"{_prog(_name(words))}: {said}"), file=sys.stderr)
+        terminal.stop_printing_if_full()
+        return 2
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "sage_sched", *ALL):
@@ -80,9 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    names = (" ".join(argv[:2]), *argv[:1])
-    name = next((name for name in names if name in OF_SERVERS or name in COMMANDS), None)
-    if name is None:
+    name = _name(argv)
+    if not name:
         return _help(argv)
     words = argv[len(name.split()) :]
     if name in OF_SERVERS:
@@ -96,6 +101,12 @@ def _run(argv: list[str]) -> int:
     if unknown:
         parser.error(f"unknown: {' '.join(unknown)}; see {parser.prog} --help")
     return int(command.run(args))
+
+
+def _name(argv: Sequence[str]) -> str:
+    """Of the command, "" if there is none."""
+    names = (" ".join(argv[:2]), *argv[:1])
+    return next((name for name in names if name in OF_SERVERS or name in COMMANDS), "")
 
 
 def _help(argv: list[str]) -> int:
@@ -121,7 +132,11 @@ def _parser(name: str, **about: Any) -> argparse.ArgumentParser:
         rows = [f"  {other:17} {what}" for other, what in within.items()]
         about["epilog"] = "\n".join(["commands (COMMAND --help says more):", *rows])
         about["formatter_class"] = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(prog=f"sage-sched {name}".rstrip(), **about)
+    return argparse.ArgumentParser(prog=_prog(name), **about)
+
+
+def _prog(name: str) -> str:
+    return f"sage-sched {name}".rstrip()
 
 
 def _within(group: str) -> dict[str, str]:

@@ -247,8 +247,10 @@ def _parse_policies(sections: object) -> dict[str, Any]:
     return parsed
 
 
-def _mapping(name: str, given: object, allowed: str) -> dict[Any, Any]:
-    """A copy of a mapping. Raises ConfigError if it is none."""
+def _mapping(name: str, given: object, allowed: str) -> dict[str, Any]:
+    """A copy of a mapping with names. Raises ConfigError if it is none."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{name} is {given!r:.80}, allowed: {allowed}")
+    for key in given:
+        require(isinstance(key, str), f"a name in {name}", key, "a text")
     return dict(given)

@@ -12,9 +12,18 @@ from typing import Any
 MOST = 1_000_000_000
 # So much of a KV pool is less than a token, of any.
 LEAST_POOLS = 1e-6
+# What reading JSON, and taking from it what should be there, may raise.
+MALFORMED = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
 
 
-class ConfigError(ValueError):
+class UserError(Exception):
+    """What was given is at fault, or cannot be had. The message says what, so that a command prints
+    it in one line, without a traceback."""
+
+
+class ConfigError(UserError, ValueError):
     """A field is unknown, of the wrong type, or out of range. Names field, value and range."""
 
 

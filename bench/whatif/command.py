@@ -16,13 +16,18 @@ from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running
 from bench.whatif.read import read_log
-from bench.workloads.prompts import WorkloadError
+from predictor_store.ask_server import add_key, key_of
 from predictor_store.config_file import read_config
-from predictor_store.data.files import DatasetError
 from predictor_store.data.warm import load_tokenizer
-from predictor_store.store.file import StoreError
-from predictor_store.terminal import add_json, at_least_one, print_json, server_url, speaker
-from sage_sched.fields import ConfigError
+from predictor_store.terminal import (
+    add_json,
+    at_least_one,
+    print_json,
+    printable,
+    server_url,
+    speaker,
+)
+from sage_sched.fields import ConfigError, UserError
 from sage_sched.steps import StepTime
 
 # Beside one's own: SGLang's as they are tuned best under most loads (docs/results.md), and ours.
@@ -57,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--preset", choices=PRESETS, help="an engine by its data sheets, if there is no server"
     )
+    add_key(parser, "--server, if it has an --api-key")
     parser.add_argument("--step-time", metavar="FILE", help="what sage-sched bench fit has written")
     parser.add_argument(
         "--policy", type=simulated_policy, metavar="NAME",
@@ -99,22 +105,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 2, with a line on stderr, where nothing can be said."""
-    try:
-        config = read_config(args.sage_config)
-        server = _server(args)
-        tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
-        log = read_log(args.log, tokenizer).first(args.limit)
-        _prepare(args.output)
-        answer = answer_of(
-            log, server, _policies(args, server), config,
-            load=args.load, cap_tokens=args.max_new_tokens, store=args.store, num_seeds=args.seeds,
-        )  # fmt: skip
-    except (ConfigError, DatasetError, StoreError, WorkloadError, OSError, ValueError) as error:
-        print(f"sage-sched whatif: {error}", file=sys.stderr)
-        return 2
+    """Raises UserError and OSError where nothing can be said."""
+    config = read_config(args.sage_config)
+    server = _server(args)
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
+    log = read_log(args.log, tokenizer).first(args.limit)
+    _prepare(args.output)
+    answer = answer_of(
+        log, server, _policies(args, server), config,
+        load=args.load, cap_tokens=args.max_new_tokens, store=args.store, num_seeds=args.seeds,
+    )  # fmt: skip
     say = speaker(args)
-    say("\n".join(answer.notes))
+    say("\n".join(map(printable, answer.notes)))
     say(f"\nRatios to {answer.rows[0].policy}, with intervals of 90 %.")
     for caps, rows in answer.tables.items():
         say(f"\n{caps}\n" if caps else "")
@@ -127,8 +129,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         picture = _write(answer, args.output)
     except OSError as error:
-        print(f"sage-sched whatif: no picture: {error}", file=sys.stderr)
-        return 2
+        raise UserError(f"no picture: {error}") from error
     say(f"\npicture: {picture}")
     return 0
 
@@ -143,7 +144,7 @@ def _prepare(folder: Path) -> None:
 def _server(args: argparse.Namespace) -> OwnServer:
     step_time = read_step_time(args.step_time) if args.step_time else None
     if args.server:
-        return of_running(args.server, step_time)
+        return of_running(args.server, step_time, key_of(args.key_file))
     if args.server_info:
         return of_file(args.server_info, step_time)
     return of_preset(args.preset, step_time)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from bench.engines.simulator.presets import PRESETS, Engine
 from bench.engines.simulator.stock import STOCK
 from bench.workloads.prompts import WorkloadError
+from predictor_store.ask_server import ask
 from sage_sched.config import StepTimeConfig
 from sage_sched.fields import ConfigError, parse_section
 from sage_sched.registry import policy_names
@@ -19,7 +19,6 @@ from sage_sched.steps import StepTime
 
 # Host memory to GPU: PCIe 4 x16, of which kernels reach 25 of 32 GB/s.
 _HOST_BANDWIDTH = 25e9
-_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +37,18 @@ def of_preset(name: str, step_time: StepTime | None = None) -> OwnServer:
     return OwnServer(replace(engine, step_time=step_time or engine.step_time), "", f"preset {name}")
 
 
-def of_running(url: str, step_time: StepTime | None) -> OwnServer:
-    """A server's, by its /server_info. step_time: if it is not for the server to say. Raises
-    WorkloadError."""
+def of_running(url: str, step_time: StepTime | None, key: str = "") -> OwnServer:
+    """A server's, by its /server_info. step_time: if it is not for the server to say. key: its API
+    key. Raises UserError."""
     address = url.rstrip("/") + "/server_info"
-    try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
-            info = json.load(answer)
-    except (OSError, ValueError) as error:
-        raise WorkloadError(f"{address} does not answer: {error}") from error
-    return of_info(info, step_time, address)
+    return of_info(ask(address, key), step_time, address)
 
 
 def of_file(path: Path, step_time: StepTime | None) -> OwnServer:
     """The same of what /server_info has said once. Raises WorkloadError."""
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WorkloadError(f"{path} holds no answer of /server_info: {error}") from error
     return of_info(info, step_time, str(path))
 
@@ -87,7 +81,7 @@ def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
         policy = str(info["schedule_policy"])
         quality = sage.get("predictor", {}).get("quality", {})
         gain = quality.get("crps_gain") if quality.get("num_answers", 0) >= 100 else None
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise WorkloadError(
             f"{source} is no answer of a supported SGLang's /server_info: {error!r}"
         ) from error

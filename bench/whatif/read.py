@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import itertools
 import json
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +17,9 @@ from bench.whatif import tables
 from bench.whatif.log import Collected, Logged, TrafficLog, blocks_of
 from bench.workloads.prompts import WorkloadError
 from predictor_store.data import server_records
-from predictor_store.data.server_records import MALFORMED, Answered
+from predictor_store.data.files import MOST_LINE_CHARS, text_lines
+from predictor_store.data.server_records import Answered
+from sage_sched.fields import MALFORMED
 
 _OF_LOG = "requests of SGLang's request log"
 
@@ -32,7 +32,7 @@ def read_log(paths: Sequence[Path], tokenizer: Any = None) -> TrafficLog:
     for file in files:
         try:
             _read(file, into, tokenizer)
-        except (OSError, EOFError, zlib.error, ValueError) as error:
+        except (OSError, EOFError, zlib.error, csv.Error, ValueError) as error:
             raise WorkloadError(f"cannot read {file}: {error}") from error
     return into.log([str(path) for path in paths])
 
@@ -55,9 +55,9 @@ def _read(path: Path, into: Collected, tokenizer: Any) -> None:
 
 
 def _read_open(file: IO[bytes], path: Path, into: Collected, tokenizer: Any) -> None:
-    # A carriage return ends a line too, as those of progress bars in a server's log do.
-    text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline=None)
-    lines = tqdm(text, desc=f"reading {path.name}", unit="line", mininterval=1, leave=False)
+    lines = tqdm(
+        text_lines(file), desc=f"reading {path.name}", unit="line", mininterval=1, leave=False
+    )
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     first = next(numbered, None)
     if first is None:
@@ -84,7 +84,7 @@ def _logged(found: Answered) -> Logged:
 
 
 def _read_csv(head: str, rows: Iterator[tuple[int, str]], path: Path, into: Collected) -> None:
-    csv.field_size_limit(sys.maxsize)  # prompts are long
+    csv.field_size_limit(MOST_LINE_CHARS)  # prompts are long
     names = next(csv.reader([head.strip()]))
     # csv takes a text that goes over several lines, so that it is to see the lines itself.
     reader = csv.reader(line for _, line in rows)
@@ -130,5 +130,5 @@ def _read_line(line: str, place: str, tokenizer: Any, into: Collected) -> None:
                 raise ValueError("it is no object")
     except json.JSONDecodeError as error:
         into.leave_out(f"{place} is no JSON, no header of columns, and no server's line ({error})")
-    except (*MALFORMED, RecursionError) as error:
+    except MALFORMED as error:
         into.leave_out(f"{place} is no line of a log: {error!r}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from predictor_store.data.warm import Observation
+from sage_sched.fields import UserError
 
 # The other prompts are for evaluation.
 HISTORY_SHARE = 0.4
@@ -22,7 +23,7 @@ _REWORDED = 1 / 3
 _FORMS = ("Please: {}", "Hi! {}", "{} Thanks.", "Question: {}")
 
 
-class WorkloadError(ValueError):
+class WorkloadError(UserError, ValueError):
     """The workload cannot be had; the message says what is missing."""
 
 

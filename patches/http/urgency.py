@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from patches.compat import UnsupportedServerError
+from predictor_store.cached_file import expanded
 from predictor_store.urgency.head import BUILTIN, UrgencyFileError, UrgencyHead
 from sage_sched.config import UrgencyConfig
 from sage_sched.job import DEFAULT_URGENCY, Hints
@@ -27,7 +27,7 @@ class UrgencyGuess:
     """Guesses for one HTTP process, of requests that have neither a class nor an urgency."""
 
     def __init__(self, config: UrgencyConfig) -> None:
-        path = BUILTIN if config.model == "builtin" else Path(config.model).expanduser()
+        path = BUILTIN if config.model == "builtin" else expanded(config.model)
         self._head = UrgencyHead.read(path) if config.model else None
         self._num_guessed = [0] * 6
         self._num_failed = 0

@@ -16,7 +16,6 @@ from patches.compat import SUPPORTED_RELEASES, UnsupportedServerError, check_rel
 from patches.ops.fit import misfits, targets
 from patches.ops.serve_command import with_policy
 from patches.scheduler.host_memory import SHARE, free_bytes
-from predictor_store.cached_file import cache_folder
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.service.link import PredictorError, connect_worker
@@ -141,7 +140,7 @@ def predictor(config: SageConfig) -> str:
         Embedder(encoder, num_threads=1).embed(["Is anybody there?"])
         GeneralLength.shipped(encoder)
     except Exception as error:  # a missing package, a missing or damaged file of the encoder
-        do = f"install sage-sched anew; if {cache_folder()} holds damaged files, remove it"
+        do = "install sage-sched anew; if sage-sched in the user's cache is damaged, remove it"
         raise FaultError(f"the encoder {encoder!r} cannot be loaded: {error!r}", do) from error
     return f"encoder {encoder!r} works"
 

@@ -16,6 +16,7 @@ from patches.probe.recorder import Recorder
 from patches.probe.scores import Probing
 from patches.probe.tap import Tap
 from patches.refusals import refuse
+from predictor_store.cached_file import expanded
 from predictor_store.probe.file import ProbeFile, fingerprint
 from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
 from sage_sched.policy import Policy
@@ -84,7 +85,7 @@ def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
 
 
 def _read(config: ProbeConfig) -> ProbeFile | None:
-    return ProbeFile.read(Path(config.file).expanduser()) if config.file else None
+    return ProbeFile.read(expanded(config.file)) if config.file else None
 
 
 def model_shape(folder: Path) -> tuple[int, int]:
@@ -129,6 +130,6 @@ def probing_of(scheduler: Scheduler, policy: Policy, config: ProbeConfig) -> Pro
         folder = Path(scheduler.server_args.model_path)
         num_layers, hidden_size = model_shape(folder)
         about = {"fingerprint": fingerprint(folder), "hidden_size": hidden_size}
-        path, max_bytes = Path(config.record).expanduser(), int(config.record_gib * 2**30)
+        path, max_bytes = expanded(config.record), int(config.record_gib * 2**30)
         recorder = Recorder(path, max_bytes, recorded_layers(num_layers), about)
     return Probing(policy, _read(config), recorder)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,7 +125,12 @@ class StepTimeFile:
         self._server = dict(server)
         self._can_be_written = True
         name = hashlib.sha256(json.dumps(self._server, sort_keys=True).encode()).hexdigest()[:16]
-        self.path = cache_folder() / f"step-times-{name}.json"
+        self._name = f"step-times-{name}.json"
+
+    @property
+    def path(self) -> Path:
+        """Raises OSError if the user has no cache folder."""
+        return cache_folder() / self._name
 
     def read(self) -> StepTime | None:
         """What an earlier server learned; None if there is nothing of use."""
@@ -138,7 +144,7 @@ class StepTimeFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            logger.warning("step times are learned anew, as %s is no use: %r", self.path, error)
+            logger.warning("step times are learned anew, as %s is no use: %r", self._name, error)
             return None
 
     def write(self, step_time: StepTime) -> None:
@@ -150,7 +156,9 @@ class StepTimeFile:
             replace_own(self.path, (json.dumps(written, indent=2) + "\n").encode())
         except OSError as error:
             self._can_be_written = False
-            logger.warning("step times are not kept, as %s cannot be written: %s", self.path, error)
+            logger.warning(
+                "step times are not kept, as %s cannot be written: %s", self._name, error
+            )
 
 
 def kind_of(scheduler: Scheduler) -> dict[str, str]:

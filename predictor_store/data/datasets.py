@@ -159,14 +159,17 @@ def _length(raw: dict[str, Any]) -> int | None:
     if name is None:
         return None
     length = _whole(raw[name])
-    if length is None or not 1 <= length < 2**31:
+    if not length:
         raise RowError(f"field {name} is {raw[name]!r:.60}, not a number of tokens")
     return length
 
 
 def _whole(value: Any) -> int | None:
+    """A number of tokens; None if it is none."""
     # A column with gaps comes out of Parquet as floats.
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
+        return None
+    if value != value // 1:
         return None
     return int(value)
 

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
+from predictor_store.cached_file import expanded
 from predictor_store.data import server_records
-from predictor_store.data.server_records import MALFORMED, Answered
+from predictor_store.data.server_records import Answered
+from sage_sched.fields import MALFORMED, UserError
 
 _GZIP = b"\x1f\x8b"
 # The beginning of a line that says whether a server wrote it.
 _DATE_BYTES = 16
+# The longest line, and the longest row of an array: bench_serving writes a run in a line.
+MOST_LINE_CHARS = 2**26
+# Read at a time of an array.
+_ARRAY_CHARS = 2**20
+# Before a row of an array, or after its last.
+_BETWEEN = re.compile(r"\s*(\[\s*\]|[\[\],])\s*")
 
 
-class DatasetError(Exception):
+class DatasetError(UserError):
     """The dataset cannot be read at all; the message names it and says why."""
 
 
 class RowError(Exception):
     """One row is of no use; the message says why."""
+
+
+def text_lines(file: IO[bytes]) -> Iterator[str]:
+    """The lines of a text. They end with a line feed, a carriage return or both. A byte that is no
+    UTF-8 spoils its own line. A longer line than any that is meant comes in pieces, so that a
+    damaged or hostile file takes no more memory than another."""
+    text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline=None)
+    while line := text.readline(MOST_LINE_CHARS):
+        yield line
 
 
 def raw_rows(dataset: str, tokenizer: Any = None) -> Iterator[tuple[str, Any]]:
@@ -33,8 +52,8 @@ def raw_rows(dataset: str, tokenizer: Any = None) -> Iterator[tuple[str, Any]]:
     dataset: a file of JSON lines, a JSON array or Parquet, recognised by its content, gzip too; or
     SGLang's request log, or a folder of them. tokenizer: see server_records.read_line.
     """
-    path = Path(dataset).expanduser()
     try:
+        path = expanded(dataset)
         if path.is_file():
             return _file_rows(path, tokenizer)
         if path.is_dir() and (logs := [*filter(_is_log, sorted(path.rglob("*")))]):
@@ -74,15 +93,14 @@ def _row_of(found: Answered) -> dict[str, Any] | RowError:
 
 
 def _json_rows(path: Path, tokenizer: Any, compressed: bool) -> Iterator[tuple[str, Any]]:
-    # A byte that is no UTF-8 spoils its own row, not the file.
-    opener = gzip.open if compressed else open
-    with opener(path, "rt", encoding="utf-8-sig", errors="replace") as file:
+    with path.open("rb") as opened, gzip.open(opened) if compressed else opened as file:
         line = 0
         try:
-            numbered = ((line, text) for line, text in enumerate(file, 1) if text.strip())
+            lines = text_lines(cast(IO[bytes], file))
+            numbered = ((line, text) for line, text in enumerate(lines, 1) if text.strip())
             line, text = next(numbered, (0, ""))
             if text.lstrip().startswith("[") and not server_records.is_line(text):
-                yield from _array_rows(path, text + file.read())
+                yield from _array_rows(path, itertools.chain([text], lines))
                 return
             rows = itertools.chain([(line, text)] if line else [], numbered)
             for line, text in server_records.without_noise(rows):
@@ -101,12 +119,40 @@ def _rows_of_line(line: str, tokenizer: Any) -> list[Any]:
         return [RowError(f"it is not as SGLang writes it ({error!r})")]
 
 
-def _array_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        rows = [RowError(f"not JSON ({error})")]
-    for number, row in enumerate(rows, 1):
+def _array_rows(path: Path, pieces: Iterator[str]) -> Iterator[tuple[str, Any]]:
+    """The rows of a JSON array, of which little more than a row is held at a time. Raises
+    DatasetError where it is none."""
+    decode = json.JSONDecoder().raw_decode
+    text, at, number, wanted, is_whole = "", 0, 0, _ARRAY_CHARS, False
+    while True:
+        try:
+            between = _BETWEEN.match(text, at)
+            mark, begin = (between[1], between.end()) if between else ("", at)
+            if mark.endswith("]") and (mark == "]") is (number > 0):
+                if text[begin:] or any(piece.strip() for piece in pieces):
+                    raise ValueError("something follows it")
+                return
+            if mark != ("," if number else "["):
+                raise ValueError(f"a comma or bracket is missing after row {number}")
+            row, end = decode(text, begin)
+            if end == len(text) and not is_whole:
+                raise ValueError("a number may go on")
+        except (ValueError, RecursionError) as error:
+            held = [text[at:]]
+            if is_whole or len(held[0]) > MOST_LINE_CHARS:
+                raise DatasetError(f"{path} is no JSON array ({error})") from error
+            num_chars, at = len(held[0]), 0
+            wanted = max(wanted, 2 * num_chars)
+            for piece in pieces:
+                held.append(piece)
+                num_chars += len(piece)
+                if num_chars >= wanted:
+                    break
+            else:
+                is_whole = True
+            text = "".join(held)
+            continue
+        number, at = number + 1, end
         yield f"{path}: row {number}", row
 
 

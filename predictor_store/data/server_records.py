@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-# What a record may raise that is not as SGLang writes it.
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 # SGLang cuts longer texts in their middle at --log-requests-level 2.
 _CUT_TEXT_CHARS = 2048 + len("...")
 _LINE = re.compile(r"\[\d{4}-\d\d-\d\d ")
+# The most that is held back of lines that may be noise, each with what holding it takes.
+_MOST_STRAY_CHARS, _STRAY_CHARS = 2**24, 200
 _TEXT_FORMAT = "] Finish: obj="
 
 
@@ -49,7 +49,7 @@ def is_line(line: str) -> bool:
 def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """Numbers and lines of a server's log, without warnings and progress bars between its own. Of
     any other file all lines; those that begin no JSON object come last."""
-    strays, is_log = list[tuple[int, str]](), False
+    strays, num_chars, is_log = list[tuple[int, str]](), 0, False
     for number, line in numbered:
         if is_line(line):
             is_log = True
@@ -58,12 +58,17 @@ def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, st
             yield number, line
         elif not is_log:
             strays.append((number, line))
+            num_chars += len(line) + _STRAY_CHARS
+            if num_chars > _MOST_STRAY_CHARS:  # no log has so much before its first line
+                yield from strays
+                strays.clear()
+                num_chars = 0
     yield from strays
 
 
 def read_line(line: str, tokenizer: Any) -> list[Any]:
     """What a line of a log tells: an Answered; nothing, if it tells of no answer; or its JSON, if
-    no server wrote it. Raises json.JSONDecodeError, RecursionError and MALFORMED.
+    no server wrote it. Raises MALFORMED.
 
     tokenizer: to read prompts that are token ids; None: these have no text.
     """

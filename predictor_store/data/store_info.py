@@ -5,31 +5,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from predictor_store.data.warm import quantiles
 from predictor_store.store import file, lock
 from predictor_store.store.file import StoreError
-from predictor_store.store.store import default_path, file_of, has_store
-from predictor_store.terminal import add_json, print_found
+from predictor_store.store.store import file_of, folder_of, has_store
+from predictor_store.terminal import add_json, add_store, print_found
+from sage_sched.config import StoreConfig
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", type=Path, metavar="DIR", help=f"default: {default_path()}")
+    add_store(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 2 with one line on stderr if there is no store or it is damaged."""
-    folder = (args.store or default_path()).expanduser().absolute()
-    try:
-        found = facts(folder)
-    except StoreError as error:
-        print(f"sage-sched store info: {error}", file=sys.stderr)
-        return 2
-    print_found(found, args.json)
+    """Raises StoreError if there is no store or it is damaged."""
+    print_found(facts(folder_of(StoreConfig(path=args.store))), args.json)
     return 0
 
 

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import itertools
 import random
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,16 +13,16 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
+from predictor_store.cached_file import expanded
 from predictor_store.data.datasets import Observation as Observation
 from predictor_store.data.datasets import Reader
 from predictor_store.data.files import DatasetError
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder, dimension, fingerprint
 from predictor_store.store.file import Record, StoreError
-from predictor_store.store.store import Store, default_path, recorded_capacity
-from predictor_store.terminal import add_json, at_least_one, field_and_value, print_found
+from predictor_store.store.store import Store, folder_of, recorded_capacity
+from predictor_store.terminal import add_json, add_store, at_least_one, field_and_value, print_found
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import ENCODERS, StoreConfig
-from sage_sched.fields import ConfigError
 
 # Committed together. The embedder sorts them by length, so that short ones are not padded.
 _CHUNK = 256
@@ -68,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "their lengths, or of conversations (messages, ShareGPT); or SGLang's request log, or a "
         "folder of them",
     )  # fmt: skip
-    parser.add_argument("--store", type=Path, metavar="DIR", help=f"default: {default_path()}")
+    add_store(parser)
     parser.add_argument(
         "--capacity", type=at_least_one, metavar="N",
         help="records that the store keeps; default: as it was, or "
@@ -94,18 +93,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 2 with one line on stderr if a dataset, the tokenizer or the store is bad."""
-    try:
-        summary = _warm(args)
-    except (ConfigError, DatasetError, StoreError) as error:
-        print(f"sage-sched warm: {error}", file=sys.stderr)
-        return 2
-    print_found(summary, args.json)
+    """Raises UserError if a dataset, the tokenizer or the store is bad."""
+    print_found(_warm(args), args.json)
     return 0
 
 
 def _warm(args: argparse.Namespace) -> dict[str, Any]:
-    folder = (args.store or default_path()).expanduser().absolute()
+    folder = folder_of(StoreConfig(path=args.store))
     capacity = args.capacity or recorded_capacity(folder) or StoreConfig().capacity
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     readers = [Reader(name, dict(args.filter), tokenizer) for name in args.datasets]
@@ -157,7 +151,7 @@ def _num_tokens(tokenizer: Any, text: str) -> int:
 def load_tokenizer(model_path: str) -> Any:
     """Load the tokenizer of a model's folder, or of a model in the hub's cache. Raises
     DatasetError."""
-    folder = Path(model_path).expanduser()
+    folder = expanded(model_path)
     is_folder = folder.is_dir()
     if not is_folder and (model_path.startswith(("/", ".", "~")) or folder.exists()):
         raise DatasetError(f"cannot load a tokenizer from {model_path}: there is no such folder")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sage_sched.fields import MALFORMED, UserError
 from sage_sched.probe import Reading
 
 FORMAT = "sage-sched probe 2"
@@ -27,7 +28,7 @@ _NUM_BLOCKS = 256
 _BLOCK_BYTES = 4096
 
 
-class ProbeFileError(ValueError):
+class ProbeFileError(UserError, ValueError):
     """The file is no probe, or one of another model; the message says what was found."""
 
 
@@ -89,7 +90,7 @@ class ProbeFile:
                 about = json.loads((file.metadata() or {})["sage_sched"])
                 arrays = {name: file.get_tensor(name) for name in _ARRAYS}
             return cls._checked(about, arrays)
-        except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (SafetensorError, *MALFORMED) as error:
             raise ProbeFileError(f"the probe {path} cannot be used: {error!r:.300}") from error
 
     @classmethod

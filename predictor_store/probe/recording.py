@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sage_sched.distribution import LengthDistribution
+from sage_sched.fields import UserError
 
 ROWS, ANSWERS = ".rows", ".answers.jsonl"
 _ABOUT = "about.json"
 
 
-class RecordingError(ValueError):
+class RecordingError(UserError, ValueError):
     """The folder holds no recording, or two that do not go together."""
 
 

@@ -14,6 +14,7 @@ from predictor_store.probe import weights
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.recording import Recording
 from predictor_store.probe.weights import Quality
+from sage_sched.fields import UserError
 from sage_sched.probe import Reading, from_steps, in_steps
 
 BAND_AGES = np.array([0, 1, 2, 4, 16, 64, 256, 1024])
@@ -28,7 +29,7 @@ _PATIENCE = 3
 _PRIOR_ROWS = 1.0
 
 
-class TrainingError(ValueError):
+class TrainingError(UserError, ValueError):
     """The recording is not enough, or not usable; the message says why."""
 
 

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help=f"{ALLOWED} (then with a token, from predictor.service_token_file or the environment "
         f"variable {sockets.TOKEN_VARIABLE}); default: predictor.service of the settings, or "
-        f"{default_address()}",
+        "sage-sched/predictor.socket in the user's cache",
     )
     parser.add_argument(
         "--sage-config", metavar="FILE", help="settings, of which [store] and [predictor] count"

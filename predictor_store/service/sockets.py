@@ -9,9 +9,10 @@ import stat
 import struct
 from pathlib import Path
 
-from predictor_store.cached_file import cache_folder, read_own
+from predictor_store.cached_file import cache_folder, expanded, read_own
 from sage_sched.address import Address
 from sage_sched.config import PredictorConfig
+from sage_sched.fields import UserError
 
 TOKEN_VARIABLE = "SAGE_PREDICTOR_TOKEN"
 _MIN_TOKEN_CHARS = 16
@@ -22,7 +23,7 @@ _BACKLOG = 128
 _GONE_SECONDS = 60
 
 
-class PredictorError(Exception):
+class PredictorError(UserError):
     """A prediction worker did not come up, cannot be reached or will not serve; the message says
     why."""
 
@@ -36,8 +37,8 @@ def token_of(config: PredictorConfig) -> str:
     Raises PredictorError."""
     named, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "").strip()
     if config.service_token_file:
-        file = Path(config.service_token_file).expanduser()
         try:
+            file = expanded(config.service_token_file)
             named, token = f"the file {file}", read_own(file, _MAX_TOKEN_BYTES).decode().strip()
         except (OSError, UnicodeError) as error:
             raise PredictorError(f"predictor.service_token_file: {error}") from error
@@ -142,4 +143,4 @@ def set_up(connected: socket.socket) -> None:
 
 
 def _path(address: Address) -> Path:
-    return Path(address.path).expanduser().absolute()
+    return expanded(address.path)

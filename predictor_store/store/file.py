@@ -18,6 +18,8 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from sage_sched.fields import UserError
+
 logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x53414745  # "SAGE", in SQLite's header field for it
@@ -56,7 +58,7 @@ _ACCESS_CODES = (
 )  # fmt: skip
 
 
-class StoreError(Exception):
+class StoreError(UserError):
     """The store cannot be used; the message says why and what to do."""
 
 

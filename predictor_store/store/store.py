@@ -15,7 +15,7 @@ from collections import deque
 from pathlib import Path
 from typing import Self
 
-from predictor_store.cached_file import cache_folder
+from predictor_store.cached_file import cache_folder, expanded
 from predictor_store.store import file, lock
 from predictor_store.store.file import NoRoomError, Record, StoreError
 from sage_sched.config import StoreConfig
@@ -32,7 +32,7 @@ def default_path() -> Path:
 
 
 def folder_of(config: StoreConfig) -> Path:
-    return (Path(config.path).expanduser() if config.path else default_path()).absolute()
+    return expanded(config.path) if config.path else default_path()
 
 
 def file_of(folder: Path) -> Path:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sage_sched.fields import MALFORMED, UserError
+
 FORMAT = "sage-sched urgency 1"
 # Learned from triage notes (docs/policies.md), as float16.
 BUILTIN = Path(__file__).with_name("builtin.safetensors")
@@ -32,7 +34,7 @@ _WORD = re.compile(rb"[a-z]+|[0-9]+")
 Floats = NDArray[np.float64]
 
 
-class UrgencyFileError(ValueError):
+class UrgencyFileError(UserError, ValueError):
     """The file is no urgency model; the message says what was found."""
 
 
@@ -95,7 +97,7 @@ class UrgencyHead:
                 tuple(tuple(map(int, row)) for row in about.get("confusion", ())),
             )
             head._check()
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (SafetensorError, *MALFORMED) as error:
             raise UrgencyFileError(f"the urgency model {path} cannot be used: {error}") from error
         return head
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from predictor_store.cached_file import cache_folder, made_once, read_own, replace_own
+from predictor_store.cached_file import cache_folder, expanded, made_once, read_own, replace_own
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -71,3 +71,16 @@ def test_without_room_for_it_it_is_made_anew(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert made_once("file", "making it", lambda: b"made") == b"made"
     assert "at each start" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["~/x", "~nobody-at-all/x", "/tmp/\0x"])
+def test_where_no_file_can_be_it_says_so(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the user has neither HOME nor an entry in passwd."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(OSError, match=r"HOME|no name"):
+        expanded(path)
+    with pytest.raises(OSError, match="HOME"):
+        cache_folder()
+    assert made_once("file", "making it", lambda: b"made") == b"made"

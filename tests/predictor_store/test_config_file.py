@@ -42,6 +42,14 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("sage.toml", b"\xff\xfe"),
         ("sage.json", b"{}"),
         ("sage.toml", b'[policy.sage]\nregret = "long"\n'),
+        ("sage.toml", b"a = " + b"9" * 5000),
+        ("sage.yaml", b"store: {capacity: " + b"9" * 5000 + b"}"),
+        ("sage.yaml", b"store: 2024-13-45"),
+        ("sage.yaml", b"store: !!bool x"),
+        ("sage.yaml", b"store: !!timestamp x"),
+        ("sage.yaml", b"slo: {classes: {1: {}, 2: {priority: 1}}}"),
+        ("sage.yaml", b"policy: {null: {}}"),
+        ("sage.toml", b'[store]\npath = "~"\n'[:-1] + b"\0"),
     ],
 )
 def test_an_error_names_the_file(tmp_path: Path, name: str, content: bytes) -> None:

@@ -20,12 +20,13 @@ import requests
 from tqdm import tqdm
 
 from bench.engines.clock.priority import take_place_of_session
+from sage_sched.fields import UserError
 
 Process = subprocess.Popen[bytes]
 STOCK_COMMAND = (sys.executable, "-m", "sglang.launch_server")
 
 
-class ServerError(RuntimeError):
+class ServerError(UserError, RuntimeError):
     """The server did not come up, or died. Carries the end of its log."""
 
 

@@ -27,6 +27,7 @@ from predictor_store.store.file import StoreError
 from sage_sched.cli import main
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.distribution import LengthDistribution
+from sage_sched.fields import UserError
 
 CONFIG = SageConfig()
 SMALL = OwnServer(
@@ -213,7 +214,7 @@ def url() -> Iterator[str]:
 
 def test_a_running_server_is_asked(url: str) -> None:
     assert of_running(url, None).engine == of_info(INFO, None, "").engine
-    with pytest.raises(WorkloadError, match="does not answer"):
+    with pytest.raises(UserError, match="/server_info answers 404"):
         of_running(url + "nothing", None)
 
 

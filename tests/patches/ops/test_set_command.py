@@ -1,14 +1,18 @@
-"""`sage-sched set` where no server is, or none that it could be."""
+"""`sage-sched set` where no server is, or none that it could be; and `whatif`, which asks alike."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from patches.ops.set_command import changes_of
 from sage_sched.cli import main
+from sage_sched.fields import UserError
 
 
 @pytest.fixture
@@ -23,12 +27,28 @@ def unserved() -> Iterator[str]:
 def test_where_no_server_answers_its_address_is_said(
     scheme: str, unserved: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["set", "--url", scheme + unserved, "schedule_policy=fcfs"]) == 1
-    said = f"sage-sched set: no server answers at http://{unserved}: [Errno 111] Connection refused"
-    assert capsys.readouterr().err.startswith(said)
+    assert main(["set", "--url", scheme + unserved, "schedule_policy=fcfs"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"sage-sched set: no server answers at http://{unserved}/")
+    assert "Connection refused" in said
 
 
-@pytest.mark.parametrize("url", ["ftp://localhost", "http://", "http://host:port", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://localhost",
+        "http://",
+        "http://host:port",
+        "",
+        "http://[::1",
+        "http://u:p@host",
+        "http://host/a b",
+        "host\r\nX: y",
+        "host#x",
+        "host?x",
+        "host:99999",
+    ],
+)
 def test_what_is_no_address_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["set", "--url", url])
@@ -41,8 +61,91 @@ def test_names_with_dots_are_sections() -> None:
         "schedule_policy": "ssjf", "policy": {"sage": {"regret": 4}}, "a": {"b": "x=y"},
     }  # fmt: skip
     for wrong in ("sage", "=1", "a..b=1"):
-        with pytest.raises(ValueError, match="is no NAME=VALUE"):
+        with pytest.raises(UserError, match="is no NAME=VALUE"):
             changes_of([wrong])
     for again in ("decode.max_gap_ms=3", "decode=4", "decode.max_gap_ms.x=5"):
-        with pytest.raises(ValueError, match=again.partition("=")[0] + " has a value already"):
+        with pytest.raises(UserError, match=again.partition("=")[0] + " has a value already"):
             changes_of(["decode.max_gap_ms=2", again])
+
+
+def answering(answer: bytes) -> tuple[str, list[bytes]]:
+    """Address of a server that says this to everything, and what it was asked."""
+    listener, asked = socket.create_server(("127.0.0.1", 0)), list[bytes]()
+
+    def serve() -> None:
+        while True:
+            connection = listener.accept()[0]
+            with connection, contextlib.suppress(OSError):
+                asked.append(connection.recv(65_536))
+                connection.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"127.0.0.1:{listener.getsockname()[1]}", asked
+
+
+def http(body: bytes, head: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (head, len(body), body)
+
+
+@pytest.mark.parametrize("command", ["set", "whatif"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9\r\n", b"", b"HTTP/1.1",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nabc",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: a\r\n" * 500 + b"\r\n{}",
+        http(b"no JSON"), http(b"\xff"), http(b"[" * 100_000), http(b"[1]", b"400 Bad"),
+        http(b"[" * 100_000, b"400 Bad"),
+        http(b'{"error": "\\u001b]0;x\\u0007 \\ud800"}', b"400 Bad"),
+        http(b"", b"302 F\r\nLocation: /sage/settings"),
+    ],
+)  # fmt: skip
+def test_whatever_answers_in_place_of_a_server_is_one_line(
+    command: str, answer: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, _ = answering(answer)
+    argv = ["set", "--url"] if command == "set" else ["whatif", str(tmp_path), "--server"]
+    assert main([*argv, address]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"sage-sched {command}: ")
+    assert said.err[:-1].isprintable()
+
+
+def test_the_key_reaches_the_named_server_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unserved: str
+) -> None:
+    (tmp_path / "key").write_text("secret-key\n")
+    other, others = answering(http(b"{}"))
+    named, asked = answering(http(b"", b"302 F\r\nLocation: http://%s/" % other.encode()))
+    monkeypatch.setenv("http_proxy", f"http://{other}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    for argv in (["set", "--url"], ["whatif", str(tmp_path), "--server"]):
+        for address in (named, unserved):
+            assert main([*argv, address, "--key-file", str(tmp_path / "key")]) == 2
+    assert all(b"\r\nAuthorization: Bearer secret-key\r\n" in each for each in asked)
+    assert (len(asked), others) == (2, [])
+
+
+@pytest.mark.parametrize("key", ["secret\nkey", "secret\x7fkey", "secret-ü€-key", "\xff\xfesecret"])
+def test_what_is_no_key_is_refused_and_not_shown(
+    key: str, tmp_path: Path, unserved: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "file").write_bytes(key.encode("latin-1", "replace"))
+    monkeypatch.setenv("SAGE_ADMIN_KEY", key)
+    for more in ([], ["--key-file", str(tmp_path / "file")]):
+        assert main(["set", "--url", unserved, *more]) == 2
+        said = capsys.readouterr().err
+        assert "is not one line of ASCII characters" in said
+        assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    "text", ["2024-01-01", "12:00:00", "{x = 2024-01-01}", "[" * 2000, "1\nb=2", "'''x", "\x01",
+             "0x" + "f" * 5000],
+)  # fmt: skip
+def test_a_value_that_json_lacks_is_text(text: str) -> None:
+    assert changes_of([f"a.b={text}"]) == {"a": {"b": text}}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from predictor_store.data import store_info
-from predictor_store.data import warm as warm_command
 from predictor_store.data.warm import uniform_sample
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.store.file import Record
@@ -28,15 +25,11 @@ def one_embedder(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def warm(*arguments: object) -> int:
-    parser = argparse.ArgumentParser()
-    warm_command.configure(parser)
-    return warm_command.run(parser.parse_args([str(argument) for argument in arguments]))
+    return main(["warm", *map(str, arguments)])
 
 
 def info(folder: Path) -> int:
-    parser = argparse.ArgumentParser()
-    store_info.configure(parser)
-    return store_info.run(parser.parse_args(["--store", str(folder)]))
+    return main(["store", "info", "--store", str(folder)])
 
 
 def stored(folder: Path, capacity: int = 10_000) -> list[Record]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from predictor_store.data import files
 from predictor_store.data.datasets import Observation, Reader
 from predictor_store.data.files import DatasetError
+from predictor_store.data.server_records import read_line
 from tests.predictor_store.samples import lines
 
 PLAIN = {"prompt": "p", "output_tokens": 5}
@@ -190,11 +193,62 @@ def test_rows_of_an_array_are_named_by_their_number(tmp_path: Path) -> None:
     assert [place for place, _ in reader.malformed] == [f"{path}: row {n}" for n in (2, 3, 4)]
 
 
-def test_a_broken_array_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"prompt": "p", "output_tokens": 5},\n{"prompt": "q", ', "[1 2]", "[1,]", "[,1]", "[1",
+        "[1][2]", "[1] 2", "[" * 100_000, "[,]",
+    ],
+)  # fmt: skip
+def test_a_broken_array_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "d.json"
-    path.write_text('[{"prompt": "p", "output_tokens": 5},\n{"prompt": "q", ')
-    with pytest.raises(DatasetError, match="not JSON"):
+    path.write_text(text)
+    with pytest.raises(DatasetError, match="no JSON array"):
         read(path)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+def test_an_array_is_read_as_it_comes(
+    piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_ARRAY_CHARS", piece)
+    values = [12345, "a, ] [", {"a": [1, {}]}, 1.5e3, [], None, '\\"]']
+    (tmp_path / "d.json").write_text("\n " + json.dumps(values) + "\n \n")
+    assert [row for _, row in files.raw_rows(str(tmp_path / "d.json"))] == values
+    (tmp_path / "d.json").write_text(" [ \n] ")
+    assert list(files.raw_rows(str(tmp_path / "d.json"))) == []
+
+
+def test_a_line_that_never_ends_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_LINE_CHARS", 1000)
+    monkeypatch.setattr(files, "_ARRAY_CHARS", 100)
+    monkeypatch.setattr("predictor_store.data.server_records._MOST_STRAY_CHARS", 1000)
+    long = json.dumps({"prompt": "p" * 100_000, "output_tokens": 5})
+    path = tmp_path / "d.jsonl.gz"
+    path.write_bytes(gzip.compress(f"{json.dumps(PLAIN)}\n{long}\n{json.dumps(PLAIN)}\n".encode()))
+    longest = 0
+
+    def seen(line: str, tokenizer: Any) -> list[Any]:
+        nonlocal longest
+        longest = max(longest, len(line))
+        return read_line(line, tokenizer)
+
+    monkeypatch.setattr("predictor_store.data.server_records.read_line", seen)
+    rows, reader = read(path)
+    assert (len(rows), longest) == (2, 1000)
+    assert reader.num_malformed == len(long) // 1000 + 1
+    (tmp_path / "d.json").write_text(f"[{long}]")
+    with pytest.raises(DatasetError, match="no JSON array"):
+        read(tmp_path / "d.json")
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63, 10**400, 1e30, -5, 1.5, "x", True, math.inf])
+def test_what_is_no_number_of_tokens_is_not_known(number: object, tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", PLAIN | {"prompt_tokens": number, "cap": number})
+    ((row,), _) = read(path)
+    assert (row.input_tokens, row.censored) == (0, False)
 
 
 def test_a_truncated_gzip_gives_what_comes_before(tmp_path: Path) -> None:

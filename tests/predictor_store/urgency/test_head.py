@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
+from predictor_store.probe.file import ProbeFile, ProbeFileError
 from predictor_store.urgency.head import (
+    FORMAT,
     MIDDLE,
     UrgencyFileError,
     UrgencyHead,
@@ -119,6 +122,27 @@ def test_a_file_that_is_none_is_refused(head: UrgencyHead, tmp_path: Path) -> No
         UrgencyHead.read(file)
     with pytest.raises(OSError, match="No such file"):
         UrgencyHead.read(tmp_path / "other")
+
+
+GOOD = f'"format": "{FORMAT}", "under_cost": 8, "biases": [0, 0, 0, 0, 0, 0]'
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "[1]", "{", "[" * 100_000, '"x"', "null",
+        f'{{{GOOD}, "temperature": 1, "confusion": [[Infinity]]}}',
+        f'{{{GOOD}, "temperature": 1, "confusion": 5}}', f'{{{GOOD}, "temperature": null}}',
+        f'{{{GOOD}, "temperature": 1{"0" * 400}}}', f'{{{GOOD}, "temperature": NaN}}',
+    ],
+)  # fmt: skip
+def test_damaged_files_of_models_are_refused(about: str, tmp_path: Path) -> None:
+    file, weights = tmp_path / "model", np.zeros((1 << 15, 6), np.float32)
+    save_file({"weights": weights}, file, metadata={"sage_sched": about})
+    with pytest.raises(UrgencyFileError, match="cannot be used"):
+        UrgencyHead.read(file)
+    with pytest.raises(ProbeFileError, match="cannot be used"):
+        ProbeFile.read(file)
 
 
 def test_the_command_trains_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

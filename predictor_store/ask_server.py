@@ -1,0 +1,93 @@
+"""What commands ask a running server of SGLang, with its key."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any
+
+from sage_sched.fields import UserError
+
+_KEY_VARIABLE = "SAGE_ADMIN_KEY"
+_TIMEOUT_S = 60.0
+# More than any answer or key has.
+_MOST_BYTES = 64 * 2**20
+_MOST_KEY_CHARS = 4096
+
+
+class NoAnswerError(UserError):
+    """No server answers, or not as one of SGLang does."""
+
+
+class RefusedError(UserError):
+    """The server has refused. status: of HTTP."""
+
+    def __init__(self, said: str, status: int) -> None:
+        super().__init__(said)
+        self.status = status
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Never: the key is for the server that was named."""
+
+
+# Nor is the key for a proxy that the environment names.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+
+def add_key(parser: argparse.ArgumentParser, whose: str) -> None:
+    parser.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help=f"with {whose} (default: the environment variable {_KEY_VARIABLE})",
+    )
+
+
+def key_of(file: str | None) -> str:
+    """The key in a file, or else in the environment; "" if there is none. Raises UserError, which
+    does not show it, and OSError."""
+    if file is None:
+        place, key = f"environment variable {_KEY_VARIABLE}", os.environ.get(_KEY_VARIABLE, "")
+    else:
+        with open(file, encoding="utf-8", errors="replace") as opened:
+            place, key = f"file {file}", opened.read(_MOST_KEY_CHARS).strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"the key of the {place} is not one line of ASCII characters")
+    return key
+
+
+def ask(address: str, key: str, body: Any = None) -> Any:
+    """The JSON that a server answers to a GET, or to a POST of body. Neither a proxy nor a redirect
+    is followed, so the key reaches that server alone. Raises NoAnswerError and RefusedError."""
+    request = urllib.request.Request(
+        address,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+    )
+    try:
+        try:
+            with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+                said = answer.read(_MOST_BYTES)
+                if answer.length:  # is missing still
+                    raise http.client.IncompleteRead(said, answer.length)
+                return json.loads(said)
+        except urllib.error.HTTPError as error:
+            raise RefusedError(_reason(address, error), error.code) from error
+    except OSError as error:
+        said = f"no server answers at {address}: {getattr(error, 'reason', error)}"
+        raise NoAnswerError(f"{said}; is that its address?") from error
+    except (http.client.HTTPException, ValueError, RecursionError) as error:
+        said = f"{address} does not answer as a server of SGLang does: {error!r:.200}"
+        raise NoAnswerError(said) from error
+
+
+def _reason(address: str, error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read(_MOST_BYTES))["error"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return f"{address} answers {error.code} {error.reason}"
