@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from predictor_store.terminal import add_json, print_json
+from predictor_store.data.files import text_lines
+from predictor_store.terminal import add_json, print_json, printable
+from sage_sched.fields import UserError
 
 Event = Mapping[str, Any]
+# What is read of each kind of event beside `t` and `is`. An event of another kind has a reason.
+_FIELDS = {
+    "policy": (),
+    "came": (
+        "rid", "arrival", "input_tokens", "p50_tokens", "p80_tokens", "source", "num_waiting",
+        "num_running",
+    ),
+    "starts": ("rid", "waited_s", "place", "tokens"),
+    "yield": ("rid", "reason", "way"),
+    "ends": ("rid", "tokens", "why"),
+}  # fmt: skip
+_TEXTS = {"is", "rid", "reason", "way", "why", "source"}
+_MAY_BE_NULL = {"p50_tokens", "p80_tokens", "place"}
+_MOST_NUMBER = 1e15
 # For how many of the others each of the longest waits is broken down, and of how many waits.
 _NUM_OTHERS, _NUM_WAITS = 3, 10
 
@@ -38,32 +53,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if (args.rid is None) is not args.summary:
-        print("sage-sched explain: give a request's id, or --summary", file=sys.stderr)
-        return 2
+        raise UserError("give a request's id, or --summary")
     events = last_run(events_of(args.file))
     found: Any = summary(events) if args.summary else of_request(events, args.rid)
     if not found:
-        print(f"sage-sched explain: {args.file} knows no request {args.rid}", file=sys.stderr)
-        return 1
+        raise UserError(f"{args.file} knows no request {args.rid}")
     if args.json:
         print_json(found)
     else:
-        print("\n".join(told(found) if args.summary else timeline(events, args.rid)))
+        lines = told(found) if args.summary else timeline(events, args.rid)
+        print("\n".join(map(printable, lines)))
     return 0
 
 
 def events_of(file: Path) -> Iterator[Event]:
-    """The events in FILE.1, if there is one, and in the file, without truncated lines."""
+    """The events in FILE.1, if there is one, and in the file, without damaged lines."""
     before = Path(f"{file}.1")
     for path in [before, file] if before.exists() else [file]:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
+        with path.open("rb") as opened:
+            for line in text_lines(opened):
                 try:
                     event = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
-                if isinstance(event, dict) and "t" in event and "is" in event:
+                if isinstance(event, dict) and _is_sound(event):
                     yield event
+
+
+def _is_sound(event: Mapping[str, Any]) -> bool:
+    if type(event.get("is")) is not str:
+        return False
+    for name in ("t", *_FIELDS.get(event["is"], ("rid", "reason"))):
+        value = event.get(name, ())
+        if name in _TEXTS:
+            is_right = type(value) is str
+        elif value is None:
+            is_right = name in _MAY_BE_NULL
+        else:
+            is_right = type(value) in (int, float) and abs(value) <= _MOST_NUMBER
+        if not is_right:
+            return False
+    return True
 
 
 def last_run(events: Iterable[Event]) -> list[Event]:
@@ -115,7 +145,7 @@ def _said(event: Event) -> str:
         again = f" again, at {event['tokens']} tokens" if event["tokens"] else ""
         return f"starts{again}, having waited {event['waited_s']:.3f} s{place}"
     if what == "yield":
-        to = f" to {event['to']}" if "to" in event else ""
+        to = f" to {event['to']}" if event.get("to") else ""
         return f"yields{to}: {event['reason']}; {event['way']}"
     if what == "ends":
         return f"ends with {event['tokens']} tokens ({event['why']})"

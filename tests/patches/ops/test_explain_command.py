@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from patches.ops.explain_command import last_run, of_request, summary, timeline, told
+from sage_sched.cli import main
 
 
 def came(t: float, rid: str, arrival: int, p50_tokens: int | None) -> dict[str, Any]:
@@ -87,3 +93,44 @@ def test_a_trace_whose_beginning_is_lost_is_read_as_far_as_it_goes() -> None:
 
 def test_of_a_file_that_was_written_to_twice_the_last_run_counts() -> None:
     assert last_run([*EVENTS, *EVENTS]) == EVENTS
+
+
+CONTROL = "a\x1b]0;owned\x07\n    9.000 s  ends"
+SOUND = [came(0.0, "a", 0, 3), starts(1.0, "a", 1.0)]
+DAMAGED: list[object] = [
+    *([{**event, "t": t}] for event in SOUND for t in ("x", None, math.nan, [1], True)),
+    *([{name: value for name, value in event.items() if name != left_out}]
+      for event in (*SOUND, ends(2.0, "a"), {"t": 2.0, **YIELDS}) for left_out in event),
+    [came(0.0, rid, 0, 3) for rid in (5, ["a"], {}, None)],
+    [{**came(0.0, "b", 0, 3), "arrival": 10**400}], [{"t": 0, "is": ["came"], "rid": "a"}],
+    [{"t": 2, "is": "yield", "to": "a", "reason": "x", "way": "y"}],
+    "[" * 100_000, '{"t": ' + "9" * 5000 + "}", "\x00\x00", "5", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=range(len(DAMAGED)))
+def test_damaged_lines_are_left_out(
+    damaged: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = damaged if isinstance(damaged, list) else []
+    lines = [json.dumps(event) for event in (*events, *SOUND)]
+    lines += [damaged] if isinstance(damaged, str) else []
+    (tmp_path / "trace").write_text("\n".join(lines))
+    for argv in (["a"], ["--summary"]):
+        assert main(["explain", *argv, str(tmp_path / "trace")]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_what_a_client_chose_cannot_act_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    yields = {"t": 2.0, "is": "yield", "rid": CONTROL, "to": "b", "reason": "x", "way": "y"}
+    events = [came(0.0, CONTROL, 0, 9), came(0.0, "b", 1, 3), starts(1.0, CONTROL, 1.0), yields]
+    (tmp_path / "trace").write_text("\n".join(map(json.dumps, [*events, ends(3.0, "\ud800")])))
+    for argv in (["--summary"], [CONTROL], ["b"]):
+        assert main(["explain", *argv, str(tmp_path / "trace")]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert all(line.isprintable() for line in lines)
+        assert not any(line.startswith("    9.000 s  ends") for line in lines)
+    assert main(["explain", f"{CONTROL}?", str(tmp_path / "trace")]) == 2
+    assert capsys.readouterr().err[:-1].isprintable()
