@@ -117,6 +117,9 @@ def store(config: SageConfig) -> str:
     said = f"{num_records} records in {folder}"
     if not config.store.on_disk:
         return f"{said}, which stays as it is"
+    place = folder / "lock"
+    with _fault_of(OSError, f"remove {place}"), contextlib.suppress(FileNotFoundError):
+        os.close(os.open(place, os.O_RDWR | os.O_NOFOLLOW))  # as the server does
     if (pid := lock.holder(folder)) is not None:
         raise FaultError(
             f"{folder} is in use by process {pid}",

@@ -138,6 +138,11 @@ def a_store_in_use(patient: Patient) -> None:
     fcntl.flock(fd, fcntl.LOCK_EX)  # until this process ends
 
 
+def a_link_in_the_locks_place(patient: Patient) -> None:
+    (patient.store / "lock").unlink(missing_ok=True)
+    (patient.store / "lock").symlink_to("/etc/passwd")
+
+
 def anothers_store(patient: Patient) -> None:
     shutil.rmtree(patient.store)
     Store(StoreConfig(path=str(patient.store)), "another embedder", 768).close()
@@ -202,6 +207,7 @@ OF_SGLANG: list[Broken] = [
 OF_OTHERS: list[Broken] = [
     (a_damaged_store, "is damaged"),
     (a_store_in_use, "is in use by process"),
+    (a_link_in_the_locks_place, "what to do: remove"),
     (anothers_store, "another embedder"),
     (no_place_for_a_store, "may write to"),
     (a_wrong_setting, "predictor.deadline_ms is 0"),
