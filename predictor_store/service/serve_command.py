@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         config = read_config(args.sage_config)
         if args.listen is not None:
             config = replace(config, predictor=replace(config.predictor, service=args.listen))
-        where = config.predictor.service
+        folder, where = folder_of(config.store), config.predictor.service
         at = Address.parse(where) if where else default_address()
         token = token_of(config.predictor) if at.is_tcp else ""
         if at.is_tcp and not token:
@@ -59,6 +59,6 @@ def run(args: argparse.Namespace) -> int:
         server = Server(worker, listener, token)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
-        print(f"serving on {at}, store {folder_of(config.store)}", flush=True)
+        print(f"serving on {at}, store {folder}", flush=True)
         server.run()
     return 0
