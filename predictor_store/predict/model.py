@@ -152,7 +152,7 @@ class ModelHistory:
         }
 
     def close(self) -> None:
-        self._fitter.shutdown(cancel_futures=True)
+        self._fitter.shutdown(wait=False, cancel_futures=True)
         self._store.close()
 
     def _refit(self) -> None:

@@ -95,7 +95,10 @@ class Worker:
         self._now = now
         # Prompts that have waited longer come last: their prediction would be late.
         self._patience_s = config.predictor.deadline_ms / 1e3 / 2
-        self._histories = {} if by_model else {"": ModelHistory(config)}
+        # The one that was named last is last.
+        self._histories = OrderedDict[str, ModelHistory]()
+        if not by_model:
+            self._histories[""] = ModelHistory(config)
         self._embedder = Embedder(config.predictor.encoder, num_threads=1)
         self._embedder.embed(["The first call is slower than all others."])
         # The first is to be served next.
@@ -119,16 +122,26 @@ class Worker:
             folder = folder_of_model(self._config.store, model)
             if only_asks and not file_of(folder).exists():
                 return protocol.refusal(f"no server has told of a model {model!r:.200}", "model")
-            if len(self._histories) >= _MAX_MODELS:
-                return protocol.refusal(f"the service has {_MAX_MODELS} models, no more", "busy")
+            if len(self._histories) >= _MAX_MODELS and not self._has_released():
+                return protocol.refusal(f"the service serves {_MAX_MODELS} models, no more", "busy")
             try:
                 store = replace(self._config.store, path=str(folder))
                 history = self._histories[key] = ModelHistory(replace(self._config, store=store))
             except StoreError as error:
                 return protocol.refusal(str(error), "store")
+        self._histories.move_to_end(key)
         self._clients[client] = Client(history)
         prior = protocol.encode_distribution(history.prior)
         return {"ready": history.stats(), "prior": prior, "version": protocol.VERSION}
+
+    def _has_released(self) -> bool:
+        """Closes the history that was named the longest ago and has no client."""
+        in_use = {id(by.history) for by in self._clients.values()}
+        for key, history in self._histories.items():
+            if id(history) not in in_use:
+                self._histories.pop(key).close()
+                return True
+        return False
 
     def disconnect(self, client: int) -> None:
         """Forgets what it has asked and not been told yet."""

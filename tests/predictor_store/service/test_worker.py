@@ -383,3 +383,26 @@ def test_distributions_travel_unchanged() -> None:
     assert message is not None
     assert decode_distribution(message["d"]) == found
     assert decode_distribution(encode_distribution(None)) is None
+
+
+def test_a_model_without_clients_makes_room_for_another(
+    config: SageConfig, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "predictor_store.service.worker.Embedder", lambda encoder, num_threads: embedder
+    )
+    monkeypatch.setattr("predictor_store.service.worker._MAX_MODELS", 2)
+    worker = Worker(config, by_model=True)
+    for number in range(5):  # each stays a while and learns something
+        greeted(worker, number, f"model {number}")
+        worker.receive(number, predict(1))
+        answers(worker)
+        worker.receive(number, finished(1, 10))
+        worker.disconnect(number)
+    assert greeted(worker, 10, "model 0")["ready"]["num_records"] == 1
+    assert "ready" in greeted(worker, 11, "model 4")
+    assert greeted(worker, 12, "new")["because"] == "busy"
+    assert "ready" in greeted(worker, 13, "model 0")
+    worker.disconnect(11)
+    assert "ready" in greeted(worker, 12, "new")
+    worker.close()
