@@ -144,8 +144,8 @@ MUTATIONS = (
     Mutation(
         "a ratio of two answers is exported",
         "patches/http/metrics.py",
-        "if num_scored >= LEAST_TO_TELL:",
-        "if num_scored:",
+        "if num_scored >= LEAST_TO_TELL and measure in quality:",
+        "if measure in quality:",
         "tests/patches/http/test_metrics.py::test_a_ratio_of_few_answers_is_not_said",
     ),
     Mutation(
@@ -374,8 +374,8 @@ MUTATIONS = (
     Mutation(
         "any token will do",
         "predictor_store/service/connection.py",
-        'if token and not is_same(rest.get("token"), token):',
-        'if token and not rest.get("token"):',
+        "if protocol.is_same(proof, expected):",
+        "if proof:",
         f"{_SERVER}::test_over_tcp_alone_a_token_is_asked_for",
     ),
     Mutation(
@@ -567,7 +567,7 @@ MUTATIONS = (
     Mutation(
         "a worker's restart is not counted",
         "predictor_store/service/client.py",
-        'self._counts["num_worker_restarts"] += bool(self._worker_stats)',
+        'self._counts["num_worker_restarts"] += before is not None',
         "pass",
         f"{_CLIENT}::test_a_killed_worker_costs_the_prediction_alone_and_comes_back",
     ),

@@ -67,7 +67,7 @@ def _say(series: Series, stats: dict[str, Any]) -> None:
     num_scored = quality.get("num_answers", 0)
     series.set("prediction_scored_answers", num_scored)
     for name, measure in _RATIOS.items():
-        if num_scored >= LEAST_TO_TELL:
+        if num_scored >= LEAST_TO_TELL and measure in quality:
             series.set(name, quality[measure])
         else:  # a restarted worker has too few again
             series.unset(name)

@@ -29,6 +29,7 @@ from sage_sched.steps import attended_pairs
 
 _INSTALL = f'install it: pip install "sglang=={SUPPORTED_RELEASES[-1]}"'
 _LEAST_FREE_BYTES = 200e6
+_SERVICE_PATIENCE_S = 10.0
 # SGLang's --chunked-prefill-size on large GPUs.
 _CHUNK_TOKENS = 8192
 
@@ -136,7 +137,7 @@ def predictor(config: SageConfig) -> str:
     if config.predictor.service:
         do = "start the service, or correct predictor.service and its token"
         with _fault_of((PredictorError, StoreError, ValueError), do):
-            connect_worker(config, "").close()
+            connect_worker(config, "", _SERVICE_PATIENCE_S).close()
         return f"the service at {config.predictor.service} answers"
     encoder = config.predictor.encoder
     try:

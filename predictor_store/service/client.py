@@ -15,6 +15,7 @@ import numpy as np
 
 from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.features import excerpt
+from predictor_store.predict.regression import GeneralLength
 from predictor_store.service import protocol
 from predictor_store.service.link import Link, connect_worker, start_worker
 from predictor_store.service.supervisor import Supervisor
@@ -22,6 +23,8 @@ from sage_sched.config import SageConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
 
 _LATENCY_WINDOW = 1_000
+# A server waits so long for a service, and then starts without it.
+_SERVICE_PATIENCE_S = 3.0
 # Each worker counts from its start; stats() adds up all workers.
 _TOTALS = (
     "num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed", "num_lost",
@@ -47,9 +50,9 @@ class PredictorClient:
     def __init__(self, config: SageConfig, model: str = "") -> None:
         """model: whose history it is at a service (predictor.service)."""
         self._config = config
-        own = not config.predictor.service
+        self._is_own = not config.predictor.service
         self._supervisor = Supervisor(
-            lambda: start_worker(config) if own else connect_worker(config, model),
+            lambda: start_worker(config) if self._is_own else connect_worker(config, model),
             self._attach, self._take, self._lose,
         )  # fmt: skip
         self._link: Link | None = None
@@ -57,15 +60,24 @@ class PredictorClient:
         self._is_silent = False
         self._next_handle = 0
         self._prior: LengthDistribution | None = None
-        self._worker_stats: dict[str, Any] = {}
+        self._worker_stats: protocol.Stats | None = None
         # Counted by the workers before this one.
         self._past = Counter[str]()
         self._counts = Counter[str]()
         self._latencies_ms = deque[float](maxlen=_LATENCY_WINDOW)
 
     def start(self) -> None:
-        """Blocks until the worker is ready. Raises StoreError, PredictorError."""
-        self._supervisor.start()
+        """Blocks until the worker is ready. Raises StoreError, PredictorError.
+
+        A service that is not there is no error: until it is, requests get the distribution of
+        lengths in general.
+        """
+        if self._is_own:
+            self._supervisor.start()
+            return
+        general = GeneralLength.shipped(self._config.predictor.encoder)
+        self._prior = LengthDistribution.from_samples(general.of_any_prompt(), "prior")
+        self._supervisor.seek(_SERVICE_PATIENCE_S)
 
     @property
     def prior(self) -> LengthDistribution | None:
@@ -135,13 +147,14 @@ class PredictorClient:
         counts = dict.fromkeys([f"num_predicted_{source}" for source in (*SOURCES, "none")], 0)
         counts |= {"num_deadline_misses": 0, "num_unsent": 0, "num_worker_restarts": 0}
         counts |= self._counts
-        totals = _totals(self._worker_stats)
+        of_worker = self._worker_stats or protocol.Stats(0)
+        totals = _totals(of_worker)
         counts |= {name: totals[name] + self._past[name] + self._counts[name] for name in _TOTALS}
         return counts | {
-            "num_records": self._worker_stats.get("num_records", 0),
-            "num_unwritten": self._worker_stats.get("num_unwritten", 0),
+            "num_records": of_worker.num_records,
+            "num_unwritten": of_worker.num_unwritten,
             "http_process": os.getpid(),
-            "quality": self._worker_stats.get("quality", {}),
+            "quality": of_worker.quality,
             "num_awaited": len(self._waiting),
             "worker_alive": int(self._link is not None),
             "prediction_latency_p50_ms": float(np.quantile(latencies, 0.5)),
@@ -170,10 +183,10 @@ class PredictorClient:
     # The supervisor calls these in a thread of its own.
 
     def _attach(self, link: Link) -> None:
-        stats = link.first["ready"]
-        self._counts["num_worker_restarts"] += bool(self._worker_stats)
-        if stats["process"] != self._worker_stats.get("process"):
-            self._past += _totals(self._worker_stats)
+        stats, before = protocol.Stats.decode(link.first["ready"]), self._worker_stats
+        self._counts["num_worker_restarts"] += before is not None
+        if before is not None and stats.process != before.process:
+            self._past += _totals(before)
         self._worker_stats = stats
         self._prior = protocol.decode_distribution(link.first["prior"])
         self._is_silent = False
@@ -186,10 +199,10 @@ class PredictorClient:
                 # Past its deadline the request has gone on.
                 if (answer := self._waiting.get(handle)) is not None:
                     _settle(answer, Prediction(handle, protocol.decode_distribution(encoded)))
-            case {"stats": dict(stats), **more}:
+            case {"stats": stats, **more}:
                 if "prior" in more:
                     self._prior = protocol.decode_distribution(more["prior"])
-                self._worker_stats = stats
+                self._worker_stats = protocol.Stats.decode(stats)
 
     def _lose(self) -> None:
         self._link = None
@@ -208,5 +221,5 @@ def _settle(answer: asyncio.Future[Prediction], prediction: Prediction) -> None:
         answer.get_loop().call_soon_threadsafe(settle)
 
 
-def _totals(stats: dict[str, Any]) -> Counter[str]:
-    return Counter({name: stats.get(name, 0) for name in _TOTALS})
+def _totals(stats: protocol.Stats) -> Counter[str]:
+    return Counter({name: getattr(stats, name) for name in _TOTALS})

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +22,9 @@ _PIECE_BYTES = 1 << 16
 class Connection:
     """Used in the task that serves the client.
 
-    number: the client's, for the worker. is_known: it has said the service's token, if one is asked
-    for; clients that have not make room for others. tell: called with each message of the worker to
-    this client. deadline: of the task.
+    number: the client's, for the worker. is_known: it has proven that it knows the service's token,
+    if one is asked for; clients that have not make room for others. tell: called with each message
+    of the worker to this client. deadline: of the task.
     """
 
     def __init__(
@@ -73,8 +72,8 @@ class Connection:
 async def talk_in_lines(connection: Connection, first: bytes, worker: Worker, token: str) -> None:
     """Until the client hangs up.
 
-    first: what was read of it already. token: what it must say in its hello; "": nothing. Raises
-    OSError if it is gone, ValueError if a line is longer than protocol.MAX_LINE_BYTES.
+    first: what was read of it already. token: what it must know; "": nothing. Raises OSError if it
+    is gone, ValueError if a line is longer than protocol.MAX_LINE_BYTES.
     """
 
     is_refused = False
@@ -88,39 +87,49 @@ async def talk_in_lines(connection: Connection, first: bytes, worker: Worker, to
 
     connection.tell = tell
     lines = protocol.LineReader()
-    piece, has_greeted = first, False
+    # expected: the client's proof, once it has said hello.
+    piece, expected = first, ""
     while piece:
         for message in () if is_refused else lines.feed(piece):
-            if has_greeted:  # the worker ignores clients that it does not know
+            if is_refused:
+                break
+            if connection.is_known:  # the worker ignores clients that it does not know
                 worker.receive(connection.number, message)
-            elif (refusal := _refusal(message, token)) is not None:
-                tell(refusal)
-            elif message is not None:
-                connection.is_known = True
-                connection.allow(None)
-                tell(worker.connect(connection.number, message["model"]))
-            has_greeted = True
+            elif not expected:
+                answer, expected = _challenged(message, token)
+                tell(answer)
+            else:
+                model = _proven(message, expected)
+                connection.is_known = model is not None
+                if model is None:
+                    tell(protocol.refusal("the token is not the service's", "token"))
+                else:
+                    connection.allow(None)
+                    tell(worker.connect(connection.number, model))
         await asyncio.sleep(0)
         piece = await connection.reader.read(_PIECE_BYTES)
 
 
-def _refusal(hello: dict[str, Any] | None, token: str) -> dict[str, Any] | None:
+def _challenged(hello: dict[str, Any] | None, token: str) -> tuple[dict[str, Any], str]:
+    """The answer to the hello, and what the client must say next."""
     match hello:
-        case {"hello": protocol.VERSION, "model": str(), **rest}:
-            if token and not is_same(rest.get("token"), token):
-                return protocol.refusal("the token is not the service's", "token")
-            return None
+        case {"hello": protocol.VERSION, "nonce": str(theirs)}:
+            ours = protocol.nonce()
+            proof = protocol.proof(token, "service", theirs, ours)
+            answer = {"nonce": ours, "proof": proof, "version": protocol.VERSION}
+            return answer, protocol.proof(token, "client", theirs, ours)
         case {"hello": version} if version != protocol.VERSION:
             why = (
                 f"it speaks version {version!r:.40} of the protocol, this worker "
                 f"{protocol.VERSION}: both need the same release of sage-sched"
             )
-            return protocol.refusal(why, "version")
-    return protocol.refusal("its first message is no hello", "version")
+            return protocol.refusal(why, "version"), ""
+    return protocol.refusal("its first message is no hello", "version"), ""
 
 
-def is_same(said: object, token: str) -> bool:
-    """Whether it is the token. The time it takes does not depend on how much of it is right."""
-    if not isinstance(said, str):
-        return False
-    return hmac.compare_digest(said.encode("utf-8", "replace"), token.encode("utf-8", "replace"))
+def _proven(message: dict[str, Any] | None, expected: str) -> str | None:
+    """The model that the client names, if it has proven that it knows the token."""
+    match message:
+        case {"model": str(model), "proof": proof} if protocol.is_same(proof, expected):
+            return model
+    return None

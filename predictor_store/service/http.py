@@ -13,7 +13,8 @@ import msgspec
 
 from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.features import excerpt
-from predictor_store.service.connection import Connection, is_same
+from predictor_store.service.connection import Connection
+from predictor_store.service.protocol import is_same
 from predictor_store.service.worker import Worker
 from sage_sched.distribution import LengthDistribution
 

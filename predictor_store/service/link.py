@@ -22,7 +22,7 @@ from sage_sched.address import Address
 from sage_sched.config import SageConfig
 
 # Loading takes seconds, and minutes on a host that is busy with other things.
-_START_TIMEOUT_SECONDS = 600.0
+START_TIMEOUT_SECONDS = 600.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
 _MAX_RECEIVE_BYTES = 1 << 16
 # For the worker: 10,000 prompts of usual length. It answers what it cannot keep.
@@ -35,13 +35,17 @@ _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARAL
 class Link:
     """process: None for a service, which others have started. messages: of the worker; the next one
     blocks until it comes, they end when the worker hangs up, and raise OSError if it is gone,
-    ValueError if it is no worker. first: the first of them."""
+    ValueError if it is no worker. first: the one that says it is ready. patience_s: until then."""
 
     def __init__(
-        self, connected: socket.socket, process: subprocess.Popen[bytes] | None = None
+        self,
+        connected: socket.socket,
+        process: subprocess.Popen[bytes] | None = None,
+        patience_s: float = START_TIMEOUT_SECONDS,
     ) -> None:
         self.socket = connected
         self.process = process
+        self._patience_s = patience_s
         self.messages = self._heard()
         self.first: dict[str, Any] = {}
         # What the socket had no room for, which a thread sends.
@@ -50,7 +54,7 @@ class Link:
         self._lock = threading.Lock()
 
     def _heard(self) -> Iterator[dict[str, Any]]:
-        deadline_s = time.monotonic() + _START_TIMEOUT_SECONDS
+        deadline_s = time.monotonic() + self._patience_s
         lines = protocol.LineReader()
         while piece := self.socket.recv(_MAX_RECEIVE_BYTES):
             yield from filter(None, lines.feed(piece))
@@ -85,20 +89,30 @@ class Link:
                     return
                 self.socket.sendall(data)
 
-    def greet(self, hello: dict[str, Any]) -> None:
-        """Blocks until the worker is ready. Raises StoreError, PredictorError."""
+    def greet(self, model: str = "", token: str = "") -> None:
+        """Blocks until the worker is ready. Raises StoreError, PredictorError.
+
+        A worker that does not know the token is told neither it nor the model.
+        """
+        ours = protocol.nonce()
         try:
-            self.socket.settimeout(_START_TIMEOUT_SECONDS)
-            self.socket.sendall(protocol.encode(hello))
-            if (first := next(self.messages, None)) is None:
-                raise ConnectionResetError
-            _check(first)
+            self.socket.settimeout(self._patience_s)
+            match self._answer(protocol.hello(ours)):
+                case {"nonce": str(theirs), "proof": proof}:
+                    if not protocol.is_same(proof, protocol.proof(token, "service", ours, theirs)):
+                        raise PredictorError("this server's token is not the service's")
+                case other:
+                    raise ValueError(f"it says {other!r:.200}")
+            proof = protocol.proof(token, "client", ours, theirs)
+            first = self._answer({"model": model, "proof": proof})
+            protocol.Stats.decode(first.get("ready"))
+            protocol.decode_distribution(first.get("prior"))
             self.first = first
             self.socket.settimeout(None)
         except BaseException as error:
             self.kill()
             if isinstance(error, TimeoutError):
-                why = f"the prediction worker was not ready after {_START_TIMEOUT_SECONDS:.0f} s"
+                why = f"the prediction worker was not ready after {self._patience_s:.0f} s"
             elif isinstance(error, OSError):
                 why = "the prediction worker ended while it started; its own output says why"
             elif isinstance(error, ValueError):
@@ -106,6 +120,26 @@ class Link:
             else:
                 raise
             raise PredictorError(why) from error
+
+    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Raises StoreError and PredictorError if it refuses, or is of another version."""
+        self.socket.sendall(protocol.encode(message))
+        match next(self.messages, None):
+            case None:
+                raise ConnectionResetError
+            case {"refused": why, "because": "store"}:
+                raise StoreError(why)
+            case {"refused": why}:
+                raise PredictorError(f"the predictor refuses: {why}")
+            case {"version": protocol.VERSION} as answer:
+                return answer
+            case {"version": version}:
+                raise PredictorError(
+                    f"the predictor speaks version {version!r:.40} of the protocol, this server "
+                    f"{protocol.VERSION}: both need the same release of sage-sched"
+                )
+            case other:
+                raise ValueError(f"it says {other!r:.200}")
 
     def close(self) -> None:
         """Hangs up. A server's own worker then writes what it has and ends; blocks until it has."""
@@ -131,22 +165,6 @@ class Link:
         self.socket.close()
 
 
-def _check(first: dict[str, Any]) -> None:
-    match first:
-        case {"refused": why, "because": "store"}:
-            raise StoreError(why)
-        case {"refused": why}:
-            raise PredictorError(f"the predictor refuses: {why}")
-        case {"version": protocol.VERSION, "ready": {"process": _}, "prior": dict() | None}:
-            return
-        case {"version": protocol.VERSION}:
-            raise PredictorError(f"this is no predictor service: it says {first!r:.200}")
-    raise PredictorError(
-        f"the predictor speaks version {first.get('version')} of the protocol, this server "
-        f"{protocol.VERSION}: both need the same release of sage-sched"
-    )
-
-
 def start_worker(config: SageConfig) -> Link:
     """Starts a process that ends with this one. Blocks until it is ready. Raises StoreError,
     PredictorError."""
@@ -169,20 +187,22 @@ def start_worker(config: SageConfig) -> Link:
             env=os.environ | _ENVIRONMENT | {"PYTHONPATH": path},
         )
     link = Link(ours, process)
-    link.greet(protocol.hello(""))
+    link.greet()
     return link
 
 
-def connect_worker(config: SageConfig, model: str) -> Link:
+def connect_worker(
+    config: SageConfig, model: str, patience_s: float = START_TIMEOUT_SECONDS
+) -> Link:
     """Connects to the service that config.predictor names. See start_worker."""
     address = Address.parse(config.predictor.service)
     try:
         token = sockets.token_of(config.predictor) if address.is_tcp else ""
-        link = Link(sockets.connect(address))
+        link = Link(sockets.connect(address), patience_s=patience_s)
     except (OSError, PredictorError) as error:
         raise PredictorError(
             f"no predictor service at {address} ({error}): start one with `sage-sched predictor "
             "serve`, or leave predictor.service out"
         ) from error
-    link.greet(protocol.hello(model, token))
+    link.greet(model, token)
     return link

@@ -1,10 +1,13 @@
 """Messages between HTTP processes and a prediction worker: one JSON object a line.
 
-A client begins with one line and waits for the answer, which is one line:
-    {"hello": VERSION, "model": name}, with "token" if the service asks for one
-    {"ready": stats, "prior": distribution, "version": VERSION}, or {"refused": message, "because":
-        "version", "token", "model", "store" or "busy"} and the end of the connection
-From then on, to the worker:
+They begin in turns, a line each. Each proves that it knows the token (see proof) and never says it.
+The client says no more than its nonce until the service has done so:
+    {"hello": VERSION, "nonce": str}
+    {"nonce": str, "proof": str, "version": VERSION}
+    {"model": name, "proof": str}
+    {"ready": stats, "prior": distribution, "version": VERSION}
+In place of either answer: {"refused": message, "because": "version", "token", "model", "store" or
+"busy"} and the end of the connection. From then on, to the worker:
     {"predict": handle, "text": str, "scope": str}, and "asked": predictor_store.predict.asked
     {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool}
     {"goes_on": handle, "input_tokens": int, "output_tokens": int}: its answer has so many already
@@ -17,20 +20,64 @@ handles of its own.
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from sage_sched.distribution import LengthDistribution
 
-VERSION = 3
+VERSION = 4
 # A prompt's excerpt has at most 48 KB, all of it escaped.
 MAX_LINE_BYTES = 1 << 18
 MAX_SCOPE_CHARS = 1_000
 
 
-def hello(model: str, token: str = "") -> dict[str, Any]:
-    return {"hello": VERSION, "model": model, "token": token}
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """ModelHistory.stats(), as a worker has sent it."""
+
+    process: int
+    num_records: _Count = 0
+    num_unwritten: _Count = 0
+    num_recorded: _Count = 0
+    num_going_on: _Count = 0
+    num_unrecorded: _Count = 0
+    num_dropped: _Count = 0
+    num_malformed: _Count = 0
+    num_lost: _Count = 0
+    quality: dict[str, bool | _Count | float] = {}
+
+    @classmethod
+    def decode(cls, said: object) -> Stats:
+        """Raises ValueError."""
+        return msgspec.convert(said, cls)
+
+
+def nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def hello(nonce: str) -> dict[str, Any]:
+    return {"hello": VERSION, "nonce": nonce}
+
+
+def proof(token: str, whose: Literal["client", "service"], clients: str, services: str) -> str:
+    """That it knows the token. clients, services: their nonces."""
+    said = json.dumps([whose, clients, services]).encode("ascii")
+    return hmac.new(token.encode("ascii"), said, "sha256").hexdigest()
+
+
+def is_same(said: object, secret: str) -> bool:
+    """The time it takes does not depend on how much of it is right."""
+    if not isinstance(said, str):
+        return False
+    return hmac.compare_digest(said.encode("utf-8", "replace"), secret.encode("utf-8", "replace"))
 
 
 def refusal(why: str, because: str) -> dict[str, Any]:

@@ -88,11 +88,14 @@ def _remove_dead(path: Path) -> None:
     if not stat.S_ISSOCK(about.st_mode) or about.st_uid != os.geteuid():
         raise PredictorError(f"{path} is there, and is no socket of this user's own: move it away")
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_SECONDS)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
             return
+        except TimeoutError:
+            pass  # it is hung
     raise PredictorError(f"another service listens on {path}: stop it, or name another path")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import tempfile
 import threading
@@ -12,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from predictor_store.service.link import Link, PredictorError, start_worker
-from predictor_store.store.file import StoreError
+from predictor_store.service.link import Link, start_worker
 from sage_sched.config import SageConfig
 
 logger = logging.getLogger(__name__)
@@ -44,10 +42,26 @@ class Supervisor:
         self._link: Link | None = None
         self._opened_at = 0.0
         self._num_failures = 0
+        # Why there is no worker, as was logged; "" if there is one.
+        self._told = ""
 
     def start(self) -> None:
         """Blocks until a worker is ready. Raises StoreError, PredictorError."""
         threading.Thread(target=self._keep, args=(self._open(),), daemon=True).start()
+
+    def seek(self, patience_s: float) -> None:
+        """As start, but raises nothing, and blocks for patience_s at most. The worker is sought on
+        in a thread until there is one."""
+        is_settled = threading.Event()
+
+        def keep() -> None:
+            link = self._tried()
+            is_settled.set()
+            self._keep(link)
+
+        threading.Thread(target=keep, daemon=True).start()
+        if not is_settled.wait(patience_s):
+            self._tell(f"it has not answered in {patience_s:.0f} s")
 
     def close(self) -> None:
         """Blocks until the worker has written what it has. From now on no worker is opened."""
@@ -65,15 +79,18 @@ class Supervisor:
         return link
 
     def _keep(self, link: Link | None) -> None:
-        while link is not None:
-            with contextlib.suppress(OSError, ValueError):
+        while link := link or self._reopened():
+            why = "it has ended"
+            try:
                 for message in link.messages:
                     self._hear(message)
+            except Exception as error:  # whatever it says, the next one is to be opened
+                why = repr(error)
             self._lose()
             if not self._closed.is_set():
-                logger.error("the prediction worker is lost: requests get the prior meanwhile")
+                self._tell(why)
                 link.kill()
-            link = self._reopened()
+            link = None
 
     def _reopened(self) -> Link | None:
         """Another worker. Blocks until it is ready; None if close() is called first."""
@@ -81,14 +98,27 @@ class Supervisor:
             self._num_failures = 0
         while not self._closed.wait(min(2.0**self._num_failures, _MAX_BACKOFF_SECONDS)):
             self._num_failures = min(self._num_failures + 1, 10)
-            try:
-                link = self._open()
-            except (OSError, StoreError, PredictorError) as error:
-                logger.error("the prediction worker does not come back: %s", error)
-            else:
-                logger.warning("the prediction worker is back")
+            if (link := self._tried()) is not None:
                 return link
         return None
+
+    def _tried(self) -> Link | None:
+        try:
+            link = self._open()
+        except Exception as error:
+            self._tell(str(error))
+            return None
+        if self._told:
+            self._told = ""
+            logger.warning("the prediction worker is there")
+        return link
+
+    def _tell(self, why: str) -> None:
+        if why != self._told:
+            self._told = why
+            logger.error(
+                "no prediction worker (%s): requests get the prior until there is one", why
+            )
 
 
 class SharedWorker(Supervisor):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 import requests
 
 from bench.engines.server.server import Server
@@ -181,42 +180,46 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
             model, folder, folder / "unused", flags=flags, env=CHECKED, settings=by_service
         )
 
-    with pytest.raises(RuntimeError, match="sage-sched predictor serve"), server("refused"):
-        pass
-    with service(tmp_path, address) as serving, server("short") as short, server("long") as long:
-        # None is predicted from the other's answers.
-        for name, least, most in (("short", 0, 10), ("long", 600, 800)):
-            body = {"model": name, "prompt": SHORT_PROMPT}
-            found = requests_over(address, body)
-            assert least <= found["quantiles"]["0.5"] <= most
-        # A client dies with a hundred questions open, in the middle of another.
-        died = subprocess.run([sys.executable, "-c", DYING, address], check=False)
-        assert died.returncode == -signal.SIGKILL
-        for each in (short, long):
-            assert asked(each, [SHORT_PROMPT] * 8) == [3] * 8
-            wait_until(lambda each=each: predictor_of(each)["num_recorded"] == 8)
-        with sockets.connect(Address.parse(address)) as junk:
-            junk.sendall(b"\xff\x00 junk\n" * 1000)
-            assert asked(short, [SHORT_PROMPT] * 8) == [3] * 8
-        assert not (tmp_path / "short" / "unused").exists()
-        assert predictor_of(short)["num_predicted_prior"] == 0
-
-        # It is killed: both go on with the prior, and find it again when it is back.
-        os.kill(serving.pid, signal.SIGKILL)
-        serving.wait()
-        for each in (short, long):
-            assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
-            counted = predictor_of(each)
-            assert counted["num_predicted_prior"] + counted["num_unsent"] >= 4
-            assert not counted["worker_alive"]
-        with service(tmp_path, address):
+    with server("short") as short:
+        # There is no service yet. It serves all the same, and finds it by itself.
+        assert asked(short, [SHORT_PROMPT] * 4) == [3] * 4
+        assert predictor_of(short)["num_predicted_prior"] >= 4
+        with service(tmp_path, address) as serving, server("long") as long:
+            wait_until(lambda: predictor_of(short)["worker_alive"] == 1)
+            num_alone = predictor_of(short)["num_predicted_prior"]
+            # None is predicted from the other's answers.
+            for name, least, most in (("short", 0, 10), ("long", 600, 800)):
+                body = {"model": name, "prompt": SHORT_PROMPT}
+                found = requests_over(address, body)
+                assert least <= found["quantiles"]["0.5"] <= most
+            # A client dies with a hundred questions open, in the middle of another.
+            died = subprocess.run([sys.executable, "-c", DYING, address], check=False)
+            assert died.returncode == -signal.SIGKILL
             for each in (short, long):
-                wait_until(lambda each=each: predictor_of(each)["worker_alive"] == 1)
-                before = predictor_of(each)
-                assert before["num_worker_restarts"] == 1
+                assert asked(each, [SHORT_PROMPT] * 8) == [3] * 8
+                wait_until(lambda each=each: predictor_of(each)["num_recorded"] == 8)
+            with sockets.connect(Address.parse(address)) as junk:
+                junk.sendall(b"\xff\x00 junk\n" * 1000)
+                assert asked(short, [SHORT_PROMPT] * 8) == [3] * 8
+            assert not (tmp_path / "short" / "unused").exists()
+            assert predictor_of(short)["num_predicted_prior"] == num_alone
+
+            # It is killed: both go on with the prior, and find it again when it is back.
+            os.kill(serving.pid, signal.SIGKILL)
+            serving.wait()
+            for each in (short, long):
                 assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
-                after = predictor_of(each)
-                assert after["num_predicted_prior"] == before["num_predicted_prior"]
+                counted = predictor_of(each)
+                assert counted["num_predicted_prior"] + counted["num_unsent"] >= 4
+                assert not counted["worker_alive"]
+            with service(tmp_path, address):
+                for each in (short, long):
+                    wait_until(lambda each=each: predictor_of(each)["worker_alive"] == 1)
+                    before = predictor_of(each)
+                    assert before["num_worker_restarts"] == 1
+                    assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
+                    after = predictor_of(each)
+                    assert after["num_predicted_prior"] == before["num_predicted_prior"]
 
 
 def requests_over(address: str, body: dict[str, Any]) -> dict[str, Any]:

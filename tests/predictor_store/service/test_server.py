@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import uvloop
@@ -27,6 +27,7 @@ import uvloop
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.model import folder_of_model
 from predictor_store.service import protocol, sockets
+from predictor_store.service.client import PredictorClient
 from predictor_store.service.http import PATH
 from predictor_store.service.link import Link, PredictorError, connect_worker
 from predictor_store.service.server import Server
@@ -353,15 +354,15 @@ def test_where_no_more_files_may_be_opened_clients_are_taken_in_later(
         thread.start()
         client.settimeout(60)
         client.connect(str(tmp_path / "service"))
-        client.sendall(protocol.encode(protocol.hello("one")))
-        assert b"ready" in client.recv(1000)
+        client.sendall(protocol.encode(protocol.hello("nonce")))
+        assert b"proof" in client.recv(1000)
         server.stop()
         thread.join()
         worker.close()
 
 
 def test_another_version_is_told_both(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "hello", lambda *args: {"hello": 99, "model": "one"})
+    monkeypatch.setattr(protocol, "hello", lambda nonce: {"hello": 99, "model": "one"})
     with pytest.raises(PredictorError, match=f"version 99 .* {protocol.VERSION}:"):
         service.connect()
 
@@ -413,6 +414,170 @@ def test_a_service_that_never_says_all_is_not_waited_for_for_ever(
         pytest.raises(PredictorError, match="not ready after 600 s"),
     ):
         connect_worker(config, "one")
+
+
+Says = Callable[[str], bytes]
+
+
+def lines(*messages: dict[str, Any]) -> bytes:
+    return b"".join(map(protocol.encode, messages))
+
+
+READY = {"version": protocol.VERSION, "ready": {"process": 1}, "prior": None}
+IMPOSTORS: list[Says] = [
+    lambda nonce: lines(READY),
+    lambda nonce: lines({"nonce": nonce, "proof": "", "version": protocol.VERSION}, READY),
+    lambda nonce: lines({"nonce": nonce, "proof": None, "version": protocol.VERSION}, READY),
+    lambda nonce: lines(
+        {
+            "nonce": "x",
+            "proof": protocol.proof("not the token", "service", nonce, "x"),
+            "version": protocol.VERSION,
+        },
+        READY,
+    ),
+    lambda nonce: lines(protocol.refusal("your token, please", "token")),
+]
+
+
+@pytest.mark.parametrize("says", IMPOSTORS)
+def test_who_takes_the_port_of_a_service_learns_nothing(
+    says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sockets.TOKEN_VARIABLE, TOKEN)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def impostor() -> bytes:
+            connected, _ = listener.accept()
+            with connected:
+                heard = connected.recv(1000)
+                connected.sendall(says(json.loads(heard)["nonce"]))
+                with contextlib.suppress(ConnectionError):
+                    heard += all_of(connected)
+                return heard
+
+        told = pool.submit(impostor)
+        at = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(PredictorError):
+            connect_worker(SageConfig(predictor=PredictorConfig(service=at)), "my model")
+        assert told.result().count(b"\n") == 1
+        assert TOKEN.encode() not in told.result()
+        assert b"my model" not in told.result()
+
+
+def test_a_proof_is_of_one_side_and_one_connection() -> None:
+    sides: list[Literal["client", "service"]] = ["client", "service"]
+    made = {
+        protocol.proof(token, side, *nonces)
+        for token in (TOKEN, TOKEN + "x", "")
+        for side in sides
+        for nonces in itertools.product(("a", "b", "a b", ""), repeat=2)
+    }
+    assert len(made) == 3 * 2 * 16
+
+
+@contextmanager
+def served(worker: Worker, listener: socket.socket) -> Iterator[Server]:
+    server = Server(worker, listener)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    server.stop()
+    thread.join()
+
+
+@pytest.mark.parametrize("state", ["down", "hung", "foreign", "full", "another version"])
+def test_a_server_starts_without_its_service_and_finds_it_later(
+    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(
+        "predictor_store.service.worker.Embedder", lambda encoder, num_threads: embedder
+    )
+    monkeypatch.setattr("predictor_store.service.supervisor._MAX_BACKOFF_SECONDS", 0.01)
+    if state == "hung":
+        monkeypatch.setattr("predictor_store.service.client._SERVICE_PATIENCE_S", 0.01)
+    address = Address(path=str(tmp_path / "service"))
+    config = SageConfig(
+        StoreConfig(str(tmp_path / "store")),
+        PredictorConfig(service=str(address), deadline_ms=600_000),
+    )
+    says = {
+        "foreign": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        "full": lines(protocol.refusal("no more", "busy")),
+        "another version": lines({"version": 99}),
+    }
+    client = PredictorClient(config, "one")
+    with contextlib.ExitStack() as until_it_is_there:
+        if state != "down":
+            other = until_it_is_there.enter_context(closing(sockets.listen(address)))
+        if state in says:
+            speaker = threading.Thread(target=answer_all, args=(other, says[state]))
+            speaker.start()
+            until_it_is_there.callback(speaker.join)
+            until_it_is_there.callback(lambda: other.shutdown(socket.SHUT_RDWR))
+        client.start()
+        found = asyncio.run(client.predict("Who is there?"))
+        assert found.handle is None
+        assert found.distribution is not None
+        assert found.distribution.source == "prior"
+    listener = sockets.listen(address)
+    worker = Worker(config, by_model=True)
+    with closing(worker), served(worker, listener), closing(client):
+        while not client.stats()["worker_alive"]:
+            time.sleep(0.01)
+        assert asyncio.run(client.predict("Who is there?")).handle is not None
+        assert client.stats()["num_worker_restarts"] == 0
+
+
+def answer_all(listener: socket.socket, says: bytes) -> None:
+    """Until it no longer listens."""
+    with contextlib.suppress(OSError):
+        while True:
+            connected, _ = listener.accept()
+            with connected, contextlib.suppress(OSError):
+                connected.recv(1000)
+                connected.sendall(says)
+
+
+ODD: list[Any] = [
+    *(
+        {"stats": stats}
+        for stats in (
+            5, [], {}, {"process": "x"}, {"process": 1, "num_lost": "x"},
+            {"process": 1, "num_recorded": -1}, {"process": 1, "num_records": 10**30},
+            {"process": 1, "quality": {"widened": []}}, {"process": 1, "quality": 5},
+        )
+    ),
+    {"stats": {"process": 1}, "prior": 5},
+    {"stats": {"process": 1}, "prior": {"lengths": {}}},
+]  # fmt: skip
+
+
+def test_whatever_a_service_says_another_is_sought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predictor_store.service.supervisor._MAX_BACKOFF_SECONDS", 0.01)
+    address = Address(path=str(tmp_path / "service"))
+    client = PredictorClient(SageConfig(predictor=PredictorConfig(service=str(address))), "one")
+    firsts = [READY | {"ready": odd["stats"]} for odd in ODD[:7]]
+    with closing(sockets.listen(address)) as listener:
+        starter = threading.Thread(target=client.start)
+        starter.start()
+        for first, *then in [*([odd] for odd in firsts), *([READY, odd] for odd in ODD), [READY]]:
+            connected, _ = listener.accept()
+            with connected, contextlib.suppress(OSError):
+                nonce = json.loads(connected.recv(1000))["nonce"]
+                proof = protocol.proof("", "service", nonce, "x")
+                connected.sendall(
+                    lines({"nonce": "x", "proof": proof, "version": protocol.VERSION})
+                )
+                connected.recv(1000)
+                connected.sendall(lines(first, *then))
+                if then:
+                    all_of(connected)  # the client hangs up
+        json.dumps(client.stats())
+        starter.join()
+        client.close()
 
 
 def test_over_tcp_alone_a_token_is_asked_for(
