@@ -42,10 +42,23 @@ class Server:
         self._clients: dict[int, Connection] = {}
         self._numbers = itertools.count()
         self._stopped = False
+        self._hurries = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def stop(self) -> None:
-        """Makes run() return within a second. May be called in a signal handler."""
+        """Makes run() return. May be called in a signal handler, or another thread."""
         self._stopped = True
+        self._wake()
+
+    def hurry(self) -> None:
+        """From now on, what is heard is written at once. May be called as stop() may."""
+        self._hurries = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._worker.heard.set)
 
     def run(self) -> None:
         """Serves until stop(), or until the process at the other end of `own` hangs up. Then it no
@@ -59,6 +72,7 @@ class Server:
                     sockets.close(self._listener)
 
     async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
         if self._listener is not None:
             await asyncio.start_server(self._serve, sock=self._listener)
         if self._own is not None:
@@ -68,8 +82,9 @@ class Server:
         next_report = time.monotonic() + _REPORT_SECONDS
         while not self._stopped:
             await self._wait_for_work(next_report - time.monotonic())
+            self._worker.heard.clear()
             self._tell(self._worker.step())
-            if time.monotonic() >= next_report:
+            if self._hurries or time.monotonic() >= next_report:
                 next_report = time.monotonic() + _REPORT_SECONDS
                 self._tell(self._worker.report())
 
@@ -82,7 +97,6 @@ class Server:
         await asyncio.sleep(0)
         if self._worker.busy:
             return
-        self._worker.heard.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._worker.heard.wait()

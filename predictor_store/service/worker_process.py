@@ -26,7 +26,8 @@ _NICENESS = 19
 
 
 def main() -> None:
-    # Ctrl-C goes to the whole process group; the server hangs up when it is through.
+    # Ctrl-C goes to the whole process group. The server answers what it has begun; then it hangs
+    # up, or kills its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connected = socket.socket(fileno=int(sys.argv[1]))
     config = SageConfig.parse(json.loads(sys.argv[2]))
@@ -43,7 +44,9 @@ def main() -> None:
     at = config.predictor.service
     with contextlib.closing(worker):
         listener = sockets.listen(Address.parse(at)) if at else None
-        Server(worker, listener, own=connected).run()
+        server = Server(worker, listener, own=connected)
+        signal.signal(signal.SIGINT, lambda *_: server.hurry())
+        server.run()
         if at:  # a SharedWorker made the folder for this socket alone
             with contextlib.suppress(OSError):
                 Path(at).parent.rmdir()

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import pytest
 import uvloop
 
+from predictor_store.data.store_info import facts
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.model import folder_of_model
 from predictor_store.service import protocol, sockets
@@ -578,6 +579,28 @@ def test_whatever_a_service_says_another_is_sought(
         json.dumps(client.stats())
         starter.join()
         client.close()
+
+
+def test_whoever_hurries_writes_at_once(
+    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server's worker does after Ctrl-C."""
+    monkeypatch.setattr(
+        "predictor_store.service.worker.Embedder", lambda encoder, num_threads: embedder
+    )
+    monkeypatch.setattr("predictor_store.service.server._REPORT_SECONDS", 1e9)
+    address = Address(path=str(tmp_path / "service"))
+    config = SageConfig(StoreConfig(str(tmp_path / "store")), PredictorConfig(service=str(address)))
+    worker = Worker(config)
+    with closing(worker), served(worker, sockets.listen(address)) as server:
+        link = connect_worker(config, "")
+        ask(link, 0, "How high is the Zugspitze?")
+        end(link, 0, 7)
+        server.hurry()  # what has come, and what comes after
+        end(link, 0, 8)
+        until(link, "stats", lambda stats: stats["num_recorded"] == 2)
+        assert facts(tmp_path / "store")["num_records"] == 2
+        link.close()
 
 
 def test_over_tcp_alone_a_token_is_asked_for(
