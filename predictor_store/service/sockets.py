@@ -65,7 +65,7 @@ def listen(address: Address) -> socket.socket:
 
 def _listen_on_unix(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _remove_dead(path)
+    remove_dead(path)
     listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)  # mode 0600 from the first moment on
     try:
@@ -79,7 +79,7 @@ def _listen_on_unix(path: Path) -> socket.socket:
     return listener
 
 
-def _remove_dead(path: Path) -> None:
+def remove_dead(path: Path) -> None:
     """Removes the file that a killed service left. Raises PredictorError if it is anything else."""
     try:
         about = path.lstat()

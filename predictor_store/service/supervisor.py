@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 import threading
@@ -11,13 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from predictor_store.service.link import Link, start_worker
+from predictor_store.service import sockets
+from predictor_store.service.link import Link, PredictorError, start_worker
 from sage_sched.config import SageConfig
 
 logger = logging.getLogger(__name__)
 
 # Pauses are of 1, 2, 4 ... seconds up to this. A worker that has lived so long counts as sound.
 _MAX_BACKOFF_SECONDS = 60.0
+_FOLDER_PREFIX, _SOCKET_NAME = "sage-sched-", "predictor.socket"
+_LEAST_AGE_S = 60.0
 
 
 class Supervisor:
@@ -121,6 +125,16 @@ class Supervisor:
             )
 
 
+def _remove_left() -> None:
+    """Folders of this user's servers that were killed together with their workers."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET_NAME}"):
+        with contextlib.suppress(OSError, PredictorError):
+            # One that is new may be about to listen.
+            if time.time() - left.lstat().st_mtime > _LEAST_AGE_S:
+                sockets.remove_dead(left)
+                left.parent.rmdir()
+
+
 class SharedWorker(Supervisor):
     """The worker of a server that has several HTTP processes: they share it over a socket.
 
@@ -129,8 +143,9 @@ class SharedWorker(Supervisor):
     """
 
     def __init__(self, config: SageConfig) -> None:
-        folder = tempfile.mkdtemp(prefix="sage-sched-")  # mode 0700; the worker removes it
-        service = str(Path(folder) / "predictor.socket")
+        _remove_left()
+        folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)  # mode 0700; the worker removes it
+        service = str(Path(folder) / _SOCKET_NAME)
         self.config = replace(config, predictor=replace(config.predictor, service=service))
         super().__init__(self._start_worker)
 

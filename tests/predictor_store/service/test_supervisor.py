@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
+from predictor_store.service import sockets
 from predictor_store.service.link import Link, PredictorError, connect_worker
 from predictor_store.service.supervisor import SharedWorker, Supervisor
+from sage_sched.address import Address
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 
 
@@ -107,6 +110,27 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
     shared.close()
     assert not psutil.pid_exists(again.first["ready"]["process"])
     assert not Path(shared.config.predictor.service).parent.exists()
+
+
+def test_what_killed_servers_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    places = {name: tmp_path / f"sage-sched-{name}" for name in ("old", "new", "alive", "other")}
+    listeners = []
+    for name, folder in places.items():
+        folder.mkdir()
+        if name == "other":
+            (folder / "predictor.socket").write_text("somebody's file")
+        else:
+            listeners.append(sockets.listen(Address(path=str(folder / "predictor.socket"))))
+            if name != "alive":
+                listeners.pop().close()
+        if name != "new":
+            os.utime(folder / "predictor.socket", (0, 0))
+    ours = Path(SharedWorker(SageConfig()).config.predictor.service).parent
+    assert {*tmp_path.iterdir()} == {*places.values(), ours} - {places["old"]}
+    listeners[0].close()
 
 
 def _connected(config: SageConfig) -> Link:
