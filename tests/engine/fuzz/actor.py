@@ -52,10 +52,12 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """What came back of one sample. margins: by how much the first of a token's top log
-    probabilities is above the second. problems: what is wrong with the stream in itself."""
+    """What came back of one sample. rid: the sample's own. margins: by how much the first of a
+    token's top log probabilities is above the second. problems: what is wrong with the stream in
+    itself."""
 
     text: str = ""
+    rid: str = ""
     ids: list[int] = field(default_factory=list)
     finish: str = ""  # "" as long as it is not at its end
     logprobs: list[float] = field(default_factory=list)
@@ -171,7 +173,8 @@ class Actor:
         elif trouble is Trouble.LOOK:
             await self._look()
         elif trouble is Trouble.SWITCH:
-            own = {"schedule_policy": self._policy, "preemption": {"enabled": True}}
+            own: dict[str, Any] = {"schedule_policy": self._policy}
+            own |= {"preemption": {"enabled": True}, "decode": {"max_gap_ms": 1000.0}}
             await self._demand(_SETTINGS, disturbance.settings)
             await asyncio.sleep(disturbance.for_s)
             await self._demand(_SETTINGS, own)
@@ -205,6 +208,7 @@ class Actor:
             await self._batch(talk)
             return
         session = None
+        in_tree = f"{self._prefix}-{talk.name}" if talk.kind is Kind.CHAT else None
         if talk.kind in (Kind.SESSION, Kind.STREAMING_SESSION):
             body = {
                 "capacity_of_str_len": 100_000,
@@ -222,7 +226,7 @@ class Actor:
                 question = Question(_CHAT, _chat_body(turn, messages))
             else:
                 question = Question(_GENERATE, _generate_body(turn, [*said, *turn.words]))
-            extra: dict[str, Any] = {"rid": rid}
+            extra: dict[str, Any] = {"rid": rid, "session_id": in_tree}
             if session is not None:
                 extra["session_params"] = {"id": session}
                 if talk.kind is Kind.SESSION and before is not None:
@@ -239,7 +243,7 @@ class Actor:
             if talk.kind is not Kind.PLAIN:
                 said += [*turn.words, *answer.ids]
                 messages = [*messages, {"role": "assistant", "content": answer.text}]
-        if session is not None:
+        if (session := session or in_tree) is not None:
             await self._demand("/close_session", {"session_id": session})
 
     async def _batch(self, talk: Talk) -> None:
@@ -407,6 +411,7 @@ def _heard(found: Mapping[str, Any]) -> Answer:
     meta = found["meta_info"]
     return Answer(
         text=found.get("text") or "",
+        rid=meta["id"],
         ids=list(found.get("output_ids") or []),
         finish=(meta.get("finish_reason") or {}).get("type", ""),
         logprobs=[one[0] for one in meta.get("output_token_logprobs") or []],
@@ -422,7 +427,8 @@ def _heard(found: Mapping[str, Any]) -> Answer:
 
 def _heard_chat(found: Mapping[str, Any]) -> Answer:
     choice = found["choices"][0]
-    return Answer(text=choice["message"]["content"] or "", finish=choice["finish_reason"] or "")
+    text, finish = choice["message"]["content"] or "", choice["finish_reason"] or ""
+    return Answer(text=text, rid=found["id"], finish=finish)
 
 
 def _follow(answer: Answer, chunk: Mapping[str, Any]) -> None:
@@ -445,5 +451,6 @@ def _follow_chat(answer: Answer, chunk: Mapping[str, Any]) -> None:
     for choice in chunk["choices"]:
         if answer.finish:
             answer.problems.append("the answer went on after its end")
+        answer.rid = chunk["id"]
         answer.text += choice["delta"].get("content") or ""
         answer.finish = choice["finish_reason"] or ""

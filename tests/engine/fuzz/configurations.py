@@ -44,6 +44,8 @@ _POLICIES = (
     "qllm", "proserve", "urgency", "sage", "fastserve", "uniboost", "ssjf", "ltr", "fcfs-fill",
     "fcfs", "lpm", "lof", "dfs-weight",
 )  # fmt: skip
+# SGLang's dfs-weight ends a server with streaming sessions.
+_POLICIES_OF_SESSIONS = _POLICIES[:-1]
 _CLAIMING = Mix(
     max_tokens=400,
     troubles=_ALL_TROUBLES | {Trouble.LOOK: 3.0},
@@ -223,9 +225,29 @@ def _configurations() -> list[Configuration]:
             mix=replace(
                 _CLAIMING,
                 families=_WITH_SESSIONS,
+                policies=_POLICIES_OF_SESSIONS,
                 max_tokens=450,
                 num_talks=20,
                 troubles=_CALM_TROUBLES | {Trouble.LOOK: 1.0},
+            ),
+        ),
+        # All at once.
+        Configuration(
+            name="chaos",
+            flags=(
+                *("--chunked-prefill-size", "64", "--enable-mixed-chunk"),
+                "--disable-overlap-schedule",
+            ),
+            pool_tokens=1000,
+            starved_flags=("--enable-streaming-session", "--enable-session-radix-cache", *_COUNTED),
+            settings=_CLAIMED,
+            mix=replace(
+                _CLAIMING,
+                families={**_WITH_SESSIONS, "agents": 1.0, "batches": 0.7, "messages": 0.7},
+                policies=_POLICIES_OF_SESSIONS,
+                grammar=0.05,
+                penalties=True,
+                max_switches=6,
             ),
         ),
         Configuration(

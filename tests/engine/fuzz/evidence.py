@@ -32,6 +32,11 @@ class Evidence:
             for state, _ in event["met"].values()
         )
 
+    def lost_kv(self) -> set[str]:
+        """The ids of the requests that were retracted and kept no copy."""
+        events = [event for events in self._schedulers.values() for event in events]
+        return {event["rid"] for event in events if event["event"] == "kv lost"}
+
     def findings(self) -> list[str]:
         return [*self._parted_ranks(), *self._lost_aborts(), *self._answered_twice()]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from tests.engine.fuzz.actor import Answer, Outcome, Played
 from tests.engine.fuzz.oracle import Oracle
-from tests.engine.fuzz.scenario import GRAMMARS, Kind, Turn
+from tests.engine.fuzz.scenario import COUNTED, GRAMMARS, Kind, Turn
 
 # Of a log probability: who is decoded together changes its last digits.
 _TOLERANCE = 1e-3
@@ -17,7 +17,7 @@ _TOLERANCE = 1e-3
 class Verdict:
     """What is wrong with an episode's answers, and what was compared.
 
-    num_uncertain: two undisturbed runs did not agree either.
+    num_uncertain: two undisturbed runs did not agree either, or SGLang retracted what it counts.
     """
 
     findings: list[str]
@@ -27,7 +27,8 @@ class Verdict:
     num_left: int = 0
 
 
-def judge(played: Played, oracle: Oracle) -> Verdict:
+def judge(played: Played, oracle: Oracle, lost_kv: Set[str] = frozenset()) -> Verdict:
+    """lost_kv: the ids of the requests that were retracted without a copy."""
     verdict = Verdict(list(played.problems))
     compared = [outcome for outcome in played.outcomes if not outcome.turn.sampled]
     calm = dict(
@@ -38,7 +39,12 @@ def judge(played: Played, oracle: Oracle) -> Verdict:
         )
     )
     for outcome in played.outcomes:
-        found = _judge_one(outcome, calm.get(outcome.rid), _may_abort(outcome, played), verdict)
+        wanted = calm.get(outcome.rid)
+        counts = not COUNTED.isdisjoint(outcome.turn.sampling)
+        if counts and not lost_kv.isdisjoint(answer.rid for answer in outcome.answers):
+            verdict.num_uncertain += 1
+            wanted = None
+        found = _judge_one(outcome, wanted, _may_abort(outcome, played), verdict)
         if found and outcome.rid in calm:
             again = oracle.alone(outcome.question)
             known = calm[outcome.rid]

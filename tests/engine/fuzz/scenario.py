@@ -19,6 +19,10 @@ from tests.engine.serving import LONG_PROMPT, SHORT_PROMPT
 
 # Of sampling parameters, those that ask for a grammar.
 GRAMMARS = frozenset({"regex", "json_schema"})
+# Of those, what SGLang counts token by token, and forgets where it retracts.
+COUNTED = frozenset(
+    {"frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"}
+)
 _REGEXES = ("(ab|cd|ef){25,30}", "[a-z]{20,40}", "([0-9]{3}-){8,12}x", "(yes|no)( (yes|no)){10,20}")
 _SCHEMAS: tuple[dict[str, Any], ...] = (
     {
@@ -196,6 +200,8 @@ class _Draw:
             settings["preemption"] = {"enabled": False}
         elif rng.random() < 0.2:
             settings["preemption"] = {"host_pool_gib": rng.choice((0.0001, 0.5))}
+        if rng.random() < 0.3:
+            settings["decode"] = {"max_gap_ms": rng.choice((1.0, 20.0))}
         return Disturbance(at_s, trouble, for_s, settings)
 
     def _family(self, family: str, agents: tuple[int, ...]) -> list[Talk]:

@@ -125,7 +125,7 @@ class Trial:
         if death is None and not stalled:
             findings += self._counted_wrong(evidence)
             pause(self._server)
-            verdict = judge(played, self._oracle)
+            verdict = judge(played, self._oracle, evidence.lost_kv())
             resume(self._server)
             self._add(verdict)
             findings += verdict.findings

@@ -131,6 +131,10 @@ def _watch_scheduler() -> None:
             reason = req.finished_reason.to_json()["type"]
             write("finish", rid=req.rid, reason=reason, tokens=len(req.output_ids))
 
+    def lost(req: Any) -> None:
+        if req.kv.retraction_backup is None:
+            write("kv lost", rid=req.rid)
+
     _after(Scheduler, "__init__", start)
     _before(Scheduler, "run_batch", batch)
     _before(Scheduler, "abort_request", abort)
@@ -141,6 +145,7 @@ def _watch_scheduler() -> None:
     )
     _after(Scheduler, "get_internal_state", state)
     _after(Req, "update_finish_state", finish)
+    _before(Req, "reset_for_retract", lost)
 
 
 def _requests(scheduler: Any) -> Iterator[tuple[str, Any]]:
