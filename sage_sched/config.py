@@ -17,7 +17,7 @@ from sage_sched.fields import (
     require_known,
     require_within,
 )
-from sage_sched.gap import Away, Gap
+from sage_sched.gap import FEW_CUTS, MANY_CUTS, Away, Gap
 from sage_sched.policy import Policy
 from sage_sched.registry import policy_type, section_of
 from sage_sched.routing import ROUTERS
@@ -131,8 +131,13 @@ class DecodeConfig:
         for name, bound_ms in dataclasses.asdict(self).items():
             require(bound_ms >= 1, f"decode.{name}", bound_ms, "1 or more, or inf")
 
+    @property
+    def cuts(self) -> int:
+        """How often prompts are cut for max_gap_ms at most: often if it is below the default."""
+        return MANY_CUTS if self.max_gap_ms < DecodeConfig().max_gap_ms else FEW_CUTS
+
     def bound(self, policy: Policy) -> Policy:
-        policy.gap = Gap(self.max_gap_ms / 1e3, holds_tpot=not policy.has_deadlines)
+        policy.gap = Gap(self.max_gap_ms / 1e3, not policy.has_deadlines, self.cuts)
         policy.away = Away(self.max_away_ms / 1e3)
         return policy
 

@@ -93,15 +93,15 @@ MUTATIONS = (
     Mutation(
         "a promised TPOT that steps cannot keep stops all prefills",
         "sage_sched/gap.py",
-        "max(promised_s, 2 * decode_s)",
-        "promised_s",
+        "max(promised_s, least_bound_s(decode_s, step_time, cuts)),",
+        "promised_s,",
         "tests/sage_sched/test_gap.py::test_a_promised_tpot_is_a_bound_too",
     ),
     Mutation(
         "a policy of deadlines is held to promised TPOTs at any price",
         "sage_sched/config.py",
-        "holds_tpot=not policy.has_deadlines",
-        "holds_tpot=True",
+        "self.max_gap_ms / 1e3, not policy.has_deadlines",
+        "self.max_gap_ms / 1e3, True",
         "tests/sage_sched/test_gap.py"
         "::test_a_policy_of_deadlines_decides_itself_what_a_promised_tpot_is_worth",
     ),

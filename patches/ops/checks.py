@@ -25,6 +25,7 @@ from predictor_store.store.store import Store, folder_of, has_store
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.fields import MOST
+from sage_sched.gap import least_bound_s
 from sage_sched.steps import attended_pairs
 
 _INSTALL = f'install it: pip install "sglang=={SUPPORTED_RELEASES[-1]}"'
@@ -193,8 +194,10 @@ def chunks(config: SageConfig, flags: Mapping[str, Any]) -> str:
         return Note("prompts are not chunked")
     step_time = (config.step_time or StepTimeConfig()).step_time()
     chunk_s = step_time.prefill_s(1, num_tokens, attended_pairs(0, num_tokens))
-    bound_s = config.decode.max_gap_ms / 1e3 - step_time.decode_base_s
-    beside = step_time.tokens_within(min(bound_s, chunk_s), 0)
+    decode_s = step_time.decode_base_s
+    decode = config.decode
+    bound_s = max(decode.max_gap_ms / 1e3, least_bound_s(decode_s, step_time, decode.cuts))
+    beside = step_time.tokens_within(min(bound_s - decode_s, chunk_s), 0)
     return Note(
         f"a chunk of {num_tokens} tokens takes {1e3 * chunk_s:.0f} ms, of which each chunk of any "
         f"size takes {1e3 * step_time.prefill_base_s:.0f}; beside running answers, "

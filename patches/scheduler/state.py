@@ -28,6 +28,7 @@ from patches.scheduler.view import view_of
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
+from sage_sched.gap import FEW_CUTS
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
 from sage_sched.policy import FcfsFill, NoParameters, Policy
@@ -63,6 +64,13 @@ class SchedulerState:
         self._scheduler = scheduler
         self.settings = Settings(scheduler.schedule_policy, config)
         self.policy = self.policy_of(self.settings)
+        if config.slo.promises_tpot and _decodes_after_prefills(scheduler):
+            logger.warning(
+                "classes are promised a TPOT, and without --enable-mixed-chunk running requests "
+                "wait while others are prefilled: a TPOT of less than %d times what a decode step "
+                "and a prefill's fixed time take is not kept then",
+                FEW_CUTS,
+            )
         self._first_come = FcfsFill(NoParameters(), self._server)
         self.headroom = Headroom(0, scheduler.page_size)  # of the last plan
         self.failures = Failures()
@@ -270,6 +278,12 @@ class SchedulerState:
             "trace": self.trace.file.stats() if self.trace and self.trace.file else None,
             "probe": None if self.probing is None else self.probing.stats(),
         }
+
+
+def _decodes_after_prefills(scheduler: Scheduler) -> bool:
+    """Whether it does both, and one at a time."""
+    does_both = not (queues.only_prefills(scheduler) or queues.only_decodes(scheduler))
+    return does_both and not scheduler.is_mixed_chunk
 
 
 def _reserve_tokens(scheduler: Scheduler) -> int:

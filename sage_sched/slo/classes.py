@@ -78,6 +78,11 @@ class SloConfig:
             allowed = f"another than that of slo.classes.{taken}"
             require(taken == name, f"slo.classes.{name}.priority", given.priority, allowed)
 
+    @property
+    def promises_tpot(self) -> bool:
+        """Whether some class does."""
+        return any(given.tpot_slo_ms < math.inf for given in self.classes.values())
+
 
 class SloClaims:
     """Decides which class each request belongs to. One, in the HTTP process, sees all requests."""

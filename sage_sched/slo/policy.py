@@ -11,6 +11,7 @@ import numpy as np
 
 from sage_sched.distribution import Floats
 from sage_sched.fields import require, require_within
+from sage_sched.gap import FEW_CUTS, least_bound_s
 from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
@@ -195,6 +196,8 @@ class Proserve(Policy):
             densities_of_answers(jobs, num_running, missing_s, catching_s, self._slo_cost)
         queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
         least_s = self._eta(jobs, remain_s, num_running, step_s) * min(float(tpot_s.min()), 1e6)
+        if view.running and not self.server.mixes_steps:
+            least_s = max(least_s, least_bound_s(step_s, step_time, FEW_CUTS))
         slide = Slide(fixed_s, least_s)
         budget_s = slide.budget_s(queue)
         if ours.density == "expected":

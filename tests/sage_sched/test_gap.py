@@ -62,10 +62,13 @@ def promised(tpot_slo_ms: float) -> Job:
 @pytest.mark.parametrize(
     ("most_s", "tpot_slo_ms", "mixes_steps", "num_tokens"),
     [
-        (math.inf, 130.0, False, 100),
-        (math.inf, 130.0, True, 110),  # the 10 ms that both kinds of step take are taken once
-        (0.1, 130.0, False, 70),  # the bound is smaller
-        (math.inf, 1.0, False, 190),  # half of the time, as steps of 200 ms cannot keep it
+        (math.inf, 230.0, False, 200),
+        (math.inf, 230.0, True, 210),  # the 10 ms that both kinds of step take are taken once
+        (0.2, 230.0, False, 170),  # the bound is smaller
+        # Steps of 200 ms cannot keep it: a cut costs 210 ms and has a sixth of the time; where
+        # steps are mixed, it costs 200 ms and has half of the time.
+        (math.inf, 1.0, False, 1050),
+        (math.inf, 1.0, True, 200),
     ],
 )
 def test_a_promised_tpot_is_a_bound_too(
@@ -85,10 +88,10 @@ def test_a_policy_of_deadlines_decides_itself_what_a_promised_tpot_is_worth() ->
         for name in ("sage", "fcfs-fill", "urgency", "proserve")
     }
     found = {
-        name: gap.within(UNLIMITED, view(promised(130.0))).prefill_tokens
+        name: gap.within(UNLIMITED, view(promised(230.0))).prefill_tokens
         for name, gap in held.items()
     }
-    assert found == {"sage": 100, "fcfs-fill": 100, "urgency": 100, "proserve": None}
+    assert found == {"sage": 200, "fcfs-fill": 200, "urgency": 200, "proserve": None}
 
 
 def after(gap: Gap, *num_tokens: int) -> Gap:
@@ -125,13 +128,32 @@ def test_what_is_prefilled_while_nobody_runs_holds_up_nobody() -> None:
     assert after(Gap(0.530), 400).within(UNLIMITED, view()) is UNLIMITED
 
 
-def test_a_bound_below_a_step_still_lets_prefills_go_on() -> None:
-    gap = Gap(0.001)
-    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 64
-    gap.prefilled(1, 64, 0.0)
-    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 0
-    gap.decoded()
-    assert gap.within(UNLIMITED, view(job())).prefill_tokens == 64
+@pytest.mark.parametrize(
+    ("max_gap_ms", "base_s", "num_tokens"),
+    [
+        (1000.0, 0.1, 880),
+        (1000.0, 0.3, 1600),  # a cut costs 320 ms and has a sixth of the time
+        (999.0, 0.3, 679),  # half of it, as the operator wants shorter gaps than by default
+        (1.0, 0.3, 320),
+    ],
+)
+def test_cuts_take_no_more_than_their_share_of_the_time(
+    max_gap_ms: float, base_s: float, num_tokens: int
+) -> None:
+    server = replace(SERVER, step_time=replace(STEPS, prefill_base_s=base_s))
+    gap = DecodeConfig(max_gap_ms).bound(policy_named("sage", {}, SERVER)).gap
+    found = gap.within(UNLIMITED, view(job(), server=server)).prefill_tokens
+    assert found == pytest.approx(num_tokens, abs=1)
+    gap.prefilled(1, num_tokens, 0.0)
+    assert gap.within(UNLIMITED, view(job(), server=server)).prefill_tokens == 0
+
+
+@pytest.mark.parametrize(("num_before", "num_tokens"), [(650, 130), (700, 0)])
+def test_one_more_prefill_has_to_be_worth_its_fixed_time(num_before: int, num_tokens: int) -> None:
+    server = replace(SERVER, step_time=replace(STEPS, prefill_base_s=0.1))
+    gap = after(Gap(1.0), num_before)
+    found = gap.within(UNLIMITED, view(job(), server=server)).prefill_tokens
+    assert found == pytest.approx(num_tokens, abs=1)
 
 
 @given(
@@ -150,6 +172,7 @@ def test_the_time_of_a_chunk_far_into_a_prompt_is_foreseen(
     tokens = Gap(most_s).within(UNLIMITED, facts).prefill_tokens
     whole = PASS_TOKENS if tokens is None else tokens
     took_s = steps.prefill_s(1, whole, attended_pairs(done_tokens, whole))
+    most_s = max(most_s, 0.060)
     assert took_s + steps.decode_s(1, 0) <= most_s * (1 + 1e-9) or whole == 64
     if tokens is not None and tokens > 64:
         more_s = steps.prefill_s(1, tokens + 1, attended_pairs(done_tokens, tokens + 1))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -21,6 +22,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from sage_sched.plan import Plan, Way, Yield
 from sage_sched.policies.sage import Sage
+from sage_sched.slo import SloClass, SloConfig
 from tests.checks.full_server import stand_in_batch, stand_in_scheduler
 
 
@@ -285,3 +287,17 @@ def test_what_came_as_memory_ran_out_is_given_its_place_by_the_next_plan(
     monkeypatch.undo()
     ordered(state, queue)
     assert (long_one.sage.waits.num_before, short_one.sage.waits.num_before) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("tpot_slo_ms", "mixes", "warns"),
+    [(100.0, False, True), (100.0, True, False), (math.inf, False, False)],
+)
+def test_it_warns_of_a_tpot_that_prefills_hold_up(
+    tpot_slo_ms: float, mixes: bool, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = stand_in_scheduler(lambda: 10_000)
+    scheduler.is_mixed_chunk = mixes
+    slo = SloConfig(classes={"interactive": SloClass(tpot_slo_ms=tpot_slo_ms)})
+    SchedulerState(scheduler, SageConfig(slo=slo, preemption=PreemptionConfig(enabled=False)))
+    assert ("--enable-mixed-chunk" in caplog.text) == warns

@@ -120,21 +120,26 @@ def test_a_batch_is_longer_while_first_tokens_are_worth_more_than_those_that_are
     assert budget.prefill_tokens == pytest.approx(num_tokens, abs=2)
 
 
-def test_on_a_server_that_does_not_mix_the_decode_step_must_fit_too() -> None:
+@pytest.mark.parametrize(("now_s", "num_tokens"), [(1.5, 420), (1.9, 400)])
+def test_on_a_server_that_does_not_mix_the_decode_step_must_fit_too(
+    now_s: float, num_tokens: int
+) -> None:
+    """The running request's next token is due at 2 s. Batches are not so short that cuts take the
+    time: a decode step and the fixed time of a prefill take 80 ms."""
     running = job(0, age=10)
-    newcomer = job(1, input_tokens=5000, arrival_s=1.7)
-    view = replace(waiting(newcomer), running=[running], now_s=1.7)
+    newcomer = job(1, input_tokens=5000, arrival_s=now_s)
+    view = replace(waiting(newcomer), running=[running], now_s=now_s)
     ours = policy(running, newcomer, mixed=False)
     ours.on_pass(view)
     budget = ours.budget(view)
     assert budget is not None
-    assert budget.prefill_tokens == pytest.approx(220, abs=2)
+    assert budget.prefill_tokens == pytest.approx(num_tokens, abs=2)
 
 
 def test_tokens_that_are_due_next_are_decoded_first() -> None:
-    running, newcomer = job(0, age=10), job(1, arrival_s=1.9)
-    view = replace(waiting(newcomer), running=[running], now_s=1.9)
-    ours = policy(running, newcomer, mixed=False, eta=0.0)
+    running, newcomer = job(0, age=10), job(1, arrival_s=1.92)
+    view = replace(waiting(newcomer), running=[running], now_s=1.92)
+    ours = policy(running, newcomer, eta=0.0)
     assert decide(view, ours).decode_only
     # With nobody running there is no one to wait for.
     alone = replace(view, running=[])

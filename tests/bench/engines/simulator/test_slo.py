@@ -13,7 +13,7 @@ from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.run import make_node, result_of, simulate
 from bench.engines.simulator.state import Options
-from sage_sched.config import SageConfig
+from sage_sched.config import DecodeConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.slo import Promise
@@ -56,7 +56,10 @@ def traffic(num_requests: int, seed: int, classes: Sequence[Hints]) -> list[SimR
     ]
 
 
-@pytest.mark.parametrize("engine", [ENGINE, MIXED], ids=["unmixed", "mixed"])
+SHORT_STEPS = replace(ENGINE, step_time=StepTime(0.004, 0.0, 2e-4, 1e-9, 0.006, 1e-5, 2e-7))
+
+
+@pytest.mark.parametrize("engine", [SHORT_STEPS, MIXED], ids=["unmixed, short steps", "mixed"])
 def test_under_sage_a_promised_tpot_is_kept_by_who_stays(engine: Engine) -> None:
     whole = replace(engine, chunked_prefill_size=1024)
 
@@ -186,3 +189,57 @@ def test_an_impossible_deadline_costs_the_others_nothing() -> None:
         attained += [by_class["high"], by_class["low"]]
         without += [others["high"], others["low"]]
     assert np.mean(attained) > 0.97 * np.mean(without)
+
+
+# Of an H800 with Qwen3-32B; and the classes of docs/policies.md.
+FIXED_S = 0.041
+DOCS = (
+    Hints(weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="interactive"),
+    Hints(ttft_slo_ms=5000.0, tpot_slo_ms=200.0, slo_class="default"),
+)
+
+
+def chat(rate: float, classes: Sequence[Hints]) -> list[SimRequest]:
+    rng = np.random.default_rng(3)
+    arrivals_s = np.cumsum(rng.exponential(1 / rate, 200))
+    return [
+        replace(one, arrival_s=float(arrival_s), input_tokens=one.input_tokens + 600)
+        for one, arrival_s in zip(traffic(200, 3, classes), arrivals_s, strict=True)
+    ]
+
+
+def unmixed(fixed_s: float) -> Engine:
+    """Its prefills and decode steps take fixed_s beside what is in them."""
+    step_time = StepTime(fixed_s, 0.0, fixed_s / 230, 0.0, fixed_s, 0.0, fixed_s / 250_000)
+    return Engine(step_time, kv_pool_tokens=100_000, max_running_requests=64, swap_token_s=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["sage", "urgency", "fcfs-fill", "proserve"])
+def test_promises_leave_the_server_its_throughput(policy: str) -> None:
+    """A prefill in short pieces takes several times as long."""
+    requests = chat(2.0, DOCS)
+    kept = {
+        name: simulate(unmixed(FIXED_S), name, CONFIG, requests).attainment()["slo_attainment"]
+        for name in ("fcfs", policy)
+    }
+    assert kept["fcfs"] > 0.9
+    assert kept[policy] >= kept["fcfs"] - 0.02
+
+
+def test_an_impossible_promise_hardly_delays_first_tokens() -> None:
+    hopeless = [Hints(tpot_slo_ms=0.001), *[NO_HINTS] * 19]
+    ttft_s = [
+        simulate(unmixed(FIXED_S), "sage", CONFIG, chat(2.0, hints)).ttft_s.mean()
+        for hints in (hopeless, [NO_HINTS])
+    ]
+    assert ttft_s[0] < 1.25 * ttft_s[1]
+
+
+@pytest.mark.parametrize("fixed_s", [0.35, 0.7])
+def test_the_default_bound_on_gaps_suits_slow_servers(fixed_s: float) -> None:
+    requests = chat(0.02 / fixed_s, [NO_HINTS])
+    ttft_s = [
+        simulate(unmixed(fixed_s), "sage", SageConfig(decode=bound), requests).ttft_s.mean()
+        for bound in (DecodeConfig(), DecodeConfig(max_gap_ms=math.inf))
+    ]
+    assert ttft_s[0] < 1.1 * ttft_s[1]
