@@ -49,13 +49,16 @@ class RollingQuality:
         if said is None or blind is None:
             return False
         within_80 = said.has_within(output_tokens, 0.8)
-        crps, blind_crps = said.crps(output_tokens), blind.crps(output_tokens)
-        self._scored.append((said.mean(), output_tokens, crps, blind_crps, within_80))
+        errors = said.crps(output_tokens), blind.crps(output_tokens)
+        self._scored.append((said.mean(), output_tokens, *errors, within_80))
         self._num_since += 1
         if self._num_since < WINDOW:
             return False
-        excess = sum(crps - blind_crps for _, _, crps, blind_crps, _ in self._scored)
-        changes = excess < 0 if self.widened else excess > 0
+        _, _, crps, blind_crps, _ = np.array(self._scored, float).T
+        # In sum, a few long answers decide, which anybody can ask for. So it has to be true, too,
+        # where each counts alike.
+        excess = np.array([(crps - blind_crps).sum(), _shares(crps, blind_crps).sum()])
+        changes = bool((excess < 0).any() if self.widened else (excess > 0).all())
         if changes:
             self.widened = not self.widened
             self._num_since = 0
@@ -78,6 +81,11 @@ class RollingQuality:
             "within_80": round(float(within.mean()), 3),
             "spearman": round(spearman(means, lengths), 3),
         }
+
+
+def _shares(crps: NDArray[np.float64], blind_crps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """By how much each prediction was worse than the blind one, from -1 to 1."""
+    return np.asarray((crps - blind_crps) / np.maximum(crps + blind_crps, 1e-9), np.float64)
 
 
 def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:

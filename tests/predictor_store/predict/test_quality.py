@@ -39,6 +39,17 @@ def test_it_widens_after_500_wrong_ones_and_comes_back_after_500_right_ones() ->
     assert quality.summary()["crps_gain"] == 1
 
 
+def test_a_third_of_the_answers_does_not_decide_however_long_it_is() -> None:
+    quality = RollingQuality()
+    for i in range(3 * WINDOW):
+        if i % 3:
+            quality.add(said(10), 10)
+        else:
+            quality.add(said(100_000), 1)
+    assert not quality.widened
+    assert quality.summary()["crps_gain"] < 0
+
+
 @given(st.lists(st.booleans(), max_size=80), st.integers(0, 2**32 - 1))
 def test_it_never_changes_its_mind_within_500_answers(blocks: list[bool], seed: int) -> None:
     rng = np.random.default_rng(seed)
