@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from patches.compat import thinking_of
-from predictor_store.predict.asked import NOTHING_ASKED, Asked, digest
+from predictor_store.predict.asked import NOTHING_ASKED, OWN, SHAPED, Asked, Scope, digest
 
 _EFFORTS = {"minimal": -1, "low": -1, "high": 1, "xhigh": 1, "ultra": 1, "max": 1}
 _THINKING_ARGUMENTS = ("enable_thinking", "thinking")
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+# What ends an answer whose words are the model's own; and what shapes its words, so that they tell
+# nothing of answers without it. A cap is known by its own field.
+_STOPS = ("stop", "stop_token_ids", "stop_regex")
+_SHAPES = (*_CONSTRAINTS, "logit_bias", "ignore_eos", "min_new_tokens")
 _CHARS_PER_TOKEN = 4
 _MAX_COUNT = 2**31 - 1
 
@@ -40,7 +44,8 @@ def asked_of_chat(request: Any) -> Asked:
 
 def asked_of(obj: GenerateReqInput, of_chat: Asked | None, tenant: str = "") -> Asked:
     """Read a GenerateReqInput. Nobody has checked its sampling parameters yet. tenant: "" unless
-    its source is trusted. Sessions of two tenants are two, whatever their clients call them."""
+    its source is trusted. Sessions of two tenants are two, whatever their clients call them, and
+    so are those of two scopes, as what limits one answer says nothing of another's length."""
     sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
     asked = of_chat or NOTHING_ASKED
     session = _session(obj) or asked.session
@@ -52,8 +57,39 @@ def asked_of(obj: GenerateReqInput, of_chat: Asked | None, tenant: str = "") -> 
         num_stops=1 if isinstance(stops, str) else len(stops) if isinstance(stops, list) else 0,
         is_constrained=asked.is_constrained
         or any(sampling.get(name) is not None for name in _CONSTRAINTS),
-        session=session and digest(tenant, session),
+        session=session and digest(tenant, scope_of(obj).name, session),
     )
+
+
+def scope_of(obj: GenerateReqInput, eos_ids: Collection[int] = ()) -> Scope:
+    """Whose requests the answer will tell of. Nobody has checked the sampling parameters yet.
+    eos_ids: tokens that end each answer."""
+    named = getattr(obj, "lora_path", None)
+    adapter = named if isinstance(named, str) else ""
+    sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
+    shapes = {name: sampling[name] for name in _SHAPES if sampling.get(name)}
+    if shapes.get("min_new_tokens") == 1:
+        del shapes["min_new_tokens"]
+    for name in ("custom_logit_processor", "max_thinking_tokens"):
+        if given := getattr(obj, name, None):
+            shapes[name] = given
+    stops = {name: sampling[name] for name in _STOPS if sampling.get(name)}
+    stops["stop_token_ids"] = sorted(own_stop_ids(obj, eos_ids))
+    if not shapes and not any(stops.values()):
+        return Scope(adapter)
+    try:
+        limits = digest(repr(sorted(shapes.items())), repr(sorted(stops.items())))
+    except RecursionError:  # SGLang takes nothing that is nested so deeply
+        return Scope(adapter)
+    return Scope(adapter, limits, SHAPED if shapes else OWN)
+
+
+def own_stop_ids(obj: GenerateReqInput, eos_ids: Collection[int]) -> set[int]:
+    """The tokens that end this answer and not each one."""
+    sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
+    given = sampling.get("stop_token_ids")
+    ids = given if isinstance(given, list) else ()
+    return {token for token in ids if type(token) is int} - set(eos_ids)
 
 
 def _session(obj: GenerateReqInput) -> str:

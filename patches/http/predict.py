@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 
 from patches import carrier
 from patches.hook import AFTER, BEFORE, Hooks
-from patches.http.asked import asked_of, asked_of_chat, text_of
+from patches.http.asked import asked_of, asked_of_chat, own_stop_ids, scope_of, text_of
 from patches.http.door import check_body, check_prompt, check_tokenized, custom_params_of
 from patches.http.state import HttpState, http_state
 from predictor_store.predict.asked import Asked, digest
@@ -160,9 +161,22 @@ def is_internal(manager: TokenizerManager, request: Any) -> bool:
     return serves_http and manager.server_status == ServerStatus.Starting
 
 
-def scope_of(obj: GenerateReqInput) -> str:
-    """Whose answers these are: the LoRA adapter's."""
-    return obj.lora_path if isinstance(obj.lora_path, str) else ""
+def eos_ids_of(manager: TokenizerManager) -> set[int]:
+    """The tokens that end each answer of this model."""
+    of_config = getattr(manager.model_config, "hf_eos_token_id", None) or ()
+    of_tokenizer = getattr(manager.tokenizer, "eos_token_id", None)
+    return {*of_config} if of_tokenizer is None else {*of_config, of_tokenizer}
+
+
+def was_stopped(
+    manager: TokenizerManager, obj: GenerateReqInput, reason: Mapping[str, Any]
+) -> bool:
+    """Whether an answer ended, for this finish_reason, where its client wanted and not where the
+    model did."""
+    if reason["type"] != "stop":
+        return False
+    matched = reason.get("matched")
+    return isinstance(matched, str) or matched in own_stop_ids(obj, eos_ids_of(manager))
 
 
 def _session_of(manager: TokenizerManager, obj: GenerateReqInput) -> str:
@@ -182,7 +196,7 @@ def _chat_of(obj: GenerateReqInput, tenant: str) -> str:
     num_samples = sampling.get("n") if isinstance(sampling, dict) else None
     if asked is None or not asked.session or num_samples not in (None, 1):
         return ""
-    return digest(tenant, scope_of(obj), asked.session)
+    return digest(tenant, scope_of(obj).adapter, asked.session)
 
 
 def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
@@ -220,8 +234,9 @@ def start(manager: TokenizerManager, obj: GenerateReqInput) -> None:
         state.prediction.set_result(Prediction(None, ours.client.prior))
     else:
         asked = asked_of(obj, state.asked, hints.tenant)
+        scope = scope_of(obj, eos_ids_of(manager)).name
         state.prediction = asyncio.ensure_future(
-            ours.metrics.timed(ours.client.predict(text, scope_of(obj), asked))
+            ours.metrics.timed(ours.client.predict(text, scope, asked))
         )
 
 
@@ -258,5 +273,5 @@ def learn(manager: TokenizerManager, ours: HttpState, output: BatchStrOutput) ->
                 ours.client.goes_on(state.handle, input_tokens, output_tokens)
         # Without tokens it only filled the prefix cache, for n > 1.
         elif output_tokens > 0 and reason["type"] in ("stop", "length", "abort"):
-            is_cut = reason["type"] != "stop"
-            ours.client.finished(state.handle, input_tokens, output_tokens, is_cut)
+            is_cut, stopped = reason["type"] != "stop", was_stopped(manager, found.obj, reason)
+            ours.client.finished(state.handle, input_tokens, output_tokens, is_cut, stopped)

@@ -22,8 +22,8 @@ from sglang.srt.server_args import ServerArgs
 
 from patches.engine_types import Batch, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks, harmless
-from patches.http.asked import asked_of
-from patches.http.predict import prompt_text, request_hooks, scope_of, state_of
+from patches.http.asked import asked_of, scope_of
+from patches.http.predict import eos_ids_of, prompt_text, request_hooks, state_of, was_stopped
 from patches.json_lines import JsonLines
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.gap_meter import GapMeter
@@ -75,7 +75,8 @@ def _before_tokenize_one(self: Manager, obj: GenerateReqInput, *args: Any, **kw:
     text = None if state.is_internal else prompt_text(self, obj)
     if text is not None:
         state.came_s = time.time()
-        predicted = self.sage.client.predict(text, scope_of(obj), asked_of(obj, state.asked))
+        scope = scope_of(obj, eos_ids_of(self)).name
+        predicted = self.sage.client.predict(text, scope, asked_of(obj, state.asked))
         state.prediction = asyncio.ensure_future(predicted)
 
 
@@ -94,7 +95,10 @@ def _before_output(self: Manager, recv_obj: BatchStrOutput, *args: Any, **kw: An
         prediction = state.prediction.result() if has_come else None
         is_cut, input_tokens = reason["type"] != "stop", int(recv_obj.prompt_tokens[i])
         if prediction is not None and prediction.handle is not None:
-            self.sage.client.finished(prediction.handle, input_tokens, output_tokens, is_cut)
+            stopped = was_stopped(self, found.obj, reason)
+            self.sage.client.finished(
+                prediction.handle, input_tokens, output_tokens, is_cut, stopped
+            )
         line = {
             "arrival_s": state.came_s,
             "input_tokens": input_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -27,20 +27,52 @@ _Name = Annotated[str, msgspec.Meta(max_length=200)]
 class Session:
     """The answers that a session has had.
 
-    lengths: of the last NUM_RECENT, in tokens, the newest last. total_tokens: of the last prompt
-    and its answer.
+    lengths: of the last NUM_RECENT that were not cut off, in tokens, the newest last. total_tokens:
+    of the last prompt and its answer.
     """
 
     num_answers: int = 0
     lengths: tuple[int, ...] = ()
     total_tokens: int = 0
 
-    def after(self, input_tokens: int, output_tokens: int) -> Self:
-        lengths = (*self.lengths, max(output_tokens, 1))[-NUM_RECENT:]
+    def after(self, input_tokens: int, output_tokens: int, *, cut: bool = False) -> Self:
+        """cut: the answer would have been longer; nobody knows by how much."""
+        lengths = self.lengths if cut else (*self.lengths, max(output_tokens, 1))[-NUM_RECENT:]
         return type(self)(self.num_answers + 1, lengths, input_tokens + output_tokens)
 
 
 NEW_SESSION = Session()
+
+
+OWN, STOPPED, SHAPED = ".", "|", "="
+
+
+class Scope(NamedTuple):
+    """Whose answers these are, and whose requests they tell of.
+
+    adapter: of LoRA; "" for none. limits: names what else the client asked for that decides where
+    an answer ends; "" for nothing. end: OWN if an answer ends by itself, and so tells of any
+    request; STOPPED if one of the limits ended it, and without them it would have been longer;
+    SHAPED if its words are not the model's own choice, which tells nothing of other requests.
+    """
+
+    adapter: str = ""
+    limits: str = ""
+    end: str = OWN
+
+    @classmethod
+    def read(cls, name: str) -> Self:
+        head, found, adapter = name.partition("\n")
+        return cls(adapter, head[1:], head[:1]) if found else cls(name)
+
+    @property
+    def name(self) -> str:
+        """As messages and stores have it. An adapter's name comes last, as it may be cut off."""
+        return f"{self.end}{self.limits}\n{self.adapter}" if self.limits else self.adapter
+
+    def stopped(self) -> Self:
+        """Of an answer that its limits have ended."""
+        return self._replace(end=STOPPED) if self.limits and self.end == OWN else self
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

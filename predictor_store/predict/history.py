@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from predictor_store.predict import asked
 from predictor_store.predict.embedder import ENCODER_TYPES, NUM_BESIDE
 from predictor_store.predict.index import VectorIndex, embeddings
-from predictor_store.predict.regression import GeneralLength, LengthScore
+from predictor_store.predict.regression import MIN_PROMPTS, GeneralLength, LengthScore
 from predictor_store.store.file import Record
 
 # A score is fitted to this many of the newest records; more only take longer.
 _MAX_FITTED = 20_000
 # It is fitted anew when this share of the history is new.
 _REFIT_SHARE = 0.05
+# So many times more records than are sought are looked at, at most.
+_MOST_WIDENED = 64
+# So many answers with some limits tell where such an answer ends.
+_LEAST_KNOWN = 30
 # The vectors of one prompt, give or take a number or a name in it.
 SAME_COSINE = 0.99
 
@@ -50,9 +54,10 @@ class History:
 
     Arrays by slot, of shape (capacity,), in use from 0 to len(self) - 1: lengths, int64; censored
     and warm, bool; unfinished, bool (the answer is still growing: it is censored, and no score is
-    fitted to it); scopes, int64, see scope(); kinds, int64, see asked.kind_of; scores, float64, see
-    LengthScore; excess, float64, see GeneralLength.level_after; features, float32, of shape
-    (capacity, num_features).
+    fitted to it); scopes (the adapter's) and limits, int64, see number_of(); limited and shaped,
+    bool (its end is not OWN; it is SHAPED; see asked.Scope); kinds, int64, see asked.kind_of;
+    scores, float64, see LengthScore; excess, float64, see GeneralLength.level_after; features,
+    float32, of shape (capacity, num_features).
     """
 
     def __init__(
@@ -71,6 +76,9 @@ class History:
         self.unfinished = np.zeros(capacity, np.bool_)
         self.warm = np.zeros(capacity, np.bool_)
         self.scopes = np.zeros(capacity, np.int64)
+        self.limits = np.zeros(capacity, np.int64)
+        self.limited = np.zeros(capacity, np.bool_)
+        self.shaped = np.zeros(capacity, np.bool_)
         self.kinds = np.zeros(capacity, np.int64)
         self.scores = np.zeros(capacity, np.float64)
         self.general = general
@@ -96,9 +104,23 @@ class History:
         return len(self._index)
 
     @staticmethod
-    def scope(name: str) -> int:
-        """A number for the traffic of this name, such as that of one LoRA adapter."""
+    def number_of(name: str) -> int:
+        """A number for an adapter or limits of this name; 0 for ""."""
         return hash(name)
+
+    def strange(self, limits: int) -> NDArray[np.bool_]:
+        """Which records have an end that tells only of requests with their own limits, which are
+        not these."""
+        num = len(self)
+        strange: NDArray[np.bool_] = self.limited[:num] & (self.limits[:num] != limits)
+        return strange
+
+    def knows(self, scope: asked.Scope) -> bool:
+        """Whether enough answers are known to foresee where an answer of this scope ends."""
+        if scope.end == asked.OWN:
+            return True
+        same = self.limits[: len(self)] == self.number_of(scope.limits)
+        return int(same.sum()) >= _LEAST_KNOWN
 
     def kind(self, vector: NDArray[np.float32]) -> int:
         if self.features.shape[1] < asked.NUM_FEATURES:
@@ -129,7 +151,7 @@ class History:
         self.censored[slot] = record.censored
         self.unfinished[slot] = unfinished
         self.warm[slot] = warm
-        self.scopes[slot] = self.scope(record.scope)
+        self._set_scope(slot, asked.Scope.read(record.scope))
         self.kinds[slot] = self.kind(vector)
         self.features[slot] = vector[self._dimension :]
         self._prompts[slot] = prompt = _prompt_number(vector)
@@ -151,21 +173,44 @@ class History:
         self.excess[slot] = self._excess(record)
         self.lengths[slot] = record.output_tokens
         self.censored[slot] = record.censored
+        self._set_scope(slot, asked.Scope.read(record.scope))
         self._num_unfitted += bool(self.unfinished[slot]) and not unfinished
         self.unfinished[slot] = unfinished
         return True
 
     def nearest(
-        self, vector: NDArray[np.float32], num_nearest: int
+        self,
+        vector: NDArray[np.float32],
+        num_nearest: int,
+        cut: NDArray[np.bool_] | None = None,
+        hidden: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Cosines, float32, falling, and slots, int64: num_nearest each, or as many as there are.
-        If more records than that are of this very prompt, the newest of these."""
-        cosines, slots = self._index.nearest(vector[: self._dimension], num_nearest)
-        if slots.size == num_nearest and cosines[-1] >= SAME_COSINE:
+        If more records than that are of this very prompt, the newest of these.
+
+        cut, hidden: which records tell little and nothing, shape (len(self),). Hidden ones are
+        passed over. There are more than num_nearest if most of these are cut, as anybody can make
+        many cut answers at no cost: then until a quarter of num_nearest are not.
+        """
+        hidden = np.zeros(len(self), np.bool_) if hidden is None else hidden
+        told = ~hidden if cut is None else ~(hidden | cut)
+        num_sought, most_sought = num_nearest, _MOST_WIDENED * num_nearest
+        while True:
+            cosines, slots = self._index.nearest(vector[: self._dimension], num_sought)
+            seen = np.cumsum(~hidden[slots])
+            is_enough = (seen >= num_nearest) & (np.cumsum(told[slots]) >= num_nearest // 4)
+            if is_enough.any() or slots.size < num_sought or num_sought >= most_sought:
+                break
+            num_sought *= 4
+        num = int(is_enough.argmax()) + 1 if is_enough.any() else slots.size
+        cosines, slots = cosines[:num], slots[:num]
+        cosines, slots = cosines[~hidden[slots]], slots[~hidden[slots]]
+        if slots.size >= num_nearest and cosines[-1] >= SAME_COSINE:
             # All are of this prompt. Among equals the index always finds the same ones, so newer
             # answers would be ignored.
             is_same = self._prompts[: len(self)] == _prompt_number(vector)
             is_same[slots] = True
+            is_same &= ~hidden
             every = np.flatnonzero(is_same)
             slots = every[np.argpartition(-self._stamps[every], slots.size - 1)[: slots.size]]
         return cosines, slots
@@ -184,6 +229,9 @@ class History:
             return None
         self._num_unfitted = 0
         ended = np.flatnonzero(~self.unfinished[: len(self)])
+        own = ended[~self.limited[ended]]
+        if np.unique(self._prompts[own]).size >= MIN_PROMPTS:
+            ended = own
         slots = ended[np.argsort(-self._stamps[ended], kind="stable")[:_MAX_FITTED]]
         codes, features = self._index.codes(slots), self.features[slots]
         lengths, prompts = self.lengths[slots], self._prompts[slots]
@@ -209,13 +257,19 @@ class History:
         if (fitting := self.fitting()) is not None:
             self.install(fitting, fitting.fit())
 
+    def _set_scope(self, slot: int, scope: asked.Scope) -> None:
+        self.scopes[slot] = self.number_of(scope.adapter)
+        self.limits[slot] = self.number_of(scope.limits)
+        self.limited[slot] = scope.end != asked.OWN
+        self.shaped[slot] = scope.end == asked.SHAPED
+
     def _excess(self, record: Record) -> float:
         if self.general is None:
             return 0.0
         added = float(self.general.of(record.vector[np.newaxis])[0])
         excess = float(np.log(max(record.output_tokens, 1))) - added
         # A cut answer would have been longer.
-        known = self.excess[: len(self)]
+        known = self.excess[: len(self)][~self.limited[: len(self)]]
         return max(excess, self.general.level_after(known)) if record.censored else excess
 
 

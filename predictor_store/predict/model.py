@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor_store.predict import predictor
-from predictor_store.predict.asked import NEW_SESSION, NUM_FEATURES, Asked, Session
+from predictor_store.predict.asked import NEW_SESSION, NUM_FEATURES, Asked, Scope, Session
 from predictor_store.predict.embedder import dimension, fingerprint
 from predictor_store.predict.history import Fitting, History, Place
 from predictor_store.predict.quality import WINDOW, Forecast, RollingQuality
@@ -79,7 +79,7 @@ class ModelHistory:
         return np.append(vector[:-NUM_FEATURES], asked.features(session))
 
     def forecast(self, vector: NDArray[np.float32], scope: str, session: str = "") -> Forecast:
-        """vector: of described(). scope: see History.scope. session: see Asked."""
+        """vector: of described(). scope: a name of asked.Scope. session: see Asked."""
         said = predictor.predict(self._history, vector, scope)
         if said is not None:
             lengths = self._sessions.get(session, NEW_SESSION).lengths
@@ -107,11 +107,15 @@ class ModelHistory:
         """An answer has ended. forecast: of forecast(). session: see Asked. place: of goes_on()."""
         if session:
             had = self._sessions.pop(session, NEW_SESSION)
-            self._sessions[session] = had.after(record.input_tokens, record.output_tokens)
+            self._sessions[session] = had.after(
+                record.input_tokens, record.output_tokens, cut=record.censored
+            )
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        # Nobody knows how long a cut answer would have become.
-        if not record.censored and self._quality.add(forecast, record.output_tokens):
+        # Nobody knows how long a cut answer would have become. What clients end as they like is
+        # judged where enough of its kind has been seen, or one client could spoil the figures.
+        is_judged = not record.censored and self._history.knows(Scope.read(record.scope))
+        if is_judged and self._quality.add(forecast, record.output_tokens):
             if self._quality.widened:
                 logger.warning(
                     "predictions of %d answers were worse than none: until they are better, "

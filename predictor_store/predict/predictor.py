@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor_store.predict.asked import Scope
 from predictor_store.predict.history import SAME_COSINE, History
 from predictor_store.predict.regression import PRIOR_WORTH, LengthScore
 from sage_sched.distribution import LengthDistribution, Source
@@ -48,17 +49,28 @@ def predict(
 ) -> LengthDistribution | None:
     """From the NUM_NEAREST nearest records, by _weights, and from lengths in general.
 
-    None if there are no records and nothing is known in general. scope: see History.scope.
+    None if there are no records and nothing is known in general. scope: a name of asked.Scope. Of
+    answers with other limits, only those that ended by themselves count as ended.
     """
-    cosines, slots = history.nearest(vector, NUM_NEAREST)
-    foreign = history.warm[slots] | (history.scopes[slots] != history.scope(scope))
+    of = Scope.read(scope)
+    adapter, limits = history.number_of(of.adapter), history.number_of(of.limits)
+    strange = history.strange(limits)
+    hidden = strange & history.shaped[: len(history)]
+    cut = history.censored[: len(history)] | strange
+    cosines, slots = history.nearest(vector, NUM_NEAREST, cut, hidden)
+    foreign = history.warm[slots] | (history.scopes[slots] != adapter)
+    if of.limits:  # else all that is left tells of it
+        foreign |= history.limits[slots] != limits
     weights, share = _weights(history, vector, cosines.astype(np.float64), slots, foreign)
     source: Source = "warm" if weights[foreign].sum() > weights.sum() / 2 else "history"
+    cut = cut[slots]
     if share < _LEAST_GENERAL or history.general is None:
-        return distribution(history, slots, weights, source)
+        return distribution(history, slots, weights, source, cut=cut)
     added = float(history.general.of(vector[np.newaxis])[0])
-    beside = Beside(history.general.lengths(added, history.excess[: len(history)]), share)
-    return distribution(history, slots, weights, source if share <= 0.5 else "general", beside)
+    excess = history.excess[: len(history)][~strange]
+    beside = Beside(history.general.lengths(added, excess), share)
+    source = source if share <= 0.5 else "general"
+    return distribution(history, slots, weights, source, beside, cut)
 
 
 def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDistribution:
@@ -72,13 +84,17 @@ def within_session(said: LengthDistribution, lengths: Sequence[int]) -> LengthDi
 
 def prior(history: History) -> LengthDistribution | None:
     """The distribution for any prompt: all records, equally weighted, and lengths in general. None
-    if nothing is known."""
-    slots = np.arange(len(history))
+    if nothing is known. An end that limits made counts as one only if there are no others."""
+    strange = history.strange(history.number_of(""))
+    if strange.all():
+        strange = np.zeros(len(history), np.bool_)
+    slots = np.flatnonzero(~(strange & history.shaped[: len(history)]))
+    cut = history.censored[slots] | strange[slots]
     beside = None
     if history.general is not None:
         share = _GENERAL_WORTH / (_GENERAL_WORTH + slots.size)
         beside = Beside(history.general.of_any_prompt(), share)
-    return distribution(history, slots, np.ones(slots.size), "prior", beside)
+    return distribution(history, slots, np.ones(slots.size), "prior", beside, cut)
 
 
 def _weights(
@@ -158,10 +174,11 @@ def distribution(
     weights: NDArray[np.float64],
     source: Source,
     beside: Beside | None = None,
+    cut: NDArray[np.bool_] | None = None,
 ) -> LengthDistribution | None:
-    """From the records in these slots; weights: shape (len(slots),). None if there are none, and
-    nothing beside."""
-    lengths, censored = history.lengths[slots], history.censored[slots]
+    """From the records in these slots. weights, cut (which were longer than is known): shape
+    (len(slots),). None if there are none, and nothing beside."""
+    lengths, censored = history.lengths[slots], history.censored[slots] if cut is None else cut
     if beside is not None:
         num = beside.lengths.size
         lengths = np.append(lengths, beside.lengths)

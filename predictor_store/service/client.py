@@ -85,7 +85,7 @@ class PredictorClient:
         return self._prior
 
     async def predict(self, text: str, scope: str = "", asked: Asked = NOTHING_ASKED) -> Prediction:
-        """Never raises. scope: see History.scope.
+        """Never raises. scope: a name of asked.Scope.
 
         After predictor.deadline_ms the prior is returned, with a handle that is good. After a
         missed deadline, nobody waits for the worker until it says something again.
@@ -121,14 +121,24 @@ class PredictorClient:
         self._counts[f"num_predicted_{source}"] += 1
         return prediction
 
-    def finished(self, handle: int, input_tokens: int, output_tokens: int, censored: bool) -> None:
-        """An answer has ended; call it for each answer to a prompt. Never blocks, never raises."""
+    def finished(
+        self,
+        handle: int,
+        input_tokens: int,
+        output_tokens: int,
+        censored: bool,
+        stopped: bool = False,
+    ) -> None:
+        """An answer has ended; call it for each answer to a prompt. Never blocks, never raises.
+        stopped: see asked.Scope."""
         message = {
             "finished": handle,
             "input_tokens": int(input_tokens),
             "output_tokens": int(output_tokens),
             "censored": bool(censored),
         }
+        if stopped:
+            message["stopped"] = True
         if not self._send(message):
             self._counts["num_unrecorded"] += 1
 

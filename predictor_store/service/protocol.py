@@ -9,7 +9,8 @@ The client says no more than its nonce until the service has done so:
 In place of either answer: {"refused": message, "because": "version", "token", "model", "store" or
 "busy"} and the end of the connection. From then on, to the worker:
     {"predict": handle, "text": str, "scope": str}, and "asked": predictor_store.predict.asked
-    {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool}
+    {"finished": handle, "input_tokens": int, "output_tokens": int, "censored": bool}, and
+        "stopped": true if what the client asked for ended it (predictor_store.predict.asked.Scope)
     {"goes_on": handle, "input_tokens": int, "output_tokens": int}: its answer has so many already
 From the worker:
     {"predicted": handle, "distribution": distribution}

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor_store.predict.asked import Asked
+from predictor_store.predict.asked import Asked, Scope
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.features import excerpt
 from predictor_store.predict.history import Place
@@ -43,8 +43,9 @@ _MAX_MODELS = 64
 _MAX_INT = 2**31
 
 Vector = NDArray[np.float32]
-# Of an answer: input tokens, output tokens, and whether it was cut off.
-Answer = tuple[int, int, bool]
+# Of an answer: input tokens, output tokens, whether it was cut off, and whether what its client
+# asked for beside its words has ended it.
+Answer = tuple[int, int, bool, bool]
 # A message, and the client that it is for.
 Outgoing = tuple[int, dict[str, Any]]
 
@@ -65,8 +66,9 @@ class Prompt:
     place: Place | None = None
 
     def record(self, answer: Answer) -> Record:
-        num_in, num_out, cut = answer
-        return Record(self.vector, num_out, num_in, cut, "history", self.scope)
+        num_in, num_out, cut, stopped = answer
+        scope = Scope.read(self.scope).stopped().name if stopped else self.scope
+        return Record(self.vector, num_out, num_in, cut, "history", scope)
 
 
 @dataclass(slots=True)
@@ -166,14 +168,14 @@ class Worker:
                 self._bound_queues()
             case {
                 "finished": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
-                "censored": bool(cut),
+                "censored": bool(cut), **more,
             } if _are_counts(num_in, num_out):  # fmt: skip
-                self._finish(by, handle, (num_in, num_out, cut))
+                self._finish(by, handle, (num_in, num_out, cut, more.get("stopped") is True))
             case {
                 "goes_on": int(handle), "input_tokens": int(num_in), "output_tokens": int(num_out),
             } if _are_counts(num_in, num_out):  # fmt: skip
                 if (of := by.embedded.get(handle)) is not None:
-                    record = of.record((num_in, num_out, True))
+                    record = of.record((num_in, num_out, True, False))
                     of.place = by.history.goes_on(record, of.place)
             case _:
                 by.history.counts["num_malformed"] += 1

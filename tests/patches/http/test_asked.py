@@ -8,8 +8,8 @@ import pytest
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from patches.http.asked import asked_of, asked_of_chat
-from predictor_store.predict.asked import Asked
+from patches.http.asked import asked_of, asked_of_chat, scope_of
+from predictor_store.predict.asked import OWN, SHAPED, Asked, Scope
 
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
@@ -69,6 +69,50 @@ def test_a_completion_says() -> None:
     ids = GenerateReqInput(input_ids=[1] * 7, sampling_params={})
     assert asked_of(ids, chat()).input_tokens == 7  # type: ignore[arg-type]
     assert asked_of(ids, chat()).session not in {"", asked.session}  # type: ignore[arg-type]
+
+
+def scope(sampling: dict[str, Any] | None = None, **fields: Any) -> Scope:
+    obj = GenerateReqInput(text="Why?", sampling_params=sampling or {}, **fields)
+    return scope_of(obj, {2})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "end"),
+    [
+        ({}, None),
+        ({"temperature": 0.5, "max_new_tokens": 5, "stop": [], "min_new_tokens": 1}, None),
+        ({"stop": None, "stop_token_ids": [2], "regex": "", "logit_bias": {}}, None),
+        ({"stop": "a"}, OWN),
+        ({"stop_token_ids": [2, 3]}, OWN),
+        ({"stop_regex": "a"}, OWN),
+        ({"logit_bias": {"2": 100}}, SHAPED),
+        ({"regex": "a", "stop": "a"}, SHAPED),
+        ({"json_schema": "{}"}, SHAPED),
+        ({"min_new_tokens": 5}, SHAPED),
+        ({"ignore_eos": True}, SHAPED),
+    ],
+)
+def test_what_decides_where_an_answer_ends_is_its_scopes_limit(
+    sampling: dict[str, Any], end: str | None
+) -> None:
+    found = scope(sampling)
+    assert bool(found.limits) is (end is not None)
+    assert found.end == (end or OWN)
+    assert found == scope(dict(reversed(sampling.items())))
+    others = [scope({"stop": "b"}), scope({"logit_bias": {"2": 99}}), scope({"ebnf": "{}"})]
+    assert not found.limits or found.limits not in {other.limits for other in others}
+
+
+def test_so_is_a_logit_processor_and_an_adapter_is_no_limit() -> None:
+    assert scope(custom_logit_processor="code").end == SHAPED
+    assert scope(lora_path="a") == Scope("a")
+
+
+def test_what_is_nested_too_deeply_raises_nothing() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert scope({"regex": nested}) == Scope()
 
 
 @pytest.mark.parametrize("junk", [None, "x", -1, 2**70, [None], {"a": 1}, 1.5, True])

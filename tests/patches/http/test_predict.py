@@ -119,10 +119,12 @@ def test_of_a_long_answer_the_history_hears_at_each_doubling() -> None:
     told: list[tuple[str, int]] = []
     client = SimpleNamespace(
         goes_on=lambda handle, num_in, num_out: told.append(("goes on", num_out)),
-        finished=lambda handle, num_in, num_out, cut: told.append(("finished", num_out)),
+        finished=lambda handle, num_in, num_out, *how: told.append(("finished", num_out)),
     )
-    obj = SimpleNamespace(sage=RequestPrediction(handle=1))
+    obj = SimpleNamespace(sage=RequestPrediction(handle=1), sampling_params={})
     manager: Any = SimpleNamespace(
+        model_config=SimpleNamespace(hf_eos_token_id={2}),
+        tokenizer=None,
         sage=SimpleNamespace(client=client, dispatch=None),
         rid_to_state={"a": SimpleNamespace(obj=obj)},
     )
@@ -133,6 +135,40 @@ def test_of_a_long_answer_the_history_hears_at_each_doubling() -> None:
         )
         _before_output(manager, output)
     assert told == [("goes on", 64), ("goes on", 128), ("goes on", 256), ("finished", 300)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "cut", "stopped"),
+    [
+        ({"type": "stop", "matched": 2}, False, False),
+        ({"type": "stop", "matched": 1}, False, False),
+        ({"type": "stop", "matched": 7}, False, True),
+        ({"type": "stop", "matched": "END"}, False, True),
+        ({"type": "stop"}, False, False),
+        ({"type": "length", "length": 9}, True, False),
+        ({"type": "abort", "message": "gone"}, True, False),
+    ],
+)
+def test_the_history_hears_who_ended_an_answer(
+    reason: dict[str, Any], cut: bool, stopped: bool
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    manager: Any = SimpleNamespace(
+        model_config=SimpleNamespace(hf_eos_token_id={1}),
+        tokenizer=SimpleNamespace(eos_token_id=2),
+        sage=SimpleNamespace(
+            client=SimpleNamespace(finished=lambda *said: told.append(said)), dispatch=None
+        ),
+    )
+    obj = SimpleNamespace(
+        sage=RequestPrediction(handle=3), sampling_params={"stop_token_ids": [2, 7]}
+    )
+    manager.rid_to_state = {"a": SimpleNamespace(obj=obj)}
+    output: Any = SimpleNamespace(
+        rids=["a"], finished_reasons=[reason], prompt_tokens=[5], completion_tokens=[9]
+    )
+    _before_output(manager, output)
+    assert told == [(3, 5, 9, cut, stopped)]
 
 
 FORESEEN = LengthDistribution.from_samples([70], "history")

@@ -13,14 +13,17 @@ from predictor_store.predict.asked import (
     NEW_SESSION,
     NUM_FEATURES,
     NUM_RECENT,
+    OWN,
+    SHAPED,
+    STOPPED,
     Asked,
+    Scope,
     Session,
     kind_of,
 )
 from predictor_store.predict.embedder import Embedder
 from predictor_store.predict.history import History
 from predictor_store.store.file import Record
-from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
 counts = st.integers(0, 2**31 - 1)
@@ -39,6 +42,19 @@ def _session(answers: list[tuple[int, int]]) -> Session:
 
 
 sessions = st.builds(_session, st.lists(st.tuples(counts, counts), max_size=20))
+
+
+def test_a_cut_answer_tells_a_session_of_no_length() -> None:
+    session = NEW_SESSION.after(10, 300).after(320, 1, cut=True)
+    assert (session.lengths, session.num_answers, session.total_tokens) == ((300,), 2, 321)
+
+
+@pytest.mark.parametrize("limits", ["", "of this kind"])
+@pytest.mark.parametrize("end", [OWN, STOPPED, SHAPED])
+def test_a_scope_is_read_from_its_name(limits: str, end: str) -> None:
+    scope = Scope("adapter", limits, end if limits else OWN)
+    assert Scope.read(scope.name) == scope
+    assert Scope.read(scope.name[:-3]) == scope._replace(adapter="adap")
 
 
 @given(asked, sessions)
@@ -103,7 +119,7 @@ def test_the_same_words_asked_otherwise_are_answered_otherwise(
         history.fit()
     for prompt in range(len(PROMPTS)):
         for of, length in modes.items():
-            found = predictor.predict(history, described(prompt, of), PredictorConfig())
+            found = predictor.predict(history, described(prompt, of))
             assert found is not None
             assert share_near(found, length) > 0.8
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from predictor_store.predict.asked import OWN, SHAPED, Scope
 from predictor_store.predict.history import History
 from predictor_store.predict.predictor import MAX_ATOMS, predict, prior
 from predictor_store.predict.regression import GeneralLength
@@ -94,6 +95,66 @@ class TestNeighbours:
 
 def test_only_unlike_prompts_still_give_a_distribution() -> None:
     found = predict(history_of((-1.0, 7, "history")), at(1))
+    assert found is not None
+    assert found.lengths.tolist() == [7]
+
+
+PLAIN, STOPS, GRAMMAR = Scope("base"), Scope("base", "a"), Scope("base", "b", SHAPED)
+
+
+@pytest.mark.parametrize(
+    ("ended", "asked", "is_believed"),
+    [
+        (PLAIN, PLAIN, True),
+        (STOPS, PLAIN, True),  # by itself, although it could have been stopped
+        (STOPS.stopped(), STOPS, True),
+        (STOPS.stopped(), PLAIN, False),
+        (STOPS.stopped(), GRAMMAR, False),
+        (STOPS.stopped(), Scope("base", "c"), False),
+        (GRAMMAR, GRAMMAR, True),
+        (GRAMMAR, PLAIN, False),
+        (GRAMMAR, STOPS, False),
+        (GRAMMAR.stopped(), Scope("base", "c", SHAPED), False),
+    ],
+)
+def test_an_end_that_a_client_made_is_foreseen_where_it_asks_for_it_again(
+    ended: Scope, asked: Scope, is_believed: bool
+) -> None:
+    history = History(2, 0, 2000)
+    for i in range(40):
+        history.add(Record(at(0.9), 800 + i, 0, False, "history", PLAIN.name))
+    for _ in range(600):  # more than a prediction looks at
+        history.add(Record(at(1), 2, 0, False, "history", ended.name))
+    found = predict(history, at(1), asked.name)
+    assert found is not None
+    assert (found.quantile(0.5) == 2) is is_believed
+    assert (found.quantile(0.05) >= 800) is not is_believed
+    assert knows_prior(history, ended)
+
+
+def knows_prior(history: History, ended: Scope) -> bool:
+    """Whether the prior goes by these ends if they are those of any prompt, and else not."""
+    found = prior(history)
+    assert found is not None
+    return (found.quantile(0.5) == 2) is (ended.end == OWN)
+
+
+@pytest.mark.parametrize("scope", [PLAIN, STOPS.stopped()])
+def test_no_number_of_cut_answers_hides_those_that_ended(scope: Scope) -> None:
+    history = History(2, 0, 2000)
+    for i in range(100):
+        history.add(Record(at(0.9), 800 + i, 0, False, "history", PLAIN.name))
+    for _ in range(1500):
+        history.add(Record(at(1), 1, 0, scope is PLAIN, "history", scope.name))
+    found = predict(history, at(1), PLAIN.name)
+    assert found is not None
+    assert found.quantile(0.01) >= 800
+
+
+def test_where_all_ends_are_made_by_clients_the_prior_goes_by_them() -> None:
+    history = History(2, 0, 10)
+    history.add(Record(at(1), 7, 0, False, "history", GRAMMAR.name))
+    found = prior(history)
     assert found is not None
     assert found.lengths.tolist() == [7]
 

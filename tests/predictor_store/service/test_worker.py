@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ import pytest
 
 from predictor_store.data.store_info import facts
 from predictor_store.predict import predictor
+from predictor_store.predict.asked import Scope
 from predictor_store.predict.embedder import Embedder
-from predictor_store.predict.quality import WINDOW
+from predictor_store.predict.quality import WINDOW, Forecast
 from predictor_store.service.protocol import (
     LineReader,
     decode_distribution,
@@ -71,6 +72,36 @@ def answers(worker: Worker) -> dict[int, LengthDistribution | None]:
         for _, answer in worker.step():
             found[answer["predicted"]] = decode_distribution(answer["distribution"])
     return found
+
+
+def test_a_client_that_ends_its_answers_shortens_and_spoils_no_other_prediction(
+    worker: Worker,
+) -> None:
+    """By what it sends beside the prompt: half of all requests are such."""
+    limited = {"scope": Scope("", "stops").name}
+    for i in range(WINDOW + 50):
+        worker.receive(1, predict(2 * i))
+        worker.receive(1, {**predict(2 * i + 1), "scope": Scope("", f"stops {i}").name})
+        answers(worker)
+        worker.receive(1, finished(2 * i, 300))
+        worker.receive(1, {**finished(2 * i + 1, 1), "stopped": True})
+    told = news(worker)["stats"]["quality"]
+    assert (told["num_answers"], told["widened"]) == (WINDOW, False)
+    worker.receive(1, predict(-1))
+    worker.receive(1, {**predict(-2), **limited})
+    found = answers(worker)
+    for handle in (-1, -2):
+        assert (lengths := found[handle]) is not None
+        assert lengths.quantile(0.1) >= 300
+
+
+def test_answers_that_clients_end_are_judged_once_their_kind_is_known(worker: Worker) -> None:
+    scope = {"scope": Scope("", "stops").name}
+    for i in range(40):
+        worker.receive(1, {**predict(i), **scope})
+        answers(worker)
+        worker.receive(1, {**finished(i, 7), "stopped": True})
+    assert news(worker)["stats"]["quality"]["num_answers"] == 10
 
 
 def test_lengths_that_finished_are_predicted(worker: Worker) -> None:
@@ -282,12 +313,12 @@ def test_a_poisoned_history_is_seen_through(
     monkeypatch.setattr(predictor, "NUM_NEAREST", 32)
     prompts = {"Who wrote Faust?": 10, "Describe every street of Weimar.": 1000}
 
-    def answered(num: int, told: Callable[[int], int]) -> None:
+    def answered(num: int) -> None:
         for _ in range(num):
             for handle, (prompt, length) in enumerate(prompts.items()):
                 worker.receive(1, predict(handle, prompt))
                 answers(worker)
-                worker.receive(1, finished(handle, told(length)))
+                worker.receive(1, finished(handle, length))
 
     def means() -> list[float]:
         for handle, prompt in enumerate(prompts):
@@ -295,10 +326,12 @@ def test_a_poisoned_history_is_seen_through(
         found = answers(worker)
         return [found[handle].mean() for handle in (0, 1)]  # type: ignore[union-attr]
 
-    # As soon as lengths have been learned, they are others.
-    for block in range(2 * WINDOW // 32 // 2):
-        answered(32, lambda length, block=block: length if block % 2 else 1010 - length)  # type: ignore[misc]
-        worker.report()
+    answered(32)
+    worker.report()
+    wrong = Forecast(LengthDistribution.from_samples([10], "history"), worker._histories[""].prior)
+    for _ in range(WINDOW):
+        worker._histories[""]._quality.add(wrong, 1000)
+    worker.report()
     quality = worker._histories[""].stats()["quality"]
     assert quality["widened"]
     assert quality["crps_gain"] < 0
@@ -306,7 +339,7 @@ def test_a_poisoned_history_is_seen_through(
     kept = facts(Path(config.store.path))["predictions"]
     assert kept["widened"]
     # When they are right again they are used again.
-    answered(WINDOW, lambda length: length)
+    answered(WINDOW)
     assert not worker._histories[""].stats()["quality"]["widened"]
     assert means()[0] < means()[1]
 
