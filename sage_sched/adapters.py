@@ -33,7 +33,8 @@ class Adapters:
         """The order with the jobs at its end that have no room for their adapters, or must not pass
         one that has none; and how many may enter. Nobody should yield to the others."""
         waiting = view.waiting
-        without = {p for p in order[:num_open] if not view.has_adapter(p)}
+        has_room = view.has_adapter if view.adapters_in_order is None else view.adapters_in_order()
+        without = {p for p in order[:num_open] if not has_room(p)}
         if not without or (self._next and self._next not in {waiting[p] for p in without}):
             self._since_tokens = self._next = None
         if not without:
@@ -42,11 +43,12 @@ class Adapters:
             self._since_tokens = view.served_tokens
         worked_tokens = view.served_tokens - self._since_tokens
         is_due = self._next is not None or worked_tokens > _BATCHES * max(1, view.locked_tokens)
+        runs_any = view.running or view.chunked  # a server must not stand still
         may_enter: list[int] = []
         for position in order[:num_open]:
             if position not in without:
                 may_enter.append(position)
-            elif (is_due or waiting[position].is_promised) and (view.running or view.chunked):
+            elif (is_due or waiting[position].is_promised) and (runs_any or may_enter):
                 self._next = waiting[position]
                 break
         enters = set(may_enter)

@@ -58,6 +58,8 @@ class SchedulerView:
         which waits at that position, is being chunked, or runs and has no token yet. 0 if that
         many are cached.
     kept_for: evictable KV of the pool by the session that had it last. Costly: asked once a pass.
+    adapters_in_order: a new one is asked of waiting jobs in the order in which they enter: as
+        has_adapter, but beside those too of which it has said so before. None: has_adapter will do.
     holding: what a running job holds; None if it has to stay. Costly: called only for jobs that
         would be preempted at price zero.
     """
@@ -89,6 +91,7 @@ class SchedulerView:
     common_tokens: Callable[[int, int | Job], int]
     kept_for: Callable[[], Mapping[str, int]]
     holding: Callable[[Job], Holding | None]
+    adapters_in_order: Callable[[], Callable[[int], bool]] | None = None
 
     @property
     def chunked_jobs(self) -> list[Job]:

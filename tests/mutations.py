@@ -816,7 +816,7 @@ MUTATIONS = (
     Mutation(
         "others yield to one whose adapter finds no room",
         "sage_sched/adapters.py",
-        "if not view.has_adapter(p)}\n",
+        "if not has_room(p)}\n",
         "if False}\n",
         "tests/sage_sched/test_decide.py::test_nobody_yields_to_one_whose_adapter_finds_no_room",
     ),

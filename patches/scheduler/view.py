@@ -60,6 +60,7 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
         host_tokens=lambda position: waiting[position].host_hit_length,
         shared_tokens=prompts.shared_tokens,
         has_adapter=_adapters(scheduler, waiting, served),
+        adapters_in_order=lambda: _adapters(scheduler, waiting, served, in_order=True),
         common_tokens=prompts.common_tokens,
         kept_for=state.session_kv.kept_for,
         holding=(lambda job: None)
@@ -69,18 +70,22 @@ def view_of(scheduler: Scheduler, running_batch: Batch) -> SchedulerView:
 
 
 def _adapters(
-    scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req]
+    scheduler: Scheduler, waiting: Sequence[Req], served: Sequence[Req], *, in_order: bool = False
 ) -> Callable[[int], bool]:
-    """SchedulerView.has_adapter, asked once for each adapter. Where SGLang itself drains adapters
-    for those that wait (--lora-drain-wait-threshold), by each rank's clock, it is not asked."""
+    """SchedulerView.has_adapter, or adapters_in_order; asked once for each adapter. Where SGLang
+    itself drains adapters for those that wait (--lora-drain-wait-threshold), by each rank's clock,
+    it is not asked."""
     if not scheduler.enable_lora or scheduler.lora_drainer is not None:
         return lambda position: True
     known: dict[str | None, bool] = {}
+    beside = [*served]
 
     def has_room(position: int) -> bool:
         req = waiting[position]
         if req.lora_id not in known:
-            known[req.lora_id] = has_adapter(scheduler, req, served)
+            known[req.lora_id] = has_adapter(scheduler, req, beside)
+            if in_order and known[req.lora_id]:
+                beside.append(req)
         return known[req.lora_id]
 
     return has_room

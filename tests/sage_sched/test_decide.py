@@ -103,6 +103,16 @@ def test_nobody_passes_a_promised_one_that_waits_for_its_adapter() -> None:
     assert plan.num_open == 0
 
 
+def test_nor_one_whose_adapter_has_room_until_another_enters() -> None:
+    first, promised, behind = job(0), job(1), job(2)
+    for one in (first, promised):
+        one.promise()
+    view = replace(waiting(first, promised, behind), adapters_in_order=lambda: (0, 2).__contains__)
+    plan = decided(view)
+    assert [each.job for each in plan.actions] == [first]
+    assert plan.num_open == 0
+
+
 def test_a_full_batch_is_left_alone_until_there_is_news() -> None:
     running, newcomer = job(0, 500, 50, generated_tokens=7), job(1, 20)
     view = full(waiting(newcomer), running)

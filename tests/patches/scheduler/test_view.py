@@ -28,10 +28,10 @@ def test_the_common_length_is_that_of_the_longest_common_beginning(
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({}, [True, False]),  # also where no request can leave the device
-        ({"enable_lora": False}, [True, True]),
-        ({"enable_lora_overlap_loading": True}, [True, False]),
-        ({"lora_drainer": "SGLang's"}, [True, True]),
+        ({}, [True, False, False]),  # also where no request can leave the device
+        ({"enable_lora": False}, [True, True, True]),
+        ({"enable_lora_overlap_loading": True}, [True, False, False]),
+        ({"lora_drainer": "SGLang's"}, [True, True, True]),
     ],
 )
 def test_an_adapter_finds_room_beside_those_that_run(
@@ -55,6 +55,11 @@ def test_an_adapter_finds_room_beside_those_that_run(
         ),
     )
     vars(scheduler).update(flags)
-    waiting: Any = [SimpleNamespace(lora_id="a"), SimpleNamespace(lora_id="b")]
+    waiting: Any = [SimpleNamespace(lora_id=name) for name in "abc"]
     has_adapter = _adapters(scheduler, waiting, waiting[:1])
-    assert [has_adapter(position) for position in range(2)] == expected
+    assert [has_adapter(position) for position in range(3)] == expected
+    # While none runs there is room for any one of them, but not for two.
+    has_adapter = _adapters(scheduler, waiting, [])
+    assert all(has_adapter(position) for position in range(3))
+    has_adapter = _adapters(scheduler, waiting, [], in_order=True)
+    assert [has_adapter(position) for position in range(3)] == expected
