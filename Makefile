@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 FUZZ_MINUTES ?= 60
+SIMULATED_FUZZ_MINUTES ?= 20
 # Those supported beside the one that is installed (patches/compat.py).
 OTHER_RELEASES ?= 0.5.22
 # All tests of one server go to one worker, and those that take longest come first. Two workers a
@@ -28,6 +29,8 @@ test: lint
 # All that is here, of which some takes a network: for a release, and every night.
 test-all: lint
 	$(PYTEST)
+	$(BIN)/python -m tests.bench.engines.simulator.fuzz --seed $$(date +%j)0000 \
+		--minutes $(SIMULATED_FUZZ_MINUTES)
 	$(BIN)/python -m tests.engine.fuzz --seed $$(date +%j) --minutes $(FUZZ_MINUTES)
 	$(MAKE) two-servers
 	for release in $(OTHER_RELEASES); do $(MAKE) test-release RELEASE=$$release || exit; done

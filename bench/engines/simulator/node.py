@@ -57,6 +57,7 @@ class Node:
         # Of all requests, how often each gap between two tokens came, in 1/GAPS_PER_S.
         self.gaps: Counter[int] = Counter()
         self._policy = policy
+        self._config = config
         self._options = options
         self._on_finish = on_finish
         self._gap = config.decode.bound(policy).gap if isinstance(policy, Policy) else Gap()
@@ -68,6 +69,12 @@ class Node:
         comes_s = request.arrival_s if at_s is None else at_s
         heapq.heappush(self._coming, (comes_s + self._delay_s, index, request))
         self.num_outstanding += 1
+
+    def go_by(self, policy: Policy) -> None:
+        """From now on go by another policy, as after `sage-sched set`."""
+        self._policy = policy
+        self._gap = self._config.decode.bound(policy).gap
+        self.state.follow(policy)
 
     def advance(self, until_s: float) -> None:
         """Go on to the end of the first step that ends at until_s or later, or to idleness."""

@@ -94,9 +94,6 @@ class EngineState:
         self.headroom = Headroom(0, engine.page_size)
         self.num_arrivals_planned = -1
         self.pool = KvPool(engine.kv_pool_tokens, engine.page_size, engine.host_tier)
-        if isinstance(policy, Policy) and policy.returns is not None:
-            returns = policy.returns
-            self.pool.tree.rate = lambda session: returns.rate(session, self.now_s)
         self.decode = DecodeBatch(engine.page_size)
         self.queue: list[Progress] = []
         self.ratio = NewTokenRatio(engine.schedule_conservativeness)
@@ -108,7 +105,23 @@ class EngineState:
         self.num_queued = 0
         self.num_passes = 0
         self.num_yields: Counter[tuple[bool, Way]] = Counter()
-        self._playback = Playback(policy) if isinstance(policy, Policy) else None
+        self._playback: Playback | None = None
+        if isinstance(policy, Policy):
+            self.follow(policy)
+
+    def follow(self, policy: Policy) -> None:
+        """Go by a policy, which meets the unfinished requests in order of arrival."""
+        self.policy = policy
+        self._playback = Playback(policy)
+        self.pool.tree.rate = None
+        if (returns := policy.returns) is not None:
+            self.pool.tree.rate = lambda session: returns.rate(session, self.now_s)
+        self.batch_is_full, self.num_arrivals_planned = False, -1
+        chunked = [] if self.chunked is None else [self.chunked.job]
+        jobs = [*self.running_jobs(), *chunked, *(progress.job for progress in self.queue)]
+        for job in sorted(jobs, key=lambda job: job.arrival):
+            job.meet()
+            job.is_ranked = policy.on_arrival(job)
 
     @property
     def num_mixed(self) -> int:
@@ -143,6 +156,16 @@ class EngineState:
     def has_adapter(self, progress: Progress, beside: set[str]) -> bool:
         """Whether its adapter finds room beside these."""
         return len({progress.request.adapter, *beside}) <= self.engine.max_loras_per_batch
+
+    def _adapters_in_order(self) -> Callable[[int], bool]:
+        beside = self.adapters
+
+        def has_room(position: int) -> bool:
+            if found := self.has_adapter(progress := self.queue[position], beside):
+                beside.add(progress.request.adapter)
+            return found
+
+        return has_room
 
     def running_jobs(self) -> list[Job]:
         """Of the batch, at their present age."""
@@ -194,6 +217,7 @@ class EngineState:
             common_tokens=self._common_tokens,
             kept_for=self.pool.tree.kept_for,
             holding=self._holding,
+            adapters_in_order=self._adapters_in_order,
         )
 
     def _common_tokens(self, position: int, other: int | Job) -> int:
