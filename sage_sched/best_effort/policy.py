@@ -68,7 +68,7 @@ class Qllm(Urgency):
 
     def ahead(self, view: SchedulerView, others: Sequence[Job]) -> list[int]:
         """The positions of the waiting LS jobs that go before all of BE that waits, and before the
-        others, in their order."""
+        others, in their order; not those whose adapters find no room, which others pass."""
         if not any(self.passes(job) for job in view.waiting):
             return []
         first = min((place_of(job, self, view) for job in others), default=(math.inf, 0.0, 0))
@@ -78,7 +78,8 @@ class Qllm(Urgency):
             is_sensitive = job.is_ranked and self.passes(job)
             return is_sensitive and place_of(job, self, view) < first
 
-        return [*takewhile(is_ahead, serving_order(self, view))]
+        ahead = takewhile(is_ahead, serving_order(self, view))
+        return [position for position in ahead if view.has_adapter(position)]
 
     def passes(self, job: Job) -> bool:
         """Whether it is LS."""

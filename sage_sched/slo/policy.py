@@ -57,7 +57,8 @@ class ProserveParameters:
     density: next, the worth of the next token by what it takes (the paper), or expected, that of
         the answer (ours, see Worth).
     starved_share: the share of the server's work for jobs that are late by more than their whole
-        TTFT, by arrival (ours).
+        TTFT, by arrival; and that for jobs without a promise that have waited for as much work as
+        the KV pool holds (ours).
     """
 
     eta: float = 0.65
@@ -97,7 +98,11 @@ class Proserve(Policy):
         self._slo_cost = seconds_on(_shared_base(server))
         self._is_promised_any = False
         self._budget: Budget | None = None
-        self._starved = StarvedShare(parameters.starved_share, float(server.kv_pool_tokens))
+        share, self._pool_tokens = parameters.starved_share, float(server.kv_pool_tokens)
+        self._starved = [
+            StarvedShare(share, self._pool_tokens, is_starved)
+            for is_starved in (self._is_late, self._waits_long)
+        ]
 
     def on_arrival(self, job: Job) -> bool:
         is_ranked = self._others.on_arrival(job)
@@ -134,6 +139,8 @@ class Proserve(Policy):
     def key(self, job: Job, view: SchedulerView) -> float:
         if not self._is_promised_any:
             return self._others.key(job, view)
+        if job in [starved.first for starved in self._starved]:
+            return _STARVED
         promised = promised_of(job)
         return _BEST_EFFORT + self._others.key(job, view) if promised is None else promised.key
 
@@ -152,10 +159,18 @@ class Proserve(Policy):
         jobs = [*running, *chunked, *waiting]
         self._bring_up_to_date(jobs, len(running) + len(chunked))
         self._order(jobs, len(running), view)
-        starved = self._starved.choose(waiting, view)
-        if starved is not None and (promised := promised_of(starved)) is not None:
-            promised.key = _STARVED
-            starved.place = None
+        for starved in self._starved:
+            for pick in (starved.first, starved.choose(view)):  # the last one, and this pass's
+                if pick is not None:
+                    pick.place = None
+
+    def _is_late(self, job: Job, view: SchedulerView) -> bool:
+        p = promised_of(job)
+        return p is not None and view.now_s > p.due_s + p.promise.ttft_s
+
+    def _waits_long(self, job: Job, view: SchedulerView) -> bool:
+        waited_tokens = view.served_tokens - job.served_at_arrival_tokens
+        return promised_of(job) is None and waited_tokens > self._pool_tokens
 
     def _bring_up_to_date(self, jobs: list[Pair], num_begun: int) -> None:
         """Set when the next token of each is due and, if its prefill has begun, what it takes.

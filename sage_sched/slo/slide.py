@@ -1,9 +1,10 @@
 """SlideBatching (ProServe, Algorithm 1): the order of one queue, and how long a batch may take; and
-a share of the work for jobs that are late by more than their whole TTFT."""
+a share of the work for jobs that are late by far."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
-from sage_sched.slo.promised import Pair
 from sage_sched.view import SchedulerView
 
 
@@ -73,15 +73,19 @@ class StarvedShare:
     first: the last pick.
     """
 
-    def __init__(self, share: float, most_tokens: float) -> None:
-        """share: of the server's work, in [0, 1). most_tokens: the most that can be saved up."""
+    def __init__(
+        self, share: float, pool_tokens: float, is_starved: Callable[[Job, SchedulerView], bool]
+    ) -> None:
+        """share: of the server's work, in [0, 1). pool_tokens: the most that can be saved up.
+        is_starved: asked of ranked jobs without a token."""
         self._share = share
-        self._most_tokens = most_tokens
+        self._pool_tokens = pool_tokens
         self._credit_tokens = 0.0
         self._served_tokens = 0
+        self._is_starved = is_starved
         self.first: Job | None = None
 
-    def choose(self, waiting: list[Pair], view: SchedulerView) -> Job | None:
+    def choose(self, view: SchedulerView) -> Job | None:
         """The waiting job that goes first; None if none does. Once a pass."""
         first, work = self.first, view.served_tokens - self._served_tokens
         self._served_tokens = view.served_tokens
@@ -89,17 +93,21 @@ class StarvedShare:
         if first is not None and (first.served_tokens or first in view.running):
             self._credit_tokens -= first.input_tokens + first.mean_tokens()
             first = None
-        elif first is not None and first not in view.waiting:  # it was aborted, say
-            first = None
         earned = self._share * work
-        self._credit_tokens = min(self._most_tokens, self._credit_tokens + earned)
-        if first is None and self._credit_tokens > 0 and self._share:
-            now_s = view.now_s
-            late = [
+        self._credit_tokens = min(self._pool_tokens, self._credit_tokens + earned)
+        # The last pick is among these, unless it was aborted, say, or its adapter finds no room.
+        starved: list[tuple[int, Job]] = []
+        if self._share and (first is not None or self._credit_tokens > 0):
+            waiting = enumerate(view.waiting)
+            starved = [
                 (job.arrival, job)
-                for job, p in waiting
-                if now_s > p.due_s + p.promise.ttft_s and not job.generated_tokens
+                for position, job in waiting
+                if job.is_ranked
+                and not job.generated_tokens
+                and self._is_starved(job, view)
+                and view.has_adapter(position)
             ]
-            first = min(late)[1] if late else None
+        if first is None or (first.arrival, first) not in starved:
+            first = min(starved)[1] if starved and self._credit_tokens > 0 else None
         self.first = first
         return first

@@ -126,7 +126,11 @@ class HoldBack:
         if not self._share or view.batch_is_full:
             return False
         best = self._best_level(view.running)
-        waiting = [job for job in view.waiting if job not in view.swapped]
+        waiting = [
+            job
+            for position, job in enumerate(view.waiting)
+            if job not in view.swapped and view.has_adapter(position)
+        ]
         return best <= _URGENT and self._best_level(waiting + view.chunked_jobs) > best
 
     def _best_level(self, jobs: Iterable[Job]) -> int:

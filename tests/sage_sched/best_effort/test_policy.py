@@ -83,6 +83,9 @@ def test_the_sensitive_are_prefilled_by_themselves_unless_best_effort_goes_befor
     assert decide(waiting(old, late), policy).budget == UNLIMITED
     swapped = replace(waiting(jobs[0], jobs[1]), swapped={jobs[1]: None})
     assert decide(swapped, policy).budget == UNLIMITED
+    # Nor if its adapter finds no room, so that others pass it.
+    passed = replace(waiting(*jobs[:3]), running=[jobs[3]], has_adapter=lambda place: place != 1)
+    assert decide(passed, policy).budget == UNLIMITED
 
 
 def test_beside_a_chunk_of_best_effort_the_sensitive_get_in_and_the_chunk_shrinks_to_a_page() -> (

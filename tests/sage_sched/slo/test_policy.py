@@ -225,3 +225,20 @@ def test_a_server_learns_and_arrivals_at_odd_times_do_no_harm() -> None:
         places = order(ours, replace(waiting(one, other), now_s=now_s))
         assert sorted(places) == [0, 1]
     assert math.isfinite(ours.key(one, IDLE))
+
+
+def test_without_a_deadline_they_have_a_share_once_they_have_waited_long() -> None:
+    late = [job(i) for i in range(3)]
+    free, fresh = job(3, NO_HINTS), job(4, NO_HINTS)
+    fresh.served_at_arrival_tokens = 10_000
+    ours = policy(*late, free, fresh)
+    view = replace(waiting(*late, free, fresh), now_s=50.0, served_tokens=10_000)
+    assert order(ours, view) == [0, 1, 2, 3, 4]
+    # The server has worked through more than a KV pool since the first of them came.
+    assert order(ours, replace(view, served_tokens=10_001)) == [0, 3, 1, 2, 4]
+
+
+def test_a_starved_one_without_room_for_its_adapter_keeps_nobody_from_its_share() -> None:
+    ours, _, view = starving()
+    assert order(ours, replace(view, has_adapter=lambda position: position != 0))[0] == 1
+    assert order(ours, view)[0] == 1  # it keeps its turn

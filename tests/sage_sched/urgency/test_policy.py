@@ -155,6 +155,16 @@ def test_prefills_are_not_held_back_for_anybody_as_urgent_or_if_nobody_is() -> N
         assert not plan.decode_only
 
 
+def test_who_finds_no_room_for_its_adapter_does_not_let_others_prefill() -> None:
+    policy = policy_of(decode_share=1.0)
+    runs, passed, comes = job(0, 2, generated_tokens=5), job(1, 1), job(2, 4)
+    for each in (runs, passed, comes):
+        policy.on_arrival(each)
+    view = replace(waiting(passed, comes), running=[runs])
+    assert not decide(view, policy).decode_only
+    assert decide(replace(view, has_adapter=lambda place: place != 0), policy).decode_only
+
+
 @dataclass
 class UrgentEngine(Engine):
     """As Engine; whoever is let in overtakes nobody by more than the bound."""
