@@ -1,8 +1,8 @@
-"""The yardsticks: what an engine sustains, and what a request takes on one that is idle."""
+"""The yardsticks: what a server sustains, and how long a request takes on an idle one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -10,33 +10,76 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from bench.engines.run_metrics import decoded_share
+from bench.workloads.arrivals import poisson_arrivals
 
 if TYPE_CHECKING:
     from bench.engines.server.client import Answer
+    from bench.engines.simulator.result import Served
+
+
+# The first fifth of a saturated run does not count: long answers gather in memory only with time.
+_WARM_UP = 0.2
+# Arrivals exceed the capacity by this factor at least, or the server might not be saturated, and by
+# the other at most, or policies that order by length would serve short requests alone.
+_LEAST_OVERLOAD, _MOST_OVERLOAD = 1.1, 1.4
+_MOST_RUNS = 6
+# A burst of this size says at which rate to begin.
+PILOT_REQUESTS = 300
 
 
 class Saturation(NamedTuple):
-    """A server that always has a queue.
+    """What a server sustains.
 
-    capacity: requests/s that it then sustains. service_s: from a request's first token to its last,
-    on average.
+    capacity: requests (or sessions) per second that it completes if more than that arrive for a
+        long time. service_s: mean time from a request's first token to its last, then.
     """
 
     capacity: float
     service_s: float
 
     @classmethod
-    def measured(cls, first_s: NDArray[np.float64], last_s: NDArray[np.float64]) -> Self:
-        """From a burst of requests that were all sent at 0: when they had their first and last
-        tokens.
+    def measured(cls, served: Served, num_arrivals: int, until_s: float) -> Self:
+        """From a run in which the server has a queue until until_s.
 
-        The capacity is counted until the last request got its first token: up to then the server
-        had a queue, after that it only drains. A request under way counts by the share of its
-        decoding that was done.
+        Tokens per second, prompts and answers together, divided by the mean tokens per request.
+        Tokens are counted and not completions, because a window in which few long answers end tells
+        little about their rate. An answer's tokens count as evenly spread over its decoding.
+
+        num_arrivals: of requests, or of sessions if served has the steps of sessions.
         """
-        full_until_s = float(first_s.max())
-        done = decoded_share(full_until_s, first_s, last_s)
-        return cls(float(done.sum()) / full_until_s, float((last_s - first_s).mean()))
+        first_s, last_s = served.arrival_s + served.ttft_s, served.arrival_s + served.ttlt_s
+
+        def tokens_by(at_s: float) -> float:
+            share = np.clip(decoded_share(at_s, first_s, last_s), 0, 1)
+            tokens = served.input_tokens + 1 + (served.answer_tokens - 1) * share
+            return float(tokens[first_s <= at_s].sum())
+
+        from_s = _WARM_UP * until_s
+        tokens_per_s = (tokens_by(until_s) - tokens_by(from_s)) / (until_s - from_s)
+        per_arrival = float((served.input_tokens + served.answer_tokens).sum()) / num_arrivals
+        return cls(tokens_per_s / per_arrival, float((served.ttlt_s - served.ttft_s).mean()))
+
+
+def sustained(
+    serve: Callable[[NDArray[np.float64]], Served], num_arrivals: Callable[[float], int]
+) -> Saturation:
+    """What a server sustains, from runs in which requests arrive faster than that.
+
+    serve: runs requests that arrive at these times (ascending, in seconds). num_arrivals: how many
+        to send at a rate per second; more make the result more certain.
+    """
+    burst = serve(np.zeros(PILOT_REQUESTS))
+    until_s = float((burst.arrival_s + burst.ttft_s).max())
+    rate_per_s = Saturation.measured(burst, PILOT_REQUESTS, until_s).capacity
+    for _ in range(_MOST_RUNS):
+        number = num_arrivals(rate_per_s)
+        arrivals_s = poisson_arrivals(number, seed=1) / rate_per_s
+        found = Saturation.measured(serve(arrivals_s), number, float(arrivals_s[-1]))
+        overload = rate_per_s / found.capacity
+        if _LEAST_OVERLOAD <= overload <= _MOST_OVERLOAD:
+            break
+        rate_per_s = 1.25 * max(found.capacity, rate_per_s if overload < 1 else 0.0)
+    return found
 
 
 class UnloadedTime(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines.baseline import Saturation
+from bench.engines.baseline import Saturation, sustained
 from bench.engines.simulator.apart import simulate_apart
 from bench.engines.simulator.cluster import simulate_cluster
 from bench.engines.simulator.request import SimRequest
@@ -20,14 +20,14 @@ from bench.engines.simulator.state import Options
 from bench.experiment.spec import Arm, Load, requests_per_s
 from bench.policies import deadline_rivals, programs
 from bench.policies.routers import router_named
-from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of
+from bench.workloads.arrivals import arrivals_of, num_requests_of
 from bench.workloads.source import Purpose, Source
 from bench.workloads.sources import source_of
 from sage_sched.policy import NoParameters, Policy
 
 # What a request waits for its prediction on a server, at most.
 PREDICTION_DELAY_S = 0.002
-_BURST_SEED = 1
+_CAPACITY_SEED = 1
 _RIVALS: dict[str, type[Policy]] = {**deadline_rivals.RIVALS, **programs.RIVALS}
 
 
@@ -45,21 +45,22 @@ class Loaded:
 
     @functools.cached_property
     def saturated(self) -> Saturation:
-        """What one engine sustains under capacity_by, from a burst that is the same for all."""
-        arm = Arm(policy=self.load.capacity_by)
-        at_once = np.zeros(PULSE_REQUESTS)
-        cap = self.load.max_new_tokens
-        burst = self.source.requests(arm, at_once, _BURST_SEED, cap, Purpose.CAPACITY)
-        result = served(self.load, arm, burst, one_node=True)
-        return Saturation.measured(result.ttft_s, result.ttlt_s)
+        """What one engine sustains under capacity_by."""
+        arm, cap = Arm(policy=self.load.capacity_by), self.load.max_new_tokens
+
+        def serve(arrivals_s: NDArray[np.float64]) -> Result:
+            purpose = Purpose.CAPACITY
+            requests = self.source.requests(arm, arrivals_s, _CAPACITY_SEED, cap, purpose)
+            return served(self.load, arm, requests, one_node=True)
+
+        return sustained(serve, lambda _: self.source.num_for_capacity)
 
     @functools.cached_property
     def rate_per_s(self) -> float:
         """Requests (or sessions) a second, on all nodes."""
         if not self.load.rate.endswith("x"):
             return requests_per_s(self.load.rate, 1.0)
-        capacity = self.source.capacity or self.saturated.capacity
-        return requests_per_s(self.load.rate, capacity * self.load.nodes)
+        return requests_per_s(self.load.rate, self.saturated.capacity * self.load.nodes)
 
     def arrivals_s(self, seed: int) -> NDArray[np.float64]:
         """When requests come."""

@@ -167,8 +167,7 @@ class Agents(Source):
     engine: to whose pool their token counts are cut.
     """
 
-    # So many a second an engine takes before their steps wait long.
-    capacity = 0.008
+    num_for_capacity = 300
 
     def __init__(
         self, data: Path, engine: Engine, *, max_pause_s: float = 300.0, max_steps: int = 60

@@ -27,11 +27,11 @@ class Purpose(StrEnum):
 class Source(ABC):
     """Requests of one kind.
 
-    capacity: how many of them an engine sustains a second; None if that is to be measured.
+    num_for_capacity: how many arrivals tell what an engine sustains of them.
     workload: its prompts, which real servers can be asked; None if it has lengths alone.
     """
 
-    capacity: float | None = None
+    num_for_capacity: int = 2500
     workload: Workload | None = None
 
     @abstractmethod

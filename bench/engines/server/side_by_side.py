@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.engines.baseline import Saturation, UnloadedTime
+from bench.engines.baseline import PILOT_REQUESTS, Saturation, UnloadedTime, sustained
 from bench.engines.server.client import Answer, as_seen, body_of, drive, problem_of
 from bench.engines.server.facts import host_facts
 from bench.engines.server.kept_server import KeptServer
@@ -27,9 +27,13 @@ from bench.engines.server.server import ServerError
 from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Served, alone_s
 from bench.experiment.spec import requests_per_s
-from bench.workloads.arrivals import PULSE_REQUESTS, arrivals_of, num_requests_of, trace_arrivals
+from bench.workloads.arrivals import arrivals_of, num_requests_of, trace_arrivals
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, sample
 from sage_sched.registry import policy_names
+
+# How long requests arrive in a run that measures the capacity, and the least and most of them.
+_CAPACITY_S = 1200.0
+_CAPACITY_REQUESTS = (PILOT_REQUESTS, 1500)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,28 +228,33 @@ def _measure_baseline(settings: Settings, kept: KeptServer) -> Baseline:
     are_numbers = settings.num_requests and not any(rate.endswith("x") for rate in settings.rates)
     if device is not None and are_numbers:
         return Baseline(Saturation(nan, nan), partial(alone_s, device.engine), told)
-    tqdm.write(f"measuring what {first} takes and sustains")
-    history = settings.workload.history
-    burst = sample(history, settings.num_requests or PULSE_REQUESTS, seed=1)
     alone: list[Answer] = []
 
     def prepare(url: str) -> None:
         _warm_up(url, settings)
-        if device is None:
-            alone[:] = _one_at_a_time(url, settings, burst)
+        if device is None and not alone:
+            alone[:] = _one_at_a_time(url, settings, sample(history, PILOT_REQUESTS, seed=1))
 
-    run = kept.run(
-        first,
-        "baseline",
-        lambda url: _drive(url, settings, burst, [0.0] * len(burst), "burst, for the capacity"),
-        prepare=prepare,
-    )
-    if problem := problem_of([*run.answers, *alone]):
-        raise ServerError(f"the first policy's server failed: {problem}")
-    if run.late:
-        raise ServerError(f"the capacity could not be measured: {run.late}")
-    times_s = np.array([(answer.first_token_s, answer.last_token_s) for answer in run.answers])
-    saturated = Saturation.measured(*times_s.T)
+    def serve(arrivals_s: NDArray[np.float64]) -> Served:
+        """Prompts come again if the history has too few: their prefill is then cheaper."""
+        asked = settings.workload.drawn(len(arrivals_s), seed=1, from_history=True)
+        tqdm.write(
+            f"measuring what {first} sustains: {len(asked)} requests, "
+            f"{arrivals_s[-1] / settings.servers.speed:.0f} s and what is then left"
+        )
+
+        def send(url: str) -> list[Answer]:
+            return _drive(url, settings, asked, arrivals_s, "capacity")
+
+        run = kept.run(first, "baseline", send, prepare=prepare)
+        if problem := problem_of([*run.answers, *alone]):
+            raise ServerError(f"the first policy's server failed: {problem}")
+        if run.late:
+            raise ServerError(f"the capacity could not be measured: {run.late}")
+        return as_seen(lambda *_: nan, _requests(settings, asked, run.answers), run.answers)
+
+    history = settings.workload.history
+    saturated = sustained(serve, lambda rate: int(np.clip(rate * _CAPACITY_S, *_CAPACITY_REQUESTS)))
     if device is not None:
         return Baseline(saturated, partial(alone_s, device.engine), told)
     fitted = UnloadedTime.fitted(alone)

@@ -1,16 +1,25 @@
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from bench.engines.baseline import Saturation, UnloadedTime
+from bench.engines.baseline import UnloadedTime, sustained
 from bench.engines.clock.device import Device
 from bench.engines.server.client import Answer
 from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import alone_s
+from bench.engines.simulator.result import Served, alone_s
 from bench.engines.simulator.run import simulate
+from bench.experiment.simulated import Loaded, served
+from bench.experiment.spec import Arm, Load
+from bench.workloads.arrivals import poisson_arrivals
+from bench.workloads.source import Purpose
 from sage_sched.config import SageConfig
 
 
@@ -43,26 +52,59 @@ def test_no_time_is_negative_whatever_was_measured(rows: list[tuple[int, int, fl
     assert min(fitted) >= 0
 
 
-def test_the_capacity_does_not_depend_on_how_long_the_burst_drains() -> None:
-    # A server with 10 slots, first come, first served.
-    rng = np.random.default_rng(0)
-    for num_requests in (300, 1000):
-        free_at = np.zeros(10)
-        first_s, last_s = np.zeros(num_requests), np.zeros(num_requests)
-        for i in range(num_requests):
-            slot, tokens = int(np.argmin(free_at)), int(rng.exponential(100)) + 1
-            began, free_at[slot] = free_at[slot], free_at[slot] + tokens * 0.01
-            first_s[i], last_s[i] = began + 1e-6, free_at[slot]
-        # 10 slots, 1.01 s a request.
-        saturated = Saturation.measured(first_s, last_s)
-        assert saturated.capacity == pytest.approx(10 / 1.01, rel=0.15)
-        assert saturated.service_s == pytest.approx((last_s - first_s).mean())
+def slots(answers: NDArray[np.int64], prompts: NDArray[np.int64]) -> Callable[[Any], Served]:
+    """A server of 10 slots, first come, first served: 10 ms per answer token, 1 ms per prompt
+    token, requests of these lengths."""
+
+    def serve(arrivals_s: NDArray[np.float64]) -> Served:
+        free_s, first_s, last_s = np.zeros(10), [], []
+        for at_s, answer_tokens, prompt_tokens in zip(arrivals_s, answers, prompts, strict=False):
+            slot = int(np.argmin(free_s))
+            first_s.append(max(at_s, free_s[slot]) + 0.001 * prompt_tokens)
+            free_s[slot] = first_s[-1] + 0.01 * answer_tokens
+            last_s.append(free_s[slot])
+        requests = [
+            SimRequest(0.0, int(i), int(o), int(o), None, "")
+            for i, o in zip(prompts, answers, strict=True)
+        ][: len(arrivals_s)]
+        return Served.of(
+            lambda *_: 1.0, requests, arrivals_s, np.array(first_s), np.array(last_s),
+            num_next_on_time=np.zeros(0, int), longest_gap_s=np.zeros(0), gaps=Counter(),
+            cached_tokens=None,
+        )  # fmt: skip
+
+    return serve
 
 
-def test_half_an_answer_counts_half() -> None:
-    # One of a single token, one that is done half when the last begins, and that last one.
-    saturated = Saturation.measured(np.array([1.0, 2.0, 4.0]), np.array([1.0, 6.0, 9.0]))
-    assert saturated == (pytest.approx(1.5 / 4), pytest.approx((0 + 4 + 5) / 3))
+@pytest.mark.parametrize("kind", ["light tails", "heavy tails", "long prompts", "fits at once"])
+def test_the_capacity_is_that_of_a_long_run(kind: str) -> None:
+    rng, number = np.random.default_rng(0), 6000
+    answers = rng.exponential(100, number).astype(int) + 1
+    prompts = np.full(number, 20)
+    if kind == "heavy tails":
+        answers[rng.random(number) < 0.1] *= 20
+    if kind == "long prompts":
+        prompts = rng.integers(20, 4000, number)
+    if kind == "fits at once":
+        answers = np.where(rng.random(number) < 0.05, 5_000, 20)
+    sustains = 10 / (0.01 * answers.mean() + 0.001 * prompts.mean())
+    found = sustained(slots(answers, prompts), lambda _: number)
+    assert found.capacity == pytest.approx(sustains, rel=0.05)
+
+
+def test_the_simulator_keeps_up_below_its_capacity_and_not_above() -> None:
+    loaded = Loaded(Load(name="chat", workload={"name": "mixed"}, arrivals="pulse"), None)
+    waits = []
+    for load in (0.9, 1.1):
+        arm, rate_per_s = Arm(policy="fcfs"), load * loaded.saturated.capacity
+        arrivals_s = poisson_arrivals(6000, 3) / rate_per_s
+        requests = loaded.source.requests(arm, arrivals_s, 3, 4096, Purpose.REPORT)
+        result = served(loaded.load, arm, requests)
+        waits.append([float(part.mean()) for part in np.array_split(result.ttft_s, 3)])
+    below, above = waits
+    assert max(below) < 30
+    assert above[2] > 1.5 * above[1] > 1.5 * above[0]
+    assert above[2] > 2 * max(below)
 
 
 @given(st.integers(1, 20_000), st.integers(1, 500))
