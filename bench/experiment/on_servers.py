@@ -44,7 +44,8 @@ def records_of_prompts(
         num_seeds=experiment.seeds,
         first_seed=experiment.first_seed,
         num_requests=load.num_requests,
-        load=load.arrivals,
+        load="pulse" if load.arrivals == "recorded" else load.arrivals,
+        trace=loaded.recording if load.arrivals == "recorded" else None,
         max_new_tokens=load.max_new_tokens,
     )
     made_by = Provenance.of_now()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -12,11 +14,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.engines.simulator.request import SimRequest
 from bench.engines.simulator.result import Served
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import Arm, Experiment, SpecError
+from bench.experiment.spec import TUNED, Arm, Experiment, Load, SpecError
 from bench.workloads.source import Purpose
 
 ENGINES = ("sim", "clock", "server")
@@ -25,11 +26,12 @@ ENGINES = ("sim", "clock", "server")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Of a run. data: see bench.workloads.sources. output: for what servers write. model:
-    the servers' own, on the engine `server`."""
+    the servers' own, on the engine `server`. jobs: how many simulations at a time."""
 
     data: Path | None = None
     output: Path = Path("results")
     model: Path | None = None
+    jobs: int = 1
     server_flags: Sequence[str] | None = None
 
 
@@ -45,13 +47,21 @@ def run(
 
 
 def _records(experiment: Experiment, options: Options) -> Iterator[Record]:
+    alike: Loaded | None = None
+    best: Arm | None = None
     for load in experiment.loads:
-        loaded = Loaded(load, options.data)
-        arms = list(experiment.arms)
+        if alike is None or alike.load.mix != load.mix:
+            alike = best = None
+        loaded, arms = Loaded(load, options.data, alike), list(experiment.arms)
         if experiment.tuned is not None:
-            arms.insert(0, best_tuned(experiment, loaded))
+            if best is None or not experiment.tuned.rates:
+                best = best_tuned(experiment, loaded, options.jobs)
+            arms.insert(0, best)
+            if load.capacity_by == TUNED:
+                loaded = replace(loaded, load=replace(load, capacity_by=best.policy))
+        alike = loaded
         if experiment.engine == "sim" or loaded.source.workload is None:
-            yield from _of_requests(experiment, loaded, arms, options.output)
+            yield from _of_requests(experiment, loaded, arms, options)
             continue
         from bench.experiment.on_servers import records_of_prompts  # SGLang takes a while
 
@@ -61,52 +71,124 @@ def _records(experiment: Experiment, options: Options) -> Iterator[Record]:
         )  # fmt: skip
 
 
-def best_tuned(experiment: Experiment, loaded: Loaded) -> Arm:
-    """The best of the experiment's tuning by its mean, on what nothing is reported on."""
-    assert experiment.tuned is not None
-    means: dict[str, list[float]] = {}
-    tried = [*product(experiment.tuned.arms(), experiment.tuned.seeds)]
-    for arm, seed in tqdm(tried, desc=f"{loaded.load.name}: tuning", unit="run"):
-        result = served(loaded.load, arm, loaded.requests(arm, seed, Purpose.TUNING), seed)
-        means.setdefault(arm.policy, []).append(float(result.ttlt_s.mean()))
-    return Arm(policy=min(means, key=lambda policy: float(np.mean(means[policy]))))
+def best_tuned(experiment: Experiment, loaded: Loaded, jobs: int = 1) -> Arm:
+    """The best of the experiment's tuning, on requests and seeds that nothing is reported on."""
+    tuning = experiment.tuned
+    assert tuning is not None
+    loads = [loaded]
+    if tuning.rates:
+        filled = Loaded(replace(loaded.load, capacity_by="fcfs-fill"), loaded.data, loaded)
+        loads = [
+            replace(filled, load=replace(filled.load, rate=r), alike=filled) for r in tuning.rates
+        ]
+    sign = -1.0 if tuning.by == "good_share" else 1.0
+    found: dict[str, list[float]] = {}
+    for at in loads:
+        runs = product(tuning.arms(), tuning.seeds)
+        for arm, _, metrics in _simulated(at, runs, [tuning.by], Purpose.TUNING, jobs):
+            found.setdefault(arm.policy, []).append(sign * metrics[tuning.by])
+    return Arm(policy=min(found, key=lambda policy: float(np.mean(found[policy]))))
 
 
 def _of_requests(
-    experiment: Experiment, loaded: Loaded, arms: Sequence[Arm], output: Path
+    experiment: Experiment, loaded: Loaded, arms: Sequence[Arm], options: Options
 ) -> Iterator[Record]:
     """Simulated; or, if they have lengths alone, on real servers on the device clock."""
     load, columns = loaded.load, (*experiment.columns, *experiment.ratios)
     seeds = range(experiment.first_seed, experiment.first_seed + experiment.seeds)
-    made_by = Provenance.of_now()
-    with contextlib.ExitStack() as stack:
-        serve: Callable[[Arm, Sequence[SimRequest], int], Served] = partial(served, load)
-        if experiment.engine != "sim":
-            from bench.engines.server.session_servers import SessionServers  # SGLang takes a while
-
-            if experiment.engine == "server":
-                raise SpecError(f"load {load.name} has no prompts: allowed: --engine sim or clock")
-            folder = output / experiment.name
-            servers = SessionServers(load, loaded.source, folder, experiment.speed)
-            serve = stack.enter_context(contextlib.closing(servers))
-        for arm, seed in tqdm([*product(arms, seeds)], desc=load.name, unit="run"):
-            found = serve(arm, loaded.requests(arm, seed), seed)
-            yield Record(
-                experiment=experiment.name,
-                load=load.name,
-                arm=arm.name,
-                policy=arm.policy,
-                seed=seed,
-                engine=experiment.engine,
-                metrics=measured(found, columns),
-                made_by=made_by,
-            )
+    runs, made_by = product(arms, seeds), Provenance.of_now()
+    if experiment.engine == "server":
+        raise SpecError(f"load {load.name} has no prompts: allowed: --engine sim or clock")
+    if experiment.engine == "sim":
+        found = _simulated(loaded, runs, columns, Purpose.REPORT, options.jobs)
+    else:
+        found = _on_servers(experiment, loaded, runs, columns, options.output)
+    for arm, seed, metrics in found:
+        yield Record(
+            experiment=experiment.name,
+            load=load.name,
+            arm=arm.name,
+            policy=arm.policy,
+            seed=seed,
+            engine=experiment.engine,
+            metrics=metrics,
+            made_by=made_by,
+        )
 
 
-def measured(served: Served, columns: Iterable[str]) -> dict[str, float]:
+Found = tuple[Arm, int, dict[str, float]]
+
+
+def _simulated(
+    loaded: Loaded,
+    runs: Iterable[tuple[Arm, int]],
+    columns: Sequence[str],
+    purpose: Purpose,
+    jobs: int,
+) -> Iterator[Found]:
+    """The metrics of each arm and seed, as they are ready."""
+    if not loaded.load.parts:
+        _ = loaded.rate_per_s  # once, and not in each process
+    simulate = partial(_simulate, loaded, columns, purpose)
+    progress = partial(tqdm, desc=f"{loaded.load.name}: {purpose}", unit="run")
+    todo = [*runs]
+    if jobs == 1:
+        yield from map(simulate, progress(todo))
+        return
+    global _in_child
+    _in_child = simulate  # forked, not pickled: the workload is large
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        futures = [pool.submit(_call_in_child, run) for run in todo]
+        for future in progress(as_completed(futures), total=len(todo)):
+            yield future.result()
+
+
+_in_child: Callable[[tuple[Arm, int]], Found] | None = None
+
+
+def _call_in_child(run: tuple[Arm, int]) -> Found:
+    assert _in_child is not None
+    return _in_child(run)
+
+
+def _simulate(
+    loaded: Loaded, columns: Sequence[str], purpose: Purpose, run: tuple[Arm, int]
+) -> Found:
+    arm, seed = run
+    result = served(loaded.load, arm, loaded.requests(arm, seed, purpose), seed)
+    return arm, seed, measured(result, columns, loaded.load) | _offered(loaded)
+
+
+def _offered(loaded: Loaded) -> dict[str, float]:
+    """Requests per second that arrive; none if they differ from part to part."""
+    return {} if loaded.load.parts else {"offered_rate": loaded.rate_per_s}
+
+
+def _on_servers(
+    experiment: Experiment,
+    loaded: Loaded,
+    runs: Iterable[tuple[Arm, int]],
+    columns: Sequence[str],
+    output: Path,
+) -> Iterator[Found]:
+    from bench.engines.server.session_servers import SessionServers  # SGLang takes a while
+
+    folder = output / experiment.name
+    servers = SessionServers(loaded.load, loaded.source, folder, experiment.speed)
+    with contextlib.closing(servers):
+        for arm, seed in tqdm([*runs], desc=loaded.load.name, unit="run"):
+            found = servers(arm, loaded.requests(arm, seed), seed)
+            yield arm, seed, measured(found, columns, loaded.load) | _offered(loaded)
+
+
+def measured(served: Served, columns: Iterable[str], load: Load) -> dict[str, float]:
     """What a record of a run keeps. A column is a metric of Served.metrics, or of some classes of
     requests alone: `p99_ttft_ms:LS`, `mean_waited_per_token_ms:1+2`."""
     metrics = {**served.metrics(), **served.session_metrics()}
+    if tuple(load.measured) != (0.0, 1.0):
+        served = served.arrived_within(*load.measured)
+        metrics |= served.metrics()
+    metrics["good_share"] = served.good_share(load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3)
     attained = served.attainment()
     metrics |= {name: value for name, value in attained.items() if isinstance(value, float | int)}
     by_metric = attained.get("slo_attainment_by_metric", {})
@@ -133,6 +215,7 @@ def changed(
     by_arm = {arm.name: arm for arm in experiment.arms}
     if unknown := set(loads) - set(by_load):
         raise SpecError(f"loads are {', '.join(by_load)}, not {', '.join(sorted(unknown))}")
+    needs_tuning = any(load.capacity_by == TUNED for load in experiment.loads)
     chosen = [by_arm.get(arm) or Arm.parse(arm, "--arms") for arm in arms]
     return replace(
         experiment,
@@ -140,5 +223,5 @@ def changed(
         seeds=seeds or experiment.seeds,
         loads=[by_load[load] for load in loads] or experiment.loads,
         arms=chosen or experiment.arms,
-        tuned=None if chosen else experiment.tuned,
+        tuned=None if chosen and not needs_tuning else experiment.tuned,
     )

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.engines.server.server import ServerError
-from bench.experiment import records
+from bench.experiment import goodput, records
 from bench.experiment.run import ENGINES, Options, changed
 from bench.experiment.run import run as run_experiment
 from bench.experiment.spec import Experiment, SpecError
-from bench.experiment.table import plain
+from bench.experiment.table import aligned, plain
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, at_least_one, print_json
 from sage_sched.fields import ConfigError
@@ -24,6 +24,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "name", metavar="NAME", help="one of `sage-sched bench list`, or a .toml file of your own"
     )
     parser.add_argument("--engine", choices=ENGINES, help="default: the experiment's")
+    parser.add_argument(
+        "--jobs", type=at_least_one, default=1, help="simulations at a time (default: 1)"
+    )
     parser.add_argument("--seeds", type=at_least_one, help="default: the experiment's")
     parser.add_argument("--loads", nargs="+", default=(), metavar="LOAD", help="these alone")
     parser.add_argument(
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         file = records.file_of(experiment.name, folder)
         options = Options(
             data=args.data, output=args.output, model=args.model_path,
-            server_flags=args.server_flags,
+            server_flags=args.server_flags, jobs=args.jobs,
         )  # fmt: skip
         found = run_experiment(experiment, options, lambda made: records.write(file, [made]))
     except (ConfigError, SpecError, ServerError, WorkloadError, ValueError) as error:
@@ -62,5 +65,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([asdict(record) for record in found])
         return 0
-    print(f"\n{experiment.title}\n\n{plain(experiment, found)}\n\nrecords: {file}")
+    print(f"\n{experiment.title}\n\n{plain(experiment, found)}")
+    if any(load.mix != load.name for load in experiment.loads):
+        print(f"\nRequests per second within the SLO\n\n{aligned(*goodput.rows(found))}")
+    print(f"\nrecords: {file}")
     return 0

@@ -20,7 +20,8 @@ from bench.engines.simulator.state import Options
 from bench.experiment.spec import Arm, Load, requests_per_s
 from bench.policies import deadline_rivals, programs
 from bench.policies.routers import router_named
-from bench.workloads.arrivals import arrivals_of, num_requests_of
+from bench.workloads.arrivals import RECORDING, arrivals_of, num_requests_of, trace_arrivals
+from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose, Source
 from bench.workloads.sources import source_of
 from sage_sched.policy import NoParameters, Policy
@@ -33,19 +34,24 @@ _RIVALS: dict[str, type[Policy]] = {**deadline_rivals.RIVALS, **programs.RIVALS}
 
 @dataclass(frozen=True)
 class Loaded:
-    """A load, and what its requests come from."""
+    """A load, and what its requests come from. alike: another load of the same mix."""
 
     load: Load
     data: Path | None
+    alike: Loaded | None = None
 
     @functools.cached_property
     def source(self) -> Source:
         """Raises WorkloadError, SpecError."""
+        if self.alike is not None:
+            return self.alike.source
         return source_of(self.load, self.data)
 
     @functools.cached_property
     def saturated(self) -> Saturation:
         """What one engine sustains under capacity_by."""
+        if self.alike is not None and self.alike.load.capacity_by == self.load.capacity_by:
+            return self.alike.saturated
         arm, cap = Arm(policy=self.load.capacity_by), self.load.max_new_tokens
 
         def serve(arrivals_s: NDArray[np.float64]) -> Result:
@@ -62,6 +68,13 @@ class Loaded:
             return requests_per_s(self.load.rate, 1.0)
         return requests_per_s(self.load.rate, self.saturated.capacity * self.load.nodes)
 
+    @property
+    def recording(self) -> Path:
+        """Of arrival times. Raises WorkloadError."""
+        if self.data is None:
+            raise WorkloadError("recorded arrivals need recordings: give --data")
+        return self.data / RECORDING
+
     def arrivals_s(self, seed: int) -> NDArray[np.float64]:
         """When requests come."""
         load = self.load
@@ -69,6 +82,8 @@ class Loaded:
         if number is None:
             service_s = self.saturated.service_s if load.arrivals == "sustained" else 0.0
             number = num_requests_of(load.arrivals, self.rate_per_s, service_s)
+        if load.arrivals == "recorded":
+            return trace_arrivals(self.recording, number, seed) / self.rate_per_s
         return arrivals_of(load.arrivals, number, seed) / self.rate_per_s
 
     def requests(self, arm: Arm, seed: int, purpose: Purpose = Purpose.REPORT) -> list[SimRequest]:

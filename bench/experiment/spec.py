@@ -18,6 +18,8 @@ from sage_sched.fields import ConfigError, UserError
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parents[1] / "experiments"
+# Of a load's capacity_by: the best setting of SGLang's policies.
+TUNED = "tuned"
 PREDICTORS = ("semantic", "threshold alone", "input length", "none", "truth")
 
 
@@ -79,15 +81,21 @@ class Load:
     """One column of an experiment.
 
     workload: a name of bench.workloads.sources, or a table of it and its options.
-    rate: a number a second, or "2x" for twice what capacity_by sustains.
+    rate: requests per second, or "2x" for twice what capacity_by sustains.
+    mix: the loads of one mix differ in rate alone.
     arrivals: one of bench.workloads.arrivals.LOADS.
     num_requests: a run; None for what the arrivals have.
     preset, engine: the engine, and fields of it that differ. nodes: how many of them. apart:
         whether so many prefill and as many others decode.
+    capacity_by: a policy; TUNED for the one that the experiment's tuning finds best.
+    measured: results are of the requests from one share of the arrivals to another, so that they
+        leave out how a queue begins and how it drains.
+    ttft_slo_ms, tpot_slo_ms: what a good request keeps.
     parts: what comes one after the other in the place of all this, each what differs from it.
     """
 
     name: str
+    mix: str = ""
     workload: Mapping[str, Any] = field(default_factory=lambda: {"name": "generated"})
     rate: str = "2x"
     arrivals: str = "sustained"
@@ -98,6 +106,9 @@ class Load:
     nodes: int = 1
     apart: bool = False
     capacity_by: str = "fcfs"
+    measured: Sequence[float] = (0.0, 1.0)
+    ttft_slo_ms: float = 2000.0
+    tpot_slo_ms: float = 100.0
     parts: Sequence[Load] = ()
 
     def engine_of(self, arm: Arm) -> Engine:
@@ -127,13 +138,21 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """SGLang's policies by each clip and conservativeness. The best of them by its mean time to the
-    last token is the experiment's first arm. seeds: those on which nothing is reported."""
+    """SGLang's policies by each clip and conservativeness. The best of them is the experiment's
+    first arm.
+
+    by: the metric that is smallest for the best; `good_share` is largest.
+    seeds: those on which nothing is reported.
+    rates: one setting for all of a mix: the best at these, where "1x" is what a filled server
+        (fcfs-fill) sustains; none: the best setting for each load.
+    """
 
     policies: Sequence[str]
     clips: Sequence[int]
     conservativeness: Sequence[float] = (1.0,)
+    by: str = "mean_e2e_latency_ms"
     seeds: Sequence[int] = (11, 12)
+    rates: Sequence[str] = ()
 
     def arms(self) -> list[Arm]:
         """All that are tried."""
@@ -198,8 +217,9 @@ class Experiment:
                 "arms": arms,
                 "tuned": None if tuned is None else _parsed(Tuning, tuned, f"{name}: tuned"),
                 "loads": [
-                    Load.parse(load, {**defaults, **differs}, f"{name}: loads.{load}")
-                    for load, differs in loads.items()
+                    load
+                    for mix, differs in loads.items()
+                    for load in _loads_of(mix, {**defaults, **differs}, f"{name}: loads.{mix}")
                 ],
             },
             name,
@@ -225,6 +245,17 @@ def requests_per_s(rate: str, capacity: float) -> float:
     if not 0 < value < 1e6:
         raise SpecError(f"rate is {rate!r}, allowed: requests/s above 0 (3.5) or a multiple (2x)")
     return value * capacity if rate.endswith("x") else value
+
+
+def _loads_of(mix: str, found: Mapping[str, Any], where: str) -> list[Load]:
+    """One load, or one for each of its `rates`."""
+    given = dict(found)
+    rates = given.pop("rates", None)
+    if rates is None:
+        return [Load.parse(mix, {"mix": mix, **given}, where)]
+    return [
+        Load.parse(f"{mix}, {rate}", {**given, "mix": mix, "rate": rate}, where) for rate in rates
+    ]
 
 
 def _parsed(kind: type[T], given: Mapping[str, Any], where: str) -> T:

@@ -15,7 +15,9 @@ from bench.workloads.prompts import WorkloadError
 # more. sustained: Poisson arrivals for so long that what comes after the last matters little.
 # bursts: as a pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at
 # Poisson's times.
-LOADS = ("pulse", "sustained", "bursts", "crowds")
+# recorded: a stretch of recorded arrival times (RECORDING).
+LOADS = ("pulse", "sustained", "bursts", "crowds", "recorded")
+RECORDING = "trace_azure2023_conv.jsonl.gz"
 CROWD = 40
 PULSE_REQUESTS = 300
 # How long sustained load goes on, in times that a request is in service while the server is full:

@@ -99,8 +99,11 @@ class Served:
             "output_throughput": output_tokens / self.duration_s,
             "total_throughput": (output_tokens + int(self.input_tokens.sum())) / self.duration_s,
             "request_throughput": len(self.ttlt_s) / self.duration_s,
+            "mean_slowdown": float((self.ttlt_s / self.alone_s).mean()),
+            "p99_slowdown": float(np.percentile(self.ttlt_s / self.alone_s, 99)),
             "largest_slowdown": float((self.ttlt_s / self.alone_s).max()),
             "duration": self.duration_s,
+            "p99_longest_gap_ms": 1e3 * float(np.percentile(self.longest_gap_s, 99)),
             "max_itl_ms": 1e3 * float(self.longest_gap_s.max()),
         }
         if self.gaps:
@@ -124,9 +127,22 @@ class Served:
             "p99_session_ms": float(np.percentile(sessions_ms, 99)),
         }
 
+    def good_share(self, ttft_s: float, tpot_s: float) -> float:
+        """Share of requests whose TTFT and mean time per further token are within these."""
+        later = np.maximum(self.answer_tokens - 1, 1)
+        in_time = (self.ttlt_s - self.ttft_s) / later <= tpot_s
+        return float((in_time & (self.ttft_s <= ttft_s)).mean())
+
     def only(self, class_names: Collection[str]) -> Served:
         """The requests of these classes, at least one."""
-        chosen = np.isin(self.class_names, list(class_names))
+        return self._of(np.isin(self.class_names, list(class_names)))
+
+    def arrived_within(self, first: float, last: float) -> Served:
+        """The requests from one share of all arrivals to another, as 0.2 to 0.8."""
+        places = np.argsort(np.argsort(self.arrival_s, kind="stable")) / len(self.arrival_s)
+        return self._of((first <= places) & (places < last))
+
+    def _of(self, chosen: NDArray[np.bool_]) -> Served:
         arrays = {
             field.name: getattr(self, field.name)[chosen]
             for field in fields(Served)

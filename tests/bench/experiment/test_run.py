@@ -122,3 +122,30 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
         changed(Experiment.read("slo"), loads=["none"])
     assert main(["bench", "run", "agents", "--data", str(tmp_path)]) == 2
     assert "trace_agentic_coding" in capsys.readouterr().err
+
+
+def test_loads_of_a_mix_share_a_setting_and_a_capacity() -> None:
+    experiment = Experiment.parse(
+        "any",
+        {
+            "title": "",
+            "arms": ["fcfs"],
+            "tuned": {"policies": ["fcfs"], "clips": [64, 512], "by": "good_share", "rates": ["1x"]},
+            "seeds": 1,
+            "defaults": {
+                "workload": "mixed", "arrivals": "pulse", "num_requests": 200,
+                "capacity_by": "tuned", "measured": [0.2, 0.8], "max_new_tokens": 512,
+                "engine": {"max_running_requests": 16},
+            },
+            "loads": {"chat": {"rates": ["0.5x", "2x"]}},
+        },
+    )  # fmt: skip
+    found = run(experiment, Options(), lambda _: None)
+    assert [record.load for record in found] == ["chat, 0.5x"] * 2 + ["chat, 2x"] * 2
+    assert found[0].policy == found[2].policy == found[0].arm
+    rates = [record.metrics["offered_rate"] for record in found]
+    assert rates[2:] == [pytest.approx(4 * rate) for rate in rates[:2]]
+    good = {record.load: record.metrics["good_share"] for record in found if record.arm == "fcfs"}
+    assert good["chat, 0.5x"] > 0.9 > good["chat, 2x"]
+    again = run(experiment, Options(jobs=2), lambda _: None)
+    assert sorted(r.line() for r in again) == sorted(r.line() for r in found)

@@ -1,0 +1,77 @@
+"""Requests per second within an SLO: up to which rate enough requests are good."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench.experiment.records import Record
+from bench.experiment.stats import ordered
+
+SHARES = (0.95, 0.99)
+
+
+def mix_of(record: Record) -> str:
+    """The record's load without its rate: "chat" of "chat, 1.2x"."""
+    return record.load.rpartition(", ")[0]
+
+
+def rate_within(records: Sequence[Record], share: float) -> float:
+    """The largest rate, in requests per second, at which this share of requests is good.
+
+    records: of one arm, mix and seed, at several rates. Between two rates the share is taken to be
+    linear. 0 if it is missed at the smallest rate; the largest rate if it is never missed.
+    """
+    points = sorted((r.metrics["offered_rate"], r.metrics["good_share"]) for r in records)
+    below = 0.0, 1.0
+    for rate, good in points:
+        if good < share:
+            if below[0] == 0.0:
+                return 0.0
+            return below[0] + (rate - below[0]) * (below[1] - share) / (below[1] - good)
+        below = rate, good
+    return below[0]
+
+
+def rows(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
+    """A table's head, and a row per mix and arm: medians over seeds, and ratios paired by seed.
+
+    The ratios are to the tuned stock server, which is the first arm of each mix, and to `fcfs`.
+    """
+    head = ["mix", "policy"]
+    for share in SHARES:
+        head += [f"requests/s, {share:.0%} good", "to tuned", "to fcfs"]
+    body = []
+    for mix in ordered(map(mix_of, records)):
+        here = [record for record in records if mix_of(record) == mix]
+        arms = ordered(record.arm for record in here)
+        rates = {share: _rates(here, share) for share in SHARES}
+        for arm in arms:
+            cells = [mix, f"`{arm}`"]
+            for share in SHARES:
+                ours = rates[share][arm]
+                cells.append(f"{np.median([*ours.values()]):.2f}")
+                cells += [_ratio(ours, rates[share].get(to, {})) for to in (arms[0], "fcfs")]
+            body.append(cells)
+    return head, body
+
+
+def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int | None, float]]:
+    """By arm and seed."""
+    of = defaultdict[tuple[str, int | None], list[Record]](list)
+    for record in records:
+        of[record.arm, record.seed].append(record)
+    found = defaultdict[str, dict[int | None, float]](dict)
+    for (arm, seed), here in of.items():
+        found[arm][seed] = rate_within(here, share)
+    return found
+
+
+def _ratio(ours: dict[int | None, float], theirs: dict[int | None, float]) -> str:
+    """The median over seeds, and the range of all; "" if theirs is 0 at each seed."""
+    ratios = [rate / theirs[seed] for seed, rate in ours.items() if theirs.get(seed)]
+    if not ratios:
+        return ""
+    return f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

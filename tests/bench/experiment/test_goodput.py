@@ -1,0 +1,43 @@
+"""Requests per second within an SLO."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.experiment.goodput import rate_within, rows
+from bench.experiment.records import Record
+
+
+def record(arm: str, rate: float, good: float, seed: int = 0) -> Record:
+    return Record(
+        experiment="load", load=f"chat, {rate}x", arm=arm, policy=arm, seed=seed, engine="sim",
+        metrics={"offered_rate": rate, "good_share": good},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("good_shares", "rate"),
+    [
+        ((1.0, 1.0, 0.9), 2.5),  # half of the way from 2 to 3
+        ((1.0, 0.9, 1.0), 1.5),  # the first miss counts
+        ((0.9, 0.5, 0.1), 0.0),
+        ((1.0, 1.0, 1.0), 3.0),
+    ],
+)
+def test_the_rate_is_where_the_share_falls_below(good_shares: list[float], rate: float) -> None:
+    found = [record("sage", at, good) for at, good in enumerate(good_shares, 1)]
+    assert rate_within(found, 0.95) == pytest.approx(rate)
+    assert rate_within(found[::-1], 0.95) == pytest.approx(rate)
+
+
+def test_ratios_are_paired_by_seed() -> None:
+    found = [
+        record(arm, rate, good, seed)
+        for seed, scale in ((0, 1.0), (1, 2.0))
+        for arm, first in (("hrrn@clip=128", 1.0), ("fcfs", 0.5), ("sage", 2.0))
+        for rate, good in ((first * scale, 1.0), (3 * first * scale, 0.9))
+    ]
+    head, body = rows(found)
+    by_arm = {row[1]: dict(zip(head[2:5], row[2:5], strict=True)) for row in body}
+    assert by_arm["`sage`"]["to tuned"] == "2.00 (2.00 to 2.00)"
+    assert by_arm["`sage`"]["to fcfs"] == "4.00 (4.00 to 4.00)"
