@@ -80,6 +80,7 @@ def test_who_is_urgent_waits_less_if_somebody_says_so(tmp_path: Path) -> None:
     assert ttft_ms["urgency, by the expert"] < ttft_ms["urgency, by chance"]
 
 
+@pytest.mark.slow
 def test_deadlines_have_their_measures(tmp_path: Path) -> None:
     found = run(small("slo"), Options(data=azure_like(tmp_path)), lambda _: None)
     assert len(found) == len(Experiment.read("slo").arms)
@@ -124,6 +125,7 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "trace_agentic_coding" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_loads_of_a_mix_share_a_setting_and_a_capacity() -> None:
     experiment = Experiment.parse(
         "any",
