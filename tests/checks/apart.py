@@ -118,7 +118,8 @@ def _asked_for_lengths(
             served = serve(arm, loaded.requests(arm, seed), seed)
             yield Record(
                 experiment=experiment.name, load=loaded.load.name, arm=arm.name, policy=arm.policy,
-                seed=seed, engine="clock", metrics=measured(served, columns, fewer), made_by=made_by,
+                seed=seed, engine="clock", made_by=made_by,
+                metrics=measured(served, columns, fewer),
             )  # fmt: skip
 
 

@@ -132,7 +132,9 @@ def test_loads_of_a_mix_share_a_setting_and_a_capacity() -> None:
         {
             "title": "",
             "arms": ["fcfs"],
-            "tuned": {"policies": ["fcfs"], "clips": [64, 512], "by": "good_share", "rates": ["1x"]},
+            "tuned": {
+                "policies": ["fcfs"], "clips": [64, 512], "by": "good_share", "rates": ["1x"],
+            },
             "seeds": 1,
             "defaults": {
                 "workload": "mixed", "arrivals": "pulse", "num_requests": 200,
