@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -18,15 +18,14 @@ def mix_of(record: Record) -> str:
     return record.load.rpartition(", ")[0]
 
 
-def rate_within(records: Sequence[Record], share: float) -> float:
-    """The largest rate, in requests per second, at which this share of requests is good.
+def rate_within(points: Iterable[tuple[float, float]], share: float) -> float:
+    """The largest rate at which this share of requests is good.
 
-    records: of one arm, mix and seed, at several rates. Between two rates the share is taken to be
-    linear. 0 if it is missed at the smallest rate; the largest rate if it is never missed.
+    points: rates, and the share of good requests at each. Between two rates the share is taken to
+    be linear. 0 if it is missed at the smallest rate; the largest rate if it is never missed.
     """
-    points = sorted((r.metrics["offered_rate"], r.metrics["good_share"]) for r in records)
     below = 0.0, 1.0
-    for rate, good in points:
+    for rate, good in sorted(points):
         if good < share:
             if below[0] == 0.0:
                 return 0.0
@@ -65,7 +64,8 @@ def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int | None
         of[record.arm, record.seed].append(record)
     found = defaultdict[str, dict[int | None, float]](dict)
     for (arm, seed), here in of.items():
-        found[arm][seed] = rate_within(here, share)
+        points = [(r.metrics["offered_rate"], r.metrics["good_share"]) for r in here]
+        found[arm][seed] = rate_within(points, share)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from bench.whatif.comparison import Row, compare
 from bench.whatif.engine import OwnServer
 from bench.whatif.log import Logged, TrafficLog
-from bench.whatif.simulation import most_tokens, outcomes, predicts, requests_of
+from bench.whatif.simulation import Slo, most_tokens, outcomes, predicts, requests_of, shares_good
 from bench.whatif.told import Told, told_of
 from bench.workloads.prompts import WorkloadError
 from predictor_store.predict.quality import LEAST_TO_TELL
@@ -26,10 +26,13 @@ _FAR_OFF = 0.15
 class Answer:
     """What came of it. tables: rows by the caps that were supposed; "" if the log says which, and
     else two, the less flattering first. notes: what it rests on, and what to be careful about, for
-    people."""
+    people. good: by policy, the share of good requests at each of the multiples of the log's rate,
+    with the caps of the first table."""
 
     tables: dict[str, list[Row]]
     notes: list[str]
+    multiples: Sequence[float]
+    good: dict[str, list[float]]
 
     @property
     def rows(self) -> list[Row]:
@@ -46,6 +49,8 @@ def answer_of(
     cap_tokens: int | None = None,
     store: Path | None = None,
     num_seeds: int = 3,
+    multiples: Sequence[float] = (1.0,),
+    slo: Slo | None = None,
 ) -> Answer:
     """The log under these policies, ratios to the first; see configure. Raises StoreError,
     WorkloadError, ValueError."""
@@ -79,7 +84,9 @@ def answer_of(
         f"predictions: {told.description}{_quality_note(told.quality)}",
     ]
     notes += _cautions(log, tables, load)
-    return Answer(tables, notes)
+    simulated = requests_of(engine, requests, next(iter(caps.values())))
+    good = shares_good(engine, policies, simulated, told, config, multiples, slo or Slo())
+    return Answer(tables, notes, multiples, good)
 
 
 def _supposed_caps(requests: Sequence[Logged]) -> dict[str, int | None]:

@@ -13,9 +13,10 @@ from typing import Any
 from bench.engines.rival import simulated_policy
 from bench.engines.simulator.presets import PRESETS
 from bench.whatif.answer import Answer, answer_of
-from bench.whatif.comparison import sentence, table
+from bench.whatif.comparison import good_table, sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running
 from bench.whatif.read import read_log
+from bench.whatif.simulation import Slo
 from predictor_store.ask_server import add_key, key_of
 from predictor_store.config_file import read_config
 from predictor_store.data.warm import load_tokenizer
@@ -82,6 +83,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--load", type=_factor, default=1.0, metavar="X", help="requests come X times as fast"
     )
     parser.add_argument(
+        "--multiples", nargs="+", type=_factor, default=(1.0, 1.25, 1.5, 2.0, 3.0), metavar="X",
+        help="of the log's rate, at which good requests are counted (default: 1 1.25 1.5 2 3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ttft-ms", type=_factor, default=2000.0, metavar="MS",
+        help="a request is good if its first token comes within this (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tpot-ms", type=_factor, default=100.0, metavar="MS",
+        help="and each further token, on average, within this (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
         "--limit", type=at_least_one, metavar="N", help="take the first N requests alone"
     )
     parser.add_argument(
@@ -114,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
     answer = answer_of(
         log, server, _policies(args, server), config,
         load=args.load, cap_tokens=args.max_new_tokens, store=args.store, num_seeds=args.seeds,
+        multiples=sorted(set(args.multiples)), slo=Slo(args.ttft_ms, args.tpot_ms),
     )  # fmt: skip
     say = speaker(args)
     say("\n".join(map(printable, answer.notes)))
@@ -123,6 +137,11 @@ def run(args: argparse.Namespace) -> int:
         say(f"{table(rows)}\n")
         if said := sentence(rows, OURS):
             say(said)
+    say(
+        f"\nShare of good requests (TTFT within {args.ttft_ms:g} ms, mean TPOT within "
+        f"{args.tpot_ms:g} ms), by multiples of the log's rate:\n"
+    )
+    say(good_table(answer.good, answer.multiples))
     if args.json:
         print_json(_summary(answer))
     sys.stdout.flush()
@@ -159,7 +178,13 @@ def _policies(args: argparse.Namespace, server: OwnServer) -> list[str]:
 def _summary(answer: Answer) -> dict[str, Any]:
     """rows: at the least caps; without_caps: those without any, if the log does not say which."""
     rows, *others = ([asdict(row) for row in rows] for rows in answer.tables.values())
-    return {"notes": answer.notes, "rows": rows, "without_caps": others[0] if others else None}
+    return {
+        "notes": answer.notes,
+        "rows": rows,
+        "without_caps": others[0] if others else None,
+        "multiples": [*answer.multiples],
+        "good_share": answer.good,
+    }
 
 
 def _write(answer: Answer, folder: Path) -> Path:

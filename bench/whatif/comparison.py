@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.experiment.goodput import rate_within
 from bench.experiment.table import aligned
 from bench.whatif.simulation import Outcome
 
@@ -126,6 +127,21 @@ def sentence(rows: Sequence[Row], policy: str) -> str:
     tokens = f"{abs(more):.0f} % {'more' if more >= 0 else 'fewer'} tokens/s"
     instead = f"Under {policy}, instead of {first.policy}: mean TTLT {row.mean_ratio}"
     return f"{instead}, p99 {row.p99_ratio}, {tokens}{beside}."
+
+
+def good_table(good: Mapping[str, Sequence[float]], multiples: Sequence[float]) -> str:
+    """The share of good requests by policy and multiple of the log's rate; and up to which multiple
+    95 % are good."""
+    head = ["policy", *(f"{multiple:g}x" for multiple in multiples), "95 % good up to"]
+    body = []
+    for policy, shares in good.items():
+        most = rate_within(zip(multiples, shares, strict=True), 0.95)
+        least = f"less than {multiples[0]:g}x"
+        up_to = f"{most:.2f}x" if most else least
+        if shares[-1] >= 0.95 and most == max(multiples):
+            up_to += " or more"
+        body.append([policy, *(f"{share:.3f}" for share in shares), up_to])
+    return aligned(head, body)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -89,6 +89,36 @@ def outcomes(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A request is good if its TTFT and its mean time per further token are within these."""
+
+    ttft_ms: float = 2000.0
+    tpot_ms: float = 100.0
+
+    def good_share(self, result: Result) -> float:
+        return result.good_share(self.ttft_ms / 1e3, self.tpot_ms / 1e3)
+
+
+def shares_good(
+    engine: Engine,
+    policies: Sequence[str],
+    requests: Sequence[SimRequest],
+    told: Told,
+    config: SageConfig,
+    multiples: Sequence[float],
+    slo: Slo,
+) -> dict[str, list[float]]:
+    """By policy, the share of good requests if they come so many times as fast."""
+    usual = replace(told, variants=told.variants[:1], usual=1)
+    found: dict[str, list[float]] = {policy: [] for policy in policies}
+    for multiple in multiples:
+        sooner = [replace(one, arrival_s=one.arrival_s / multiple) for one in requests]
+        for outcome in outcomes(engine, policies, sooner, usual, config):
+            found[outcome.policy].append(slo.good_share(outcome.results[0]))
+    return found
+
+
 def predicts(policy: str) -> bool:
     """Whether it is told of answers beforehand."""
     return Rival.parse(policy).policy in policy_names()

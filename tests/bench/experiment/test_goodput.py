@@ -25,9 +25,9 @@ def record(arm: str, rate: float, good: float, seed: int = 0) -> Record:
     ],
 )
 def test_the_rate_is_where_the_share_falls_below(good_shares: list[float], rate: float) -> None:
-    found = [record("sage", at, good) for at, good in enumerate(good_shares, 1)]
-    assert rate_within(found, 0.95) == pytest.approx(rate)
-    assert rate_within(found[::-1], 0.95) == pytest.approx(rate)
+    points = [*enumerate(good_shares, 1)]
+    assert rate_within(points, 0.95) == pytest.approx(rate)
+    assert rate_within(points[::-1], 0.95) == pytest.approx(rate)
 
 
 def test_ratios_are_paired_by_seed() -> None:

@@ -16,11 +16,11 @@ import pytest
 
 from bench.engines.simulator.presets import PRESETS
 from bench.whatif.answer import answer_of
-from bench.whatif.comparison import compare, sentence
+from bench.whatif.comparison import compare, good_table, sentence
 from bench.whatif.engine import OwnServer, of_info, of_preset, of_running
 from bench.whatif.foresight import Foresight
 from bench.whatif.log import Logged, TrafficLog
-from bench.whatif.simulation import Outcome, outcomes, requests_of
+from bench.whatif.simulation import Outcome, Slo, outcomes, requests_of
 from bench.whatif.told import Supposed, Told, told_of
 from bench.workloads.prompts import WorkloadError
 from predictor_store.store.file import StoreError
@@ -64,6 +64,22 @@ def test_without_prompts_the_interval_tells_of_better_and_worse_predictions() ->
     known = replace(SMALL, crps_gain=0.4)
     surer = answer_of(traffic(), known, ["fcfs", "sage"], CONFIG, num_seeds=2).rows[1].mean_ratio
     assert surer.high - surer.low < sage.mean_ratio.high - sage.mean_ratio.low
+
+
+def test_good_requests_get_fewer_the_faster_they_come() -> None:
+    answer = answer_of(
+        traffic(), SMALL, ["fcfs", "sage"], CONFIG,
+        num_seeds=1, multiples=(0.1, 1.0, 4.0), slo=Slo(ttft_ms=2000.0),
+    )  # fmt: skip
+    for shares in answer.good.values():
+        assert shares[0] == 1.0
+        assert shares[2] < 0.95
+    assert answer.good["sage"][2] > answer.good["fcfs"][2]
+    lenient = answer_of(traffic(), SMALL, ["fcfs"], CONFIG, multiples=(4.0,), slo=Slo(1e9, 1e9))
+    assert lenient.good == {"fcfs": [1.0]}
+    lines = good_table({"fcfs": [1.0, 0.9], "sage": [1.0, 1.0], "hrrn": [0.5, 0.4]}, (1, 2))
+    said = {line.split()[0]: line.split("  ")[-1].strip() for line in lines.splitlines()[2:]}
+    assert said == {"fcfs": "1.50x", "sage": "2.00x or more", "hrrn": "less than 1x"}
 
 
 def test_the_interval_narrows_with_a_longer_log_and_is_the_same_each_time() -> None:
