@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
+
+from sage_sched.followed import Positions
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
@@ -26,30 +29,37 @@ class Adapters:
         # The server's work when the count began, and the job that nobody passes.
         self._since_tokens: int | None = None
         self._next: Job | None = None
+        self._saw_any = self.is_closed = False
 
-    def without_room_last(
-        self, order: list[int], num_open: int, view: SchedulerView
-    ) -> tuple[list[int], int]:
-        """The order with the jobs at its end that have no room for their adapters, or must not pass
-        one that has none; and how many may enter. Nobody should yield to the others."""
-        waiting = view.waiting
-        has_room = view.has_adapter if view.adapters_in_order is None else view.adapters_in_order()
-        without = {p for p in order[:num_open] if not has_room(p)}
-        if not without or (self._next and self._next not in {waiting[p] for p in without}):
+    def open(
+        self, waiting: Container[Job], positions: Positions[Job], view: SchedulerView
+    ) -> Callable[[Job], bool]:
+        """Before the order is gone through. What this returns is asked of one job after another:
+        whether it does not enter, so that nobody should yield to it. Once is_closed, those behind
+        do not either."""
+        first = self._next
+        if not self._saw_any or (
+            first is not None and (first not in waiting or view.has_adapter(positions.of(first)))
+        ):
             self._since_tokens = self._next = None
-        if not without:
-            return order, num_open
-        if self._since_tokens is None:
-            self._since_tokens = view.served_tokens
-        worked_tokens = view.served_tokens - self._since_tokens
-        is_due = self._next is not None or worked_tokens > _BATCHES * max(1, view.locked_tokens)
-        runs_any = view.running or view.chunked  # a server must not stand still
-        may_enter: list[int] = []
-        for position in order[:num_open]:
-            if position not in without:
-                may_enter.append(position)
-            elif (is_due or waiting[position].is_promised) and (runs_any or may_enter):
-                self._next = waiting[position]
-                break
-        enters = set(may_enter)
-        return [*may_enter, *(p for p in order if p not in enters)], len(may_enter)
+        self._saw_any = self.is_closed = False
+        has_room = view.has_adapter if view.adapters_in_order is None else view.adapters_in_order()
+        runs_any = bool(view.running or view.chunked)  # a server must not stand still
+
+        def bars(job: Job) -> bool:
+            nonlocal runs_any
+            if self.is_closed:
+                return True
+            if has_room(positions.of(job)):
+                runs_any = True
+                return False
+            self._saw_any = True
+            if self._since_tokens is None:
+                self._since_tokens = view.served_tokens
+            worked_tokens = view.served_tokens - self._since_tokens
+            is_due = self._next is not None or worked_tokens > _BATCHES * max(1, view.locked_tokens)
+            if (is_due or job.is_promised) and runs_any:
+                self._next, self.is_closed = job, True
+            return True
+
+        return bars

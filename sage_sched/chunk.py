@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sage_sched.job import Job
-from sage_sched.order import place_of
+from sage_sched.line import place_of
 from sage_sched.plan import Budget
 from sage_sched.policy import Policy
 from sage_sched.preemption import may_displace
@@ -17,7 +17,7 @@ from sage_sched.view import SchedulerView
 class Guests:
     """Waiting jobs that may enter during a pass.
 
-    order: positions of SchedulerView.waiting: the guests first, then all others.
+    order: positions of SchedulerView.waiting: the guests first, then others.
     num_guests: how many of the order are guests.
     num_too_long: jobs that go before the chunked prompt but have to wait for its end: the engine
         chunks one prompt at a time, and theirs fits beside no chunk.

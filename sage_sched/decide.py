@@ -10,8 +10,9 @@ from itertools import takewhile
 from sage_sched.admission import Headroom
 from sage_sched.chunk import Guests, guests_beside, pass_tokens, shortened
 from sage_sched.departure import Departure, departure_of, make_room
+from sage_sched.followed import in_front
 from sage_sched.job import Job
-from sage_sched.order import rank_anew, serving_order
+from sage_sched.order import serving_order
 from sage_sched.plan import UNLIMITED, Action, Enter, Plan, Resume, Yield
 from sage_sched.policy import Policy
 from sage_sched.preemption import (
@@ -46,32 +47,42 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
         and (not view.waiting or (view.batch_is_full and not _has_news(view, policy)))
     ):
         return Plan(order=None)
-    for jobs in (view.waiting, view.running, view.chunked_jobs):
-        rank_anew(jobs, policy)
+    line = policy.line
+    line.follow(view, policy)
+    line.rank_anew(view, policy)
+    line.tenants.look(view)
     policy.on_pass(view)
-    policy.away.look(view)
+    policy.away.look(view, line.begun)
     headroom = Headroom.of(view, policy.returns)
     if view.is_short and view.may_leave and (yields := make_room(view, policy, headroom)):
         return Plan(
-            range(len(view.waiting)),
+            (),
             tuple(yields),
             budget=policy.gap.within(UNLIMITED, view),
             headroom_steps=headroom.num_steps,
         )
-    order, num_open = _held_back_last(_order_by_cached(policy, view), policy, view)
-    order, num_open = policy.adapters.without_room_last(order, num_open, view)
-    order = policy.tenants.in_turn(order, num_open, view)
+    joined = line.take_joined()
+    order, num_open = _held_back_last(_order_by_cached(joined, policy, view), policy, view)
+    places = _places(joined, order, policy)
     twins = twins_of_those_served(order[:num_open], view)
     if twins:
         others = [position for position in order[:num_open] if position not in twins]
         order, num_open = [*others, *twins, *order[num_open:]], len(others)
     budget = policy.gap.within(policy.budget(view) or UNLIMITED, view)
     if budget.prefill_tokens == 0 and view.running:
-        return Plan(order, decode_only=True, budget=budget, headroom_steps=headroom.num_steps)
+        line.ordered(order)
+        return Plan(
+            order,
+            decode_only=True,
+            budget=budget,
+            headroom_steps=headroom.num_steps,
+            places=places,
+        )
     guests = Guests(order, num_open)
     if chunked is not None:
         guests = guests_beside(chunked, order, num_open, budget, policy, view)
-    in_order = replace(view, waiting=[view.waiting[position] for position in guests.order])
+    line.ordered(guests.order)
+    in_order = replace(view, waiting=in_front(view.waiting, guests.order))
     queue = in_order.waiting[: min(guests.num_guests, WINDOW)]
     turns, num_without_host_room = _turns(
         queue, guests.order, pass_tokens(budget, view), policy, headroom, in_order
@@ -87,6 +98,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
         headroom_steps=headroom.num_steps,
         kept_tokens=headroom.kept_tokens,
         num_too_long=guests.num_too_long,
+        places=places,
     )
     if not view.can_swap or not queue:
         return plan
@@ -100,15 +112,25 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
     )
 
 
-def _order_by_cached(policy: Policy, view: SchedulerView) -> list[int]:
-    """The order in which to serve the waiting jobs. New jobs and the first to serve are looked up
-    in the cache; for the others the last answer counts."""
-    jobs = view.waiting
-    _look_up([p for p, job in enumerate(jobs) if not job.was_looked_up], policy, view)
+def _order_by_cached(joined: Sequence[Job], policy: Policy, view: SchedulerView) -> list[int]:
+    """The order in which to serve the waiting jobs. Jobs that have joined the line and the first to
+    serve are looked up in the cache; for the others the last answer counts."""
+    position_of = policy.line.positions.of
+    _look_up([position_of(job) for job in joined if not job.was_looked_up], policy, view)
     order = serving_order(policy, view)
     if _look_up(order[:_NUM_LOOKED_UP], policy, view):
         order = serving_order(policy, view)
     return order
+
+
+def _places(joined: Sequence[Job], order: Sequence[int], policy: Policy) -> dict[int, int]:
+    """See Plan.places."""
+    number_of = {position: number for number, position in enumerate(order)}
+    places = {}
+    for job in joined:
+        position = policy.line.positions.of(job)
+        places[position] = number_of.get(position, max(len(order), policy.line.num_ahead(job)))
+    return places
 
 
 def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> bool:

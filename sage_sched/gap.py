@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from sage_sched.job import Job
@@ -125,19 +126,18 @@ class Away:
         """Whether anybody is away."""
         return bool(self._since_s)
 
-    def look(self, view: SchedulerView) -> None:
-        """Find out who is due, before the jobs are ordered."""
+    def look(self, view: SchedulerView, begun: Collection[Job]) -> None:
+        """Find out who is due, before the jobs are ordered. begun: waiting jobs with tokens."""
         if self._most_s == math.inf:
             return
-        waiting = [job for job in view.waiting if job.generated_tokens]
-        since_s = {job: view.now_s if job in self._since_s else None for job in waiting}
+        since_s = {job: view.now_s if job in self._since_s else None for job in begun}
         self._since_s = {job: self._since_s.get(job) or now_s for job, now_s in since_s.items()}
         for job, left_s in self._since_s.items():
             if left_s is not None and view.now_s - left_s > self._most_s and not job.is_promised:
                 self._turns[job] = job.generated_tokens + _TURN_TOKENS
                 job.call_back(True)
         if self._turns:
-            here = {*view.waiting, *view.running, *view.chunked_jobs}
+            here = {*begun, *view.running, *view.chunked_jobs}
             ended = {job for job, age in self._turns.items() if job.generated_tokens >= age}
             for job in [job for job in self._turns if job in ended or job not in here]:
                 del self._turns[job]

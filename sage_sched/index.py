@@ -165,6 +165,7 @@ class Indices:
             job.distribution, self._cost, **sizes, cached_tokens=job.cached_input_tokens
         )
         job.standing = Standing(table, MeanCost(job.distribution, num_steps, **sizes))
+        self.of(job)  # here rather than in a plan, which may have to rank many
         return True
 
     def on_server(self, server: ServerFacts) -> None:

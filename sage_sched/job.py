@@ -121,7 +121,7 @@ class Job:
     refined: its length by what was seen of its answer; None as long as nothing was.
     revision: how often that was revised.
     ranked_at: the revision of its policy when that ranked it; see Policy.on_server.
-    place: (level, key, arrival) at this revision and age, or None; for sage_sched.order.
+    watch: where it notes that its place may have changed; for sage_sched.order.
     standing, evidence, memo: private to sage_sched.index, to the sage_sched.probe.Refiner, and to
         the policy.
     """
@@ -150,15 +150,20 @@ class Job:
     refined: Refined | None = None
     revision: int = 0
     ranked_at: int = 0
-    place: tuple[float, float, int] | None = field(default=None, repr=False)
+    watch: dict[Job, None] | None = field(default=None, repr=False)
     standing: object = field(default=None, repr=False)
     evidence: object = field(default=None, repr=False)
     memo: object = field(default=None, repr=False)
 
+    def changes(self) -> None:
+        """Its place may be another from now on."""
+        if self.watch is not None:
+            self.watch[self] = None
+
     def grow(self, generated_tokens: int) -> None:
         if generated_tokens != self.generated_tokens:
             self.generated_tokens = generated_tokens
-            self.place = None
+            self.changes()
 
     def find(self, cached_tokens: int, recall_tokens: int = 0) -> bool:
         """The radix tree has so many tokens of its sequence now; whether that has changed. If so,
@@ -167,7 +172,7 @@ class Job:
         if (cached_tokens, recall_tokens) == (self.cached_tokens, self.recall_tokens):
             return False
         self.cached_tokens, self.recall_tokens = cached_tokens, recall_tokens
-        self.place = None
+        self.changes()
         return True
 
     @property
@@ -187,7 +192,7 @@ class Job:
         (Policy.on_forecasts) afterwards."""
         self.refined = refined
         self.revision += 1
-        self.place = None
+        self.changes()
 
     def meet(self) -> None:
         """Another policy takes over: forget what the last one knew. Its age, its tokens and its
@@ -195,7 +200,7 @@ class Job:
         self.is_ranked = True
         self.refined = None
         self.revision = self.ranked_at = 0
-        self.place = self.standing = self.evidence = self.memo = None
+        self.watch = self.standing = self.evidence = self.memo = None
         self.is_due = False
 
     @property
@@ -204,9 +209,9 @@ class Job:
 
     def promise(self) -> None:
         self.has_promise = True
-        self.place = None
+        self.changes()
 
     def call_back(self, is_due: bool) -> None:
         """Until further notice nobody overtakes it, or that is over."""
         self.is_due = is_due
-        self.place = None
+        self.changes()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from sage_sched.job import Job
@@ -75,7 +75,8 @@ UNLIMITED = Budget()
 class Plan:
     """One pass, to be carried out in the order of its fields (sage_sched.scheduling_pass).
 
-    order: positions of SchedulerView.waiting, in the order to serve them; None: unchanged.
+    order: positions of SchedulerView.waiting, the first to serve in their order. Behind them the
+        others stay as they are. None: nothing is planned.
     actions: who yields, enters and resumes. The first one that fails ends them.
     num_open: how many more of the order may enter, as far as the engine finds memory.
     swapped_go_first: whether a swapped job keeps those behind it from entering.
@@ -84,6 +85,7 @@ class Plan:
     is_new: whether candidates were looked at; if not, the last plan still stands.
     num_without_host_room: jobs that did not yield because host memory has no room for their KV.
     num_too_long: see sage_sched.chunk.Guests.
+    places: of jobs that are put in order for the first time, by position, how many are ahead.
     """
 
     order: Sequence[int] | None
@@ -97,6 +99,7 @@ class Plan:
     is_new: bool = False
     num_without_host_room: int = 0
     num_too_long: int = 0
+    places: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def is_out_of_memory(self) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from sage_sched.adapters import Adapters
-from sage_sched.fairness import Tenants
 from sage_sched.gap import Away, Gap
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
+from sage_sched.line import Line, place_of
 from sage_sched.plan import Budget
 from sage_sched.returns import Returns
+from sage_sched.row import Entry
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -30,7 +30,8 @@ class Policy(ABC):
     Parameters: its settings, a frozen dataclass whose fields all have defaults; the section
         `[policy.NAME]` of the configuration file.
     variants: other names for one of ours, and the parameters that each fixes.
-    moves: whether the key of a job changes while the job waits.
+    moves: whether keys change while jobs wait, which Job does not tell. Then all waiting jobs are
+        put in order in each plan.
     has_deadlines: whether it orders by them, and decides itself what a promised TPOT is worth.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
     refines_by: how it uses a probe's scores; "": not at all. If it does, servers need a probe.
@@ -39,6 +40,7 @@ class Policy(ABC):
         reaches a multiple of it.
     most_yields: a job that has left the device so often yields to nobody any more.
     revision: how often its server's step times have changed.
+    line: who waits, in order.
     gap, away: bound the time between two tokens of a job that runs, and of one that leaves;
         whoever makes the policy sets them.
     returns: when sessions come back, if the policy keeps their KV for that. Whoever carries out its
@@ -64,8 +66,7 @@ class Policy(ABC):
         are kept up to date here."""
         self.parameters = parameters
         self.server = server
-        self.tenants = Tenants()
-        self.adapters = Adapters()
+        self.line = Line()
         self.gap = Gap()
         self.away = Away()
         self._kept = indices
@@ -96,12 +97,28 @@ class Policy(ABC):
             self.on_forecast(job)
 
     def on_server(self, server: ServerFacts) -> None:
-        """The server's step times have changed. on_forecast follows for each ranked job before it
-        is compared with others again, so that all are ranked by the same times."""
+        """The server's step times have changed. on_forecast follows for each ranked job, for some
+        in each plan. Until then a job's old key stands."""
         self.server = server
         self.revision += 1
         if self._kept is not None:
             self._kept.on_server(server)
+
+    def on_wait(self, job: Job) -> None:
+        """A job begins to wait. Called before on_pass."""
+        return
+
+    def on_leave(self, job: Job) -> None:
+        """A job of which that was told waits no more."""
+        return
+
+    def is_moving(self, job: Job) -> bool:
+        """Whether the key of this ranked job changes while it waits."""
+        return self.moves
+
+    def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
+        """At least the first num of the jobs whose keys move, in order."""
+        return sorted((*place_of(job, self, view), job) for job in jobs)
 
     def on_pass(self, view: SchedulerView) -> None:
         """A pass is about to order the jobs. Promises (Job.promise) are made here."""
@@ -141,8 +158,6 @@ class FcfsFill(Policy):
 
     It is also what a pass goes by if its policy fails.
     """
-
-    moves: ClassVar[bool] = True  # so that nothing is kept in the place of another policy's keys
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """The same for all, so that arrival decides."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Protocol, TypeVar
 
+from sage_sched.followed import in_front
 from sage_sched.plan import UNLIMITED, Budget, Plan, Yield
 
 Request = TypeVar("Request")
@@ -73,7 +74,8 @@ def run_pass(engine: Engine[Request]) -> None:
     if plan.order is None:
         engine.admit([], UNLIMITED)
         return
-    engine.queue = [engine.queue[position] for position in plan.order]
+    if plan.order:
+        engine.queue = in_front(engine.queue, plan.order)
     if plan.decode_only:
         engine.decode_only()
         return
@@ -105,7 +107,8 @@ def run_pass(engine: Engine[Request]) -> None:
     if engine.num_arrivals_planned < 0:
         return
     if lifts_mark:
-        waiting = {id(request) for request in engine.queue}
+        # Of those visible, those left are the first.
+        waiting = {id(request) for request in engine.queue[: len(visible)]}
         if not any(id(request) in waiting for request in fresh):
             engine.is_full = True
     elif plan.is_new and not was_full and num_open > 0 and engine.is_swapped(rest[0]):

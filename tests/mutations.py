@@ -628,9 +628,9 @@ MUTATIONS = (
         f"{_STATE}::test_two_ranks_that_see_the_same_decide_alike",
     ),
     Mutation(
-        "jobs ranked by old step times are compared with those ranked by new ones",
-        "sage_sched/order.py",
-        "        if job.is_ranked:\n            policy.on_forecast(job)\n",
+        "jobs stay ranked by old step times",
+        "sage_sched/line.py",
+        "                policy.on_forecast(job)\n",
         "",
         "tests/sage_sched/test_ranked_anew.py",
     ),
@@ -735,10 +735,10 @@ MUTATIONS = (
         "tests/patches/scheduler/test_kv_copy.py::test_a_shared_prompt_is_freed_by_the_last_that_reads_it",
     ),
     Mutation(
-        "the order depends on a queue that one rank alone has reordered",
+        "the order is that of a queue that one rank alone has reordered",
         "sage_sched/order.py",
-        "jobs[unranked[0]].arrival - first_arrival <= len(mixed)",
-        "unranked[0] <= len(mixed)",
+        "line.walk(view, policy)",
+        "view.waiting",
         f"{_STATE}::test_the_order_does_not_depend_on_how_the_queue_was_ordered_before",
     ),
     Mutation(
@@ -816,8 +816,8 @@ MUTATIONS = (
     Mutation(
         "others yield to one whose adapter finds no room",
         "sage_sched/adapters.py",
-        "if not has_room(p)}\n",
-        "if False}\n",
+        "if has_room(positions.of(job)):",
+        "if True:",
         "tests/sage_sched/test_decide.py::test_nobody_yields_to_one_whose_adapter_finds_no_room",
     ),
     Mutation(
@@ -972,9 +972,9 @@ MUTATIONS = (
     ),
     Mutation(
         "one tenant's flood holds up all others",
-        "sage_sched/decide.py",
-        "order = policy.tenants.in_turn(order, num_open, view)",
-        "order = list(order)",
+        "sage_sched/line.py",
+        "if (turn := next(turns[of_class], None)) is not None:",
+        "if (turn := job) is not None:",
         "tests/sage_sched/fairness/test_tenants.py::test_a_flood_of_one_tenant_does_not_hold_up_another",
     ),
     Mutation(

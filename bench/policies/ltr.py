@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from bisect import insort
 from dataclasses import dataclass
-from typing import ClassVar
 
 from bench.policies.ssjf import Ssjf
 from sage_sched.fields import LEAST_POOLS, MOST, require_within
 from sage_sched.job import Job
+from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
 # Ahead of every length, and among themselves by arrival.
@@ -34,11 +36,27 @@ class Ltr(Ssjf):
     """
 
     Parameters = LtrParameters
-    moves: ClassVar[bool] = True
+
+    def __init__(self, parameters: LtrParameters, server: ServerFacts) -> None:
+        super().__init__(parameters, server)
+        self._most_tokens = parameters.starvation_pools * server.kv_pool_tokens
+        # Those that have begun to wait and do not starve yet, by arrival.
+        self._patient: list[Job] = []
+
+    def on_wait(self, job: Job) -> None:
+        """From now on it may begin to starve."""
+        if self._most_tokens < math.inf:
+            insort(self._patient, job, key=lambda job: job.arrival)
+
+    def on_pass(self, view: SchedulerView) -> None:
+        """Find those that starve from now on."""
+        while self._patient and self._starves(self._patient[0], view):
+            self._patient.pop(0).changes()
+
+    def _starves(self, job: Job, view: SchedulerView) -> bool:
+        return view.served_tokens - job.served_at_arrival_tokens > self._most_tokens
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """The predicted mean length, unless it starves."""
-        waited_tokens = view.served_tokens - job.served_at_arrival_tokens
-        waited_pools = waited_tokens / self.server.kv_pool_tokens
-        starved = job.generated_tokens == 0 and waited_pools > self.parameters.starvation_pools
+        starved = job.generated_tokens == 0 and self._starves(job, view)
         return _STARVED if starved else super().key(job, view)

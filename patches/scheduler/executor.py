@@ -160,6 +160,7 @@ def _has_nothing_to_plan(scheduler: Scheduler, running_batch: Batch) -> bool:
     if state.preemption is not None and is_short(scheduler, running_batch):
         return False
     if not queues.waiting(scheduler):
+        state.seen.look(())  # it would keep requests alive
         return True
     return state.preemption is None and is_full(scheduler, running_batch)
 
@@ -190,7 +191,8 @@ def _showing(scheduler: Scheduler, visible: Sequence[Req], call: Callable[[], An
     state, hidden = scheduler.sage, scheduler.waiting_queue
     if visible:
         shown = {id(req) for req in visible}
-        hidden = [req for req in hidden if id(req) not in shown]
+        end = hidden.index(visible[-1]) + 1
+        hidden = [*(req for req in hidden[:end] if id(req) not in shown), *hidden[end:]]
     scheduler.waiting_queue = list(visible)
     state.num_visible = len(visible)
     try:

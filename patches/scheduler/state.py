@@ -24,7 +24,7 @@ from patches.scheduler.preemption import preemption_of
 from patches.scheduler.priorities import level_gap, level_of
 from patches.scheduler.session_kv import SessionKv
 from patches.scheduler.trace import trace_of
-from patches.scheduler.view import view_of
+from patches.scheduler.view import Seen, view_of
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
@@ -71,7 +71,6 @@ class SchedulerState:
                 "and a prefill's fixed time take is not kept then",
                 FEW_CUTS,
             )
-        self._first_come = FcfsFill(NoParameters(), self._server)
         self.headroom = Headroom(0, scheduler.page_size)  # of the last plan
         self.failures = Failures()
         self.jobs = Jobs(self.policy, self.failures, scheduler.server_args.disaggregation_mode)
@@ -83,6 +82,7 @@ class SchedulerState:
         self.probing = probing_of(scheduler, self.policy, config.probe)
         self.preemption = self.last_preemption = preemption_of(scheduler, self.settings, None)
         self.num_arrivals_planned = -1
+        self.seen = Seen()
         # During a pass.
         self.chunk_limit_tokens: int | None = None
         self.num_visible: int | None = None
@@ -90,7 +90,6 @@ class SchedulerState:
         self.trace = trace_of(scheduler)
         if self.trace is not None:
             self.trace.policy(self.settings.schedule_policy)
-        self._unplaced: list[Req] = []
         self._num_passes = 0
         self._num_switches = 0
         self._num_too_long = 0
@@ -135,7 +134,6 @@ class SchedulerState:
         self.settings, self.policy = settings, policy
         self.num_arrivals_planned = -1
         self._num_switches += 1
-        self._unplaced.clear()
         if self.trace is not None:
             self.trace.policy(settings.schedule_policy)
         self.jobs.follow(policy, unfinished, now_s)
@@ -155,8 +153,6 @@ class SchedulerState:
     def arrived(self, req: Req) -> None:
         """Put a Job on a new request."""
         self.jobs.arrived(req, level_of(req, self._scheduler))
-        if not self.settings.is_stock:
-            self._unplaced.append(req)
         if self.trace is not None:
             num_waiting = len(queues.waiting(self._scheduler))
             self.trace.came(req, num_waiting, len(self._scheduler.running_batch.reqs))
@@ -182,28 +178,26 @@ class SchedulerState:
             plan = decide(view, self.policy)
         except Exception:
             self.failures.count("plan a pass")
-            plan = decide(view, self._first_come)
+            # A new one, as it would keep the jobs of this pass alive.
+            plan = decide(view, FcfsFill(NoParameters(), self._server))
         if plan.order is not None:
             reserve_tokens = self._server.reserve_tokens
             self.headroom = Headroom(
                 plan.headroom_steps, view.page_size, reserve_tokens, plan.kept_tokens
             )
         self._num_too_long += plan.num_too_long
-        if self._unplaced and plan.order is not None and not plan.is_out_of_memory:
-            self._place(view, plan.order)
+        if plan.order is not None:
+            waiting = queues.waiting(self._scheduler)
+            for position, num_before in plan.places.items():
+                waits = waiting[position].sage.waits
+                if waits.num_before is None:
+                    waits.num_before = num_before
+            self.seen.ordered(plan.order)
         spent_s = time.perf_counter() - started_s
         self._num_passes += 1
         self._pass_s += spent_s
         self._longest_pass_s = max(self._longest_pass_s, spent_s)
         return plan
-
-    def _place(self, view: SchedulerView, order: Sequence[int]) -> None:
-        """Note, for requests ordered for the first time, how many are ahead of them."""
-        places = {view.waiting[position]: place for place, position in enumerate(order)}
-        for req in self._unplaced:
-            if req.sage.waits.num_before is None:
-                req.sage.waits.num_before = places.get(req.sage.job)
-        self._unplaced.clear()
 
     def about_to_run(self, batch: Batch) -> None:
         """A batch is about to run."""

@@ -9,7 +9,8 @@ from itertools import takewhile
 from typing import ClassVar
 
 from sage_sched.job import Job
-from sage_sched.order import place_of, serving_order
+from sage_sched.line import place_of
+from sage_sched.order import serving_order
 from sage_sched.plan import Budget
 from sage_sched.urgency import Urgency, UrgencyParameters
 from sage_sched.view import SchedulerView
@@ -69,8 +70,6 @@ class Qllm(Urgency):
     def ahead(self, view: SchedulerView, others: Sequence[Job]) -> list[int]:
         """The positions of the waiting LS jobs that go before all of BE that waits, and before the
         others, in their order; not those whose adapters find no room, which others pass."""
-        if not any(self.passes(job) for job in view.waiting):
-            return []
         first = min((place_of(job, self, view) for job in others), default=(math.inf, 0.0, 0))
 
         def is_ahead(position: int) -> bool:
@@ -78,8 +77,7 @@ class Qllm(Urgency):
             is_sensitive = job.is_ranked and self.passes(job)
             return is_sensitive and place_of(job, self, view) < first
 
-        ahead = takewhile(is_ahead, serving_order(self, view))
-        return [position for position in ahead if view.has_adapter(position)]
+        return [*takewhile(is_ahead, serving_order(self, view))]
 
     def passes(self, job: Job) -> bool:
         """Whether it is LS."""

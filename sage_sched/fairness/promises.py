@@ -54,9 +54,10 @@ class Promises:
         # The unfinished jobs by arrival, and some that have ended; at most as many again.
         self._jobs: list[Job] = []
         self._ended: set[Job] = set()
-        # Of each, the server's work when its account began; and the work for ended jobs behind it,
-        # up to the next of these jobs, less its own work until its account began.
-        self._starts, self._extras = array("q"), array("q")
+        # Of each, the server's work when its account began; the work for it; and that for ended
+        # jobs behind it, up to the next of these jobs, less its own until its account began.
+        self._starts, self._owns, self._extras = array("q"), array("q"), array("q")
+        self._places: dict[Job, int] = {}
         self._has_looked = False
 
     def arrived(self, job: Job) -> None:
@@ -64,14 +65,25 @@ class Promises:
         if self._regret == 0:
             job.promise()
         elif self._regret < math.inf:
-            self._jobs.append(job)
-            self._starts.append(job.served_at_arrival_tokens)
-            self._extras.append(0)
+            self._append(job, job.served_at_arrival_tokens, 0)
+
+    def _append(self, job: Job, start: int, extra: int) -> None:
+        self._places[job] = len(self._jobs)
+        self._jobs.append(job)
+        self._starts.append(start)
+        self._owns.append(job.served_tokens)
+        self._extras.append(extra)
+
+    def served(self, job: Job) -> None:
+        """A job runs, or has run and waits again: the server has worked for it."""
+        if (place := self._places.get(job)) is not None:
+            self._owns[place] = job.served_tokens
 
     def ended(self, job: Job) -> None:
         """A job has ended, and is served no more. Once for each."""
         if not self._jobs:
             return
+        self.served(job)
         self._ended.add(job)
         if 2 * len(self._ended) >= len(self._jobs):
             self._fold()
@@ -79,12 +91,11 @@ class Promises:
     def _fold(self) -> None:
         """Drop the ended jobs. Their work stays in the accounts of all that came before them."""
         jobs, starts, extras = self._jobs, self._starts, self._extras
-        self._jobs, self._starts, self._extras = [], array("q"), array("q")
+        self._jobs, self._places = [], {}
+        self._starts, self._owns, self._extras = array("q"), array("q"), array("q")
         for job, start, extra in zip(jobs, starts, extras, strict=True):
             if job not in self._ended:
-                self._jobs.append(job)
-                self._starts.append(start)
-                self._extras.append(extra)
+                self._append(job, start, extra)
             elif self._jobs:
                 self._extras[-1] += job.served_tokens + extra
         self._ended.clear()
@@ -93,7 +104,9 @@ class Promises:
         """Promise their turn to jobs whose bound is passed, before the jobs are ordered."""
         if not self._jobs:
             return
-        own = np.array([job.served_tokens for job in self._jobs], np.int64)
+        for job in (*view.running, *view.chunked_jobs):
+            self.served(job)
+        own = np.frombuffer(self._owns, np.int64)
         if not self._has_looked:
             self._has_looked = True
             self._starts = array("q", [view.served_tokens] * len(own))

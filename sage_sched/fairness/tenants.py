@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from heapq import heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from sage_sched.job import Job
+from sage_sched.row import Entry, Walk
 
 if TYPE_CHECKING:
     from sage_sched.view import SchedulerView
@@ -34,25 +35,46 @@ class Service:
         self._name_of = name_of
         # In the order in which they were last served.
         self._had: dict[Name, float] = {}
+        # Requests that run, or may have run since the last look.
         self._counted: dict[Job, tuple[Name, int]] = {}
-        # Requests in no view: they have ended, or are prefilled in chunks.
+        # Requests that ran before: they have ended, or wait.
         self._away: WeakKeyDictionary[Job, tuple[Name, int]] = WeakKeyDictionary()
-        # By class, who waited at the last look at which anybody did.
+        # By class, how many requests of each wait; and who waited at the last look at which
+        # anybody did.
+        self._waiting: dict[str, Counter[Name]] = {}
         self._waited: dict[str, set[Name]] = {}
+
+    def begins_to_wait(self, job: Job) -> None:
+        if (name := self._name_of(job)) is not None:
+            self._waiting.setdefault(name[0], Counter())[name] += 1
+
+    def waits_no_more(self, job: Job) -> None:
+        if (name := self._name_of(job)) is None:
+            return
+        waiting = self._waiting[name[0]]
+        waiting[name] -= 1
+        if not waiting[name]:
+            del waiting[name]
+        self._begins(job, name)
+
+    def _begins(self, job: Job, name: Name) -> None:
+        if job not in self._counted:
+            self._counted[job] = self._away.pop(job, (name, 0))
 
     def look(self, view: SchedulerView) -> None:
         """Count the work since the last look, ended requests included. Once a plan."""
-        counted: dict[Job, tuple[Name, int]] = {}
-        for job in (*view.waiting, *view.running):
-            known = self._counted.pop(job, None)
-            if known is not None:
-                counted[job] = self._count(job, *known)
-            elif (name := self._name_of(job)) is not None:
-                counted[job] = self._count(job, *self._away.pop(job, (name, 0)))
-        for job, known in self._counted.items():
-            self._away[job] = self._count(job, *known)
-        self._counted = counted
-        self._lift([counted[job][0] for job in view.waiting if job in counted])
+        here = {*view.running, *view.chunked_jobs}
+        for job in (*view.running, *view.chunked_jobs):
+            if (name := self._name_of(job)) is not None:
+                self._begins(job, name)
+        for job, known in [*self._counted.items()]:
+            counted = self._count(job, *known)
+            if job in here:
+                self._counted[job] = counted
+            else:
+                del self._counted[job]
+                self._away[job] = counted
+        self._lift()
         self._forget()
 
     def _count(self, job: Job, name: Name, counted_tokens: int) -> tuple[Name, int]:
@@ -65,13 +87,11 @@ class Service:
     def of(self, name: Name) -> float:
         return self._had.get(name, 0.0)
 
-    def _lift(self, waiting: Iterable[Name]) -> None:
-        # In the order of the names' first requests: a set's own order differs between processes.
-        names_of: dict[str, dict[Name, None]] = {}
-        for name in waiting:
-            names_of.setdefault(name[0], {})[name] = None
-        for slo_class, names in names_of.items():
+    def _lift(self) -> None:
+        for slo_class, names in self._waiting.items():
             waited = self._waited.get(slo_class, set())
+            if not names or names.keys() == waited:
+                continue
             least = min(map(self.of, waited & names.keys() or waited), default=0.0)
             for name in names:
                 if name not in waited:
@@ -93,46 +113,45 @@ class Tenants:
 
     def __init__(self) -> None:
         self._service = Service(lambda job: _name_of(job) if job.hints.shares_fairly else None)
+        self.begins_to_wait = self._service.begins_to_wait
         self._costs: dict[Job, float] = {}
-        # True from the first request of such a class on.
-        self._looks = False
 
-    def in_turn(self, order: list[int], num_open: int, view: SchedulerView) -> list[int]:
-        """The order with the places of such a class, within a level, given to its tenants in turn,
-        each with its own requests in their order. Promised jobs, and those held back (from num_open
-        on), keep their places."""
-        fair = [job for job in view.waiting if job.hints.shares_fairly]
-        if not fair and not self._looks:
-            return order
-        self._looks = True
+    def waits_no_more(self, job: Job) -> None:
+        self._service.waits_no_more(job)
+        self._costs.pop(job, None)
+
+    def look(self, view: SchedulerView) -> None:
+        """Count the tenants' service, before they take turns."""
         self._service.look(view)
-        self._costs = {job: self._costs.get(job) or _cost(job) for job in fair}
-        places_of: dict[tuple[float, str], list[int]] = {}
-        for place, position in enumerate(order[:num_open]):
-            job = view.waiting[position]
-            if job.hints.shares_fairly and not job.is_promised:
-                places_of.setdefault((job.level, job.hints.slo_class), []).append(place)
-        found = list(order)
-        for places in places_of.values():
-            turns = self._turns([view.waiting[order[place]] for place in places])
-            for place, turn in zip(places, turns, strict=True):
-                found[place] = order[places[turn]]
-        return found
 
-    def _turns(self, jobs: Sequence[Job]) -> Iterator[int]:
-        """Which job of one class, given in their order, comes next. A tenant's service includes
-        what its requests ahead are expected to take (VTC with length prediction, section 4.4)."""
-        queues: dict[Name, deque[int]] = {}
-        for i, job in enumerate(jobs):
-            queues.setdefault(_name_of(job), deque()).append(i)
-        heap = [(self._service.of(name), queue[0], name) for name, queue in queues.items()]
-        heapify(heap)
+    def turns(
+        self, slo_class: str, walks: Mapping[str, Walk], skips: Callable[[Job], bool], number: int
+    ) -> Iterator[Job]:
+        """Which job of a class comes next: its tenants take turns, each with its own jobs in their
+        order. A tenant's service includes what its requests ahead are expected to take (VTC with
+        length prediction, section 4.4).
+
+        walks: of each tenant's jobs. skips: of jobs that are left out. number: how many jobs go
+        before all of these.
+        """
+        heap: list[tuple[float, Entry, str]] = []
+
+        def begins(tenant: str, had: float) -> None:
+            while (entry := walks[tenant].next(number)) is not None:
+                if not skips(entry[3]):
+                    heappush(heap, (had, entry, tenant))
+                    break
+
+        for tenant in walks:
+            begins(tenant, self._service.of((slo_class, tenant)))
         while heap:
-            had, first, name = heappop(heap)
-            queue = queues[name]
-            yield queue.popleft()
-            if queue:
-                heappush(heap, (had + self._costs[jobs[first]], queue[0], name))
+            had, entry, tenant = heappop(heap)
+            job = entry[3]
+            yield job
+            number += 1
+            if job not in self._costs:
+                self._costs[job] = _cost(job)
+            begins(tenant, had + self._costs[job])
 
 
 def _name_of(job: Job) -> Name:

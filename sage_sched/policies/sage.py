@@ -77,6 +77,9 @@ class Sage(Policy):
         if job.hints.session:
             self._returns.left(job.hints.session, now_s, job.hints.next_in_s)
 
+    def on_wait(self, job: Job) -> None:
+        self._promises.served(job)
+
     def on_pass(self, view: SchedulerView) -> None:
         self._promises.look(view)
 

@@ -4,7 +4,11 @@ follow, as under sage."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from typing import ClassVar
 
 import numpy as np
@@ -16,23 +20,23 @@ from sage_sched.job import Job
 from sage_sched.plan import Budget
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import Policy
+from sage_sched.row import Entry
 from sage_sched.slo.promise import Promise
 from sage_sched.slo.promised import (
+    DENSITY,
     NEVER,
     Pair,
     Promised,
+    Waiting,
     Worth,
-    densities_of_answers,
+    columns_of,
     promised_among,
     promised_of,
 )
-from sage_sched.slo.slide import Queue, Slide, StarvedShare, places
+from sage_sched.slo.slide import STARVED, Queue, Slide, StarvedShare, keys
 from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
 
-# The key of jobs without a promise, less that of sage: behind all others.
-_BEST_EFFORT = 1e9
-_STARVED = -1.0
 # The longest batch that can be configured, in TPOTs.
 _MOST_TPOTS = 1000.0
 # The least that a next token takes: a server whose steps take as long whatever is in them has
@@ -97,6 +101,9 @@ class Proserve(Policy):
         self._others = Sage(SageParameters(), server)
         self._slo_cost = seconds_on(_shared_base(server))
         self._is_promised_any = False
+        self._waiting = Waiting()
+        # Waiting jobs without a promise and without a token, by arrival.
+        self._patient: list[tuple[int, Job]] = []
         self._budget: Budget | None = None
         share, self._pool_tokens = parameters.starved_share, float(server.kv_pool_tokens)
         self._starved = [
@@ -124,6 +131,9 @@ class Proserve(Policy):
         if (promised := promised_of(job)) is not None:
             promised.worth, promised.exec_s = self._worth(job), self._prefill_s(job)
             promised.looked_at = NEVER
+            if promised.row is not None:
+                self._bring_up_to_date(job, promised, has_begun=False)
+                self._waiting.update(job, promised)
 
     def _worth(self, job: Job) -> Worth:
         assert job.distribution is not None
@@ -136,33 +146,66 @@ class Proserve(Policy):
         new_tokens = max(1, job.input_tokens + job.generated_tokens - done)
         return max(_LEAST_EXEC_S, float(self.server.step_time.prompt_s(done, new_tokens)))
 
+    def on_wait(self, job: Job) -> None:
+        self._others.on_wait(job)
+        if (promised := promised_of(job)) is not None:
+            self._bring_up_to_date(job, promised, has_begun=False)
+            self._waiting.add(job, promised)
+        elif job.is_ranked and not job.generated_tokens:
+            insort(self._patient, (job.arrival, job))
+
+    def on_leave(self, job: Job) -> None:
+        if (promised := promised_of(job)) is not None:
+            self._waiting.remove(promised)
+            return
+        place = bisect_left(self._patient, (job.arrival,))
+        if place < len(self._patient) and self._patient[place][1] is job:
+            del self._patient[place]
+
+    def is_moving(self, job: Job) -> bool:
+        return promised_of(job) is not None and not self._is_starved(job)
+
+    def _is_starved(self, job: Job) -> bool:
+        return any(starved.first is job for starved in self._starved)
+
+    def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]:
+        waiting = self._waiting
+        # Those that are promised their turn, or starve, are not among the jobs.
+        entries = waiting.first(num + len(waiting.jobs) - len(jobs))
+        return [
+            entry
+            for entry in entries
+            if not entry[3].is_promised and not self._is_starved(entry[3])
+        ]
+
     def key(self, job: Job, view: SchedulerView) -> float:
-        if not self._is_promised_any:
-            return self._others.key(job, view)
-        if job in [starved.first for starved in self._starved]:
-            return _STARVED
+        if self._is_starved(job):
+            return STARVED
         promised = promised_of(job)
-        return _BEST_EFFORT + self._others.key(job, view) if promised is None else promised.key
+        if promised is None:
+            return self._others.key(job, view)
+        return promised.key if promised.row is None else float(self._waiting.key[promised.row])
 
     def on_pass(self, view: SchedulerView) -> None:
         """Order all jobs, and decide how long the batch may take."""
-        running, waiting = promised_among(view.running), promised_among(view.waiting)
-        chunked = promised_among(view.chunked_jobs)
+        self.line.follow(view, self)
+        running, chunked = promised_among(view.running), promised_among(view.chunked_jobs)
         self._budget = None
-        if self._is_promised_any != bool(running or chunked or waiting):
-            self._is_promised_any = not self._is_promised_any
-            for job in (*view.running, *view.waiting):  # their keys are others now
-                job.place = None
+        self._is_promised_any = bool(running or chunked or self._waiting.jobs)
         if not self._is_promised_any:
+            for starved in self._starved:
+                starved.forget()
             self._others.on_pass(view)
             return
-        jobs = [*running, *chunked, *waiting]
-        self._bring_up_to_date(jobs, len(running) + len(chunked))
-        self._order(jobs, len(running), view)
-        for starved in self._starved:
-            for pick in (starved.first, starved.choose(view)):  # the last one, and this pass's
-                if pick is not None:
-                    pick.place = None
+        for job, p in (*running, *chunked):
+            self._bring_up_to_date(job, p, has_begun=True)
+        self._order([*running, *chunked], len(running), view)
+        late = self._waiting.late(view.now_s)
+        patient = takewhile(partial(self._waits_long, view=view), (job for _, job in self._patient))
+        for starved, candidates in zip(self._starved, (late, patient), strict=True):
+            for pick in (starved.first, starved.choose(candidates, view, self.line)):
+                if pick is not None:  # the last one, and this pass's
+                    pick.changes()
 
     def _is_late(self, job: Job, view: SchedulerView) -> bool:
         p = promised_of(job)
@@ -172,45 +215,45 @@ class Proserve(Policy):
         waited_tokens = view.served_tokens - job.served_at_arrival_tokens
         return promised_of(job) is None and waited_tokens > self._pool_tokens
 
-    def _bring_up_to_date(self, jobs: list[Pair], num_begun: int) -> None:
-        """Set when the next token of each is due and, if its prefill has begun, what it takes.
+    def _bring_up_to_date(self, job: Job, promised: Promised, *, has_begun: bool) -> None:
+        """Set when its next token is due, and what that takes.
 
-        jobs: of which the first num_begun run or are being prefilled.
+        has_begun: it runs or is being prefilled.
         """
-        step_time = self.server.step_time
-        for place, (job, promised) in enumerate(jobs):
-            promise, age = promised.promise, job.generated_tokens
-            if age:
-                promised.due_s = job.arrival_s + promise.due_s(age + 1)
-                kv_tokens = job.input_tokens + age
-                decode_s = step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s
-                promised.exec_s = max(_LEAST_EXEC_S, decode_s)
-                continue
+        promise, age = promised.promise, job.generated_tokens
+        if age:
+            step_time = self.server.step_time
+            kv_tokens = job.input_tokens + age
+            decode_s = step_time.decode_request_s + kv_tokens * step_time.decode_kv_token_s
+            promised.due_s = job.arrival_s + promise.due_s(age + 1)
+            promised.exec_s = max(_LEAST_EXEC_S, decode_s)
+        else:
             promised.due_s = job.arrival_s + promise.ttft_s
-            if place < num_begun:
+            if has_begun:
                 promised.exec_s = self._prefill_s(job)
+        if self.parameters.density == "next":
+            weight = promise.next_weight if age else promise.first_weight
+            promised.density = weight / promised.exec_s
 
-    def _order(self, jobs: list[Pair], num_running: int, view: SchedulerView) -> None:
-        """jobs: of which the first num_running run."""
-        step_time, ours = self.server.step_time, self.parameters
-        promised = [p for _, p in jobs]
-        exec_s = np.array([p.exec_s for p in promised])
-        remain_s = np.array([p.due_s for p in promised]) - view.now_s
-        tpot_s = np.array([p.promise.tpot_s for p in promised])
+    def _order(self, begun: list[Pair], num_running: int, view: SchedulerView) -> None:
+        """begun: of which the first num_running run."""
+        step_time, ours, waiting = self.server.step_time, self.parameters, self._waiting
+        exec_s, due_s, tpot_s, density, looked_at = np.concatenate(
+            [columns_of(begun), waiting.columns], axis=1
+        )
+        remain_s = due_s - view.now_s
         fixed_s = max(step_time.prefill_base_s, step_time.decode_base_s)
         missing_s = exec_s + fixed_s - remain_s
         step_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
-        if ours.density == "next":
-            for job, p in jobs:
-                weights = p.promise.first_weight, p.promise.next_weight
-                p.density = weights[job.generated_tokens > 0] / p.exec_s
-        else:
+        if ours.density == "expected":
             # A late job catches up by what a decode step is shorter than its TPOT: prefills are cut
             # so that it may (_CATCH_UP).
             catching_s = np.maximum(tpot_s - step_s, 1e-6)
-            densities_of_answers(jobs, num_running, missing_s, catching_s, self._slo_cost)
-        queue = Queue(exec_s, remain_s, np.array([p.density for p in promised]))
-        least_s = self._eta(jobs, remain_s, num_running, step_s) * min(float(tpot_s.min()), 1e6)
+            waiting.look(begun, num_running, missing_s / catching_s, looked_at, self._slo_cost)
+            density = np.append([p.density for _, p in begun], waiting.columns[DENSITY])
+        queue = Queue(exec_s, remain_s, density)
+        eta = self._eta(begun, remain_s, num_running, step_s)
+        least_s = eta * min(float(tpot_s.min()), 1e6)
         if view.running and not self.server.mixes_steps:
             least_s = max(least_s, least_bound_s(step_s, step_time, FEW_CUTS))
         slide = Slide(fixed_s, least_s)
@@ -223,14 +266,13 @@ class Proserve(Policy):
         urgent = slide.is_urgent(queue, budget_s)
         # Next tokens do not tell whether there is time for the whole answers of all others first.
         by_density = np.ones_like(urgent) if ours.density == "expected" else urgent
-        order = places(queue, by_density).tolist()
-        for (job, p), place, is_urgent in zip(jobs, order, urgent.tolist(), strict=True):
-            p.key, p.is_urgent = place, is_urgent
-            if not job.is_promised:
-                job.place = (job.level, place, job.arrival)
+        found = keys(queue, by_density)
+        for (_, p), key, is_urgent in zip(begun, found.tolist(), urgent.tolist(), strict=False):
+            p.key, p.is_urgent = key, is_urgent
+        waiting.key[:], waiting.urgent[:] = found[len(begun) :], urgent[len(begun) :]
         self._budget = self._in_tokens(budget_s, view)
 
-    def _eta(self, jobs: list[Pair], remain_s: Floats, num_running: int, step_s: float) -> float:
+    def _eta(self, begun: list[Pair], remain_s: Floats, num_running: int, step_s: float) -> float:
         """The shortest batch, as a share of the smallest TPOT (ours).
 
         Every batch has a decode step in it, which takes step_s, so short batches prefill little.
@@ -238,11 +280,13 @@ class Proserve(Policy):
         jobs that are in time, batches are longer.
         """
         eta: float = self.parameters.eta
-        others = [p for job, p in jobs[num_running:] if not job.generated_tokens]
-        if num_running and others:
-            first_weights = sum(p.promise.first_weight for p in others)
-            next_weights = np.array([p.promise.next_weight for _, p in jobs[:num_running]])
-            bought = step_s * first_weights / sum(p.exec_s for p in others)
+        chunked = [p for job, p in begun[num_running:] if not job.generated_tokens]
+        first_weights, first_s = self._waiting.first_tokens()
+        first_s += sum(p.exec_s for p in chunked)
+        if num_running and first_s:
+            first_weights += sum(p.promise.first_weight for p in chunked)
+            next_weights = np.array([p.promise.next_weight for _, p in begun[:num_running]])
+            bought = step_s * first_weights / first_s
             if bought > next_weights[remain_s[:num_running] >= step_s].sum():
                 return max(eta, _ETA_OF_PREFILLS)
         return eta
@@ -272,7 +316,9 @@ class Proserve(Policy):
         if not self._is_promised_any:
             return self._others.should_preempt(running, waiting, price_s, view)
         theirs = promised_of(waiting)
-        return promised_of(running) is None and theirs is not None and theirs.is_urgent
+        if promised_of(running) is not None or theirs is None:
+            return False
+        return theirs.is_urgent if theirs.row is None else bool(self._waiting.urgent[theirs.row])
 
     def budget(self, view: SchedulerView) -> Budget | None:
         return self._budget

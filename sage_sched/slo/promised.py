@@ -4,7 +4,7 @@ section 4.2)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
+from sage_sched.row import Entry
 from sage_sched.slo.promise import Promise
 from sage_sched.steps import Cost
 
@@ -21,6 +22,10 @@ _NUM_LOOKED_AT = 16
 _MOST_DOUBLINGS = 64
 # The worth of an answer is computed anew every so many tokens.
 _INTERVAL_TOKENS = 64
+# The columns of Waiting. The order rests on the first of them.
+DENSITY, LOOKED_AT, _NUM_ORDERING = 3, 4, 5
+_TOO_LATE_S, _FIRST_S, _FIRST_WEIGHT, _ARRIVAL, _LEVEL = range(5, 10)
+_KEY, _URGENT, _NUM_COLUMNS = range(10, 13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ class Promised:
 
     worth: of its answer. exec_s: seconds that its next token takes by the model of step times.
     due_s: when that token is due, by SchedulerView.now_s. looked_at: what density rests on, see
-    densities_of_answers. is_urgent, key: of the last pass.
+    Waiting.look. is_urgent, key: of the last pass. row: among Waiting; None if it does not wait.
     """
 
     promise: Promise
@@ -103,6 +108,7 @@ class Promised:
     looked_at: int = NEVER
     is_urgent: bool = False
     key: float = 0.0
+    row: int | None = None
 
 
 Pair = tuple[Job, Promised]
@@ -117,33 +123,122 @@ def promised_among(jobs: Iterable[Job]) -> list[Pair]:
     return [(job, job.memo) for job in jobs if isinstance(job.memo, Promised)]
 
 
-def densities_of_answers(
-    jobs: list[Pair], num_running: int, missing_s: Floats, catching_s: Floats, cost: Cost
-) -> None:
-    """Ours: the worth of the answer (Worth). Computed anew for a job if its age has
-    changed, or how many tokens it takes to catch up; both count roughly, the latter in powers of
-    two (0: it is in time).
+def columns_of(jobs: Iterable[Pair]) -> Floats:
+    """What the order rests on, shape (columns, jobs)."""
+    rows = [(p.exec_s, p.due_s, p.promise.tpot_s, p.density, p.looked_at) for _, p in jobs]
+    return np.array(rows, np.float64).reshape(len(rows), _NUM_ORDERING).T
 
-    jobs: of which the first num_running run. missing_s: by how much the next token of each will be
-    late. catching_s: by how much each step brings a late one closer. cost: of an answer by its
-    length.
+
+class Waiting:
+    """Waiting jobs with a promise, as columns: all of them are ordered anew in each pass.
+
+    jobs: one a column, in no order.
     """
-    to_catch_up = np.minimum(np.maximum(missing_s, 0.0) / catching_s, 1e9)
-    tokens = np.where(missing_s > 0, to_catch_up + 1, 0.5)
-    late = (np.floor(np.log2(tokens)) + 1).astype(np.int64)
-    ages = np.zeros(len(jobs), np.int64)
-    ages[:num_running] = [
-        job.generated_tokens // _INTERVAL_TOKENS + 1 for job, _ in jobs[:num_running]
-    ]
-    looked_at = late + _MOST_DOUBLINGS * ages
-    before = np.array([p.looked_at for _, p in jobs])
-    num_left = _NUM_LOOKED_AT
-    for at in np.flatnonzero(looked_at != before).tolist():
-        job, p = jobs[at]
-        if num_left > 0 or p.looked_at == NEVER:
-            num_left -= 1
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self._table: Floats = np.zeros((_NUM_COLUMNS, 64))
+
+    @property
+    def columns(self) -> Floats:
+        """What the order rests on, as columns_of has it."""
+        return self._table[:_NUM_ORDERING, : len(self.jobs)]
+
+    @property
+    def key(self) -> Floats:
+        """Of each, in the last pass."""
+        return self._table[_KEY, : len(self.jobs)]
+
+    @property
+    def urgent(self) -> Floats:
+        """Whether each was urgent in the last pass."""
+        return self._table[_URGENT, : len(self.jobs)]
+
+    def add(self, job: Job, p: Promised) -> None:
+        p.row = len(self.jobs)
+        self.jobs.append(job)
+        if p.row == self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        self._table[:, p.row] = 0.0
+        self.update(job, p)
+
+    def update(self, job: Job, p: Promised) -> None:
+        promise, begun = p.promise, job.generated_tokens > 0
+        self._table[:_KEY, p.row] = (
+            p.exec_s, p.due_s, promise.tpot_s, p.density, p.looked_at,
+            math.inf if begun else p.due_s + promise.ttft_s, 0.0 if begun else p.exec_s,
+            0.0 if begun else promise.first_weight, job.arrival, job.level,
+        )  # fmt: skip
+
+    def remove(self, p: Promised) -> None:
+        """The last takes its column."""
+        row, p.row = p.row, None
+        last = self.jobs.pop()
+        if row is not None and row < len(self.jobs):
+            self.jobs[row] = last
+            self._table[:, row] = self._table[:, len(self.jobs)]
+            moved = promised_of(last)
+            assert moved is not None
+            moved.row = row
+
+    def first_tokens(self) -> tuple[float, float]:
+        """The sum of what first tokens are worth, and of what they take."""
+        weights, exec_s = self._table[[_FIRST_WEIGHT, _FIRST_S], : len(self.jobs)].sum(axis=1)
+        return float(weights), float(exec_s)
+
+    def late(self, now_s: float) -> Iterator[Job]:
+        """By arrival, those that are late by more than their whole TTFT."""
+        late = np.flatnonzero(self._table[_TOO_LATE_S, : len(self.jobs)] < now_s)
+        by_arrival = late[np.argsort(self._table[_ARRIVAL, late])]
+        return (self.jobs[row] for row in by_arrival)
+
+    def first(self, num: int) -> list[Entry]:
+        """The first num by level, key and arrival."""
+        key, at = self.key, np.arange(len(self.jobs))
+        arrival, level = self._table[[_ARRIVAL, _LEVEL], : len(self.jobs)]
+        best = level == level.min(initial=math.inf)
+        if np.count_nonzero(best) >= num:
+            at = at[best]
+            at = at[key[at] <= np.partition(key[at], num - 1)[num - 1]]
+        order = at[np.lexsort((arrival[at], key[at], level[at]))][:num]
+        jobs = [self.jobs[row] for row in order.tolist()]
+        keys = key[order].tolist()
+        return [(job.level, key, job.arrival, job) for job, key in zip(jobs, keys, strict=True)]
+
+    def look(
+        self, begun: list[Pair], num_running: int, late_steps: Floats, before: Floats, cost: Cost
+    ) -> None:
+        """Ours: the worth of the answer (Worth). Computed anew for a job if its age has changed, or
+        how many tokens it takes to catch up; both count roughly, the latter in powers of two (0: it
+        is in time).
+
+        begun: of which the first num_running run. late_steps: how many steps it takes each until
+        its tokens are in time, those of begun first. before: what the densities rest on. cost: of
+        an answer by its length.
+        """
+        tokens = np.where(late_steps > 0, np.minimum(late_steps, 1e9) + 1, 0.5)
+        late = (np.floor(np.log2(tokens)) + 1).astype(np.int64)
+        ages = np.zeros(len(late), np.int64)
+        ages[:num_running] = [
+            job.generated_tokens // _INTERVAL_TOKENS + 1 for job, _ in begun[:num_running]
+        ]
+        looked_at = late + _MOST_DOUBLINGS * ages
+        changed = np.flatnonzero(looked_at != before)
+        if changed.size > _NUM_LOOKED_AT:  # in the order of the last pass
+            key = np.append(np.full(len(begun), -np.inf), self.key)
+            changed = changed[np.argsort(key[changed], kind="stable")]
+        others = changed[_NUM_LOOKED_AT:]
+        for at in (*changed[:_NUM_LOOKED_AT].tolist(), *others[before[others] == NEVER].tolist()):
+            job, p = begun[at] if at < len(begun) else _pair(self.jobs[at - len(begun)])
             p.looked_at = int(looked_at[at])
             p.density = _density(job, p, int(late[at]), cost)
+            if p.row is not None:
+                self._table[DENSITY : LOOKED_AT + 1, p.row] = p.density, p.looked_at
+
+
+def _pair(job: Job) -> Pair:
+    assert isinstance(job.memo, Promised)
+    return job, job.memo
 
 
 def _density(job: Job, p: Promised, doublings: int, cost: Cost) -> float:

@@ -4,7 +4,7 @@ a share of the work for jobs that are late by far."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
+from sage_sched.line import Line
 from sage_sched.view import SchedulerView
+
+# Keys of jobs with a promise: before those of sage, which the others have.
+STARVED, _BY_DENSITY, _BY_DEADLINE = -1e300, -3e9, -2e9
+_LAST_S = 9e8
 
 
 class Queue(NamedTuple):
@@ -54,13 +59,11 @@ class Slide:
         return queue.remain_s < needed_s
 
 
-def places(queue: Queue, by_density: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The place of each in the order: first those that go by density, such as the urgent, then the
-    others by when they are due; ties as they come."""
-    order = np.lexsort((np.where(by_density, -queue.density, queue.remain_s), ~by_density))
-    found = np.empty(len(order), np.int64)
-    found[order] = np.arange(len(order))
-    return found
+def keys(queue: Queue, by_density: NDArray[np.bool_]) -> Floats:
+    """The key of each: first go those that go by density, such as the urgent, then the others by
+    when they are due."""
+    by_deadline = _BY_DEADLINE + np.minimum(queue.remain_s, _LAST_S)
+    return np.where(by_density, _BY_DENSITY - queue.density, by_deadline)
 
 
 class StarvedShare:
@@ -85,8 +88,17 @@ class StarvedShare:
         self._is_starved = is_starved
         self.first: Job | None = None
 
-    def choose(self, view: SchedulerView) -> Job | None:
-        """The waiting job that goes first; None if none does. Once a pass."""
+    def forget(self) -> None:
+        """Nobody goes first."""
+        if self.first is not None:
+            self.first.changes()
+            self.first = None
+
+    def choose(self, candidates: Iterable[Job], view: SchedulerView, line: Line) -> Job | None:
+        """The waiting job that goes first; None if none does. Once a pass.
+
+        candidates: waiting jobs, by arrival; who starves is among them.
+        """
         first, work = self.first, view.served_tokens - self._served_tokens
         self._served_tokens = view.served_tokens
         # A decode server gives room before it serves.
@@ -95,19 +107,19 @@ class StarvedShare:
             first = None
         earned = self._share * work
         self._credit_tokens = min(self._pool_tokens, self._credit_tokens + earned)
-        # The last pick is among these, unless it was aborted, say, or its adapter finds no room.
-        starved: list[tuple[int, Job]] = []
-        if self._share and (first is not None or self._credit_tokens > 0):
-            waiting = enumerate(view.waiting)
-            starved = [
-                (job.arrival, job)
-                for position, job in waiting
-                if job.is_ranked
-                and not job.generated_tokens
+        if not self._share:
+            return None
+
+        def may_be_first(job: Job) -> bool:
+            return (
+                not job.generated_tokens
+                and job in line  # it was aborted, say
                 and self._is_starved(job, view)
-                and view.has_adapter(position)
-            ]
-        if first is None or (first.arrival, first) not in starved:
-            first = min(starved)[1] if starved and self._credit_tokens > 0 else None
+                and view.has_adapter(line.positions.of(job))
+            )
+
+        if first is None or not may_be_first(first):
+            found = filter(may_be_first, candidates)
+            first = next(found, None) if self._credit_tokens > 0 else None
         self.first = first
         return first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from sage_sched.view import SchedulerView
 
 # Prefills of others are held back for requests of this level or better.
 _URGENT = 2
+_NO_LEVEL = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +88,39 @@ class Urgency(Policy):
         step_s = view.server.step_time.decode_s(len(view.running), view.running_kv_tokens)
         return self._indices.of(running).steps * step_s > price_s
 
+    def on_wait(self, job: Job) -> None:
+        if job.is_ranked and self.level(job) <= _URGENT:
+            self._hold_back.urgent[job] = None
+
+    def on_leave(self, job: Job) -> None:
+        self._hold_back.urgent.pop(job, None)
+
     def budget(self, view: SchedulerView) -> Budget | None:
-        return self._hold_back.budget(view)
+        self.line.follow(view, self)
+        return self._hold_back.budget(view, self.line.positions.of)
 
 
 class HoldBack:
     """Keeps a share of the server's time for decode steps while somebody urgent decodes and only
-    less urgent requests wait."""
+    less urgent requests wait.
+
+    urgent: waiting jobs, ranked; whoever uses this keeps them.
+    """
 
     def __init__(self, decode_share: float, level_of: Callable[[Job], int]) -> None:
         """decode_share: 0: prefills are not held back; 1: they all are."""
         self._share = decode_share
         self._level_of = level_of
+        self.urgent: dict[Job, None] = {}
         self._owed_steps = 0
         self._prefills_since_tokens: int | None = None
 
-    def budget(self, view: SchedulerView) -> Budget | None:
+    def budget(self, view: SchedulerView, position_of: Callable[[Job], int]) -> Budget | None:
         """After a prefill only decode steps, until running jobs have had their share."""
         # The server's work since the last pass, if that was allowed to prefill.
         since_tokens, self._prefills_since_tokens = self._prefills_since_tokens, None
         worked_tokens = 0 if since_tokens is None else view.served_tokens - since_tokens
-        if not self._holds_back(view):
+        if not self._holds_back(view, position_of):
             self._owed_steps = 0
             return None
         share, step_time = self._share, view.server.step_time
@@ -121,17 +134,19 @@ class HoldBack:
         self._prefills_since_tokens = view.served_tokens
         return None
 
-    def _holds_back(self, view: SchedulerView) -> bool:
+    def _holds_back(self, view: SchedulerView, position_of: Callable[[Job], int]) -> bool:
         """Whether somebody urgent decodes, and only less urgent jobs wait for a prefill."""
         if not self._share or view.batch_is_full:
             return False
-        best = self._best_level(view.running)
-        waiting = [
-            job
-            for position, job in enumerate(view.waiting)
-            if job not in view.swapped and view.has_adapter(position)
-        ]
-        return best <= _URGENT and self._best_level(waiting + view.chunked_jobs) > best
+        best = min(self._levels(view.running), default=_NO_LEVEL)
+        if best > _URGENT or min(self._levels(view.chunked_jobs), default=_NO_LEVEL) <= best:
+            return False
+        return not any(
+            self._level_of(job) <= best
+            and job not in view.swapped
+            and view.has_adapter(position_of(job))
+            for job in self.urgent
+        )
 
-    def _best_level(self, jobs: Iterable[Job]) -> int:
-        return min((self._level_of(job) for job in jobs if job.is_ranked), default=6)
+    def _levels(self, jobs: Iterable[Job]) -> Iterator[int]:
+        return (self._level_of(job) for job in jobs if job.is_ranked)

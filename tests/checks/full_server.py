@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,7 @@ from sage_sched.admission import Headroom
 from sage_sched.config import PreemptionConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
-from sage_sched.order import serving_order
+from sage_sched.line import place_of
 
 NUM_RUNNING = 256
 _KV_POOL_TOKENS = 500_000
@@ -166,8 +165,8 @@ class FullServer:
         for request in requests:
             state.jobs.arrived(request)
             request.sage.was_asked_to_yield = True  # it uses nothing that would not survive a swap
-        view = replace(state.view(self.batch), waiting=[req.sage.job for req in requests])
-        requests = [requests[place] for place in serving_order(state.policy, view)]
+        view = state.view(self.batch)
+        requests.sort(key=lambda req: place_of(req.sage.job, state.policy, view))
         self.batch.reqs, waiting = requests[:NUM_RUNNING], requests[NUM_RUNNING:]
         self.batch.batch_is_full = True
         self._newcomers = [

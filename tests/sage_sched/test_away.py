@@ -24,13 +24,17 @@ def at(now_s: float, *waiting: Job, running: tuple[Job, ...] = ()) -> SchedulerV
     return replace(IDLE, now_s=now_s, waiting=waiting, swapped=away, running=running)
 
 
+def look(away: Away, view: SchedulerView) -> None:
+    away.look(view, list(view.swapped))
+
+
 def test_who_was_away_for_so_long_is_due() -> None:
     away, left, fresh = Away(60.0), job(0), job(1, generated_tokens=0)
     # The clock may have stood still until the second look.
     for now_s in (3.0, 100.0, 160.0):
-        away.look(at(now_s, left, fresh))
+        look(away, at(now_s, left, fresh))
         assert not left.is_promised
-    away.look(at(160.1, left, fresh))
+    look(away, at(160.1, left, fresh))
     assert left.is_promised
     assert not fresh.is_promised
 
@@ -38,12 +42,12 @@ def test_who_was_away_for_so_long_is_due() -> None:
 def test_who_has_had_a_turn_may_leave_again() -> None:
     away, left = Away(60.0), job(0)
     for now_s in (0.0, 1.0, 62.0):
-        away.look(at(now_s, left))
+        look(away, at(now_s, left))
     left.grow(68)
-    away.look(at(70.0, running=(left,)))
+    look(away, at(70.0, running=(left,)))
     assert left.is_promised
     left.grow(69)
-    away.look(at(71.0, running=(left,)))
+    look(away, at(71.0, running=(left,)))
     assert not left.is_promised
     # And what it was promised otherwise stays.
     left.promise()
@@ -55,27 +59,27 @@ def test_who_ends_in_its_turn_is_forgotten() -> None:
     for number in range(3):
         left = job(number)
         for now_s in (0.0, 1.0, 62.0):
-            away.look(at(1000 * number + now_s, left))
+            look(away, at(1000 * number + now_s, left))
         assert left.is_promised
-        away.look(at(1000 * number + 63.0))
+        look(away, at(1000 * number + 63.0))
     assert not away._turns
 
 
 def test_another_policy_meets_nobody_who_is_due() -> None:
     away, left = Away(60.0), job(0)
     for now_s in (0.0, 1.0, 62.0):
-        away.look(at(now_s, left))
+        look(away, at(now_s, left))
     left.meet()
     assert not left.is_promised
 
 
 def test_a_new_wait_is_a_new_one() -> None:
     away, left = Away(60.0), job(0)
-    away.look(at(0.0, left))
-    away.look(at(1.0, left))
-    away.look(at(50.0, running=(left,)))
+    look(away, at(0.0, left))
+    look(away, at(1.0, left))
+    look(away, at(50.0, running=(left,)))
     for now_s in (70.0, 80.0, 139.0):
-        away.look(at(now_s, left))
+        look(away, at(now_s, left))
         assert not left.is_promised
 
 
@@ -83,9 +87,9 @@ def test_the_clock_is_asked_for_only_while_somebody_is_away() -> None:
     away, unbound = Away(60.0), Away()
     for one, asks in ((away, True), (unbound, False)):
         assert not one.needs_clock
-        one.look(at(0.0, job(0)))
+        look(one, at(0.0, job(0)))
         assert one.needs_clock is asks
-        one.look(at(1.0))
+        look(one, at(1.0))
         assert not one.needs_clock
 
 

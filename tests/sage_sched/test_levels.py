@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sage_sched.decide import decide
-from sage_sched.fairness import Tenants
 from sage_sched.job import Hints, Job
 from sage_sched.order import retention_order, serving_order
 from sage_sched.plan import Plan
@@ -111,6 +110,6 @@ def test_fair_shares_are_given_within_a_level() -> None:
         job(n, level=level, hints=Hints(tenant=tenant, slo_class="all", shares_fairly=True))
         for n, (tenant, level) in enumerate(said)
     ]
-    found = Tenants().in_turn([0, 1, 2, 3, 4], 5, waiting(*jobs))
+    found = serving_order(FcfsFill(NoParameters(), SERVER), waiting(*jobs))
     assert [jobs[position].hints.tenant for position in found[:3]] == ["a", "b", "a"]
     assert {jobs[position].level for position in found[3:]} == {1}

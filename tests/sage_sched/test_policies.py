@@ -53,7 +53,7 @@ def ranking(name: str, *jobs: Job, **parameters: float) -> Policy:
         name, {section_of(name): policy_type(name).Parameters(**parameters)}, SERVER
     )
     for one in jobs:
-        one.place = None  # it may have come under another policy before
+        one.watch = None  # it may have come under another policy before
         assert policy.on_arrival(one)
     return policy
 

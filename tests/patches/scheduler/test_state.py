@@ -178,6 +178,7 @@ def test_two_ranks_that_see_the_same_decide_alike() -> None:
 def test_a_retracted_request_counts_with_its_age(state: SchedulerState) -> None:
     retracted, fresh = arrive(state, request([400, 2000] * 20), request([500] * 40))
     assert ordered(state, [retracted, fresh]) == [fresh, retracted]
+    ordered(state, [fresh])  # it runs meanwhile
     retracted.output_ids = array("q", [1] * 450)
     assert ordered(state, [retracted, fresh]) == [fresh, retracted]
     assert retracted.sage.job.generated_tokens == 450
@@ -279,8 +280,7 @@ def test_what_came_as_memory_ran_out_is_given_its_place_by_the_next_plan(
     state: SchedulerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_one, short_one = queue = arrive(state, request([900] * 9), request([10] * 9))
-    state._unplaced += queue
-    yields = Plan(range(2), (Yield(long_one.sage.job, Way.SWAP, "memory runs out"),))
+    yields = Plan((), (Yield(long_one.sage.job, Way.SWAP, "memory runs out"),))
     monkeypatch.setattr("patches.scheduler.state.decide", lambda *args: yields)
     ordered(state, queue)
     assert long_one.sage.waits.num_before is short_one.sage.waits.num_before is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 
@@ -16,9 +17,12 @@ from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.fairness import Name, Service, Tenants
+from sage_sched.fairness import Name, Service
 from sage_sched.job import Hints, Job
-from tests.sage_sched.strategies import IDLE, waiting
+from sage_sched.order import serving_order
+from sage_sched.policy import FcfsFill, NoParameters, Policy
+from sage_sched.view import SchedulerView
+from tests.sage_sched.strategies import IDLE, SERVER, waiting
 
 KNOWN = LengthDistribution.from_samples([100], "history")
 
@@ -29,64 +33,78 @@ def of(tenant: str, arrival: int, weight: float = 1.0, slo_class: str = "batch")
     return Job(arrival, 100, 1000, KNOWN, 0, hints=hints)
 
 
-def in_turn(tenants: Tenants, *jobs: Job, num_open: int | None = None) -> str:
-    """The tenants in the order in which they are served, who come in that of jobs."""
-    order = list(range(len(jobs)))
-    found = tenants.in_turn(order, len(jobs) if num_open is None else num_open, waiting(*jobs))
-    return "".join(jobs[position].hints.tenant for position in found)
+def by_arrival() -> FcfsFill:
+    return FcfsFill(NoParameters(), SERVER)
+
+
+def look(policy: Policy, view: SchedulerView) -> str:
+    """The tenants in the order in which they are served."""
+    policy.line.follow(view, policy)
+    policy.line.tenants.look(view)
+    order = serving_order(policy, view)
+    return "".join(view.waiting[position].hints.tenant for position in order)
+
+
+def in_turn(policy: Policy, *jobs: Job) -> str:
+    return look(policy, waiting(*jobs))
 
 
 def test_tenants_take_turns_however_many_requests_they_have() -> None:
     jobs = [of(tenant, arrival) for arrival, tenant in enumerate("aaaaabbc")]
-    assert in_turn(Tenants(), *jobs) == "abcabaaa"
+    assert in_turn(by_arrival(), *jobs) == "abcabaaa"
 
 
 def test_a_weight_is_a_share() -> None:
     jobs = [of(t, n, weight=2.0 if t == "a" else 1.0) for n, t in enumerate("aaaaaabbb")]
-    assert in_turn(Tenants(), *jobs) == "abaabaaba"
+    assert in_turn(by_arrival(), *jobs) == "abaabaaba"
 
 
 def test_who_has_been_served_waits_for_who_has_not() -> None:
-    tenants, jobs = Tenants(), [of(tenant, n) for n, tenant in enumerate("aaabb")]
+    policy, jobs = by_arrival(), [of(tenant, n) for n, tenant in enumerate("aaabb")]
     first = jobs[0]
-    assert in_turn(tenants, *jobs) == "ababa"
+    assert in_turn(policy, *jobs) == "ababa"
     first.served_tokens = 1000
-    running = replace(waiting(*jobs[1:]), running=[first])
-    assert tenants.in_turn([0, 1, 2, 3], 4, running) == [2, 3, 0, 1]
+    assert look(policy, replace(waiting(*jobs[1:]), running=[first])) == "bbaa"
     # Once it has ended, what it had at last still counts.
     first.served_tokens = 1200
-    assert tenants.in_turn([0, 1, 2, 3], 4, waiting(*jobs[1:])) == [2, 3, 0, 1]
-    assert tenants._service.of(("batch", "a")) == 1200
+    assert in_turn(policy, *jobs[1:]) == "bbaa"
+    assert policy.line.tenants._service.of(("batch", "a")) == 1200
+
+
+def test_who_enters_and_ends_between_two_plans_is_counted() -> None:
+    policy, jobs = by_arrival(), [of(tenant, n) for n, tenant in enumerate("aab")]
+    assert in_turn(policy, *jobs) == "aba"
+    jobs[0].served_tokens = 1000
+    assert in_turn(policy, *jobs[1:]) == "ba"
 
 
 def test_nobody_saves_up_service_by_staying_away() -> None:
-    tenants, old = Tenants(), of("a", 0)
-    in_turn(tenants, old)
+    policy, old, next_one = by_arrival(), of("a", 0), of("a", 1)
+    in_turn(policy, old, next_one)
     old.served_tokens = 90_000
-    assert in_turn(tenants, old, *(of(t, n) for n, t in enumerate("bbabab", 1))) == "abbabab"
+    newcomers = (of(t, n) for n, t in enumerate("bbabab", 2))
+    assert in_turn(policy, next_one, *newcomers) == "abbabab"
 
 
 def test_who_may_not_be_overtaken_and_who_is_held_back_stay() -> None:
+    class LastIsHeldBack(FcfsFill):
+        def key(self, job: Job, view: SchedulerView) -> float:
+            return math.inf if job.arrival == 5 else 0.0
+
     jobs = [of(tenant, arrival) for arrival, tenant in enumerate("aaabbb")]
     jobs[1].promise()
-    assert in_turn(Tenants(), *jobs, num_open=5) == "aabab" + "b"
+    assert in_turn(LastIsHeldBack(NoParameters(), SERVER), *jobs) == "aabab" + "b"
 
 
 def test_classes_do_not_mix_and_others_keep_their_places() -> None:
     stranger = replace_hints(of("s", 2), shares_fairly=False)
     jobs = [of("a", 0), of("a", 1), stranger, of("x", 3, slo_class="chat"), of("b", 4)]
-    assert in_turn(Tenants(), *jobs) == "abs" + "x" + "a"
+    assert in_turn(by_arrival(), *jobs) == "abs" + "x" + "a"
 
 
 def replace_hints(job: Job, **hints: object) -> Job:
     job.hints = replace(job.hints, **hints)  # type: ignore[arg-type]
     return job
-
-
-def test_where_no_class_shares_fairly_nothing_is_looked_at() -> None:
-    job = replace_hints(of("a", 0), shares_fairly=False)
-    order = [0]
-    assert Tenants().in_turn(order, 1, waiting(job)) is order
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))
@@ -96,55 +114,55 @@ def test_each_tenant_keeps_the_order_of_its_own(
     jobs = [replace_hints(of(t, n), shares_fairly=fair) for n, (t, fair, _) in enumerate(drawn)]
     for job, (_, _, is_promised) in zip(jobs, drawn, strict=True):
         job.has_promise = is_promised
-    order = list(range(len(jobs)))
-    found = Tenants().in_turn(order, len(jobs), waiting(*jobs))
-    assert sorted(found) == order
+    found = [jobs[position] for position in serving_order(by_arrival(), waiting(*jobs))]
+    assert set(found) == set(jobs)
+    unfair = sorted(jobs, key=lambda job: (not job.is_promised, job.arrival))
     of_tenant: defaultdict[str, list[int]] = defaultdict(list)
-    for place, position in enumerate(found):
-        if jobs[place].is_promised or not jobs[place].hints.shares_fairly:
-            assert position == place
+    for job, without_turns in zip(found, unfair, strict=True):
+        if without_turns.is_promised or not without_turns.hints.shares_fairly:
+            assert job is without_turns
         else:
-            of_tenant[jobs[position].hints.tenant].append(position)
-    assert all(positions == sorted(positions) for positions in of_tenant.values())
+            of_tenant[job.hints.tenant].append(job.arrival)
+    assert all(arrivals == sorted(arrivals) for arrivals in of_tenant.values())
 
 
 def test_nor_by_coming_while_nobody_waits() -> None:
-    tenants, old, new = Tenants(), of("a", 0), of("b", 1)
-    in_turn(tenants, old)
+    policy, old, new = by_arrival(), of("a", 0), of("b", 1)
+    in_turn(policy, old)
     old.served_tokens = 90_000
-    tenants.in_turn([], 0, replace(IDLE, running=[old]))
-    in_turn(tenants, new)
-    assert tenants._service.of(("batch", "b")) == 90_000
-    assert in_turn(tenants, new, *(of(t, n) for n, t in enumerate("abab", 2))) == "babab"
+    look(policy, replace(IDLE, running=[old]))
+    in_turn(policy, new)
+    assert policy.line.tenants._service.of(("batch", "b")) == 90_000
+    assert in_turn(policy, new, *(of(t, n) for n, t in enumerate("abab", 2))) == "babab"
 
 
 def test_what_is_prefilled_in_chunks_is_counted_once() -> None:
-    tenants, job = Tenants(), of("a", 0)
-    in_turn(tenants, job)
+    policy, job = by_arrival(), of("a", 0)
+    in_turn(policy, job)
     job.served_tokens = 60
-    tenants.in_turn([], 0, replace(IDLE, chunked=job))
+    look(policy, replace(IDLE, chunked=job))
     job.served_tokens = 100
-    tenants.in_turn([], 0, replace(IDLE, running=[job]))
-    assert tenants._service.of(("batch", "a")) == 100
+    look(policy, replace(IDLE, running=[job]))
+    assert policy.line.tenants._service.of(("batch", "a")) == 100
 
 
 def test_who_waits_or_runs_is_not_forgotten_however_many_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sage_sched.fairness.tenants._MOST_NAMES", 10)
-    tenants, waits, runs = Tenants(), of("waits", 0), of("runs", 1)
+    policy, waits, runs = by_arrival(), of("waits", 0), of("runs", 1)
     had = {"waits": 1000, "runs": 2000}
-    first = [of(tenant, 2) for tenant in had]
-    in_turn(tenants, waits, runs, *first)
+    first = [of(tenant, n) for n, tenant in enumerate(had, 2)]
+    in_turn(policy, waits, runs, *first)
     for job in first:
         job.served_tokens = had[job.hints.tenant]
-    in_turn(tenants, waits, runs)
+    in_turn(policy, waits, runs)
     for number in range(50):
-        once = of(f"once {number}", 3 + number)
-        tenants.in_turn([0, 1], 2, replace(waiting(waits, once), running=[runs]))
+        once = of(f"once {number}", 4 + number)
+        look(policy, replace(waiting(waits, once), running=[runs]))
         once.served_tokens = 100
-    tenants.in_turn([0], 1, replace(waiting(waits), running=[runs]))
-    service = tenants._service
+    look(policy, replace(waiting(waits), running=[runs]))
+    service = policy.line.tenants._service
     assert {name: service.of(("batch", name)) for name in had} == had
     assert len(service._had) == 10
     # Of the others, those that were served last.
@@ -157,12 +175,13 @@ def test_of_more_names_than_are_remembered_all_that_wait_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sage_sched.fairness.tenants._MOST_NAMES", 3)
-    service = Service(lambda job: (job.hints.slo_class, job.hints.tenant))
-    service.look(waiting(*(of(tenant, n) for n, tenant in enumerate("abcde"))))
+    policy = by_arrival()
+    service = policy.line.tenants._service
+    in_turn(policy, *(of(tenant, n) for n, tenant in enumerate("abcde")))
     assert [name for _, name in service._had] == ["a", "b", "c", "d", "e"]
-    service.look(waiting(of("x", 5)))
+    in_turn(policy, of("x", 5))
     assert [name for _, name in service._had] == ["d", "e", "x"]
-    service.look(IDLE)
+    look(policy, IDLE)
     assert not service._counted
 
 
@@ -178,10 +197,11 @@ def test_many_that_begin_to_wait_at_once_are_each_looked_at_a_few_times(
         return of_name(self, name)
 
     monkeypatch.setattr(Service, "of", counted)
-    tenants = Tenants()
-    old, new = ([of(f"{when} {n}", n) for n in range(500)] for when in ("old", "new"))
-    in_turn(tenants, *old)
-    in_turn(tenants, *old, *new)
+    policy = by_arrival()
+    names = [f"{when} {n}" for when in ("old", "new") for n in range(500)]
+    jobs = [of(tenant, n) for n, tenant in enumerate(names)]
+    in_turn(policy, *jobs[:500])
+    in_turn(policy, *jobs)
     assert looked_at <= 5 * 1500
 
 

@@ -38,7 +38,7 @@ def job(
 
 def anew(job: Job) -> Job:
     """The same for another policy."""
-    return replace(job, standing=None, place=None)
+    return replace(job, standing=None, watch=None)
 
 
 def order(policy: Urgency, *jobs: Job, served_tokens: int = 0) -> list[Job]:

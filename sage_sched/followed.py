@@ -1,0 +1,66 @@
+"""A long queue from pass to pass: what has come and gone, and where its items are."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import count
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+# A plan puts so many jobs in order, the first; the others stay behind them as they are.
+HEAD = 256
+
+
+class Followed(Generic[Item]):
+    """A long list from look to look. What is still as it was left is compared, but not touched."""
+
+    def __init__(self) -> None:
+        self._left: list[Item] = []
+
+    def look(self, items: Sequence[Item]) -> tuple[list[Item], list[Item], int, int]:
+        """What has gone and what has come, and the start and end of the part of the list which is
+        the last of what was left."""
+        left, self._left = self._left, [*items]
+        start = end = len(items)
+        if len(left) > HEAD and left[HEAD] in self._left[: 2 * HEAD]:
+            first = self._left.index(left[HEAD])
+            if self._left[first : first + len(left) - HEAD] == left[HEAD:]:
+                start, end = first, first + len(left) - HEAD
+        old = left[: len(left) - (end - start)]
+        new = [*self._left[:start], *self._left[end:]]
+        before, now = set(map(id, old)), set(map(id, new))
+        gone = [item for item in old if id(item) not in now]
+        return gone, [item for item in new if id(item) not in before], start, end
+
+    def ordered(self, order: Sequence[int]) -> None:
+        """The list is put in an order."""
+        self._left = in_front(self._left, order)
+
+
+def in_front(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
+    """The items at these positions, then all others as they are."""
+    if [*order] == [*range(len(order))]:
+        return [*items]
+    rest: list[Item] = []
+    start = 0
+    for position in sorted(order):
+        rest += items[start:position]
+        start = position + 1
+    return [*(items[position] for position in order), *rest, *items[start:]]
+
+
+class Positions(Generic[Key]):
+    """Where items are. Most that are asked for are among the first or the last of the queue."""
+
+    def __init__(self, queue: Sequence[Key]) -> None:
+        self._queue = queue
+        self._of = dict(zip(queue[: 2 * HEAD], count(), strict=False))
+        num_before = max(0, len(queue) - HEAD)
+        self._of.update(zip(queue[num_before:], count(num_before), strict=False))
+
+    def of(self, item: Key) -> int:
+        if item not in self._of:
+            self._of = dict(zip(self._queue, count(), strict=False))
+        return self._of[item]

@@ -1,0 +1,289 @@
+"""The waiting jobs in order, kept from plan to plan: a long queue is not looked through in each."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
+from weakref import ref
+
+from sage_sched.adapters import Adapters
+from sage_sched.fairness import Tenants
+from sage_sched.followed import HEAD, Followed, Positions
+from sage_sched.job import Job
+from sage_sched.row import Entry, Place, Row, Walk
+from sage_sched.view import SchedulerView
+
+# So many jobs that have come join the order in a plan, by arrival; the others wait for the next.
+NUM_JOINING = 64
+# So many are ranked anew in a plan, once the server's step times are known better.
+NUM_RANKED_ANEW = 32
+
+
+class Ranking(Protocol):
+    """What a line asks of its policy, see sage_sched.policy."""
+
+    revision: int
+
+    def key(self, job: Job, view: SchedulerView) -> float: ...
+
+    def is_moving(self, job: Job) -> bool: ...
+
+    def first_moving(self, jobs: Collection[Job], num: int, view: SchedulerView) -> list[Entry]: ...
+
+    def on_wait(self, job: Job) -> None: ...
+
+    def on_leave(self, job: Job) -> None: ...
+
+    def on_forecast(self, job: Job) -> None: ...
+
+
+def place_of(job: Job, policy: Ranking, view: SchedulerView) -> Place:
+    """The place of a job. One that is held back (Policy.key) is behind those of all levels."""
+    if job.is_promised:
+        return job.level, -math.inf, job.arrival
+    key = policy.key(job, view) if job.is_ranked else 0.0
+    if math.isnan(key):  # it would make the order depend on the queue's
+        raise ValueError(f"the key of {job} is not a number")
+    return math.inf if key == math.inf else job.level, key, job.arrival
+
+
+class Moving:
+    """The jobs whose keys move (Policy.moves), in the order of one pass, as far as it is asked
+    for."""
+
+    def __init__(self, jobs: Collection[Job], policy: Ranking, view: SchedulerView) -> None:
+        self._jobs, self._policy, self._view = jobs, policy, view
+        self._first = policy.first_moving(jobs, HEAD, view)
+
+    def at(self, number: int) -> Entry | None:
+        if number == len(self._first) < len(self._jobs):
+            self._first = self._policy.first_moving(self._jobs, len(self._jobs), self._view)
+        return self._first[number] if number < len(self._first) else None
+
+    def all(self) -> Iterator[Entry]:
+        number = 0
+        while (entry := self.at(number)) is not None:
+            yield entry
+            number += 1
+
+
+class Line:
+    """The waiting jobs of one policy, in order.
+
+    A job is placed when it comes, and anew when something has changed that its place rests on: Job
+    tells (Job.watch). So a plan touches jobs that come, go or change, and the first of the order.
+
+    joined: have joined since they were last taken. begun: of the line, those with tokens.
+    """
+
+    def __init__(self) -> None:
+        self.tenants = Tenants()
+        self.adapters = Adapters()
+        self._queue = Followed[Job]()
+        self._coming: dict[Job, None] = {}
+        self._changed: dict[Job, None] = {}
+        self._row = Row()
+        self._entries: dict[Job, tuple[list[Entry], Entry] | None] = {}
+        # Whose keys move, and those of them that share fairly.
+        self._moving: dict[Job, None] = {}
+        self._moving_fair: dict[Job, None] = {}
+        # By level and class, then tenant: jobs that share fairly.
+        self._fair: dict[tuple[float, str], dict[str, Row]] = {}
+        self._outdated: deque[Job] = deque()
+        self._revision = 0
+        self._view: ref[SchedulerView] | None = None
+        self.positions = Positions[Job](())
+        self.joined: list[Job] = []
+        self.begun: dict[Job, None] = {}
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._entries
+
+    def follow(self, view: SchedulerView, policy: Ranking) -> None:
+        """Find out who has come and gone. Once a view."""
+        if self._view is not None and self._view() is view:
+            return
+        self._view = ref(view)
+        self.positions = Positions(view.waiting)
+        gone, came, _, _ = self._queue.look(view.waiting)
+        came.sort(key=_arrival)
+        gone.sort(key=_arrival)
+        for job in came:  # before anything that may raise
+            if job.watch is None:
+                job.watch = self._changed
+            self._coming[job] = None
+        for job in [job for job in gone if self._leaves(job)]:
+            self.tenants.waits_no_more(job)
+            policy.on_leave(job)
+        for job in [*filter(_has_begun, came), *islice(self._coming, NUM_JOINING)]:
+            self._join(job, policy)
+
+    def _join(self, job: Job, policy: Ranking) -> None:
+        if job not in self._coming:
+            return
+        del self._coming[job]
+        self._entries[job] = None
+        self._changed[job] = None
+        self.joined.append(job)
+        if job.generated_tokens:
+            self.begun[job] = None
+        if job.ranked_at != policy.revision:
+            self._outdated.append(job)
+        self.tenants.begins_to_wait(job)
+        policy.on_wait(job)
+
+    def _leaves(self, job: Job) -> bool:
+        """Whether it had joined."""
+        if job.watch is self._changed:
+            job.watch = None
+        self._changed.pop(job, None)
+        if job not in self._entries:
+            del self._coming[job]
+            return False
+        self._take_out(job)
+        del self._entries[job]
+        self.begun.pop(job, None)
+        return True
+
+    def take_joined(self) -> list[Job]:
+        """Those of them that wait still."""
+        joined, self.joined = self.joined, []
+        return [job for job in joined if job in self._entries]
+
+    def rank_anew(self, view: SchedulerView, policy: Ranking) -> None:
+        """Rank jobs again that were ranked by older step times, so many a plan: those that run,
+        then by order. Until its turn the old key of each stands."""
+        revision = policy.revision
+        if self._revision != revision:
+            self._revision = revision
+            jobs = [entry[3] for entry in self._row.ranked]
+            self._outdated = deque((*view.running, *view.chunked_jobs, *self._moving, *jobs))
+            self._outdated.extend(job for job in self._entries if job.ranked_at != revision)
+        num_left = NUM_RANKED_ANEW
+        while num_left and self._outdated:
+            job = self._outdated.popleft()
+            if job.ranked_at == revision:
+                continue
+            # First, so that a policy that raises costs one pass only.
+            job.ranked_at = revision
+            if job.is_ranked:
+                job.changes()
+                policy.on_forecast(job)
+                num_left -= 1
+
+    def settle(self, view: SchedulerView, policy: Ranking) -> None:
+        """Place the jobs whose places have changed."""
+        for job in [*self._changed]:
+            self._join(job, policy)
+            if job.generated_tokens:
+                self.begun[job] = None
+            if job.is_ranked and not job.is_promised and policy.is_moving(job):
+                self._take_out(job)
+                self._moving[job] = None
+                if job.hints.shares_fairly:
+                    self._moving_fair[job] = None
+            else:
+                place = place_of(job, policy, view)
+                self._take_out(job)
+                self._put_in(job, place)
+            del self._changed[job]
+
+    def _put_in(self, job: Job, place: Place) -> None:
+        entry = (*place, job)
+        entries = self._row.of(job)
+        insort(entries, entry)
+        self._entries[job] = entries, entry
+        if job.hints.shares_fairly and not job.is_promised and place[0] < math.inf:
+            tenants = self._fair.setdefault((place[0], job.hints.slo_class), {})
+            insort(tenants.setdefault(job.hints.tenant, Row()).of(job), entry)
+
+    def _take_out(self, job: Job) -> None:
+        self._moving.pop(job, None)
+        self._moving_fair.pop(job, None)
+        if (found := self._entries[job]) is None:
+            return
+        self._entries[job] = None
+        entries, entry = found
+        del entries[bisect_left(entries, entry)]
+        tenants = self._fair.get((entry[0], job.hints.slo_class), {})
+        if not job.hints.shares_fairly or (row := tenants.get(job.hints.tenant)) is None:
+            return
+        for entries in (row.ranked, row.unranked):
+            at = bisect_left(entries, entry)
+            if at < len(entries) and entries[at] is entry:
+                del entries[at]
+        if not row.ranked and not row.unranked:
+            del tenants[job.hints.tenant]
+
+    def num_ahead(self, job: Job) -> int:
+        """How many go before it, if tenants took no turns."""
+        if (found := self._entries.get(job)) is None:
+            return 0
+        row, entry = self._row, found[1]
+        return bisect_left(row.ranked, entry) + bisect_left(row.unranked, entry)
+
+    def walk(self, view: SchedulerView, policy: Ranking) -> Iterator[Job]:
+        """The jobs in the order in which to serve them: as Walk has them; where tenants share
+        fairly, they take turns in the places of their jobs. Jobs without room for their adapters
+        are left out."""
+        adapters = self.adapters
+        skips = adapters.open(self, self.positions, view)
+        first_arrival = view.num_arrivals - len(view.waiting)
+        moving = Moving(self._moving, policy, view) if self._moving else None
+        row_walk = Walk(self._row, first_arrival, moving.at if moving else None)
+        fair: Mapping[tuple[float, str], Mapping[str, Row]] = self._fair
+        if moving is not None and self._moving_fair:
+            fair = self._with(moving)
+        turns: dict[tuple[float, str], Iterator[Job]] = {}
+        number = -1
+        while (entry := row_walk.next(number + 1)) is not None:
+            number += 1
+            job = entry[3]
+            if adapters.is_closed:
+                return
+            if job.hints.shares_fairly and not job.is_promised and entry[0] < math.inf:
+                of_class = entry[0], job.hints.slo_class
+                if of_class not in turns:
+                    walks = {
+                        tenant: Walk(row, first_arrival) for tenant, row in fair[of_class].items()
+                    }
+                    turns[of_class] = self.tenants.turns(of_class[1], walks, skips, number)
+                if (turn := next(turns[of_class], None)) is not None:
+                    yield turn
+            elif not skips(job):
+                yield job
+
+    def _with(self, moving: Moving) -> Mapping[tuple[float, str], Mapping[str, Row]]:
+        """The jobs that share fairly, those whose keys move included."""
+        fair = {
+            of_class: {tenant: _copy(row) for tenant, row in rows.items()}
+            for of_class, rows in self._fair.items()
+        }
+        for entry in moving.all():
+            job = entry[3]
+            if job.hints.shares_fairly and not job.is_promised and entry[0] < math.inf:
+                tenants = fair.setdefault((entry[0], job.hints.slo_class), {})
+                insort(tenants.setdefault(job.hints.tenant, Row()).ranked, entry)
+        return fair
+
+    def ordered(self, order: Sequence[int]) -> None:
+        """The queue is put in the order of a plan."""
+        self._queue.ordered(order)
+
+
+def _copy(row: Row) -> Row:
+    copy = Row()
+    copy.ranked, copy.unranked = [*row.ranked], [*row.unranked]
+    return copy
+
+
+def _arrival(job: Job) -> int:
+    return job.arrival
+
+
+def _has_begun(job: Job) -> bool:
+    return job.generated_tokens > 0

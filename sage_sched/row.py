@@ -1,0 +1,71 @@
+"""Waiting jobs, sorted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from sage_sched.job import Job
+
+# Level, key and arrival.
+Place = tuple[float, float, int]
+Entry = tuple[float, float, int, Job]
+
+
+class Row:
+    """Jobs in order: those that are ranked or promised their turn, and the others by arrival."""
+
+    def __init__(self) -> None:
+        self.ranked: list[Entry] = []
+        self.unranked: list[Entry] = []
+
+    def of(self, job: Job) -> list[Entry]:
+        """Where its entry belongs."""
+        return self.ranked if job.is_ranked or job.is_promised else self.unranked
+
+
+class Walk:
+    """Goes through a row: by level; within a level promised jobs by arrival, then the others by key
+    and arrival.
+
+    A job that the policy cannot rank waits for as many others as waited when it came, as under
+    first come, first served: its place is the length of the queue less the number of jobs that
+    have come since. So the order depends only on who waits, not on the queue's previous order,
+    which may differ between tensor-parallel ranks.
+    """
+
+    def __init__(
+        self, row: Row, first_arrival: int, moving: Callable[[int], Entry | None] | None = None
+    ) -> None:
+        """moving: gives others by their number in order, ranked ones that are not in the row."""
+        self._ranked, self._unranked = row.ranked, row.unranked
+        self._first_arrival = first_arrival
+        self._moving = moving
+        self._num_ranked = self._num_unranked = self._num_moving = 0
+
+    def next(self, number: int) -> Entry | None:
+        """The next one, if so many are ahead of it."""
+        ranked = None
+        if self._num_ranked < len(self._ranked):
+            ranked = self._ranked[self._num_ranked]
+        moves = False
+        if self._moving is not None:
+            moving = self._moving(self._num_moving)
+            if moving is not None and (ranked is None or moving < ranked):
+                ranked, moves = moving, True
+        if self._num_unranked < len(self._unranked):
+            unranked = self._unranked[self._num_unranked]
+            if ranked is None or _goes_first(unranked, ranked, number + self._first_arrival):
+                self._num_unranked += 1
+                return unranked
+        if moves:
+            self._num_moving += 1
+        elif ranked is not None:
+            self._num_ranked += 1
+        return ranked
+
+
+def _goes_first(unranked: Entry, ranked: Entry, most_arrival: int) -> bool:
+    if unranked[0] != ranked[0]:
+        return unranked[0] < ranked[0]
+    return ranked[1] > -math.inf and unranked[2] <= most_arrival

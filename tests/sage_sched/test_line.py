@@ -1,0 +1,183 @@
+"""What a plan costs at a long queue, counted in jobs that it touches: no host is slow at that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_sched.decide import decide
+from sage_sched.distribution import LengthDistribution
+from sage_sched.followed import HEAD, Followed, Positions, in_front
+from sage_sched.job import Hints, Job
+from sage_sched.line import NUM_JOINING, NUM_RANKED_ANEW
+from sage_sched.order import serving_order
+from sage_sched.policy import FcfsFill, NoParameters, Policy
+from sage_sched.registry import policy_named
+from tests.sage_sched.strategies import IDLE, SERVER, waiting
+
+TOUCHED: set[int] = set()
+NUM_RUNNING = 20
+LONG = 5 * HEAD
+CASES = {
+    "sage": Hints(),
+    "urgency": Hints(),
+    "qllm": Hints(),
+    "proserve": Hints(ttft_slo_ms=1000.0, tpot_slo_ms=100.0),
+    "proserve-expected": Hints(ttft_slo_ms=1000.0, tpot_slo_ms=100.0),
+    "trail-prompt": Hints(),
+    "ltr": Hints(),
+    "fcfs-fill": Hints(),
+    "fair": Hints(tenant="t", slo_class="all", shares_fairly=True),
+}
+
+
+class Watched(Job):
+    """Notes who is touched."""
+
+    def __getattribute__(self, name: str) -> Any:
+        TOUCHED.add(id(self))
+        return super().__getattribute__(name)
+
+
+class Server:
+    """Full; plans are made and carried out, and nobody enters."""
+
+    def __init__(self, name: str, num_waiting: int) -> None:
+        self.hints = CASES[name]
+        self.policy = policy_named("sage" if name == "fair" else name, {}, SERVER)
+        self.rng = np.random.default_rng(0)
+        self.num_come = 0
+        running = [self.job() for _ in range(NUM_RUNNING)]
+        for job in running:
+            job.grow(50)
+        self.view = replace(IDLE, running=running, free_tokens=0, locked_tokens=10_000)
+        self.come(num_waiting)
+
+    def job(self) -> Job:
+        known = LengthDistribution.from_samples(self.rng.integers(1, 900, 8), "history")
+        hints = replace(self.hints, urgency=1 + self.num_come % 5)
+        if hints.tenant:
+            hints = replace(hints, tenant=f"t{self.num_come % 50}")
+        job = Watched(self.num_come, 50, 1000, known, 0, hints=hints)
+        job.is_ranked = self.policy.on_arrival(job)
+        self.num_come += 1
+        return job
+
+    def come(self, num_jobs: int) -> None:
+        queue = [*self.view.waiting, *(self.job() for _ in range(num_jobs))]
+        self.view = replace(self.view, waiting=queue, num_arrivals=self.num_come)
+
+    def num_touched(self) -> int:
+        """By a plan, and by carrying it out."""
+        TOUCHED.clear()
+        plan = decide(self.view, self.policy)
+        queue = in_front(self.view.waiting, plan.order or ())
+        num_touched = len(TOUCHED)
+        self.view = replace(self.view, waiting=queue, served_tokens=self.view.served_tokens + 20)
+        return num_touched
+
+    def settle(self) -> None:
+        for _ in range(2 + len(self.view.waiting) // NUM_JOINING):
+            self.num_touched()
+
+
+# The first of the order, those before it in the queue, and those that run, join or are ranked anew.
+MOST = 2 * HEAD + NUM_RUNNING + 2 * NUM_JOINING + NUM_RANKED_ANEW
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_touches_as_many_jobs_however_many_wait(name: str) -> None:
+    server = Server(name, LONG)
+    server.settle()
+    assert server.num_touched() <= MOST
+    server.come(1)
+    assert server.num_touched() <= MOST
+    faster = replace(SERVER.step_time, decode_base_s=SERVER.step_time.decode_base_s / 2)
+    server.policy.on_server(replace(SERVER, step_time=faster))
+    # Once for all, it is noted who is to be ranked anew.
+    server.num_touched()
+    assert server.num_touched() <= MOST
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_burst_joins_the_order_by_and_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(name, LONG)
+    num_keys = 0
+    key = type(server.policy).key
+
+    def counted(self: Policy, *args: Any) -> float:
+        nonlocal num_keys
+        num_keys += 1
+        return key(self, *args)
+
+    monkeypatch.setattr(type(server.policy), "key", counted)
+    for _ in range(3):
+        num_keys = 0
+        server.num_touched()
+        assert num_keys <= MOST
+    assert len(server.policy.line.joined) == 0
+    server.settle()
+    order = serving_order(server.policy, server.view)
+    assert len(order) == HEAD
+    for job in server.view.waiting:
+        assert job in server.policy.line
+
+
+def test_the_order_at_a_long_queue_is_that_of_the_keys() -> None:
+    server = Server("sage", LONG)
+    server.settle()
+    for num_come in (3, 0, NUM_JOINING, 1):
+        server.come(num_come)
+        gone = set(server.rng.choice(len(server.view.waiting), 7, replace=False).tolist())
+        left = [job for place, job in enumerate(server.view.waiting) if place not in gone]
+        server.view = replace(server.view, waiting=left)
+        order = decide(server.view, server.policy).order
+        assert order is not None
+        keys = [(server.policy.key(job, IDLE), job.arrival) for job in left]
+        best = sorted(range(len(left)), key=keys.__getitem__)
+        assert list(order) == best[:HEAD]
+
+
+def test_who_is_promised_its_turn_goes_first_even_if_it_has_not_joined() -> None:
+    policy = FcfsFill(NoParameters(), SERVER)
+    jobs = [Job(arrival, 10, 10, None, 0) for arrival in range(3 * NUM_JOINING)]
+    view = waiting(*jobs)
+    policy.line.follow(view, policy)
+    jobs[-1].promise()
+    assert serving_order(policy, view)[:2] == [len(jobs) - 1, 0]
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> Iterator[tuple[list[object], list[object]]]:
+    """A list and what becomes of it: some of the first move, some go, others come."""
+    items = [object() for _ in range(draw(st.sampled_from([0, 5, HEAD, 3 * HEAD])))]
+    found = [items]
+    for _ in range(3):
+        size = len(found[-1])
+        first = draw(st.lists(st.integers(0, max(0, size - 1)), unique=True, max_size=5))
+        moved = in_front(found[-1], [place for place in first if place < size])
+        for place in draw(st.lists(st.integers(0, size), max_size=3)):
+            del moved[place : place + 1]
+        found.append([*moved, *(object() for _ in range(draw(st.integers(0, 3))))])
+    return found  # type: ignore[return-value]
+
+
+@given(changes())
+def test_who_has_come_and_gone_is_found_whatever_has_become_of_the_rest(
+    lists: list[list[object]],
+) -> None:
+    followed, before = Followed[object](), list[object]()
+    for items in lists:
+        gone, came, start, end = followed.look(items)
+        assert set(map(id, gone)) == set(map(id, before)) - set(map(id, items))
+        assert set(map(id, came)) == set(map(id, items)) - set(map(id, before))
+        assert items[start:end] == before[len(before) - (end - start) :]
+        positions = Positions(items)
+        assert [positions.of(item) for item in items] == list(range(len(items)))
+        before = items
