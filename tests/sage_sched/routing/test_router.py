@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bench.policies.routers import ROUTERS, router_named
@@ -15,7 +15,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints
 from sage_sched.routing import BLOCK_TOKENS, ClusterView, Ledger, Newcomer, block_keys
 from sage_sched.routing.prefix_index import PrefixIndex
-from sage_sched.routing.router import GoRouting
+from sage_sched.routing.router import GoRouting, PredictedCost
 from tests.sage_sched.strategies import SERVER
 
 KNOWN = LengthDistribution.from_samples([100], "history")
@@ -119,8 +119,15 @@ def candidates(view: ClusterView, limits: GoRouting) -> set[int]:
 @given(views(), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.0, 0.25, 0.5]))
 def test_gorouting_is_algorithm_2(view: ClusterView, alpha: float, mu: float) -> None:
     router = GoRouting()
+    assume(math.isfinite(view.ttft_s))
     router.alpha, router.mu, router.lambda_ = alpha, mu, mu + 0.5
     assert router.pick(view) in candidates(view, router)
+
+
+@given(views())
+def test_gorouting_sends_requests_without_a_deadline_by_predicted_cost(view: ClusterView) -> None:
+    view = view._replace(ttft_s=math.inf)
+    assert GoRouting().pick(view) == PredictedCost().pick(view)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
