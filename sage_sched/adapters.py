@@ -43,14 +43,14 @@ class Adapters:
         ):
             self._since_tokens = self._next = None
         self._saw_any = self.is_closed = False
-        has_room = view.has_adapter if view.adapters_in_order is None else view.adapters_in_order()
+        fits = view.has_adapter if view.adapters_in_order is None else view.adapters_in_order()
         runs_any = bool(view.running or view.chunked)  # a server must not stand still
 
         def bars(job: Job) -> bool:
             nonlocal runs_any
             if self.is_closed:
                 return True
-            if has_room(positions.of(job)):
+            if view.has_adapter(position := positions.of(job)) and fits(position):
                 runs_any = True
                 return False
             self._saw_any = True

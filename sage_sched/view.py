@@ -58,8 +58,9 @@ class SchedulerView:
         which waits at that position, is being chunked, or runs and has no token yet. 0 if that
         many are cached.
     kept_for: evictable KV of the pool by the session that had it last. Costly: asked once a pass.
-    adapters_in_order: a new one is asked of waiting jobs in the order in which they enter: as
-        has_adapter, but beside those too of which it has said so before. None: has_adapter will do.
+    adapters_in_order: what it returns is asked of waiting jobs of which has_adapter holds, in the
+        order in which they enter: whether one has room beside those, too, of which it said so
+        before. None if all do.
     holding: what a running job holds; None if it has to stay. Costly: called only for jobs that
         would be preempted at price zero.
     """

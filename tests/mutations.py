@@ -816,7 +816,7 @@ MUTATIONS = (
     Mutation(
         "others yield to one whose adapter finds no room",
         "sage_sched/adapters.py",
-        "if has_room(positions.of(job)):",
+        "if view.has_adapter(position := positions.of(job)) and fits(position):",
         "if True:",
         "tests/sage_sched/test_decide.py::test_nobody_yields_to_one_whose_adapter_finds_no_room",
     ),
