@@ -57,12 +57,12 @@ class Moving:
 
     def __init__(self, jobs: Collection[Job], policy: Ranking, view: SchedulerView) -> None:
         self._jobs, self._policy, self._view = jobs, policy, view
-        self._first = policy.first_moving(jobs, HEAD, view)
+        self.first = policy.first_moving(jobs, HEAD, view)
 
     def at(self, number: int) -> Entry | None:
-        if number == len(self._first) < len(self._jobs):
-            self._first = self._policy.first_moving(self._jobs, len(self._jobs), self._view)
-        return self._first[number] if number < len(self._first) else None
+        if number == len(self.first) < len(self._jobs):
+            self.first = self._policy.first_moving(self._jobs, len(self._jobs), self._view)
+        return self.first[number] if number < len(self.first) else None
 
     def all(self) -> Iterator[Entry]:
         number = 0
@@ -239,9 +239,16 @@ class Line:
         if moving is not None and self._moving_fair:
             fair = self._with(moving)
         turns: dict[tuple[float, str], Iterator[Job]] = {}
-        number = -1
-        while (entry := row_walk.next(number + 1)) is not None:
-            number += 1
+
+        def num_ahead(ranked: Entry, unranked: Entry) -> int:
+            num_moving = 0 if moving is None else bisect_left(moving.first, ranked)
+            return (
+                bisect_left(self._row.ranked, ranked)
+                + num_moving
+                + bisect_left(self._row.unranked, unranked)
+            )
+
+        while (entry := row_walk.next()) is not None:
             job = entry[3]
             if adapters.is_closed:
                 return
@@ -249,9 +256,10 @@ class Line:
                 of_class = entry[0], job.hints.slo_class
                 if of_class not in turns:
                     walks = {
-                        tenant: Walk(row, first_arrival) for tenant, row in fair[of_class].items()
+                        tenant: Walk(row, first_arrival, num_ahead=num_ahead)
+                        for tenant, row in fair[of_class].items()
                     }
-                    turns[of_class] = self.tenants.turns(of_class[1], walks, skips, number)
+                    turns[of_class] = self.tenants.turns(of_class[1], walks, skips)
                 if (turn := next(turns[of_class], None)) is not None:
                     yield turn
             elif not skips(job):

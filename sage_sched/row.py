@@ -35,16 +35,22 @@ class Walk:
     """
 
     def __init__(
-        self, row: Row, first_arrival: int, moving: Callable[[int], Entry | None] | None = None
+        self,
+        row: Row,
+        first_arrival: int,
+        moving: Callable[[int], Entry | None] | None = None,
+        num_ahead: Callable[[Entry, Entry], int] | None = None,
     ) -> None:
-        """moving: gives others by their number in order, ranked ones that are not in the row."""
+        """moving: gives others by their number in order, ranked ones that are not in the row.
+        num_ahead: how many of the whole line are ahead of a ranked one and an unranked one, if this
+        is only a part of it."""
         self._ranked, self._unranked = row.ranked, row.unranked
         self._first_arrival = first_arrival
         self._moving = moving
+        self._num_ahead = num_ahead
         self._num_ranked = self._num_unranked = self._num_moving = 0
 
-    def next(self, number: int) -> Entry | None:
-        """The next one, if so many are ahead of it."""
+    def next(self) -> Entry | None:
         ranked = None
         if self._num_ranked < len(self._ranked):
             ranked = self._ranked[self._num_ranked]
@@ -55,7 +61,7 @@ class Walk:
                 ranked, moves = moving, True
         if self._num_unranked < len(self._unranked):
             unranked = self._unranked[self._num_unranked]
-            if ranked is None or _goes_first(unranked, ranked, number + self._first_arrival):
+            if ranked is None or self._goes_first(unranked, ranked):
                 self._num_unranked += 1
                 return unranked
         if moves:
@@ -64,8 +70,12 @@ class Walk:
             self._num_ranked += 1
         return ranked
 
-
-def _goes_first(unranked: Entry, ranked: Entry, most_arrival: int) -> bool:
-    if unranked[0] != ranked[0]:
-        return unranked[0] < ranked[0]
-    return ranked[1] > -math.inf and unranked[2] <= most_arrival
+    def _goes_first(self, unranked: Entry, ranked: Entry) -> bool:
+        if unranked[0] != ranked[0]:
+            return unranked[0] < ranked[0]
+        if ranked[1] == -math.inf:
+            return False
+        num_ahead = self._num_ranked + self._num_moving + self._num_unranked
+        if self._num_ahead is not None:
+            num_ahead = self._num_ahead(ranked, unranked)
+        return unranked[2] - self._first_arrival <= num_ahead

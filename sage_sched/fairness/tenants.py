@@ -125,19 +125,18 @@ class Tenants:
         self._service.look(view)
 
     def turns(
-        self, slo_class: str, walks: Mapping[str, Walk], skips: Callable[[Job], bool], number: int
+        self, slo_class: str, walks: Mapping[str, Walk], skips: Callable[[Job], bool]
     ) -> Iterator[Job]:
         """Which job of a class comes next: its tenants take turns, each with its own jobs in their
         order. A tenant's service includes what its requests ahead are expected to take (VTC with
         length prediction, section 4.4).
 
-        walks: of each tenant's jobs. skips: of jobs that are left out. number: how many jobs go
-        before all of these.
+        walks: of each tenant's jobs. skips: of jobs that are left out.
         """
         heap: list[tuple[float, Entry, str]] = []
 
         def begins(tenant: str, had: float) -> None:
-            while (entry := walks[tenant].next(number)) is not None:
+            while (entry := walks[tenant].next()) is not None:
                 if not skips(entry[3]):
                     heappush(heap, (had, entry, tenant))
                     break
@@ -148,7 +147,6 @@ class Tenants:
             had, entry, tenant = heappop(heap)
             job = entry[3]
             yield job
-            number += 1
             if job not in self._costs:
                 self._costs[job] = _cost(job)
             begins(tenant, had + self._costs[job])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -107,23 +107,35 @@ def replace_hints(job: Job, **hints: object) -> Job:
     return job
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))
+@given(st.lists(st.tuples(st.sampled_from("abc"), *[st.booleans()] * 3), max_size=30), st.randoms())
 def test_each_tenant_keeps_the_order_of_its_own(
-    drawn: list[tuple[str, bool, bool]],
+    drawn: list[tuple[str, bool, bool, bool]], random: Random
 ) -> None:
-    jobs = [replace_hints(of(t, n), shares_fairly=fair) for n, (t, fair, _) in enumerate(drawn)]
-    for job, (_, _, is_promised) in zip(jobs, drawn, strict=True):
-        job.has_promise = is_promised
-    found = [jobs[position] for position in serving_order(by_arrival(), waiting(*jobs))]
-    assert set(found) == set(jobs)
-    unfair = sorted(jobs, key=lambda job: (not job.is_promised, job.arrival))
-    of_tenant: defaultdict[str, list[int]] = defaultdict(list)
-    for job, without_turns in zip(found, unfair, strict=True):
-        if without_turns.is_promised or not without_turns.hints.shares_fairly:
-            assert job is without_turns
-        else:
-            of_tenant[job.hints.tenant].append(job.arrival)
-    assert all(arrivals == sorted(arrivals) for arrivals in of_tenant.values())
+    keys = random.sample(range(len(drawn)), len(drawn))
+
+    class ByKey(FcfsFill):
+        def key(self, job: Job, view: SchedulerView) -> float:
+            return float(keys[job.arrival])
+
+    def ordered(*, shares: bool) -> list[Job]:
+        jobs = [of(tenant, n) for n, (tenant, *_) in enumerate(drawn)]
+        for job, (_, fair, job.has_promise, job.is_ranked) in zip(jobs, drawn, strict=True):
+            replace_hints(job, shares_fairly=fair and shares)
+        order = serving_order(ByKey(NoParameters(), SERVER), waiting(*jobs))
+        return [jobs[position] for position in order]
+
+    def of_tenant(jobs: list[Job], tenant: str) -> list[int]:
+        return [job.arrival for job in jobs if job.hints.tenant == tenant and takes_turns(job)]
+
+    def takes_turns(job: Job) -> bool:
+        return drawn[job.arrival][1] and not job.is_promised
+
+    found, without_turns = ordered(shares=True), ordered(shares=False)
+    for job, other in zip(found, without_turns, strict=True):
+        assert takes_turns(job) == takes_turns(other)
+        assert takes_turns(job) or job.arrival == other.arrival
+    for tenant in "abc":
+        assert of_tenant(found, tenant) == of_tenant(without_turns, tenant)
 
 
 def test_nor_by_coming_while_nobody_waits() -> None:
