@@ -111,6 +111,9 @@ def plan_turns(
         free_slots += len(victims) - 1
         freed_tokens = sum(victim.departure.freed_tokens for victim in victims)
         free_tokens += freed_tokens - needed_tokens
+        if newcomer not in view.swapped:
+            # SGLang's admission (PrefillAdder._update_prefill_budget) counts these twice.
+            free_tokens -= newcomer.generated_tokens
         gone = {victim.job.arrival for victim in victims}
         left = [entry for entry in left if entry[2] not in gone]
         turns.append(Turn(newcomer, tuple(victims)))

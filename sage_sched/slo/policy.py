@@ -248,7 +248,7 @@ class Proserve(Policy):
         if ours.density == "expected":
             # A late job catches up by what a decode step is shorter than its TPOT: prefills are cut
             # so that it may (_CATCH_UP).
-            catching_s = np.maximum(tpot_s - step_s, 1e-6)
+            catching_s = np.clip(tpot_s - step_s, 1e-6, 1e6)  # and not inf: no TPOT
             waiting.look(begun, num_running, missing_s / catching_s, looked_at, self._slo_cost)
             density = np.append([p.density for _, p in begun], waiting.columns[DENSITY])
         queue = Queue(exec_s, remain_s, density)

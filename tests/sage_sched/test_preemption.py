@@ -71,6 +71,15 @@ def plan(
     return [(turn.newcomer, tuple(victim.job for victim in turn.victims)) for turn in turns]
 
 
+def test_a_recomputed_answer_is_reserved_twice_as_the_engine_does() -> None:
+    """Or a job behind it would enter by the plan, and one between them would not by the engine."""
+    recomputed, behind = job(1), job(2)
+    recomputed.generated_tokens = 100
+    waiting = [(recomputed, 150), (behind, 50)]
+    assert plan([], waiting, 2, free_tokens=250) == [(recomputed, ())]
+    assert plan([], waiting, 2, free_tokens=301) == [(recomputed, ()), (behind, ())]
+
+
 def test_nobody_yields_where_there_is_room() -> None:
     newcomer = job(1)
     turns = plan([Holder(job(100), 50)], [(newcomer, 20)], free_tokens=21)
