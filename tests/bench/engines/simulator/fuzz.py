@@ -16,6 +16,7 @@ import random
 import sys
 import time
 import traceback
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -284,9 +285,10 @@ def run(case: Case) -> None:
 
 
 def found_at(seed: int) -> str:
-    """What a seed finds; "" if nothing."""
+    """What a seed finds; "" if nothing. A warning is a finding."""
     try:
-        run(draw(seed))
+        with warnings.catch_warnings(action="error"):
+            run(draw(seed))
     except Exception:
         return traceback.format_exc()
     return ""
