@@ -79,7 +79,10 @@ def draw(seed: int) -> Case:
 
 def _engine(rng: random.Random) -> Engine:
     page_size = rng.choice([1, 1, 1, 16, 64])
-    in_pages = lambda num_tokens: page_size * max(1, num_tokens // page_size)  # noqa: E731
+
+    def in_pages(num_tokens: int) -> int:
+        return page_size * max(1, num_tokens // page_size)
+
     chunk_tokens = in_pages(rng.choice([16, 64, 128, 512, 8192]))
     times = [rng.choice([0.0, t, 10 * t]) for t in dataclasses.astuple(STEP_TIME)]
     step_time = type(STEP_TIME)(*times)
