@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Protocol
 from weakref import ref
 
@@ -21,6 +22,7 @@ from sage_sched.view import SchedulerView
 NUM_JOINING = 64
 # So many are ranked anew in a plan, once the server's step times are known better.
 NUM_RANKED_ANEW = 32
+_arrival = attrgetter("arrival")
 
 
 class Ranking(Protocol):
@@ -115,11 +117,12 @@ class Line:
         for job in came:  # before anything that may raise
             if job.watch is None:
                 job.watch = self._changed
-            self._coming[job] = None
+        self._coming.update(dict.fromkeys(came))
         for job in [job for job in gone if self._leaves(job)]:
             self.tenants.waits_no_more(job)
             policy.on_leave(job)
-        for job in [*filter(_has_begun, came), *islice(self._coming, NUM_JOINING)]:
+        begun = [job for job in came if job.generated_tokens]
+        for job in [*begun, *islice(self._coming, NUM_JOINING)]:
             self._join(job, policy)
 
     def _join(self, job: Job, policy: Ranking) -> None:
@@ -287,11 +290,3 @@ def _copy(row: Row) -> Row:
     copy = Row()
     copy.ranked, copy.unranked = [*row.ranked], [*row.unranked]
     return copy
-
-
-def _arrival(job: Job) -> int:
-    return job.arrival
-
-
-def _has_begun(job: Job) -> bool:
-    return job.generated_tokens > 0
