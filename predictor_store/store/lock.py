@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -12,20 +13,23 @@ from pathlib import Path
 def acquire(folder: Path) -> int | None:
     """The descriptor that holds the folder's lock until closed; None if another process has it.
 
-    Raises OSError if the lock file is a link: what it points to is not ours to write to.
+    Raises OSError if the disk is full, or the lock file is a link: what it points to is not ours to
+    write to.
     """
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    # holder() locks for a moment too, to see whether somebody else has it.
-    for _ in range(10):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.05)
-        else:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode("ascii"), 0)
-            return fd
-    os.close(fd)
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, fd)
+        # holder() locks for a moment too, to see whether somebody else has it.
+        for _ in range(10):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+            else:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode("ascii"), 0)
+                undo.pop_all()
+                return fd
     return None
 
 

@@ -569,14 +569,15 @@ def test_a_store_that_another_server_has_made_anew_is_left_to_it(tmp_path: Path)
     assert lengths(read(tmp_path / "store")) == [2, 1]
 
 
+@pytest.mark.parametrize("room_bytes", [0, 1024])
 @pytest.mark.parametrize(("num_before", "capacity"), [(0, 100), (30, 100), (30, 20)])
 def test_a_disk_that_is_full_at_the_start_delays_writing_alone(
-    tmp_path: Path, num_before: int, capacity: int
+    tmp_path: Path, num_before: int, capacity: int, room_bytes: int
 ) -> None:
     if num_before:
         filled(tmp_path, *map(record, range(num_before)))
     with contextlib.ExitStack() as until_there_is_room:
-        until_there_is_room.enter_context(no_file_larger_than(1024))
+        until_there_is_room.enter_context(no_file_larger_than(room_bytes))
         store = opened(tmp_path, capacity)
         assert lengths(store.load()) == list(range(num_before))[-capacity:]
         store.add(record(50))
