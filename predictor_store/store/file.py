@@ -192,6 +192,8 @@ def _opened(path: Path, how: str, access: int, copy: Path | None = None) -> sqli
     if not os.access(path, access):  # SQLite does not say it
         what = "read and write" if access & os.W_OK else "read"
         raise AccessError(f"this user has no permission to {what} the store {path}")
+    if not path.is_file():  # SQLite would wait for a pipe, and call a folder damaged
+        raise StoreError(f"{path} is no file: move it away, or give another folder")
     uri = f"{(copy or path).as_uri()}?{how}"
     with contextlib.ExitStack() as undo:
         try:

@@ -37,7 +37,7 @@ def holder(folder: Path) -> str | None:
     """The process id of whoever holds the folder's lock; None if nobody does, or if this user may
     not know."""
     try:
-        fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW)
+        fd = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         # No file, or a link, which is none of ours, or another user's.
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.EACCES):

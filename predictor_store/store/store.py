@@ -36,7 +36,8 @@ def folder_of(config: StoreConfig) -> Path:
 
 
 def file_of(folder: Path) -> Path:
-    return folder / "history.sqlite3"
+    """Where it is if it is a link: SQLite keeps its log there."""
+    return Path(os.path.realpath(folder / "history.sqlite3"))
 
 
 def has_store(folder: Path) -> bool:

@@ -200,6 +200,19 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path, content: byt
     assert file_of(tmp_path).read_bytes() == content
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(file_of(tmp_path))
+    for opens in (read, in_memory, facts):
+        with pytest.raises(StoreError, match="is no file"):
+            opens(tmp_path)
+    (tmp_path / "lock").unlink()
+    make(tmp_path / "lock")
+    assert lock.holder(tmp_path) is None
+
+
 def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(file_of(tmp_path))) as connection:
         connection.execute("CREATE TABLE records (id INTEGER)")
@@ -471,6 +484,19 @@ def test_reading_changes_nothing_though_a_log_is_there(tmp_path: Path, left: lis
             assert len(store.load()) == (0 if "-wal" in left else 5)
         assert recorded_capacity(tmp_path) == facts(tmp_path)["capacity"] == 10_000
     assert tree(tmp_path) == before
+
+
+def test_a_file_that_is_a_link_has_its_log_where_it_points_to(tmp_path: Path) -> None:
+    real, folder = tmp_path / "real", tmp_path / "store"
+    folder.mkdir()
+    (folder / "history.sqlite3").symlink_to(real / "history.sqlite3")
+    killed(real, *range(5))
+    for read_by in (folder, real):
+        assert facts(read_by)["num_records"] == 5
+    killed(folder, 5)
+    file_of(real).unlink()
+    filled(folder, record(6))
+    assert lengths(read(real)) == lengths(read(folder)) == [6]
 
 
 def test_a_store_is_read_while_it_is_written(tmp_path: Path) -> None:
