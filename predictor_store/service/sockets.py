@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
 import struct
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from predictor_store.cached_file import cache_folder, expanded, read_own
@@ -19,6 +22,7 @@ _MIN_TOKEN_CHARS = 16
 _MAX_TOKEN_BYTES = 4096
 _CONNECT_SECONDS = 10.0
 _BACKLOG = 128
+_MOST_TURNS, _TURN_SECONDS = 50, 0.1
 # After so long a silence, the other host counts as gone.
 _GONE_SECONDS = 60
 
@@ -65,18 +69,36 @@ def listen(address: Address) -> socket.socket:
 
 def _listen_on_unix(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    remove_dead(path)
-    listener = socket.socket(socket.AF_UNIX)
-    mask = os.umask(0o177)  # mode 0600 from the first moment on
-    try:
-        listener.bind(str(path))
-        listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.umask(mask)
+    with _in_turn(path.parent):
+        remove_dead(path)
+        listener = socket.socket(socket.AF_UNIX)
+        mask = os.umask(0o177)  # mode 0600 from the first moment on
+        try:
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        finally:
+            os.umask(mask)
     return listener
+
+
+@contextlib.contextmanager
+def _in_turn(folder: Path) -> Iterator[None]:
+    """Of services that begin to listen in this folder, one at a time: while one looks whether a
+    socket is dead, another could put its own there. Goes on after a few seconds in any case."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        for _ in range(_MOST_TURNS):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:  # another has it, or there are no locks here
+                time.sleep(_TURN_SECONDS)
+        yield
+    finally:
+        os.close(fd)
 
 
 def remove_dead(path: Path) -> None:

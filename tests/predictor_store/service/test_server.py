@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -813,6 +813,29 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
         sockets.listen(address)
     with pytest.raises(PredictorError, match="cannot listen"):
         sockets.listen(Address(path=str(tmp_path / ("x" * 200))))
+
+
+def test_of_two_services_that_start_at_once_one_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = Address(path=str(tmp_path / "service"))
+    sockets.listen(address).close()  # as if it had been killed
+    unlink, others = Path.unlink, list[Future[socket.socket]]()
+
+    def unlink_late(path: Path) -> None:
+        if not others:
+            others.append(threads.submit(sockets.listen, address))
+            with contextlib.suppress(TimeoutError):
+                others[0].exception(timeout=0.3)
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink_late)
+    with (
+        ThreadPoolExecutor() as threads,
+        sockets.listen(address),
+        pytest.raises(PredictorError, match="another service listens"),
+    ):
+        others[0].result()
 
 
 def test_a_token_is_long_and_its_file_its_owners(
