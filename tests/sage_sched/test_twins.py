@@ -12,13 +12,13 @@ from tests.sage_sched.test_decide import decided, job
 
 
 def sharing(num_tokens: int, view: SchedulerView, *jobs: Job) -> SchedulerView:
-    """All of these, and nobody else, begin with the same tokens."""
+    """A view in which these jobs alone begin with the same tokens; a pass has room for them all."""
 
     def common_tokens(position: int, other: int | Job) -> int:
         pair = (view.waiting[position], view.waiting[other] if isinstance(other, int) else other)
         return num_tokens if all(each in jobs for each in pair) else 0
 
-    return replace(view, common_tokens=common_tokens)
+    return replace(view, common_tokens=common_tokens, pass_tokens=8000)
 
 
 def entering(view: SchedulerView) -> list[Job]:
@@ -65,6 +65,7 @@ def test_nobody_waits_for_a_twin_that_waits_itself() -> None:
     view = replace(
         waiting(first, second, third),
         common_tokens=lambda position, other: pairs.get((position, other), 0),
+        pass_tokens=8000,
     )
     assert entering(view) == [first, third]
 
