@@ -241,7 +241,7 @@ class Line:
         fair: Mapping[tuple[float, str], Mapping[str, Row]] = self._fair
         if moving is not None and self._moving_fair:
             fair = self._with(moving)
-        turns: dict[tuple[float, str], Iterator[Job]] = {}
+        turns: dict[tuple[float, str], Iterator[Job | None]] = {}
 
         def num_ahead(ranked: Entry, unranked: Entry) -> int:
             num_moving = 0 if moving is None else bisect_left(moving.first, ranked)

@@ -126,30 +126,33 @@ class Tenants:
 
     def turns(
         self, slo_class: str, walks: Mapping[str, Walk], skips: Callable[[Job], bool]
-    ) -> Iterator[Job]:
+    ) -> Iterator[Job | None]:
         """Which job of a class comes next: its tenants take turns, each with its own jobs in their
         order. A tenant's service includes what its requests ahead are expected to take (VTC with
         length prediction, section 4.4).
 
-        walks: of each tenant's jobs. skips: of jobs that are left out.
+        walks: of each tenant's jobs. skips: of jobs that are left out, each None in its turn; asked
+        in the order of turns, as room for adapters is given in it.
         """
         heap: list[tuple[float, Entry, str]] = []
 
         def begins(tenant: str, had: float) -> None:
-            while (entry := walks[tenant].next()) is not None:
-                if not skips(entry[3]):
-                    heappush(heap, (had, entry, tenant))
-                    break
+            if (entry := walks[tenant].next()) is not None:
+                heappush(heap, (had, entry, tenant))
 
         for tenant in walks:
             begins(tenant, self._service.of((slo_class, tenant)))
         while heap:
             had, entry, tenant = heappop(heap)
             job = entry[3]
-            yield job
-            if job not in self._costs:
-                self._costs[job] = _cost(job)
-            begins(tenant, had + self._costs[job])
+            if skips(job):
+                yield None
+            else:
+                yield job
+                if job not in self._costs:
+                    self._costs[job] = _cost(job)
+                had += self._costs[job]
+            begins(tenant, had)
 
 
 def _name_of(job: Job) -> Name:

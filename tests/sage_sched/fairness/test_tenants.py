@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -105,6 +106,20 @@ def test_classes_do_not_mix_and_others_keep_their_places() -> None:
 def replace_hints(job: Job, **hints: object) -> Job:
     job.hints = replace(job.hints, **hints)  # type: ignore[arg-type]
     return job
+
+
+def test_room_for_an_adapter_goes_to_whose_turn_comes_first() -> None:
+    jobs = [of(tenant, arrival) for arrival, tenant in enumerate("aab")]
+    policy, first = by_arrival(), jobs[0]
+    assert in_turn(policy, *jobs) == "aba"
+    first.served_tokens = 1000
+
+    def one_adapter() -> Callable[[int], bool]:
+        has_it: dict[str, int] = {}
+        return lambda position: has_it.setdefault("one", position) == position
+
+    view = replace(waiting(*jobs[1:]), running=[first], adapters_in_order=one_adapter)
+    assert look(policy, view) == "b"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), *[st.booleans()] * 3), max_size=30), st.randoms())
