@@ -79,7 +79,8 @@ class Line:
     A job is placed when it comes, and anew when something has changed that its place rests on: Job
     tells (Job.watch). So a plan touches jobs that come, go or change, and the first of the order.
 
-    joined: have joined since they were last taken. begun: of the line, those with tokens.
+    joined: have joined since they were last taken. begun: of the line, those with tokens, and
+    how many they had then.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class Line:
         self._view: ref[SchedulerView] | None = None
         self.positions = Positions[Job](())
         self.joined: list[Job] = []
-        self.begun: dict[Job, None] = {}
+        self.begun: dict[Job, int] = {}
 
     def __contains__(self, job: object) -> bool:
         return job in self._entries
@@ -112,13 +113,16 @@ class Line:
         self._view = ref(view)
         self.positions = Positions(view.waiting)
         gone, came, _, _ = self._queue.look(view.waiting)
-        came.sort(key=_arrival)
-        gone.sort(key=_arrival)
+        # No plan is made while the batch is full. A job may have run since, and wait again.
+        ran = [job for job in self._changed if job.generated_tokens != self.begun.get(job, 0)]
+        again = {job for job in ran if job in self._entries}.difference(gone)
+        came = sorted([*came, *again], key=_arrival)
+        left = [job for job in sorted([*gone, *again], key=_arrival) if self._leaves(job)]
         for job in came:  # before anything that may raise
             if job.watch is None:
                 job.watch = self._changed
         self._coming.update(dict.fromkeys(came))
-        for job in [job for job in gone if self._leaves(job)]:
+        for job in left:
             self.tenants.waits_no_more(job)
             policy.on_leave(job)
         begun = [job for job in came if job.generated_tokens]
@@ -133,7 +137,7 @@ class Line:
         self._changed[job] = None
         self.joined.append(job)
         if job.generated_tokens:
-            self.begun[job] = None
+            self.begun[job] = job.generated_tokens
         if job.ranked_at != policy.revision:
             self._outdated.append(job)
         self.tenants.begins_to_wait(job)
@@ -182,8 +186,6 @@ class Line:
         """Place the jobs whose places have changed."""
         for job in [*self._changed]:
             self._join(job, policy)
-            if job.generated_tokens:
-                self.begun[job] = None
             if job.is_ranked and not job.is_promised and policy.is_moving(job):
                 self._take_out(job)
                 self._moving[job] = None

@@ -280,3 +280,20 @@ def test_finished_jobs_behind_an_unfinished_one_are_not_kept(name: str) -> None:
 def engine_of(regret: float, seed: int, pool_tokens: int = ROOMY) -> Engine:
     policy = Sage(SageParameters(regret=regret), SERVER)
     return Engine(policy, random.Random(seed), pool_tokens)
+
+
+def test_work_for_a_job_that_was_retracted_while_no_plan_was_made_counts() -> None:
+    policy = Sage(SageParameters(), SERVER)
+    known = LengthDistribution.from_samples([5000], "history")
+    overtaken, other = (Job(n, 100, 9000, known, 0) for n in range(2))
+    for job in (overtaken, other):
+        job.is_ranked = policy.on_arrival(job)
+    none_leaves = replace(IDLE, can_swap=False, may_leave=False, num_arrivals=2)
+    decide(replace(none_leaves, waiting=[overtaken, other]), policy)
+    other.served_tokens = 5000
+    other.grow(4900)
+    full = replace(none_leaves, served_tokens=5000, locked_tokens=1000, num_arrivals_planned=2)
+    decide(replace(full, waiting=[overtaken], running=[other], batch_is_full=True), policy)
+    assert not overtaken.is_promised
+    decide(replace(full, waiting=[overtaken, other]), policy)
+    assert overtaken.is_promised
