@@ -40,6 +40,9 @@ _MOST_SAMPLES = 4096
 # SGLang's routes for scores give these themselves. A client's would be looked up out of range.
 _OF_SCORES = ("multi_item_delimiter_indices", "token_indices_to_pool")
 _SCORING_ROUTES = ("v1_score_request", "v1_decisions_request", "v1_rerank_request")
+# With it, SGLang takes the other sampling parameters as they are: a temperature of 0, for example.
+# It lets this pass at /vertex_generate.
+_NORMALIZED = "is_normalized"
 # SGLang looks for stop_regex in each decode step: in the last tokens, or in the whole answer if a
 # match may be of any length.
 _CHARS_PER_TOKEN, _CHARS_OF_ANSWER = 8, 100_000
@@ -65,8 +68,10 @@ def check_body(obj: GenerateReqInput, route: str | None) -> None:
                 raise ValueError(f"{name} is {given!r:.40}, allowed: none")
     each = obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params]
     for sampling in each:
-        num_samples = sampling.get("n") if isinstance(sampling, dict) else None
-        if num_samples is not None:
+        given = sampling if isinstance(sampling, dict) else {}
+        if (is_normalized := given.get(_NORMALIZED)) is not None:
+            raise ValueError(f"{_NORMALIZED} is {is_normalized!r:.40}, allowed: none")
+        if (num_samples := given.get("n")) is not None:
             _check_range("n", num_samples, 1, _MOST_SAMPLES)
 
 

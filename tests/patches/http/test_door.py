@@ -161,6 +161,13 @@ def test_samples_are_few_enough_to_be_made() -> None:
         check_body(asked(sampling_params=sampling), "any")
 
 
+def test_clients_do_not_say_that_their_sampling_was_checked() -> None:
+    of_sglang = {"is_normalized": True, "temperature": 0.0}
+    for sampling in (of_sglang, [{}, of_sglang]):
+        with pytest.raises(ValueError, match="is_normalized is True"):
+            check_body(asked(sampling_params=sampling), "vertex_generate")
+
+
 @pytest.mark.parametrize(
     "patterns",
     [
