@@ -23,7 +23,6 @@ from bench.workloads.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TI
 from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, at_least_one, print_json
-from sage_sched.fields import ConfigError
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
 
@@ -62,16 +61,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -> int:
-    """0; 1 where a run was invalid; 2, with a line on stderr, where nothing could be compared.
+    """0; 1 where a run was invalid. Raises UserError where nothing could be compared.
 
     server_env: the servers' environment, where args.server_flags is not left to its default.
     """
-    try:
-        settings = settings_of(args, server_env or {})
-        return compare_and_report(settings, args.summary, args.json)
-    except (ConfigError, ServerError, WorkloadError) as error:
-        print(f"sage-sched bench: {error}", file=sys.stderr)
-        return 2
+    settings = settings_of(args, server_env or {})
+    return compare_and_report(settings, args.summary, args.json)
 
 
 def compare_and_report(settings: Settings, summary_file: Path | None, as_json: bool = False) -> int:

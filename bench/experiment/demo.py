@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from bench.engines.server.server import ServerError
 from bench.experiment.lanes import Lane, picture
 from bench.experiment.records import Record
 from bench.experiment.report import html_table, write_page
@@ -41,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 if a run was invalid; 2, with a line on stderr, if nothing could be compared."""
+    """0; 1 if a run was invalid. Raises UserError if nothing could be compared."""
     experiment = Experiment.read("demo")
     loaded = Loaded(experiment.loads[0], None)
     rivals, capacity = _rivals(experiment, loaded)
@@ -53,11 +51,7 @@ def run(args: argparse.Namespace) -> int:
         seeds=args.seeds or experiment.seeds,
     )
     print(_plan(experiment, loaded, capacity), flush=True)
-    try:
-        found = run_experiment(experiment, Options(output=args.output), lambda _: None)
-    except ServerError as error:
-        print(f"sage-sched demo: {error}", file=sys.stderr)
-        return 2
+    found = run_experiment(experiment, Options(output=args.output), lambda _: None)
     best = _best_of_sglang(experiment, found)
     experiment = replace(experiment, reference=best.name)
     says = sentence(found, experiment.loads[0].name, best.name)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.engines.server import facts
+from bench.experiment.spec import SpecError
 
 FOLDER = Path(__file__).parents[1] / "records"
 METRIC_LISTS: dict[str, Any] = tomllib.loads(
@@ -89,7 +90,7 @@ def file_of(experiment: str, folder: Path = FOLDER) -> Path:
 
 
 def read(file: Path) -> list[Record]:
-    """In order; none where there is no file. Raises ValueError, which names the line."""
+    """In order; none where there is no file. Raises SpecError, which names the line."""
     if not file.exists():
         return []
     records = []
@@ -97,7 +98,7 @@ def read(file: Path) -> list[Record]:
         try:
             records.append(Record.parse(line))
         except ValueError as error:
-            raise ValueError(f"{file}, line {number}: {error}") from error
+            raise SpecError(f"{file}, line {number}: {error}") from error
     return records
 
 

@@ -14,7 +14,6 @@ from bench.predictor.candidates import BLIND, CANDIDATES, THRESHOLD
 from bench.predictor.general import held_out, read_sets
 from bench.predictor.quality import Quality, quality
 from bench.predictor.replay import NUM_FIRST, replay
-from bench.workloads.prompts import WorkloadError
 from predictor_store.data.files import DatasetError
 from predictor_store.data.warm import Observation
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
@@ -56,25 +55,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 2, with a line on stderr, if a dataset cannot be read or is too small."""
+    """Raises DatasetError if a dataset cannot be read or is too small."""
     embedder = Embedder(args.encoder)
     # The paper's threshold is one of MiniLM's cosines.
     candidates = {c: p for c, p in CANDIDATES.items() if c != THRESHOLD or args.encoder == "minilm"}
     numbers: list[dict[str, Any]] = []
-    try:
-        for name, answers, general in _streams(args, embedder):
-            if len(answers) <= 2 * NUM_FIRST:
-                raise DatasetError(f"{name} has {len(answers)} answers: too few to tell anything")
-            found = replay(answers, candidates, embedder, general=general, name=name)
-            blind = found[BLIND]
-            rows = {c: quality(outcomes, blind) for c, outcomes in found.items()}
-            about = {"set": name, "num_answers": len(blind)}
-            numbers += [about | {"predictor": c, **asdict(q)} for c, q in rows.items()]
-            if not args.json:
-                show(name, len(blind), rows)
-    except (DatasetError, WorkloadError) as error:
-        print(f"sage-sched bench predictor: {error}", file=sys.stderr)
-        return 2
+    for name, answers, general in _streams(args, embedder):
+        if len(answers) <= 2 * NUM_FIRST:
+            raise DatasetError(f"{name} has {len(answers)} answers: too few to tell anything")
+        found = replay(answers, candidates, embedder, general=general, name=name)
+        blind = found[BLIND]
+        rows = {c: quality(outcomes, blind) for c, outcomes in found.items()}
+        about = {"set": name, "num_answers": len(blind)}
+        numbers += [about | {"predictor": c, **asdict(q)} for c, q in rows.items()]
+        if not args.json:
+            show(name, len(blind), rows)
     if args.json:
         print_json(numbers)
     return 0

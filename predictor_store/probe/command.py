@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from predictor_store.probe.recording import Recording, RecordingError
+from predictor_store.probe.recording import Recording
 from predictor_store.probe.weights import Quality
 from predictor_store.terminal import add_json, print_found, speaker
 
@@ -24,23 +23,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, write, report; 1 if the recording does not do."""
+    """Train, write, report. Raises RecordingError, TrainingError if the recording does not do."""
     from predictor_store.probe.training import RECIPES, TrainingError, train
 
     say = speaker(args)
-    try:
-        if (args.out.parent / "config.json").exists():
-            raise TrainingError(
-                f"--out is {args.out}, in the folder of a model, where SGLang would take it for "
-                "weights; allowed: any other folder"
-            )
-        recording = Recording.read(args.recording)
-        say(f"{len(recording.ages)} rows of {len(recording.lengths)} answers", flush=True)
-        trained = train(recording, RECIPES[args.recipe], say=lambda line: say(line, flush=True))
-        trained.probe.write(args.out)
-    except (RecordingError, TrainingError, OSError) as error:
-        print(f"sage-sched train-probe: {error}", file=sys.stderr)
-        return 1
+    if (args.out.parent / "config.json").exists():
+        raise TrainingError(
+            f"--out is {args.out}, in the folder of a model, where SGLang would take it for "
+            "weights; allowed: any other folder"
+        )
+    recording = Recording.read(args.recording)
+    say(f"{len(recording.ages)} rows of {len(recording.lengths)} answers", flush=True)
+    trained = train(recording, RECIPES[args.recipe], say=lambda line: say(line, flush=True))
+    trained.probe.write(args.out)
     layer, reading = trained.probe.layer, trained.probe.reading
     found: dict[str, Any] = {
         "layer": layer, "alpha": reading.alpha, "beta": reading.beta.tolist(),

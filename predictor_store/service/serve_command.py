@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import logging
 import signal
-import sys
 from dataclasses import replace
 
 from predictor_store.config_file import read_config
@@ -16,7 +15,6 @@ from predictor_store.service.sockets import PredictorError, default_address, tok
 from predictor_store.service.worker import Worker
 from predictor_store.store.store import folder_of
 from sage_sched.address import ALLOWED, Address
-from sage_sched.fields import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,24 +35,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until a signal ends it. Exit code 2 with one line on stderr if it cannot serve."""
+    """Serves until a signal ends it. Raises UserError if it cannot serve."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    try:
-        config = read_config(args.sage_config)
-        if args.listen is not None:
-            config = replace(config, predictor=replace(config.predictor, service=args.listen))
-        folder, where = folder_of(config.store), config.predictor.service
-        at = Address.parse(where) if where else default_address()
-        token = token_of(config.predictor) if at.is_tcp else ""
-        if at.is_tcp and not token:
-            raise PredictorError(
-                f"a service on TCP needs a token: name a file with one "
-                f"(predictor.service_token_file), or set {sockets.TOKEN_VARIABLE}"
-            )
-        listener = sockets.listen(at)
-    except (ConfigError, PredictorError) as error:
-        print(f"sage-sched predictor serve: {error}", file=sys.stderr)
-        return 2
+    config = read_config(args.sage_config)
+    if args.listen is not None:
+        config = replace(config, predictor=replace(config.predictor, service=args.listen))
+    folder, where = folder_of(config.store), config.predictor.service
+    at = Address.parse(where) if where else default_address()
+    token = token_of(config.predictor) if at.is_tcp else ""
+    if at.is_tcp and not token:
+        raise PredictorError(
+            f"a service on TCP needs a token: name a file with one "
+            f"(predictor.service_token_file), or set {sockets.TOKEN_VARIABLE}"
+        )
+    listener = sockets.listen(at)
     with contextlib.closing(Worker(config, by_model=True)) as worker:
         server = Server(worker, listener, token)
         for number in (signal.SIGTERM, signal.SIGINT):

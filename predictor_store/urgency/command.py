@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,14 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 2, with a line on stderr, if the labels cannot be learned from."""
-    try:
-        texts, levels = read_labels(args.labels)
-        head, _ = fit(texts, levels, UNDER_COST)
-        head.write(args.out)
-    except (DatasetError, ValueError, OSError) as error:
-        print(f"sage-sched urgency train: {error}", file=sys.stderr)
-        return 2
+    """Raises UserError if the labels cannot be learned from."""
+    texts, levels = read_labels(args.labels)
+    head, _ = fit(texts, levels, UNDER_COST)
+    head.write(args.out)
     if args.json:
         print_json({"confusion": [list(counts) for counts in head.confusion]})
     else:
@@ -44,18 +39,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_labels(dataset: str) -> tuple[list[str], list[int | None]]:
-    """Prompts and their levels. Raises DatasetError; ValueError, which names the row."""
+    """Prompts and their levels. Raises DatasetError, which names the row."""
     texts: list[str] = []
     levels: list[int | None] = []
     for place, row in raw_rows(dataset):
         if isinstance(row, RowError):
-            raise ValueError(f"{place}: {row}")
+            raise DatasetError(f"{place}: {row}")
         found = row if isinstance(row, dict) else {}
         prompt, level = found.get("prompt"), found.get("urgency", "none")
         is_level = level is None or (type(level) is int and 1 <= level <= NUM_LEVELS)
         if not isinstance(prompt, str) or not is_level:
             allowed = "a prompt, and an urgency of 1 to 5 or null"
-            raise ValueError(f"{place} is {row!r:.100}, allowed: {allowed}")
+            raise DatasetError(f"{place} is {row!r:.100}, allowed: {allowed}")
         texts.append(prompt)
         levels.append(level)
     return texts, levels

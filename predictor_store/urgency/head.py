@@ -135,11 +135,11 @@ def fit(
 ) -> tuple[UrgencyHead, NDArray[np.int64]]:
     """A head, and the level of each prompt by a head of the other four fifths of them.
 
-    levels: 1 to 5; None for prompts of none. Raises ValueError if there are too few.
+    levels: 1 to 5; None for prompts of none. Raises UserError if there are too few.
     """
     classes = np.array([_NUM_CLASSES - 1 if level is None else level - 1 for level in levels])
     if len(texts) < 50 or np.unique(classes).size < 2:
-        raise ValueError(f"{len(texts)} prompts of {np.unique(classes).size} levels are too few")
+        raise UserError(f"{len(texts)} prompts of {np.unique(classes).size} levels are too few")
     words = _word_matrix(texts)
     fold = np.random.default_rng(seed).permutation(len(texts)) % 5
     held_out = np.empty((len(texts), _NUM_CLASSES))

@@ -143,12 +143,12 @@ def test_a_probe_is_not_put_among_the_weights_of_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert main(["train-probe", str(tmp_path), "--out", str(tmp_path / "probe.safetensors")]) == 1
+    assert main(["train-probe", str(tmp_path), "--out", str(tmp_path / "probe.safetensors")]) == 2
     assert "would take it for weights" in capsys.readouterr().err
 
 
 def test_too_little_is_no_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train-probe", str(tmp_path), "--out", str(tmp_path / "probe")]) == 1
+    assert main(["train-probe", str(tmp_path), "--out", str(tmp_path / "probe")]) == 2
     assert "no recording" in capsys.readouterr().err
     write_recording(tmp_path, 30)
     with pytest.raises(TrainingError, match="fewer than 20 answers"):
