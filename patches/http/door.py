@@ -32,13 +32,15 @@ _SAMPLING_NUMBERS = {
     "top_k": (1, _INT32),
     "max_new_tokens": (0, _INT64),
     "min_new_tokens": (0, _INT32),
-    "temperature": (0, 1e6),
+    "temperature": (0.0, 1e6),
     "repetition_penalty": (0.01, 2),
 }
 _MOST_BIAS = _MOST_EMBEDDING = 1e4
 _MOST_SAMPLES = 4096
-# SGLang's routes for scores give these themselves. A client's would be looked up out of range.
+# SGLang gives these itself, the first ones at its routes for scores. A client's would be looked up
+# out of range, or in vain.
 _OF_SCORES = ("multi_item_delimiter_indices", "token_indices_to_pool")
+_OF_SGLANG = ("lora_id",)
 _SCORING_ROUTES = ("v1_score_request", "v1_decisions_request", "v1_rerank_request")
 # With it, SGLang takes the other sampling parameters as they are: a temperature of 0, for example.
 # It lets this pass at /vertex_generate.
@@ -62,8 +64,8 @@ def check_body(obj: GenerateReqInput, route: str | None) -> None:
     """Raises ValueError if a request asks for so many samples that making them would take all of
     the HTTP process's memory, or has fields that only a route of SGLang may give. route: the name
     of its function; None if the request did not come by HTTP."""
-    if route is not None and route not in _SCORING_ROUTES:
-        for name in _OF_SCORES:
+    if route is not None:
+        for name in (*_OF_SGLANG, *(() if route in _SCORING_ROUTES else _OF_SCORES)):
             if (given := getattr(obj, name, None)) is not None:
                 raise ValueError(f"{name} is {given!r:.40}, allowed: none")
     each = obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params]
@@ -122,9 +124,12 @@ def check_tokenized(
 
 
 def _check_range(name: str, value: object, least: float, most: float) -> None:
-    # NaN is in no range.
-    if not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"{name} is {value!r:.40}, allowed: {least} to {most}")
+    # NaN is in no range. Bounds that are whole are those of whole numbers: SGLang counts by a
+    # max_new_tokens of 2.5, until it ends.
+    is_whole = isinstance(least, int)
+    if not isinstance(value, int if is_whole else int | float) or not least <= value <= most:
+        what = "a whole number, " if is_whole else ""
+        raise ValueError(f"{name} is {value!r:.40}, allowed: {what}{least} to {most}")
 
 
 def _check_all(name: str, values: object, least: float, most: float) -> None:

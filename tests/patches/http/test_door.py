@@ -95,6 +95,9 @@ OVERRIDES = PositionalEmbeds([torch.zeros(2)], [0])
         ({"beam_width": 2}, {"beam_width": 1}),
         ({"top_k": 2**31}, {"top_k": 2**31 - 1}),
         ({"top_k": 2**70}, {"top_k": -1}),
+        ({"top_k": 5.5}, {"top_k": 5}),
+        ({"max_new_tokens": 2.5}, {"max_new_tokens": 2}),
+        ({"min_new_tokens": 1.5}, {"min_new_tokens": 1}),
         ({"min_new_tokens": 2**31, "max_new_tokens": 2**32}, {"min_new_tokens": 5}),
         ({"max_new_tokens": 2**70}, {"max_new_tokens": None}),
         ({"stop_token_ids": [100]}, {"stop_token_ids": [0, 99]}),
@@ -117,8 +120,8 @@ def test_sampling_that_would_end_a_scheduler_is_refused(
 @pytest.mark.parametrize(
     ("field", "wrong", "right"),
     [
-        ("top_logprobs_num", [101, -1, [5], "5", NAN], [0, 100, None]),
-        ("logprob_start_len", [-2, -7, 2**31, [0]], [-1, 0, 7]),
+        ("top_logprobs_num", [101, -1, 1.5, [5], "5", NAN], [0, 100, None]),
+        ("logprob_start_len", [-2, -7, 0.5, 2**31, [0]], [-1, 0, 7]),
         ("bootstrap_room", [-1, 2**63], [0, 2**63 - 1]),
         (
             "positional_embed_overrides",
@@ -149,6 +152,9 @@ def test_only_a_route_for_scores_says_where_to_read_them(field: str) -> None:
         check_body(given, "generate_request")
     check_body(given, "v1_score_request")
     check_body(given, None)
+    for route in ("generate_request", "v1_score_request"):
+        with pytest.raises(ValueError, match="lora_id is 'mine'"):
+            check_body(asked(lora_id="mine"), route)
 
 
 def test_samples_are_few_enough_to_be_made() -> None:
