@@ -112,8 +112,7 @@ def plan_turns(
         freed_tokens = sum(victim.departure.freed_tokens for victim in victims)
         free_tokens += freed_tokens - needed_tokens
         if newcomer not in view.swapped:
-            # SGLang's admission (PrefillAdder._update_prefill_budget) counts these twice.
-            free_tokens -= newcomer.generated_tokens
+            free_tokens -= _also_reserved(newcomer, view)
         gone = {victim.job.arrival for victim in victims}
         left = [entry for entry in left if entry[2] not in gone]
         turns.append(Turn(newcomer, tuple(victims)))
@@ -122,6 +121,14 @@ def plan_turns(
             if prefill_tokens <= 0:
                 break
     return turns
+
+
+def _also_reserved(newcomer: Job, view: SchedulerView) -> int:
+    """What SGLang's PrefillAdder._update_prefill_budget reserves for a prompt beyond what it asked
+    for: whole pages, and the tokens of a begun answer twice."""
+    begun_tokens = newcomer.generated_tokens
+    uncached_tokens = newcomer.input_tokens + begun_tokens - newcomer.cached_tokens
+    return begun_tokens + view.uncached_tokens(newcomer) - uncached_tokens
 
 
 def _enough(willing: Iterator[Victim], short_slots: int, short_tokens: int) -> list[Victim] | None:
