@@ -10,7 +10,7 @@ from itertools import takewhile
 from sage_sched.admission import Headroom
 from sage_sched.chunk import Guests, guests_beside, pass_tokens, shortened
 from sage_sched.departure import Departure, departure_of, make_room
-from sage_sched.followed import in_front
+from sage_sched.followed import HEAD, in_front
 from sage_sched.job import Job
 from sage_sched.order import serving_order
 from sage_sched.plan import UNLIMITED, Action, Enter, Plan, Resume, Yield
@@ -82,7 +82,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
     if chunked is not None:
         guests = guests_beside(chunked, order, num_open, budget, policy, view)
     line.ordered(guests.order)
-    in_order = replace(view, waiting=in_front(view.waiting, guests.order))
+    in_order = replace(view, waiting=_in_order(guests.order, view))
     queue = in_order.waiting[: min(guests.num_guests, WINDOW)]
     turns, num_without_host_room = _turns(
         queue, guests.order, pass_tokens(budget, view), policy, headroom, in_order
@@ -192,6 +192,14 @@ def _before_promised_swapped(order: list[int], num_open: int, view: SchedulerVie
         if job in view.swapped:
             return number
     return num_open
+
+
+def _in_order(order: Sequence[int], view: SchedulerView) -> list[Job]:
+    """The waiting jobs, the first in their order. The others are in no order that all ranks share;
+    unless the order is as long as may be, they are left out, as they are of the order."""
+    if len(order) < HEAD:
+        return [view.waiting[position] for position in order]
+    return in_front(view.waiting, order)
 
 
 def _turns(

@@ -113,6 +113,25 @@ def test_nor_one_whose_adapter_has_room_until_another_enters() -> None:
     assert plan.num_open == 0
 
 
+def test_nobody_yields_for_the_sake_of_those_without_room_for_their_adapters() -> None:
+    seen: list[list[Job]] = []
+
+    class Noting(ByInput):
+        def should_preempt(
+            self, running: Job, waiting: Job, price_s: float, view: SchedulerView
+        ) -> bool:
+            seen.append([*view.waiting])
+            return False
+
+    queue = [job(arrival, 10 + arrival) for arrival in range(4)]
+    fitting = [queue[1], queue[3]]
+    for these in (queue, queue[::-1]):  # ranks may have them in different orders
+        view = full(waiting(*these), job(9, 500, 50))
+        decided(replace(view, has_adapter=lambda at, these=these: these[at] in fitting), Noting)
+    assert all(each == fitting for each in seen)
+    assert len(seen) >= 2
+
+
 def test_a_full_batch_is_left_alone_until_there_is_news() -> None:
     running, newcomer = job(0, 500, 50, generated_tokens=7), job(1, 20)
     view = full(waiting(newcomer), running)
