@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from patches.engine_types import Batch
@@ -76,7 +77,7 @@ def has_other_app() -> bool:
     return os.environ.get(APP_VARIABLE, APP) != APP
 
 
-@contextmanager
+@contextlib.contextmanager
 def passing_for_fcfs(server_args: Any) -> Iterator[None]:
     """Within this, SGLang's check of its arguments, which knows only `fcfs` and `lof` to go with
     --enable-priority-scheduling, sees `fcfs`. Since 0.5.23; earlier ones refuse it."""
@@ -90,6 +91,16 @@ def passing_for_fcfs(server_args: Any) -> Iterator[None]:
         yield
     finally:
         declared.remove(ours)
+
+
+def contract_error(fields: dict[str, Any]) -> str | None:
+    """What is wrong with the fields of a request at /generate, by SGLang's schema, which it has
+    since 0.5.23."""
+    with contextlib.suppress(ImportError):
+        place = importlib.import_module("sglang.srt.entrypoints.api_contract")
+        said: str | None = place.generate_contract_error(fields)
+        return said
+    return None
 
 
 def thinking_of(chat: object) -> object:

@@ -7,6 +7,8 @@ SGLang, and with it all that it serves. Reserved keys are dropped (patches.carri
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from re import _constants as sre  # type: ignore[attr-defined]
@@ -14,11 +16,14 @@ from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import GenerateReqInput, TokenizedGenerateReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.sampling.sampling_params import SamplingParams
+
+from patches.compat import contract_error
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 # What SGLang makes tensors of, or counts by, without a look at its range; in a request, and in its
@@ -43,8 +48,10 @@ _OF_SCORES = ("multi_item_delimiter_indices", "token_indices_to_pool")
 _OF_SGLANG = ("lora_id",)
 _SCORING_ROUTES = ("v1_score_request", "v1_decisions_request", "v1_rerank_request")
 # With it, SGLang takes the other sampling parameters as they are: a temperature of 0, for example.
-# It lets this pass at /vertex_generate.
+# It refuses this at /generate alone, and since 0.5.23.
 _NORMALIZED = "is_normalized"
+# The one route of requests whose fields SGLang does not check.
+_UNCHECKED_ROUTE = "vertex_generate"
 # SGLang looks for stop_regex in each decode step: in the last tokens, or in the whole answer if a
 # match may be of any length.
 _CHARS_PER_TOKEN, _CHARS_OF_ANSWER = 8, 100_000
@@ -64,6 +71,8 @@ def check_body(obj: GenerateReqInput, route: str | None) -> None:
     """Raises ValueError if a request asks for so many samples that making them would take all of
     the HTTP process's memory, or has fields that only a route of SGLang may give. route: the name
     of its function; None if the request did not come by HTTP."""
+    if route == _UNCHECKED_ROUTE:
+        _check_fields(obj)
     if route is not None:
         for name in (*_OF_SGLANG, *(() if route in _SCORING_ROUTES else _OF_SCORES)):
             if (given := getattr(obj, name, None)) is not None:
@@ -75,6 +84,20 @@ def check_body(obj: GenerateReqInput, route: str | None) -> None:
             raise ValueError(f"{_NORMALIZED} is {is_normalized!r:.40}, allowed: none")
         if (num_samples := given.get("n")) is not None:
             _check_range("n", num_samples, 1, _MOST_SAMPLES)
+
+
+def _check_fields(obj: GenerateReqInput) -> None:
+    """Raises ValueError unless all are of their types, as SGLang does at /generate."""
+    fields = dataclasses.fields(obj)
+    given = {f.name: value for f in fields if (value := getattr(obj, f.name)) != f.default}
+    _fields_of_request().validate_python(given)
+    if said := contract_error(given):
+        raise ValueError(said)
+
+
+@functools.cache
+def _fields_of_request() -> pydantic.TypeAdapter[GenerateReqInput]:
+    return pydantic.TypeAdapter(GenerateReqInput)
 
 
 def check_prompt(manager: TokenizerManager, obj: GenerateReqInput) -> None:

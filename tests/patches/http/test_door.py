@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.managers.embed_types import PositionalEmbeds
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from patches.http.door import check_body, check_prompt, check_tokenized, custom_params_of
@@ -171,7 +172,27 @@ def test_clients_do_not_say_that_their_sampling_was_checked() -> None:
     of_sglang = {"is_normalized": True, "temperature": 0.0}
     for sampling in (of_sglang, [{}, of_sglang]):
         with pytest.raises(ValueError, match="is_normalized is True"):
-            check_body(asked(sampling_params=sampling), "vertex_generate")
+            check_body(asked(sampling_params=sampling), "any")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sampling_params": {"skip_special_tokens": "x"}},
+        {"sampling_params": [{}, {"max_new_tokens": "5"}]},
+        {"sampling_params": 5},
+        {"session_params": 5},
+        {"conversation_id": 5},
+        {"lora_path": {"a": 1}},
+        {"stream": [1]},
+        {"input_embeds": "x"},
+    ],
+)
+def test_a_route_that_sglang_does_not_check_is_checked(wrong: dict[str, Any]) -> None:
+    right = {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 5}, "stream": True}
+    check_body(GenerateReqInput(**right), "vertex_generate")
+    with pytest.raises(ValueError, match=r"validation error|invalid type"):
+        check_body(GenerateReqInput(**{**right, **wrong}), "vertex_generate")
 
 
 @pytest.mark.parametrize(
