@@ -112,6 +112,7 @@ def _as_it_is(scheduler: Scheduler, req: Req) -> Job:
     """The Job of a running request at its present age. It is a copy, because the ranks that report
     nothing do not update theirs here."""
     job: Job = copy(req.sage.job)
+    job.watch = None  # it is in no order, and no order must hear of it
     job.grow(len(req.output_ids))
     job.held_tokens = scheduler.sage.jobs.held_tokens(req)
     return job

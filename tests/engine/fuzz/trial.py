@@ -29,6 +29,9 @@ _SETTLE_S = 60
 START_TIMEOUT_S = 600.0
 _DEATHS = ("Scheduler hit an exception", "Error:", "though", "Leak", "leak", "diverge")
 
+# What a scheduler logs if it goes by arrival because its policy raised.
+FAILED = "the policy could not"
+
 
 @dataclass(slots=True)
 class Tally:
@@ -124,6 +127,8 @@ class Trial:
         self.tally.states_met = evidence.states_met()
         if death is None and not stalled:
             findings += self._counted_wrong(evidence)
+            if FAILED in self._server.log.read_text(errors="replace"):
+                findings.append("a policy failed, see the server's log")
             pause(self._server)
             verdict = judge(played, self._oracle, evidence.lost_kv())
             resume(self._server)

@@ -75,9 +75,11 @@ def test_the_rank_that_speaks_goes_on_as_the_others_do(scheduler: Any) -> None:
     running = arrive(scheduler, 1.0, 50)
     running.output_ids.extend([1] * 30)
     scheduler.running_batch.reqs = [running]
+    running.sage.job.watch = watch = {}
     before = repr(running.sage.job)
     left = said(scheduler)["backlog_seconds"]
     assert repr(running.sage.job) == before
+    assert not watch
     running.output_ids.extend([1] * 15)
     assert said(scheduler)["backlog_seconds"] < left
 
