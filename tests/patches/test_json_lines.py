@@ -93,8 +93,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path.write_text(json.dumps(ended("a")) + '\nhalf a li\n[1]\n"x"\n')
     assert cli.main(["explain", "a", str(path)]) == 0
     assert "ends with 3 tokens" in capsys.readouterr().out
-    assert cli.main(["explain", "b", str(path)]) == 1
+    assert cli.main(["explain", "b", str(path)]) == 2
     assert "knows no request b" in capsys.readouterr().err
     assert cli.main(["explain", "--summary", str(path)]) == 0
     assert cli.main(["explain", str(path)]) == 2
-    assert cli.main(["explain", "a", str(tmp_path / "nowhere")]) == 1
+    assert cli.main(["explain", "a", str(tmp_path / "nowhere")]) == 2

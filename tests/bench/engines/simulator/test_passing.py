@@ -37,7 +37,7 @@ def test_nobody_passes_best_effort_that_has_been_overtaken_for_long_enough(which
     other = job(1, 3, came_at=POOL // 2)
     parked, waits = ([old], other) if which == "parked" else ([other], old)
     assert passing(parked, waits, late) == []
-    assert passing(parked, waits, replace(late, served_at_arrival_tokens=POOL - 1, place=None)) == [
+    assert passing(parked, waits, replace(late, served_at_arrival_tokens=POOL - 1, watch=None)) == [
         9
     ]
 
