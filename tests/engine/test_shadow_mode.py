@@ -15,6 +15,7 @@ from bench.engines.server.server import Server
 from bench.whatif.engine import of_running
 from bench.whatif.read import read_log
 from patches.ops import set_command
+from sage_sched.fields import UserError
 from tests.engine.conftest import Stock
 from tests.engine.kinds import CHECKED, PATIENT
 from tests.engine.serving import CPU_FLAGS, generate, wait_until, warmed_store
@@ -22,7 +23,7 @@ from tests.engine.shadowing import POLICY, PROMPTS, SECRET, serve
 
 
 def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
-    model: Path, stock: Stock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, stock: Stock, tmp_path: Path
 ) -> None:
     record, config, dumps = tmp_path / "record.jsonl", tmp_path / "sage.toml", tmp_path / "dumps"
     config.write_text(f'{PATIENT}[store]\npath = "{warmed_store(tmp_path / "store")}"\n')
@@ -45,8 +46,8 @@ def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
         assert of_running(server.url, None).policy == "shortest-prefill-first"
         wait_until(lambda: any(dumps.rglob("*.pkl")))
         for asked in (["schedule_policy=sage"], []):
-            assert set_command.run(set_arguments([*asked, "--url", server.url])) == 1
-            assert "under one of our policies?" in capsys.readouterr().err
+            with pytest.raises(UserError, match=r"under one of our policies\?"):
+                set_command.run(set_arguments([*asked, "--url", server.url]))
 
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
     text = record.read_text()

@@ -159,7 +159,7 @@ def test_the_command_shows_changes_and_says_why_not(server: SageServer) -> None:
     assert json.loads(done.stdout)["policy"]["sage"]["regret"] == "inf"
     assert json.loads(run(**KEY).stdout) == settings(server)
     refused = run("policy.sage.regret=-1", **KEY)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     said = "sage-sched set: policy.sage.regret is -1.0, allowed: 0 to 1e+09, or inf\n"
     assert refused.stderr == said
     assert "Unauthorized" in run(SAGE_ADMIN_KEY="").stderr
