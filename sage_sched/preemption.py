@@ -93,7 +93,10 @@ def plan_turns(
     ]
     left.sort(reverse=True)
     turns = []
+    also_tokens = 0
     for newcomer, needed_tokens in candidates:
+        if newcomer in view.swapped:  # or it would pass one for which the engine has no room
+            needed_tokens += also_tokens
         place = (math.inf, math.inf)  # nobody yields to one that the policy cannot rank
         if newcomer.is_ranked:
             place = _place(newcomer, policy, view)
@@ -111,12 +114,13 @@ def plan_turns(
         free_slots += len(victims) - 1
         freed_tokens = sum(victim.departure.freed_tokens for victim in victims)
         free_tokens += freed_tokens - needed_tokens
-        if newcomer not in view.swapped:
-            free_tokens -= _also_reserved(newcomer, view)
         gone = {victim.job.arrival for victim in victims}
         left = [entry for entry in left if entry[2] not in gone]
         turns.append(Turn(newcomer, tuple(victims)))
-        if newcomer not in view.swapped:
+        if newcomer in view.swapped:
+            also_tokens = 0  # its turn has them now
+        else:
+            also_tokens += _also_reserved(newcomer, view)
             prefill_tokens -= view.uncached_tokens(newcomer)
             if prefill_tokens <= 0:
                 break

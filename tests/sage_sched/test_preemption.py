@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -50,6 +51,7 @@ def plan(
     free_slots: int = 1,
     free_tokens: int = 0,
     move_s: Callable[[Job], float | None] = lambda job: 0.0,
+    swapped: Sequence[Job] = (),
 ) -> list[Planned]:
     freed_tokens = dict(running)
 
@@ -64,20 +66,22 @@ def plan(
         free_tokens=free_tokens,
         prefill_tokens=IDLE.pass_tokens,
         policy=POLICY,
-        view=IDLE,
+        view=replace(IDLE, swapped=swapped),
         most_yields=2,
         departure=departure,
     )
     return [(turn.newcomer, tuple(victim.job for victim in turn.victims)) for turn in turns]
 
 
-def test_a_recomputed_answer_is_reserved_twice_as_the_engine_does() -> None:
-    """Or a job behind it would enter by the plan, and one between them would not by the engine."""
-    recomputed, behind = job(1), job(2)
+def test_a_swapped_job_waits_for_all_that_the_engine_reserves_for_prompts_before_it() -> None:
+    """The tokens of a recomputed answer count twice there."""
+    recomputed, swapped = job(1), job(2)
     recomputed.generated_tokens = 100
-    waiting = [(recomputed, 150), (behind, 50)]
-    assert plan([], waiting, 2, free_tokens=250) == [(recomputed, ())]
-    assert plan([], waiting, 2, free_tokens=301) == [(recomputed, ()), (behind, ())]
+    waiting = [(recomputed, 150), (swapped, 50)]
+    assert plan([], waiting, 2, free_tokens=300, swapped=[swapped]) == [(recomputed, ())]
+    assert len(plan([], waiting, 2, free_tokens=301, swapped=[swapped])) == 2
+    # Of prompts the engine itself finds out which have room.
+    assert len(plan([], waiting, 2, free_tokens=201)) == 2
 
 
 def test_nobody_yields_where_there_is_room() -> None:
