@@ -69,10 +69,14 @@ def answer_of(
     else:
         told = Told(([None] * len(requests),), 1, "none is needed", {})
     caps = {"": cap_tokens} if cap_tokens else _supposed_caps(fits)
-    tables = {}
+    tables: dict[str, list[Row]] = {}
+    good: dict[str, list[float]] = {}
     for name, tokens in caps.items():
         simulated = requests_of(engine, requests, tokens)
-        tables[name] = compare(outcomes(engine, policies, simulated, told, config))
+        found = outcomes(engine, policies, simulated, told, config)
+        tables[name] = compare(found)
+        if not good:
+            good = shares_good(engine, found, simulated, told, config, multiples, slo or Slo())
     notes = [f"log: {log.description}; {len(requests)} requests of {log.arrivals_s / load:.0f} s"]
     if log.num_unusable:
         notes.append(f"left out: {log.num_unusable} rows, the first: {log.first_unusable}")
@@ -84,8 +88,6 @@ def answer_of(
         f"predictions: {told.description}{_quality_note(told.quality)}",
     ]
     notes += _cautions(log, tables, load)
-    simulated = requests_of(engine, requests, next(iter(caps.values())))
-    good = shares_good(engine, policies, simulated, told, config, multiples, slo or Slo())
     return Answer(tables, notes, multiples, good)
 
 

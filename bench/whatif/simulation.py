@@ -102,19 +102,26 @@ class Slo:
 
 def shares_good(
     engine: Engine,
-    policies: Sequence[str],
+    as_logged: Sequence[Outcome],
     requests: Sequence[SimRequest],
     told: Told,
     config: SageConfig,
     multiples: Sequence[float],
     slo: Slo,
 ) -> dict[str, list[float]]:
-    """By policy, the share of good requests if they come so many times as fast."""
+    """By policy, the share of good requests at each multiple of the log's rate.
+
+    as_logged: the outcomes at the log's own rate.
+    """
     usual = replace(told, variants=told.variants[:1], usual=1)
+    policies = [outcome.policy for outcome in as_logged]
     found: dict[str, list[float]] = {policy: [] for policy in policies}
     for multiple in multiples:
-        sooner = [replace(one, arrival_s=one.arrival_s / multiple) for one in requests]
-        for outcome in outcomes(engine, policies, sooner, usual, config):
+        served = as_logged
+        if multiple != 1:
+            sooner = [replace(one, arrival_s=one.arrival_s / multiple) for one in requests]
+            served = outcomes(engine, policies, sooner, usual, config)
+        for outcome in served:
             found[outcome.policy].append(slo.good_share(outcome.results[0]))
     return found
 
