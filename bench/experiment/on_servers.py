@@ -12,6 +12,7 @@ from bench.engines.server.side_by_side import Settings, compare_policies
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Arm, Experiment, SpecError
+from bench.workloads.arrivals import RECORDED
 
 
 def records_of_prompts(
@@ -44,8 +45,8 @@ def records_of_prompts(
         num_seeds=experiment.seeds,
         first_seed=experiment.first_seed,
         num_requests=load.num_requests,
-        load="pulse" if load.arrivals == "recorded" else load.arrivals,
-        trace=loaded.recording if load.arrivals == "recorded" else None,
+        load="pulse" if load.arrivals == RECORDED else load.arrivals,
+        trace=loaded.recording if load.arrivals == RECORDED else None,
         max_new_tokens=load.max_new_tokens,
     )
     made_by = Provenance.of_now()

@@ -20,7 +20,13 @@ from bench.engines.simulator.state import Options
 from bench.experiment.spec import Arm, Load, requests_per_s
 from bench.policies import deadline_rivals, programs
 from bench.policies.routers import router_named
-from bench.workloads.arrivals import RECORDING, arrivals_of, num_requests_of, trace_arrivals
+from bench.workloads.arrivals import (
+    RECORDED,
+    RECORDING,
+    arrivals_of,
+    num_requests_of,
+    trace_arrivals,
+)
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose, Source
 from bench.workloads.sources import source_of
@@ -82,7 +88,7 @@ class Loaded:
         if number is None:
             service_s = self.saturated.service_s if load.arrivals == "sustained" else 0.0
             number = num_requests_of(load.arrivals, self.rate_per_s, service_s)
-        if load.arrivals == "recorded":
+        if load.arrivals == RECORDED:
             return trace_arrivals(self.recording, number, seed) / self.rate_per_s
         return arrivals_of(load.arrivals, number, seed) / self.rate_per_s
 

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from bench.engines.rival import Rival
 from bench.engines.simulator.presets import PRESETS, Engine
-from bench.workloads.arrivals import LOADS
+from bench.workloads.arrivals import LOADS, RECORDED
 from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError, UserError
 
@@ -83,7 +83,7 @@ class Load:
     workload: a name of bench.workloads.sources, or a table of it and its options.
     rate: requests per second, or "2x" for twice what capacity_by sustains.
     mix: the loads of one mix differ in rate alone.
-    arrivals: one of bench.workloads.arrivals.LOADS.
+    arrivals: one of bench.workloads.arrivals.LOADS, or RECORDED.
     num_requests: a run; None for what the arrivals have.
     preset, engine: the engine, and fields of it that differ. nodes: how many of them. apart:
         whether so many prefill and as many others decode.
@@ -128,7 +128,8 @@ class Load:
         rest = {**given, "parts": [cls.parse(name, {**given, **part}, where) for part in parts]}
         load = _parsed(cls, {"name": name, **rest}, where)
         _require(load.preset in PRESETS, where, "preset", load.preset, PRESETS)
-        _require(load.arrivals in LOADS, where, "arrivals", load.arrivals, LOADS)
+        allowed = (*LOADS, RECORDED)
+        _require(load.arrivals in allowed, where, "arrivals", load.arrivals, allowed)
         fields = {f.name for f in dataclasses.fields(Engine)}
         for name in load.engine:
             _require(name in fields, where, "engine", name, fields)

@@ -15,8 +15,9 @@ from bench.workloads.prompts import WorkloadError
 # more. sustained: Poisson arrivals for so long that what comes after the last matters little.
 # bursts: as a pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at
 # Poisson's times.
-# recorded: a stretch of recorded arrival times (RECORDING).
-LOADS = ("pulse", "sustained", "bursts", "crowds", "recorded")
+LOADS = ("pulse", "sustained", "bursts", "crowds")
+# Beside these, of an experiment: a stretch of the arrival times in RECORDING.
+RECORDED = "recorded"
 RECORDING = "trace_azure2023_conv.jsonl.gz"
 CROWD = 40
 PULSE_REQUESTS = 300
