@@ -57,19 +57,19 @@ def rows(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     return head, body
 
 
-def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int | None, float]]:
+def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int, float]]:
     """By arm and seed."""
-    of = defaultdict[tuple[str, int | None], list[Record]](list)
+    of = defaultdict[tuple[str, int], list[Record]](list)
     for record in records:
         of[record.arm, record.seed].append(record)
-    found = defaultdict[str, dict[int | None, float]](dict)
+    found = defaultdict[str, dict[int, float]](dict)
     for (arm, seed), here in of.items():
         points = [(r.metrics["offered_rate"], r.metrics["good_share"]) for r in here]
         found[arm][seed] = rate_within(points, share)
     return found
 
 
-def _ratio(ours: dict[int | None, float], theirs: dict[int | None, float]) -> str:
+def _ratio(ours: dict[int, float], theirs: dict[int, float]) -> str:
     """The median over seeds, and the range of all; "" if theirs is 0 at each seed."""
     ratios = [rate / theirs[seed] for seed, rate in ours.items() if theirs.get(seed)]
     if not ratios:

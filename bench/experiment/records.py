@@ -24,14 +24,12 @@ _VERSIONS = ("sglang", "torch", "numpy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """By what a record was made. commit: of the code, "" outside a checkout. imported: where the
-    numbers stood before there were records, "" if they were written down as they were made."""
+    """By what a record was made. commit: of the code, "" outside a checkout."""
 
     commit: str = ""
     command: str = ""
     versions: str = ""
     host: str = ""
-    imported: str = ""
 
     @classmethod
     def of_now(cls) -> Self:
@@ -51,15 +49,15 @@ class Provenance:
 class Record:
     """One run of an arm under a load.
 
-    seed: None if the numbers are medians over several. engine: sim, clock or server. metrics: by
-    the names of SGLang's bench_serving where it has one (docs/bench.md).
+    engine: sim, clock or server. metrics: by the names of SGLang's bench_serving where it has one
+    (docs/bench.md).
     """
 
     experiment: str
     load: str
     arm: str
     policy: str
-    seed: int | None
+    seed: int
     engine: str
     metrics: Mapping[str, float]
     made_by: Provenance = field(default_factory=Provenance)

@@ -96,14 +96,10 @@ def _made_by(found: Sequence[Record]) -> str:
     """Which command made them, at which commit."""
     said = []
     for made_by in dict.fromkeys(record.made_by for record in found):
-        seeds = {r.seed for r in found if r.made_by == made_by} - {None}
+        seeds = {r.seed for r in found if r.made_by == made_by}
         about = [f"commit {made_by.commit}" if made_by.commit else ""]
-        about += [f"imported from {made_by.imported}" if made_by.imported else ""]
         about += [f"{len(seeds)} seeds" if len(seeds) > 1 else ""]
-        command = f"`{made_by.command}`" if made_by.command else "Imported"
-        if made_by.imported:  # the command is gone; the commit has it
-            command = made_by.command or "Imported"
-        said.append(f"{command} ({', '.join(filter(None, about))})")
+        said.append(f"`{made_by.command}` ({', '.join(filter(None, about))})")
     return "Made by " + "; ".join(dict.fromkeys(said)) + "."
 
 
