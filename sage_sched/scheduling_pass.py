@@ -51,7 +51,8 @@ class Engine(Protocol[Request]):
     def carried_out(
         self, plan: Plan, entering: list[Request], left: list[Request], yielded: list[Request]
     ) -> None:
-        """Note what became of the actions. left: of those entering, those without room."""
+        """Note what became of the actions. left: of those entering, those without room, and those
+        who would have passed them."""
 
     def admit(self, visible: Sequence[Request], budget: Budget) -> None:
         """The engine's own pass, which sees only these waiting requests, and prefills as many of
@@ -88,6 +89,11 @@ def run_pass(engine: Engine[Request]) -> None:
     left = engine.bring_back(back) if back else []
     if left:
         _plan_again(engine)
+        # Nobody behind the first passes it. A plan can be wrong about the room: it counts what a
+        # newcomer shares with its victim alone as freed, and as held already.
+        behind = entering[entering.index(left[0]) :]
+        left = [request for request in behind if request in left or request in fresh]
+        fresh = [request for request in fresh if request not in left]
     engine.carried_out(plan, entering, left, yielded)
     # When the batch is full, a request enters only by preempting one. For it the mark is lifted.
     lifts_mark = was_full and bool(entering)

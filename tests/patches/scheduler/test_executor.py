@@ -302,21 +302,24 @@ def test_a_budget_is_for_prefill_beside_rows_that_are_mixed_in_and_in_whole_unit
     assert seen == [(48 + rows, 48 + rows, 48)]
 
 
-def test_if_the_swapped_one_finds_no_room_and_nobody_runs_all_others_may_enter(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("runs_any", [True, False])
+def test_others_may_enter_past_a_swapped_one_without_room_if_nobody_runs(
+    monkeypatch: pytest.MonkeyPatch, runs_any: bool
 ) -> None:
     server = FullServer(num_waiting=4, num_newcomers=0)
     scheduler = server.scheduler
-    server.batch.reqs = []
+    server.batch.reqs = server.batch.reqs[:runs_any]
     server.batch.batch_is_full = False
-    first = scheduler.waiting_queue[0]
+    scheduler.get_num_allocatable_reqs = lambda num_running, running_batch: 10
+    scheduler.token_to_kv_pool_allocator.available_size = lambda: 10**6
+    first, *others = scheduler.waiting_queue
     first.output_ids, first.kv.retraction_backup = array("q", [1]), object()
 
     def no_room(self: Preemption, running_batch: Any, reqs: Any) -> Any:
+        assert reqs == [first]
         return running_batch, list(reqs)
 
     monkeypatch.setattr(Preemption, "bring_back", no_room)
-    others = [req for req in scheduler.waiting_queue if req is not first]
     seen: list[Any] = []
 
     def original(batch: Any) -> Any:
@@ -324,7 +327,7 @@ def test_if_the_swapped_one_finds_no_room_and_nobody_runs_all_others_may_enter(
         return SimpleNamespace(running_batch=batch)
 
     run_pass(scheduler, original, server.batch)
-    assert sorted(map(id, seen)) == sorted(map(id, others))
+    assert seen == ([] if runs_any else others)
     assert sorted(map(id, scheduler.waiting_queue)) == sorted(map(id, [first, *others]))
 
 
