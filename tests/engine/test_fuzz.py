@@ -79,6 +79,9 @@ ASKED = '{"event": "abort", "rid": "a", "all": false, "known": ["a"]}'
 ARRIVE = '{"event": "arrive", "rid": "a"}'
 ABORT = '{"event": "abort", "rid": "a", "all": false, "met": {}}'
 MET = '{"event": "abort", "rid": "a", "all": false, "met": {"a": ["swapped", 5]}}'
+CHUNKED = '{"event": "abort", "rid": "a", "all": false, "met": {"a": ["chunked", 0]}, "step": 3}'
+RETRACT = '{"event": "pause", "mode": "retract", "step": 3}'
+LATER = '{"event": "pause", "mode": "retract", "step": 4}'
 LONG = '{"event": "finish", "rid": "a", "reason": "length", "tokens": 50}'
 SHORT = '{"event": "finish", "rid": "a", "reason": "length", "tokens": 7}'
 
@@ -95,6 +98,8 @@ def findings_of(folder: Path, http: Sequence[str], scheduler: Sequence[str]) -> 
         ((ABORT, ARRIVE, LONG), "before it reached the scheduler"),
         ((ABORT, ARRIVE, MET, SHORT), None),
         ((ARRIVE, MET, LONG), "while swapped, and said 45 more"),
+        ((ARRIVE, CHUNKED, RETRACT, LONG), None),  # by SGLang itself
+        ((ARRIVE, CHUNKED, LATER, LONG), "while chunked, and said 50 more"),
         ((ARRIVE, ABORT, LONG), "did not find it"),
         ((ARRIVE, LONG), "no abort reached"),
         ((ARRIVE, LONG, ABORT), None),

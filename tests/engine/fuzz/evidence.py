@@ -99,17 +99,21 @@ def _lost(rid: str, events: Iterable[Event], num_of_all_before: int) -> str | No
     for event in events:
         if event["event"] == "abort":
             if rid in event["met"]:
-                met.append(event["met"][rid])
+                met.append((*event["met"][rid], event.get("step")))
             elif event["all"] or event["rid"] == rid:
                 aborts_before += not arrived
                 passed_by += arrived
+        elif event["event"] == "pause" and event["mode"] == "retract":
+            # SGLang aborts a chunked prompt before the next step, and forgets to where a pause has
+            # moved it to the queue (process_pending_chunked_abort in managers/scheduler.py).
+            met = [each for each in met if each[::2] != ("chunked", event["step"])]
         elif event.get("rid") != rid:
             continue
         elif event["event"] == "arrive":
             arrived = True
         elif event["event"] == "finish" and event["reason"] != "abort":
             if met:
-                state, num_tokens = met[0]
+                state, num_tokens, _ = met[0]
                 late = event["tokens"] - num_tokens
                 if late > _LAST_WORDS:
                     return f"aborted while {state}, and said {late} more tokens to its end"

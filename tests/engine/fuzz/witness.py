@@ -108,7 +108,7 @@ def _watch_scheduler() -> None:
             for state, req in _requests(scheduler)
             if abort.abort_all or (abort.rid and req.rid.startswith(abort.rid))
         }
-        write("abort", rid=abort.rid, all=abort.abort_all, met=met)
+        write("abort", rid=abort.rid, all=abort.abort_all, met=met, step=scheduler.forward_ct)
 
     def state(result: Any, scheduler: Any, *args: Any, **kw: Any) -> None:
         pool = scheduler.token_to_kv_pool_allocator
@@ -138,6 +138,11 @@ def _watch_scheduler() -> None:
     _after(Scheduler, "__init__", start)
     _before(Scheduler, "run_batch", batch)
     _before(Scheduler, "abort_request", abort)
+    _before(
+        Scheduler,
+        "pause_generation",
+        lambda scheduler, pause: write("pause", mode=pause.mode, step=scheduler.forward_ct),
+    )
     _before(
         Scheduler,
         "handle_generate_request",
