@@ -33,7 +33,7 @@ class Evidence:
         )
 
     def lost_kv(self) -> set[str]:
-        """The ids of the requests that were retracted and kept no copy."""
+        """The ids of the requests that were retracted and kept no copy, or lost it to a flush."""
         events = [event for events in self._schedulers.values() for event in events]
         return {event["rid"] for event in events if event["event"] == "kv lost"}
 

@@ -28,7 +28,7 @@ class Verdict:
 
 
 def judge(played: Played, oracle: Oracle, lost_kv: Set[str] = frozenset()) -> Verdict:
-    """lost_kv: the ids of the requests that were retracted without a copy."""
+    """lost_kv: see Evidence.lost_kv."""
     verdict = Verdict(list(played.problems))
     compared = [outcome for outcome in played.outcomes if not outcome.turn.sampled]
     calm = dict(

@@ -135,6 +135,11 @@ def _watch_scheduler() -> None:
         if req.kv.retraction_backup is None:
             write("kv lost", rid=req.rid)
 
+    def flushed(success: bool, scheduler: Any, *args: Any, **kw: Any) -> None:
+        for req in scheduler.waiting_queue if success else ():
+            if req.output_ids:
+                write("kv lost", rid=req.rid)  # or its copy, which is as stale
+
     _after(Scheduler, "__init__", start)
     _before(Scheduler, "run_batch", batch)
     _before(Scheduler, "abort_request", abort)
@@ -151,6 +156,7 @@ def _watch_scheduler() -> None:
     _after(Scheduler, "get_internal_state", state)
     _after(Req, "update_finish_state", finish)
     _before(Req, "reset_for_retract", lost)
+    _after(Scheduler, "flush_cache", flushed)
 
 
 def _requests(scheduler: Any) -> Iterator[tuple[str, Any]]:
