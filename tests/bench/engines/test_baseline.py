@@ -76,7 +76,9 @@ def slots(answers: NDArray[np.int64], prompts: NDArray[np.int64]) -> Callable[[A
     return serve
 
 
-@pytest.mark.parametrize("kind", ["light tails", "heavy tails", "long prompts", "fits at once"])
+@pytest.mark.parametrize(
+    "kind", ["light tails", "heavy tails", "long prompts", "fits at once", "long ones first"]
+)
 def test_the_capacity_is_that_of_a_long_run(kind: str) -> None:
     rng, number = np.random.default_rng(0), 6000
     answers = rng.exponential(100, number).astype(int) + 1
@@ -87,6 +89,8 @@ def test_the_capacity_is_that_of_a_long_run(kind: str) -> None:
         prompts = rng.integers(20, 4000, number)
     if kind == "fits at once":
         answers = np.where(rng.random(number) < 0.05, 5_000, 20)
+    if kind == "long ones first":
+        answers[: number // 5] = 1.6 * answers[: number // 5]
     sustains = 10 / (0.01 * answers.mean() + 0.001 * prompts.mean())
     found = sustained(slots(answers, prompts), lambda _: number)
     assert found.capacity == pytest.approx(sustains, rel=0.05)
