@@ -189,9 +189,9 @@ class Actor:
             await self._demand("/continue_generation", {})
 
     async def _update(self, body: Mapping[str, Any]) -> None:
-        """Refused where a request still runs whose client has gone: SGLang waits for clients alone
-        (managers/tokenizer_manager.py), and fails the call where it cannot flush its cache
-        (managers/scheduler_components/weight_updater.py)."""
+        """Read the weights again. SGLang waits until all clients have their answers or have gone
+        (managers/tokenizer_manager.py). If a request still runs whose client has gone, it cannot
+        flush its cache, and the call fails (managers/scheduler_components/weight_updater.py)."""
         status, found = await self._post("/update_weights_from_disk", body)
         gone = any(outcome.left or outcome.asked_to_abort for outcome in self.played.outcomes)
         if status != 200 and not (gone and "the cache was not flushed" in str(found)):
