@@ -243,7 +243,14 @@ def _configurations() -> list[Configuration]:
             settings=_CLAIMED,
             mix=replace(
                 _CLAIMING,
-                families={**_WITH_SESSIONS, "agents": 1.0, "batches": 0.7, "messages": 0.7},
+                # Few, as open sessions that hold all slots stop all others.
+                families={
+                    **_WITH_SESSIONS,
+                    "streaming sessions": 1.0,
+                    "agents": 1.0,
+                    "batches": 0.7,
+                    "messages": 0.7,
+                },
                 policies=_POLICIES_OF_SESSIONS,
                 grammar=0.05,
                 penalties=True,
