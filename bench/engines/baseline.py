@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 # The first fifth of a saturated run does not count: long answers gather in memory only with time.
 _WARM_UP = 0.2
-# Arrivals exceed the capacity by this factor at least, or the server might not be saturated: if those
-# of the first fifth happen to be long, a server that keeps up seems to complete a tenth less. By the
-# other at most, or policies that order by length would serve short requests alone.
+# Arrivals exceed the capacity by this factor at least, or the server might not be saturated: if
+# those of the first fifth happen to be long, a server that keeps up seems to complete a tenth less.
+# By the other at most, or policies that order by length would serve short requests alone.
 _LEAST_OVERLOAD, _MOST_OVERLOAD = 1.15, 1.4
 _MOST_RUNS = 6
 # A burst of this size says at which rate to begin.
