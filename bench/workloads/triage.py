@@ -11,6 +11,7 @@ from bench.engines.simulator.request import SimRequest
 from bench.experiment.spec import Arm
 from bench.workloads.datasets import rows_with
 from bench.workloads.source import Purpose, Source
+from bench.workloads.supposed import USUAL_GAIN, Supposed
 from predictor_store.urgency.head import UNDER_COST, fit
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints
@@ -22,11 +23,11 @@ SHARES = (0.10, 0.20, 0.30, 0.25, 0.15)
 
 class Urgent(Source):
     """Prompts of triage, as urgent as somebody says (Arm.said_by), with lengths that do not depend
-    on them. Their classes are the expert's levels, "1" to "5"."""
+    on them, foreseen as well as usual. Their classes are the expert's levels, "1" to "5"."""
 
     def __init__(self, data: Path) -> None:
-        """Half of the lengths, of the logs of Semantic Scheduling, foretells the other half. Raises
-        WorkloadError where there are none."""
+        """Half of the lengths, of the logs of Semantic Scheduling, is what servers know of the
+        other half. Raises WorkloadError where there are none."""
         labelled = rows_with(data / LABELS, "prompt", "urgency_ktas", "urgency_nurse")
         expert = [int(row["urgency_ktas"]) for row in labelled]
         # The model is trained on the other four fifths each time.
@@ -47,21 +48,22 @@ class Urgent(Source):
         drawn = self._drawn(len(arrivals_s), seed)
         rng = np.random.default_rng([seed, 13])
         lengths = self.lengths[rng.integers(len(self.lengths), size=len(arrivals_s))]
-        foreseen = self.all_answers()
+        foreseen = Supposed(lengths[:, 1].tolist()).predictions(USUAL_GAIN, seed)
         return [
             SimRequest(
                 arrival_s=float(arrival_s),
                 input_tokens=int(input_tokens),
                 output_tokens=int(output_tokens),
                 max_new_tokens=cap,
-                distribution=foreseen,
+                distribution=distribution,
                 class_name=str(true_level),
                 hints=Hints(urgency=level),
             )
-            for level, true_level, arrival_s, (input_tokens, output_tokens) in zip(
+            for level, true_level, arrival_s, distribution, (input_tokens, output_tokens) in zip(
                 self._levels(arm.said_by, drawn, seed),
                 self._said["expert"][drawn].tolist(),
                 arrivals_s,
+                foreseen,
                 lengths.tolist(),
                 strict=True,
             )

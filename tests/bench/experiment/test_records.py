@@ -15,37 +15,35 @@ from bench.experiment.table_command import pictures
 from tests.bench.experiment.runs import record
 from tests.pages import DOCS
 
-MADE_BY = Provenance(commit="abc1234", command="sage-sched bench run readme")
+MADE_BY = Provenance(commit="abc1234", command="sage-sched bench run tail")
 FIGURE = r"<!--[\w-]+;[^>]+-->[\d.]*\d"
 
 
-def of_readme(arm: str, seed: int, factor: float) -> Record:
-    return replace(record(arm, seed, factor=factor), experiment="readme", made_by=MADE_BY)
+def of_tail(arm: str, seed: int, factor: float) -> Record:
+    return replace(record(arm, seed, factor=factor), experiment="tail", made_by=MADE_BY)
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    file = tmp_path / "deep" / "readme.jsonl"
-    first, second = of_readme("fcfs", 0, 1.0), of_readme("sage", 0, 0.5)
+    file = tmp_path / "deep" / "tail.jsonl"
+    first, second = of_tail("fcfs", 0, 1.0), of_tail("sage", 0, 0.5)
     records.write(file, [first, second])
     assert records.read(file) == [first, second]
     records.write(file, [replace(second, metrics={"duration": 1.23456789})])
     assert [r.metrics.get("duration") for r in records.read(file)] == [10.0, 1.2346]
     file.write_text("{}\n")
-    with pytest.raises(ValueError, match=r"readme\.jsonl, line 1: is no record"):
+    with pytest.raises(ValueError, match=r"tail\.jsonl, line 1: is no record"):
         records.read(file)
     assert records.read(tmp_path / "nothing.jsonl") == []
 
 
 def test_a_number_that_no_record_holds_makes_a_page_stale(tmp_path: Path) -> None:
-    found = [
-        of_readme(arm, seed, f) for arm, f in (("fcfs", 1.0), ("sage", 0.5)) for seed in (0, 1)
-    ]
-    records.write(records.file_of("readme", tmp_path), found)
+    found = [of_tail(arm, seed, f) for arm, f in (("fcfs", 1.0), ("sage", 0.5)) for seed in (0, 1)]
+    records.write(records.file_of("tail", tmp_path), found)
     page = tmp_path / "page.md"
-    page.write_text("Before.\n\n<!-- records: readme -->\n<!-- end of records -->\n\nAfter.\n")
+    page.write_text("Before.\n\n<!-- records: tail -->\n<!-- end of records -->\n\nAfter.\n")
     ((_, new),) = stale([page], tmp_path)
     assert "| `sage` | 0.50 |" in new
-    assert "`sage-sched bench run readme` (commit abc1234, 2 seeds)" in new
+    assert "`sage-sched bench run tail` (commit abc1234, 2 seeds)" in new
     assert new.startswith("Before.\n")
     assert new.endswith("After.\n")
     page.write_text(new)
@@ -56,13 +54,13 @@ def test_a_number_that_no_record_holds_makes_a_page_stale(tmp_path: Path) -> Non
 
 def test_a_figure_in_the_text_is_a_record_s(tmp_path: Path) -> None:
     found = [
-        replace(of_readme(arm, seed, f), engine="sim")
+        replace(of_tail(arm, seed, f), engine="sim")
         for arm, f in (("fcfs", 1.0), ("sage", 0.5))
         for seed in (0, 1)
     ]
-    records.write(records.file_of("readme", tmp_path), found)
+    records.write(records.file_of("tail", tmp_path), found)
     page = tmp_path / "page.md"
-    named = f"readme;{found[0].load};sage/fcfs;mean_e2e_latency_ms"
+    named = f"tail;{found[0].load};sage/fcfs;mean_e2e_latency_ms"
     page.write_text(f"It takes <!--{named}-->0.50 of it.\n")
     assert list(stale([page], tmp_path)) == []
     page.write_text(f"It takes <!--{named}-->0.49 of it.\n")

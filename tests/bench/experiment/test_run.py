@@ -97,15 +97,15 @@ def test_many_engines_apart_have_dispatchers_and_first_tokens_are_counted(tmp_pa
 
 
 def test_every_dispatcher_has_its_row() -> None:
-    experiment = small("cluster", workload={"name": "mixed"}, nodes=3, rate="6")
+    experiment = small("cluster", workload={"name": "mixed"}, arrivals="pulse", rate="6")
     found = run(experiment, Options(), lambda _: None)
     assert [record.arm for record in found] == [arm.name for arm in experiment.arms]
     assert all(record.metrics["mean_e2e_latency_ms"] > 0 for record in found)
 
 
-@pytest.mark.parametrize("name", ["best-effort", "newcomers", "mixed", "paper", "no-queue"])
+@pytest.mark.parametrize("name", ["best-effort", "gaps", "paper"])
 def test_what_needs_no_data_runs_small(name: str) -> None:
-    experiment = small(name, workload={"name": "mixed"}) if name == "no-queue" else small(name)
+    experiment = small(name)
     found = run(experiment, Options(), lambda _: None)
     assert len(found) == len(experiment.arms)
     for record in found:
@@ -114,11 +114,11 @@ def test_what_needs_no_data_runs_small(name: str) -> None:
 
 def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WorkloadError, match="give --data"):
-        run(small("readme"), Options(), lambda _: None)
+        run(small("tail"), Options(), lambda _: None)
     with pytest.raises(SpecError, match="there is no workload 'nothing'"):
-        run(small("mixed", workload={"name": "nothing"}), Options(), lambda _: None)
+        run(small("paper", workload={"name": "nothing"}), Options(), lambda _: None)
     with pytest.raises(SpecError, match="workload two kinds"):
-        run(small("newcomers", workload={"name": "two kinds", "x": 1}), Options(), lambda _: None)
+        run(small("gaps", workload={"name": "two kinds", "x": 1}), Options(), lambda _: None)
     with pytest.raises(SpecError, match="loads are"):
         changed(Experiment.read("slo"), loads=["none"])
     assert main(["bench", "run", "agents", "--data", str(tmp_path)]) == 2

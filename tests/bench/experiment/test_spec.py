@@ -74,8 +74,6 @@ def test_those_that_come_along_are_listed_and_in_order(capsys: pytest.CaptureFix
     assert main(["bench", "list"]) == 0
     told = capsys.readouterr().out
     assert [line.split()[0] for line in told.splitlines()] == names()
-    assert {"readme", "filled", "repeated", "paper", "slo", "urgency", "agents", "cluster"} <= set(
-        names()
-    )
+    assert {"load", "paper", "slo", "urgency", "agents", "cluster"} <= set(names())
     assert main(["bench", "run", "nothing"]) == 2
     assert "known: agents" in capsys.readouterr().err

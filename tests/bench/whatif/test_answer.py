@@ -21,8 +21,9 @@ from bench.whatif.engine import OwnServer, of_info, of_preset, of_running
 from bench.whatif.foresight import Foresight
 from bench.whatif.log import Logged, TrafficLog
 from bench.whatif.simulation import Outcome, Slo, outcomes, requests_of
-from bench.whatif.told import Supposed, Told, told_of
+from bench.whatif.told import Told, told_of
 from bench.workloads.prompts import WorkloadError
+from bench.workloads.supposed import Supposed
 from predictor_store.store.file import StoreError
 from sage_sched.cli import main
 from sage_sched.config import SageConfig, StepTimeConfig
