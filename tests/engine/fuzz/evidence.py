@@ -104,8 +104,8 @@ def _lost(rid: str, events: Iterable[Event], num_of_all_before: int) -> str | No
                 aborts_before += not arrived
                 passed_by += arrived
         elif event["event"] == "pause" and event["mode"] == "retract":
-            # SGLang aborts a chunked prompt before the next step, but not if a pause has moved it to
-            # the queue meanwhile (process_pending_chunked_abort in managers/scheduler.py).
+            # SGLang aborts a chunked prompt before the next step, but not if a pause has moved it
+            # to the queue meanwhile (process_pending_chunked_abort in managers/scheduler.py).
             met = [each for each in met if each[::2] != ("chunked", event["step"])]
         elif event.get("rid") != rid:
             continue
