@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from bench.experiment.records import Record
+from bench.experiment.spec import TUNED
 from bench.experiment.stats import ordered
 
 SHARES = (0.95, 0.99)
@@ -16,6 +17,11 @@ SHARES = (0.95, 0.99)
 def mix_of(record: Record) -> str:
     """The record's load without its rate: "chat" of "chat, 1.2x"."""
     return record.load.rpartition(", ")[0]
+
+
+def multiple_of(record: Record) -> float:
+    """1.2 of "chat, 1.2x"."""
+    return float(record.load.rpartition(", ")[2].removesuffix("x"))
 
 
 def rate_within(points: Iterable[tuple[float, float]], share: float) -> float:
@@ -55,6 +61,19 @@ def rows(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
                 cells += [_ratio(ours, rates[share].get(to, {})) for to in (arms[0], "fcfs")]
             body.append(cells)
     return head, body
+
+
+def figure(records: Sequence[Record], mix: str, arms: str, share: float) -> str:
+    """Requests per second of an arm, or `ARM/REFERENCE` for their median ratio; TUNED is the first
+    arm. "" where there are none."""
+    here = [record for record in records if mix_of(record) == mix]
+    rates = _rates(here, share)
+    ours, *theirs = (
+        rates.get(here[0].arm if here and arm == TUNED else arm, {}) for arm in arms.split("/")
+    )
+    if theirs:
+        return _ratio(ours, theirs[0]).partition(" ")[0]
+    return f"{np.median([*ours.values()]):.2f}" if ours else ""
 
 
 def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int, float]]:

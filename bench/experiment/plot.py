@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import ticker
 
+from bench.experiment.goodput import mix_of, multiple_of
 from bench.experiment.records import Record
 from bench.experiment.stats import ordered
 
@@ -70,6 +71,58 @@ def mean_against_tail(records: Sequence[Record]) -> str:
             axis.set_title(load if len(loads) > 1 else "", fontsize=10)
         axes[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         return svg_text(figure)
+
+
+# Metric, scale and label of a mix's two panels.
+_AGAINST_LOAD = (
+    ("good_share", 1.0, "good requests"), ("p99_ttft_ms", 1e-3, "p99 first token, s (log)"),
+)  # fmt: skip
+_MIXES_A_ROW = 3
+
+
+def against_load(records: Sequence[Record]) -> str:
+    """The share of good requests and p99 TTFT by load, a pair of panels a mix, a line an arm:
+    medians over seeds. The first arm of each mix is the tuned one."""
+    mixes = ordered(mix_of(record) for record in records)
+    arms = ordered(_arm_of(record, records) for record in records)
+    palette = colors(arms)
+    num_rows = -(-len(mixes) // _MIXES_A_ROW)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            2 * num_rows, _MIXES_A_ROW, figsize=(9, 4 * num_rows + 0.6), layout="constrained",
+            squeeze=False, sharex=True,
+        )  # fmt: skip
+        for axis in axes.flat:
+            axis.set_visible(False)
+        for number, mix in enumerate(mixes):
+            row, column = divmod(number, _MIXES_A_ROW)
+            here = [record for record in records if mix_of(record) == mix]
+            for axis, shown in zip(axes[2 * row : 2 * row + 2, column], _AGAINST_LOAD, strict=True):
+                axis.set_visible(True)
+                for arm, color in palette.items():
+                    of_arm = [record for record in here if _arm_of(record, here) == arm]
+                    _line(axis, of_arm, shown[0], shown[1], color=color, label=arm)
+                axis.set_ylabel(shown[2] if column == 0 else "", fontsize=9)
+            axes[2 * row, column].set_title(mix, fontsize=10)
+            axes[2 * row + 1, column].set_yscale("log")
+            _plain_ticks(axes[2 * row + 1, column].yaxis)
+            axes[2 * row + 1, column].minorticks_off()
+            axes[2 * row + 1, column].set_xlabel("times capacity, tuned", fontsize=9)
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, ncols=4, fontsize=8, loc="outside upper center")
+        return svg_text(figure)
+
+
+def _arm_of(record: Record, records: Sequence[Record]) -> str:
+    """Its name; the tuned arm, the first of its mix, is another policy in each."""
+    first = next(each for each in records if mix_of(each) == mix_of(record))
+    return "SGLang, tuned" if record.arm == first.arm else record.arm
+
+
+def _line(axis: Any, records: Sequence[Record], metric: str, scale: float, **style: Any) -> None:
+    loads = sorted({multiple_of(record) for record in records})
+    at = [[r.metrics[metric] * scale for r in records if multiple_of(r) == x] for x in loads]
+    axis.plot(loads, [float(np.median(values)) for values in at], lw=1.2, **style)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, list[list[float]]]:

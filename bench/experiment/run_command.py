@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         print_json([asdict(record) for record in found])
         return 0
     print(f"\n{experiment.title}\n\n{plain(experiment, found)}")
-    if any(load.mix != load.name for load in experiment.loads):
+    if experiment.sweeps:
         print(f"\nRequests per second within the SLO\n\n{aligned(*goodput.rows(found))}")
     print(f"\nrecords: {file}")
     return 0

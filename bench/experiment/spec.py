@@ -186,6 +186,11 @@ class Experiment:
     speed: float = 4.0
     tuned: Tuning | None = None
 
+    @property
+    def sweeps(self) -> bool:
+        """Whether its mixes have several rates."""
+        return any(load.mix != load.name for load in self.loads)
+
     @classmethod
     def read(cls, name_or_file: str) -> Self:
         """One of FOLDER, or a file of your own. Raises SpecError."""

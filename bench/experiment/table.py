@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.experiment import records
+from bench.experiment import goodput, records
 from bench.experiment.records import Record
 from bench.experiment.spec import Experiment
 from bench.experiment.stats import median, of_arm, ordered, ratio
@@ -72,7 +72,15 @@ def _value(ours: Sequence[Record], metric: str) -> str:
 
 def markdown(experiment: Experiment, found: Sequence[Record]) -> str:
     """As pages have it, with how it was made below."""
-    head, body = rows(experiment, found)
+    return _lines(*rows(experiment, found), found)
+
+
+def within_slo(found: Sequence[Record]) -> str:
+    """Requests per second within the SLO, likewise."""
+    return _lines(*goodput.rows(found), found)
+
+
+def _lines(head: Sequence[str], body: Sequence[Sequence[str]], found: Sequence[Record]) -> str:
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)]
     return "\n".join([*lines, "", _made_by(found)])
 
@@ -104,7 +112,8 @@ def _made_by(found: Sequence[Record]) -> str:
 
 
 _BLOCK = re.compile(
-    r"(<!-- records: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of records -->)", re.S
+    r"(<!-- (?P<what>records|goodput): (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of records -->)",
+    re.S,
 )
 _FIGURE = re.compile(r"(<!--(?P<named>[\w-]+;[^>]+)-->)\d+(?:\.\d+)?")
 
@@ -112,13 +121,18 @@ _FIGURE = re.compile(r"(<!--(?P<named>[\w-]+;[^>]+)-->)\d+(?:\.\d+)?")
 def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
     """A page with its tables and figures made again.
 
-    A table stands between `<!-- records: NAME -->` and `<!-- end of records -->`. A figure follows
-    a comment that says what it is (see figure). Raises ValueError if no record holds a figure.
+    A table stands between `<!-- records: NAME -->` and `<!-- end of records -->`; with `goodput` in
+    the place of `records` it is within_slo. A figure follows a comment that says what it is (see
+    figure). Raises ValueError if no record holds a figure.
     """
 
     def block(match: re.Match[str]) -> str:
         found = records_of(match["name"])
-        made = markdown(Experiment.read(match["name"]), found) if found else "No records."
+        made = "No records."
+        if found and match["what"] == "goodput":
+            made = within_slo(found)
+        elif found:
+            made = markdown(Experiment.read(match["name"]), found)
         return f"{match[1]}\n{made}\n\n{match['end']}"
 
     def number(match: re.Match[str]) -> str:
@@ -131,12 +145,15 @@ def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
     """One number, as tables have it.
 
     named: `EXPERIMENT;LOAD;ARM;METRIC`, or `ARM/REFERENCE` for their median ratio. `;ENGINE` may
-    follow; it is sim by default. Raises ValueError if no record holds it.
+    follow; it is sim by default. `EXPERIMENT;MIX;ARMS;good@0.99` is goodput.figure. Raises
+    ValueError if no record holds it.
     """
     name, load, arms, metric, *engine = named.split(";")
     here = [record for record in records_of(name) if [record.engine] == (engine or ["sim"])]
     ours, *theirs = (of_arm(here, load, arm) for arm in arms.split("/"))
-    if theirs:
+    if metric.startswith("good@"):
+        text = goodput.figure(here, load, arms, float(metric.removeprefix("good@")))
+    elif theirs:
         found = ratio(ours, theirs[0], metric)
         text = "" if found is None else f"{found.median:.2f}"
     else:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from bench.experiment import records
 from bench.experiment.spec import Experiment
-from bench.experiment.table import markdown, stale
+from bench.experiment.table import markdown, stale, within_slo
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -25,7 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises SpecError where there is no such experiment, or a record is none."""
     for name in args.names:
-        print(markdown(Experiment.read(name), records.read(records.file_of(name))))
+        experiment, found = Experiment.read(name), records.read(records.file_of(name))
+        print(markdown(experiment, found))
+        if experiment.sweeps:
+            print(f"\n{within_slo(found)}")
     if args.pages:
         for page, text in stale([ROOT / "README.md", *sorted(DOCS.glob("*.md"))]):
             page.write_text(text, encoding="utf-8")
@@ -37,9 +40,11 @@ def run(args: argparse.Namespace) -> int:
 
 def pictures() -> list[tuple[Path, str]]:
     """The pictures in docs, each with its file: those named `NAME-records.svg`."""
-    from bench.experiment.plot import mean_against_tail  # matplotlib takes a second to load
+    from bench.experiment.plot import against_load, mean_against_tail  # matplotlib takes a second
 
-    return [
-        (file, mean_against_tail(records.read(records.file_of(file.name.split("-records")[0]))))
-        for file in sorted(DOCS.glob("*-records.svg"))
-    ]
+    found = []
+    for file in sorted(DOCS.glob("*-records.svg")):
+        name = file.name.split("-records")[0]
+        draw = against_load if Experiment.read(name).sweeps else mean_against_tail
+        found.append((file, draw(records.read(records.file_of(name)))))
+    return found

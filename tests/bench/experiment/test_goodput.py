@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from bench.experiment import records
 from bench.experiment.goodput import rate_within, rows
+from bench.experiment.plot import against_load
 from bench.experiment.records import Record
+from bench.experiment.table import stale
 
 
 def record(arm: str, rate: float, good: float, seed: int = 0) -> Record:
     return Record(
         experiment="load", load=f"chat, {rate}x", arm=arm, policy=arm, seed=seed, engine="sim",
-        metrics={"offered_rate": rate, "good_share": good},
+        metrics={"offered_rate": rate, "good_share": good, "p99_ttft_ms": 100 * rate},
     )  # fmt: skip
 
 
@@ -30,7 +37,7 @@ def test_the_rate_is_where_the_share_falls_below(good_shares: list[float], rate:
     assert rate_within(points[::-1], 0.95) == pytest.approx(rate)
 
 
-def test_ratios_are_paired_by_seed() -> None:
+def test_ratios_are_paired_by_seed(tmp_path: Path) -> None:
     found = [
         record(arm, rate, good, seed)
         for seed, scale in ((0, 1.0), (1, 2.0))
@@ -41,3 +48,32 @@ def test_ratios_are_paired_by_seed() -> None:
     by_arm = {row[1]: dict(zip(head[2:5], row[2:5], strict=True)) for row in body}
     assert by_arm["`sage`"]["to tuned"] == "2.00 (2.00 to 2.00)"
     assert by_arm["`sage`"]["to fcfs"] == "4.00 (4.00 to 4.00)"
+    records.write(records.file_of("load", tmp_path), found)
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- goodput: load -->\n<!-- end of records -->\n"
+        "<!--load;chat;sage/tuned;good@0.95-->0.00 <!--load;chat;fcfs;good@0.95-->0.00\n"
+    )
+    ((_, new),) = stale([page], tmp_path)
+    assert "| chat | `sage` |" in new
+    assert "good@0.95-->2.00 " in new
+    assert f"good@0.95-->{by_arm['`fcfs`'][head[2]]}\n" in new
+
+
+def test_a_sweep_has_two_panels_a_mix_and_a_line_an_arm() -> None:
+    found = [
+        replace(record(arm, rate, 1.0), load=f"{mix}, {rate}x")
+        for mix, tuned in (("chat", "hrrn@clip=128"), ("code", "fcfs@clip=64"))
+        for arm in (tuned, "fcfs", "sage")
+        for rate in (0.5, 1.5)
+    ]
+    svg = against_load(found)
+    assert svg == against_load(found)
+    names = re.findall(r">([^<>]+)</text>", svg)
+    assert [names.count(name) for name in ("chat", "code", "good requests")] == [1, 1, 1]
+    assert [names.count(arm) for arm in ("SGLang, tuned", "fcfs", "sage", "fcfs@clip=64")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
