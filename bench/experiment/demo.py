@@ -84,11 +84,13 @@ def sentence(found: Sequence[Record], load: str, best: str) -> str:
     if mean is None or waited is None or tail is None:
         return f"There are no valid runs of {OURS} and {best} to compare."
     seconds = [median(arm, "mean_e2e_latency_ms") / 1e3 for arm in (ours, theirs)]
+    good = [median(arm, "good_share") for arm in (ours, theirs)]
     return (
         f"Under {OURS} an answer was complete after {seconds[0]:.0f} s on average, under the best "
         f"of SGLang's tuned policies ({best}) after {seconds[1]:.0f} s: {mean.median:.2f} of it "
         f"({mean.low:.2f} to {mean.high:.2f} over the seeds). The wait was {waited.median:.2f}, "
-        f"the 99th percentile {tail.median:.2f} of it."
+        f"the 99th percentile {tail.median:.2f} of it. Of the requests {good[0]:.0%} instead of "
+        f"{good[1]:.0%} were good: first token within 2 s, at most 100 ms per token after it."
     )
 
 

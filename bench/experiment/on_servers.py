@@ -48,6 +48,8 @@ def records_of_prompts(
         load="pulse" if load.arrivals == RECORDED else load.arrivals,
         trace=loaded.recording if load.arrivals == RECORDED else None,
         max_new_tokens=load.max_new_tokens,
+        ttft_slo_s=load.ttft_slo_ms / 1e3,
+        tpot_slo_s=load.tpot_slo_ms / 1e3,
     )
     made_by = Provenance.of_now()
     for found in compare_policies(settings):

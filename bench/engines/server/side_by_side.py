@@ -49,6 +49,7 @@ class Settings:
     load: one of bench.workloads.arrivals.LOADS.
     max_new_tokens: the cap that every request carries, well above most answers.
     trace: arrival times in the load's place, see bench.workloads.arrivals.
+    ttft_slo_s, tpot_slo_s: what a good request keeps.
     """
 
     workload: Workload
@@ -61,6 +62,8 @@ class Settings:
     load: str = "pulse"
     max_new_tokens: int = 2048
     trace: Path | None = None
+    ttft_slo_s: float = 2.0
+    tpot_slo_s: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,7 @@ def _run(
         **about,
         "completed": len(run.answers),
         **served.metrics(),
+        "good_share": served.good_share(settings.ttft_slo_s, settings.tpot_slo_s),
         "max_late_ms": max(answer.late_s for answer in run.answers) * 1e3,
         "requests": _columns(served),
     }

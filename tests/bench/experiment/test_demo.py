@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -60,7 +61,12 @@ def test_the_best_tuned_policy_has_a_queue_and_sage_a_shorter_one(
     ours = waited_s.pop("sage")
     assert min(waited_s.values()) > 2
     assert ours < min(waited_s.values())
-    assert said.splitlines()[-1].startswith("Under sage an answer was complete after ")
+    last = said.splitlines()[-1]
+    assert last.startswith("Under sage an answer was complete after ")
+    ours_good, theirs_good = map(
+        int, re.search(r"(\d+)% instead of (\d+)% were good", last).groups()
+    )
+    assert ours_good > theirs_good
 
 
 def test_a_lane_on_servers_is_read_from_what_they_wrote(
