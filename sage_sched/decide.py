@@ -154,9 +154,12 @@ def _look_up(positions: Iterable[int], policy: Policy, view: SchedulerView) -> b
 
 
 def _has_news(view: SchedulerView, policy: Policy) -> bool:
-    """Whether the plan may have changed while the batch is full: by a new request or index."""
+    """Whether the plan may have changed while the batch is full: by a new request, a new index or
+    the time."""
     if not view.can_swap:
         return False
+    if view.now_s >= policy.plan_by_s:
+        return True
     interval = policy.refresh_interval_tokens
     return view.num_arrivals != view.num_arrivals_planned or any(
         # A step with drafts may give several tokens.
@@ -220,9 +223,12 @@ def _turns(
     chunked = view.chunked
     if not queue or (not view.can_swap and (chunked is None or view.batch_is_full)):
         return [], 0
-    willing = policy.preempts or view.server.level_gap < math.inf or queue[0].is_due
+    willing = policy.preempts or view.server.level_gap < math.inf or queue[0].is_promised
     yields = view.may_leave and willing
-    if view.batch_is_full and not (yields and anyone_would_yield(queue[0], policy, view)):
+    first = queue[0]
+    if view.batch_is_full and not (
+        policy.starts_now(first) or (yields and anyone_would_yield(first, policy, view))
+    ):
         return [], 0
     aside_tokens = headroom.set_aside_tokens(view.running)
     free_tokens = view.room_tokens - sum(aside_tokens) - headroom.kept_tokens
@@ -259,7 +265,7 @@ def _turns(
         departure=departure,
     )
     if view.batch_is_full:
-        turns = [*takewhile(lambda turn: turn.victims, turns)]
+        turns = [*takewhile(lambda turn: turn.victims or policy.starts_now(turn.newcomer), turns)]
     turns = _within_host_memory(turns, without_host_room, view)
     if not turns and not view.running and chunked is None and queue[0] in view.swapped:
         # There is no other job to keep room for.

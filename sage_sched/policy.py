@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
@@ -39,6 +40,7 @@ class Policy(ABC):
     refresh_interval_tokens: in a full batch, yields are considered again when a running job's age
         reaches a multiple of it.
     most_yields: a job that has left the device so often yields to nobody any more.
+    plan_by_s: when it wants the next plan, by SchedulerView.now_s, even if nothing has changed.
     revision: how often its server's step times have changed.
     line: who waits, in order.
     gap, away: bound the time between two tokens of a job that runs, and of one that leaves;
@@ -56,6 +58,7 @@ class Policy(ABC):
     refiner: Callable[[Any], Any] | None = None
     refresh_interval_tokens: int = REFRESH_INTERVAL_TOKENS
     most_yields: int = 4
+    plan_by_s: float = math.inf
     revision: int = 0
     returns: Returns | None = None
 
@@ -130,6 +133,10 @@ class Policy(ABC):
 
         A key of infinity holds a waiting job back, as long as any other job runs or may enter.
         """
+
+    def starts_now(self, job: Job) -> bool:
+        """Whether this waiting job enters a full batch if there is room for it, too."""
+        return False
 
     @property
     def preempts(self) -> bool:

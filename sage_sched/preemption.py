@@ -37,7 +37,7 @@ def anyone_would_yield(first: Job, policy: Policy, view: SchedulerView) -> bool:
 
 def _place(waiting: Job, policy: Policy, view: SchedulerView) -> tuple[float, float]:
     """Those of its level and a larger key, and of a worse level, may yield to it."""
-    return waiting.level, -math.inf if waiting.is_due else policy.key(waiting, view)
+    return waiting.level, -math.inf if waiting.is_promised else policy.key(waiting, view)
 
 
 def _would_yield(
@@ -45,12 +45,12 @@ def _would_yield(
 ) -> bool:
     """Whether a running job makes room for one that goes before it: of another level, at any price
     if the levels are far enough apart; of the same level, if the policy says so, or if that one is
-    due."""
+    promised its turn."""
     if running.level != waiting.level:
         return running.level - waiting.level > view.server.level_gap
-    if running.is_promised or not (policy.preempts or waiting.is_due):
+    if running.is_promised or not (policy.preempts or waiting.is_promised):
         return False
-    if waiting.is_due:
+    if waiting.is_promised:
         return True
     return policy.should_preempt(running, waiting, price_s, view)
 

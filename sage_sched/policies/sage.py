@@ -1,7 +1,9 @@
-"""SageSched: the smallest Gittins index of the predicted cost first, with a bound on waiting."""
+"""SageSched: the smallest Gittins index of the predicted cost first, with a TTFT target and a bound
+on waiting."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,61 +11,58 @@ from sage_sched.fairness import Promises
 from sage_sched.fields import MOST, require_within
 from sage_sched.index import Indices
 from sage_sched.job import Job
-from sage_sched.outlook import Outlook
 from sage_sched.policy import Policy
 from sage_sched.returns import Returns
+from sage_sched.starts import Starts
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
-
-# While the server works through this many KV pools of tokens (prefill and decode), a waiting
-# request's index improves e-fold. Without aging, the mean under overload is up to 8 % shorter and
-# p99 half as long again.
-AGING_POOLS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class SageParameters:
-    """Settings of sage (docs/settings.md). regret: see sage_sched.fairness.promises; a smaller one
-    shortens tails and lengthens the mean. posterior: see sage_sched.probe.posterior."""
+    """Settings of sage (docs/settings.md).
 
+    ttft_ms: when first tokens should come, after the request's arrival; inf: no target.
+    regret: see sage_sched.fairness.promises; a smaller one shortens tails and lengthens the mean.
+    posterior: see sage_sched.probe.posterior.
+    """
+
+    ttft_ms: float = 2000.0
     regret: float = 8.0
-    preempts: bool = True
     posterior: bool = False
 
     def __post_init__(self) -> None:
+        require_within("policy.sage.ttft_ms", self.ttft_ms, 0, MOST, or_inf=True)
         require_within("policy.sage.regret", self.regret, 0, MOST, or_inf=True)
 
 
 class Sage(Policy):
-    """Gittins order (SageSched, section 3.3), with aging.
-
-    With G the index, a and now the tokens that the server had served when the job came and has
-    served by now, and w the aging window, the job's index counts as `G * exp(-(now - a) / w)`. In
-    logarithms `now` is the same for all, so the key is `ln G + a / w`, which stays as it is while a
-    job waits. How far a job is overtaken depends on the indices of others; that there is an end to
-    it is promised separately (sage_sched.fairness.promises).
+    """The smallest Gittins index of the predicted cost first (SageSched, section 3.3).
 
     At arrival an index rests on all samples, later on the few that are longer than the age.
 
-    A running request yields if that makes all together wait less, by more than the server stands
-    still for it (sage_sched.outlook).
+    Requests start together, in time for a TTFT target, if that is worth its price
+    (sage_sched.starts). Running requests are preempted for nothing else, and not if they were
+    promised a TPOT. How far a request is
+    overtaken depends on the indices of others; that there is an end to it is promised separately
+    (sage_sched.fairness.promises).
 
-    sage-order is the order alone, without yields. sage+ follows a probe: the index of a running
-    request is that of what is left of it by what the model has shown so far.
+    sage+ follows a probe: the index of a running request is that of what is left of it by what the
+    model has shown so far.
     """
 
     Parameters = SageParameters
-    variants: ClassVar = {"sage+": {"posterior": True}, "sage-order": {"preempts": False}}
+    variants: ClassVar = {"sage+": {"posterior": True}}
     indices_type: ClassVar[type[Indices]] = Indices
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
         self._indices = self.indices_type(server)
         super().__init__(parameters, server, self._indices)
         self.refines_by = "posterior" if parameters.posterior else ""
-        self._aging_tokens = AGING_POOLS * server.kv_pool_tokens
+        self.uses_clock = parameters.ttft_ms < math.inf
+        self._starts = Starts(parameters.ttft_ms / 1e3, self._indices)
         self._promises = Promises(parameters.regret)
         self.returns = self._returns = Returns()
-        self._outlook = Outlook(self._indices, self.key)
 
     def on_arrival(self, job: Job) -> bool:
         self._promises.arrived(job)
@@ -79,19 +78,25 @@ class Sage(Policy):
 
     def on_wait(self, job: Job) -> None:
         self._promises.served(job)
+        self._starts.wait(job)
+
+    def on_leave(self, job: Job) -> None:
+        self._starts.leave(job)
 
     def on_pass(self, view: SchedulerView) -> None:
         self._promises.look(view)
+        self._starts.look(view)
+        self.plan_by_s = self._starts.next_s
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        came_at = job.served_at_arrival_tokens / self._aging_tokens
-        return self._indices.of(job).log_index + came_at
+        return self._starts.key(job, self._indices.of(job).log_index)
 
-    @property
-    def preempts(self) -> bool:
-        return bool(self.parameters.preempts)
+    def starts_now(self, job: Job) -> bool:
+        return self._starts.starts_now(job)
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        return self._outlook.worth_s(running, view) > price_s
+        if running.hints.tpot_slo_ms is not None or not self._starts.starts_now(waiting):
+            return False
+        return math.exp(self.key(waiting, view)) + price_s < self._indices.of(running).index

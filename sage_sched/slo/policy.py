@@ -87,8 +87,8 @@ class Proserve(Policy):
     who is prefilled next and who yields. The budget decides how much is prefilled beside the
     running jobs or, on a server that does not mix steps, before their next tokens.
 
-    Jobs without a promise go behind all others, in the order of sage. If no job has a promise, it
-    is sage in all things.
+    Jobs without a promise go behind all others, in the order of sage, but without its TTFT target:
+    it would start them at the expense of promises.
     """
 
     Parameters = ProserveParameters
@@ -98,9 +98,8 @@ class Proserve(Policy):
 
     def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
-        self._others = Sage(SageParameters(), server)
+        self._others = Sage(SageParameters(ttft_ms=math.inf), server)
         self._slo_cost = seconds_on(_shared_base(server))
-        self._is_promised_any = False
         self._waiting = Waiting()
         # Waiting jobs without a promise and without a token, by arrival.
         self._patient: list[tuple[int, Job]] = []
@@ -191,8 +190,7 @@ class Proserve(Policy):
         self.line.follow(view, self)
         running, chunked = promised_among(view.running), promised_among(view.chunked_jobs)
         self._budget = None
-        self._is_promised_any = bool(running or chunked or self._waiting.jobs)
-        if not self._is_promised_any:
+        if not (running or chunked or self._waiting.jobs):
             for starved in self._starved:
                 starved.forget()
             self._others.on_pass(view)
@@ -310,11 +308,9 @@ class Proserve(Policy):
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """As sage, if no job has a promise. Else best effort yields to urgent promises, and a
-        promise to nobody: whoever yields in time is late when it comes back. (On decode servers
-        1.2 to 1.3 times as much came late as under fcfs, now 0.9 to 1.0: `bench run apart-slo`.)"""
-        if not self._is_promised_any:
-            return self._others.should_preempt(running, waiting, price_s, view)
+        """Best effort yields to urgent promises, and a promise to nobody: a job that yields in time
+        is late when it comes back. (On decode servers 1.2 to 1.3 times as much came late as under
+        fcfs, now 0.9 to 1.0: `bench run apart-slo`.)"""
         theirs = promised_of(waiting)
         if promised_of(running) is not None or theirs is None:
             return False

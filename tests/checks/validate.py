@@ -21,7 +21,7 @@ from tests.checks.validation import misordered, read_runs, simulate_runs, summar
 
 POLICIES = (
     "fcfs", "fcfs@conservativeness=0.3", "fcfs@conservativeness=0.1", "hrrn",
-    "shortest-prefill-first", "uniboost", "ssjf", "trail-prompt", "sage-order", "sage",
+    "shortest-prefill-first", "uniboost", "ssjf", "trail-prompt", "sage",
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
     ("sections", "names"),
     [
         ({"polcy": {}}, ["polcy", "policy"]),
-        ({"policy": {"sage": {"regrets": 3}}}, ["regrets", "regret, preempts"]),
+        ({"policy": {"sage": {"regrets": 3}}}, ["regrets", "ttft_ms, regret"]),
         ({"policy": {"sage": {"regret": "3"}}}, ["policy.sage.regret", "'3'", "float"]),
         ({"policy": {"urgency": {"level_pools": 0}}}, ["urgency.level_pools", "0", "1e-06 to"]),
         ({"policy": {"sage": {"regret": -0.5}}}, ["policy.sage.regret", "-0.5", ", or inf"]),
@@ -51,8 +51,8 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"policy": {"regret": 2.0}}, ["policy.regret", "unknown policy", "sage"]),
         ({"policy": {"sage": 2.0}}, ["policy.sage", "2.0"]),
         (
-            {"policy": {"sage-order": {"regret": 1.0}}},
-            ["policy.sage-order", "variant", "policy.sage"],
+            {"policy": {"sage+": {"regret": 1.0}}},
+            ["policy.sage+", "variant", "policy.sage"],
         ),
         ({"policy": {"ssjf": {"x": 1.0}}}, ["policy.ssjf", "x", "none"]),
         ({"preemption": {"host_pool_gib": -1}}, ["preemption.host_pool_gib", "-1", "0 to"]),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from hypothesis import given
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.order import retention_order, serving_order
-from sage_sched.policies.sage import AGING_POOLS, Sage, SageParameters
+from sage_sched.policies.sage import Sage, SageParameters
 from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
 
 
@@ -89,25 +88,6 @@ def test_equal_jobs_go_in_order_of_arrival() -> None:
     jobs = [job_of([100, 200], arrival) for arrival in range(5)]
     assert all(policy.on_arrival(job) for job in jobs)
     assert serving_order(policy, waiting(*jobs[::-1])) == [4, 3, 2, 1, 0]
-
-
-def test_aging_bounds_how_long_a_long_job_is_overtaken() -> None:
-    policy = sage()
-    long_job = job_of([4000], 0)
-    assert policy.on_arrival(long_job)
-
-    def overtakes(served: int) -> bool:
-        short_job = job_of([10], 1, served)
-        assert policy.on_arrival(short_job)
-        return serving_order(policy, waiting(long_job, short_job)) == [1, 0]
-
-    short_job = job_of([10], 1)
-    assert policy.on_arrival(short_job)
-    ratio = math.exp(policy.key(long_job, IDLE) - policy.key(short_job, IDLE))
-    bound_tokens = AGING_POOLS * SERVER.kv_pool_tokens * math.log(ratio)
-    assert overtakes(0)
-    assert overtakes(int(bound_tokens) - 10)
-    assert not overtakes(int(bound_tokens) + 10)
 
 
 def test_if_memory_runs_out_the_last_of_the_order_goes_first() -> None:

@@ -123,57 +123,6 @@ def test_a_lost_gamble_loses_its_place() -> None:
     assert order("sage", [gamble, middling]) == [1, 0]
 
 
-def test_a_policy_that_orders_alone_never_yields() -> None:
-    assert ranking("sage").preempts
-    assert not ranking("sage-order").preempts
-
-
-def one_slot(running: Job, *queue: Job, price_s: float = 1e-3) -> bool:
-    """Whether the running one yields to the first of the queue."""
-    policy = ranking("sage-output", running, *queue)
-    view = replace(waiting(*queue), running=[running], free_slots=0)
-    running.held_tokens = running.input_tokens + running.generated_tokens
-    return policy.should_preempt(running, queue[0], price_s, view)
-
-
-def test_on_one_slot_it_yields_as_shortest_remaining_first_does() -> None:
-    assert one_slot(job(1000), job(100, arrival=1))
-    assert not one_slot(job(100), job(1000, arrival=1))
-    # Not for more than is gained.
-    assert not one_slot(job(1000), job(100, arrival=1), price_s=60.0)
-
-
-def test_it_does_not_yield_where_room_frees_by_itself() -> None:
-    others = [job(100, arrival=number, age=50) for number in range(2, 32)]
-    long, short = job(400), job(100, arrival=1)
-    policy = ranking("sage-output", long, short, *others)
-    view = replace(waiting(short), running=[long, *others], free_slots=0)
-    assert not policy.should_preempt(long, short, 1e-3, view)
-
-
-def yields(num_newcomers: int, *, memory_binds: bool, is_promised: bool = False) -> bool:
-    """Whether one of twenty with long answers yields to the first of some with short ones."""
-    running = [job(1000, arrival=number) for number in range(20)]
-    newcomers = [job(20, arrival=20 + number) for number in range(num_newcomers)]
-    policy = ranking("sage", *running, *newcomers)
-    running[0].has_promise = is_promised
-    server = replace(SERVER, kv_pool_tokens=2_040 if memory_binds else 4_000)
-    free_slots = 20 if memory_binds else 0
-    view = replace(waiting(*newcomers), running=running, free_slots=free_slots, server=server)
-    return policy.should_preempt(running[0], newcomers[0], 1e-3, view)
-
-
-def test_where_memory_binds_it_yields_to_several_who_share_a_prefill_step() -> None:
-    assert yields(1, memory_binds=False)
-    assert not yields(1, memory_binds=True)
-    assert yields(8, memory_binds=True)
-
-
-def test_one_that_is_promised_its_turn_never_yields() -> None:
-    assert yields(8, memory_binds=False)
-    assert not yields(8, memory_binds=False, is_promised=True)
-
-
 def test_costs_disagree_about_a_long_prompt() -> None:
     # Same answer, or nearly: the output cost does not see the prompt, all the others do.
     long_prompt, short_prompt = job(90, input_tokens=3000), job(100, input_tokens=10, arrival=1)

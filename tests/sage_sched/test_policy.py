@@ -47,10 +47,10 @@ for name in ("urgency", "gone"):
 
 
 def test_a_variant_has_what_it_fixes_and_the_rest_of_its_section() -> None:
-    assert policy_type("sage-order") is Sage
-    assert section_of("sage-order") == section_of("sage") == "sage"
-    policy = policy_named("sage-order", {"sage": SageParameters(regret=9.0)}, SERVER)
-    assert policy.parameters == SageParameters(regret=9.0, preempts=False)
+    assert policy_type("sage+") is Sage
+    assert section_of("sage+") == section_of("sage") == "sage"
+    policy = policy_named("sage+", {"sage": SageParameters(regret=9.0)}, SERVER)
+    assert policy.parameters == SageParameters(regret=9.0, posterior=True)
 
 
 def test_policies_of_comparisons_are_found_by_name_and_loaded_when_they_are_named() -> None:

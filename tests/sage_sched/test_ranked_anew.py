@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.line import NUM_RANKED_ANEW
 from sage_sched.order import retention_order
-from sage_sched.policies.sage import Sage
+from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import Policy
 from sage_sched.registry import policy_named, policy_names
 from sage_sched.view import SchedulerView
@@ -99,7 +100,7 @@ def test_a_policy_that_cannot_rank_anew_costs_one_pass(monkeypatch: pytest.Monke
 def test_so_many_a_plan_are_ranked_anew_first_those_that_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy = policy_named("sage", {}, BEFORE)
+    policy = policy_named("sage", {"sage": SageParameters(ttft_ms=math.inf)}, BEFORE)
     among = jobs(policy)
     view = replace(waiting(*among[20:]), running=among[:20], num_arrivals=90)
     decide(view, policy)

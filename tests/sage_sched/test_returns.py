@@ -11,6 +11,7 @@ import pytest
 
 from sage_sched.decide import decide
 from sage_sched.job import Hints, Job
+from sage_sched.policies.sage import SageParameters
 from sage_sched.registry import policy_named
 from sage_sched.returns import Returns
 from tests.sage_sched.strategies import SERVER, waiting
@@ -157,7 +158,7 @@ def test_nobody_enters_for_kv_that_is_worth_more_unless_nobody_runs() -> None:
 
 
 def test_sage_is_told_by_the_sessions_of_its_jobs() -> None:
-    policy = policy_named("sage", {}, SERVER)
+    policy = policy_named("sage", {"sage": SageParameters(ttft_ms=math.inf)}, SERVER)
     assert policy.returns is not None
     assert not policy.uses_clock
     job = Job(0, 10, 10, None, 0, arrival_s=1.0, hints=Hints(session="a"))

@@ -32,12 +32,12 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
     )
     assert changed.schedule_policy == "ssjf"
     assert changed.config.policy["sage"].regret == 4.0
-    assert changed.config.policy["sage"].preempts
+    assert changed.config.policy["sage"].ttft_ms == 2000.0
     assert (changed.config.preemption.enabled, changed.config.preemption.host_pool_gib) == (
         False,
         7,
     )
-    again = changed.changed({"policy": {"sage": {"preempts": False}}})
+    again = changed.changed({"policy": {"sage": {"ttft_ms": 500}}})
     assert again.config.policy["sage"].regret == 4.0
     assert START.changed({}) == START
 
@@ -55,7 +55,7 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
         ),
         ({"policy": {"sage": {"regret": "much"}}}, "policy.sage.regret is 'much'"),
         ({"policy": {"sage": {"regrets": 1.0}}}, "unknown field of section policy.sage 'regrets'"),
-        ({"policy": {"sage-order": {"regret": 1.0}}}, "of which it is a variant"),
+        ({"policy": {"sage+": {"regret": 1.0}}}, "of which it is a variant"),
         ({"policy": 3}, "policy is 3"),
         ({"preemption": True}, "section preemption is True"),
         ({"preemption": {"host_pool_gib": -1}}, "preemption.host_pool_gib is -1.0, allowed: 0 to "),

@@ -235,6 +235,7 @@ class Node:
             assert isinstance(self._policy, Policy)
             interval_tokens = self._policy.refresh_interval_tokens
             steps = min(steps, decode.steps_to_refresh(interval_tokens))
+            until_s = min(until_s, self._policy.plan_by_s)
         next_s = min(until_s, self._next_event_s())
         steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
         seconds = decode.seconds(step_time, steps)

@@ -39,7 +39,7 @@ SMALL = OwnServer(
 def traffic(num_requests: int = 120, prompt: str = "") -> TrafficLog:
     """More than the small engine serves, short and long answers mixed."""
     rng = np.random.default_rng(1)
-    arrivals = np.cumsum(rng.exponential(1.0, num_requests))
+    arrivals = np.cumsum(rng.exponential(0.4, num_requests))
     lengths = np.where(rng.random(num_requests) < 0.7, 20, 300)
     requests = [
         Logged(float(at), 50, int(length), 400, prompt=prompt and f"{prompt} {length}")
@@ -92,7 +92,7 @@ def test_the_interval_narrows_with_a_longer_log_and_is_the_same_each_time() -> N
         made = outcomes(SMALL.engine, ["fcfs"], simulated, told, CONFIG)[0]
         rng = np.random.default_rng(2)
         two = [
-            replace(made.results[0], ttlt_s=rng.exponential(1.0, num_requests) + 9) for _ in "ab"
+            replace(made.results[0], ttlt_s=rng.exponential(0.4, num_requests) + 9) for _ in "ab"
         ]
         rows = compare([Outcome(name, (one,), 1) for name, one in zip("ab", two, strict=True)])
         assert rows == compare([Outcome(n, (r,), 1) for n, r in zip("ab", two, strict=True)])

@@ -17,6 +17,7 @@ from patches.scheduler.request import Waits
 from sage_sched.gap import Gap
 from sage_sched.plan import Budget, Yield
 from sage_sched.policies.sage import Sage
+from sage_sched.starts import Starts
 from sage_sched.view import SchedulerView
 from tests.checks.full_server import FullServer
 
@@ -68,6 +69,7 @@ def test_one_that_cannot_leave_after_all_costs_no_slot(monkeypatch: pytest.Monke
     monkeypatch.setattr(Preemption, "host_free_tokens", lambda self, in_host_memory: 10**6)
     monkeypatch.setattr(Preemption, "take_out", fail)
     monkeypatch.setattr(Sage, "should_preempt", lambda *args: True)
+    monkeypatch.setattr(Starts, "look", lambda self, view: None)
     expected = list(server.scheduler.waiting_queue)
     assert server.take_pass() == expected
     assert len(asked) == 1

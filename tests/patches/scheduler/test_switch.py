@@ -214,7 +214,7 @@ HOSTILE_BODIES = {
     b'{"admission":{"quantile":0.5}}': "admission",
     b'{"policy":{"proserve":{"eta":1e308}}}': "policy.proserve.eta is 1e+308",
     b'{"policy":{"fastserve":{"quantum_ms":1e-320}}}': "policy.fastserve.quantum_ms is 1e-320",
-    b'{"policy":{"sage":{"preempts":false}}}': "",
+    b'{"policy":{"sage":{"ttft_ms":"inf"}}}': "",
     b'{"policy":{"sage":{"index":"mean"}}}': "unknown field of section policy.sage 'index'",
 }
 

@@ -50,6 +50,7 @@ class Engine:
     running: list[Job] = field(default_factory=list)
     swapped: list[Job] = field(default_factory=list)
     passed: set[Job] = field(default_factory=set)
+    now_s: float = 0.0
     is_full: bool = False
     has_just_switched: bool = False
     num_overtaken: int = 0
@@ -73,6 +74,7 @@ class Engine:
             max_new_tokens=400,
             distribution=known if script.random() < 0.9 else None,
             served_at_arrival_tokens=self.served_tokens,
+            arrival_s=self.now_s,
         )
         self.jobs.append(job)
         self.start_account(job)
@@ -99,6 +101,7 @@ class Engine:
         free_tokens = self.pool_tokens - sum(job.held_tokens for job in self.running)
         return replace(
             IDLE,
+            now_s=self.now_s,
             served_tokens=self.served_tokens,
             num_arrivals=len(self.jobs),
             waiting=[*self.queue],
@@ -118,6 +121,7 @@ class Engine:
         """Perhaps an arrival; a pass; a token for all that run. Where memory is short, some come at
         once, and perhaps all that run are aborted."""
         is_rough = self.pool_tokens == STARVED
+        self.now_s += 0.1
         if self.script.random() < 0.1:
             for _ in range(self.script.choice((1, 1, 3)) if is_rough else 1):
                 self.arrive()

@@ -184,7 +184,7 @@ def test_all_times_of_a_server_are_divided_by_its_speed() -> None:
         assert getattr(told.step_time, name) == pytest.approx(coefficient_ms / 4)
     assert told.predictor.deadline_ms == life.predictor.deadline_ms / 4
     assert told.policy["fastserve"] == FastServeParameters(quantum_ms=25.0)
-    assert told.policy["sage"] == SageParameters()
+    assert told.policy["sage"] == SageParameters(ttft_ms=500.0)
     assert told.store == life.store
     engine = PRESETS["h800-qwen3-32b"]
     flags = device.flags()

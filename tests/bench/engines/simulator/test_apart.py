@@ -57,7 +57,7 @@ def test_room_goes_to_the_shortest_predicted() -> None:
 
     # Of the first one nobody makes room; of the others there is room for one at a time.
     requests = [known(0.0, 300), known(0.1, 300), known(0.2, 5), known(0.3, 50)]
-    result = simulate_apart(SMALL, "sage-order", CONFIG, requests, Options(preempt=False))  # type: ignore[arg-type]
+    result = simulate_apart(SMALL, "ssjf", CONFIG, requests, Options(preempt=False))  # type: ignore[arg-type]
     first_s = result.arrival_s + result.ttft_s
     assert [*np.argsort(first_s)] == [0, 2, 3, 1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from bench.engines.simulator.scores import Playback, Scores
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
+from sage_sched.policies.sage import SageParameters
 from sage_sched.probe import Reading
 from sage_sched.registry import policy_named
 from tests.bench.engines.simulator.traffic import SMALL, request
@@ -44,7 +46,7 @@ def test_each_score_is_told_once_to_a_policy_that_takes_them(
 
 
 def test_who_is_seen_to_be_long_yields_sooner() -> None:
-    engine = replace(SMALL, max_running_requests=1)
+    engine = replace(SMALL, max_running_requests=1, swap_token_s=0.05)
     said = [
         replace(
             request(0.0, 16, 1000, 1024), distribution=SHORT_OR_LONG, scores=scores(0.001, 1000)
@@ -54,5 +56,6 @@ def test_who_is_seen_to_be_long_yields_sooner() -> None:
         ),
     ]
     unsaid = [replace(each, scores=None) for each in said]
-    known, blind = (simulate(engine, "sage+", SageConfig(), each) for each in (said, unsaid))
+    config = SageConfig(policy={"sage": SageParameters(regret=math.inf)})
+    known, blind = (simulate(engine, "sage+", config, each) for each in (said, unsaid))
     assert known.ttlt_s[1] < blind.ttlt_s[1] - 0.1

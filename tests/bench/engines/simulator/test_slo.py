@@ -16,6 +16,7 @@ from bench.engines.simulator.state import Options
 from sage_sched.config import DecodeConfig, SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints
+from sage_sched.policies.sage import SageParameters
 from sage_sched.slo import Promise
 from sage_sched.steps import StepTime, attended_pairs
 from tests.bench.engines.simulator.invariants import watch
@@ -66,7 +67,7 @@ def test_under_sage_a_promised_tpot_is_kept_by_who_stays(engine: Engine) -> None
     def gaps_s(hints: Hints) -> Sequence[float]:
         found = simulate(whole, "sage", CONFIG, traffic(150, 5, [hints]))
         stayed = (found.num_yields == 0) & (found.num_retractions == 0)
-        assert stayed.mean() > 0.5
+        assert stayed.mean() > 0.1
         gaps: Sequence[float] = found.longest_gap_s[stayed].tolist()
         return gaps
 
@@ -126,11 +127,12 @@ def test_those_that_run_decode_beside_a_prefill() -> None:
 
 @pytest.mark.parametrize("engine", [ENGINE, MIXED], ids=["unmixed", "mixed"])
 @pytest.mark.parametrize("policy", ["proserve", "proserve-expected"])
-def test_without_promises_it_is_sage(engine: Engine, policy: str) -> None:
+def test_without_promises_it_is_sage_without_a_ttft_target(engine: Engine, policy: str) -> None:
     requests = traffic(80, 2, [NO_HINTS])
     options = Options(preempt=True, watch=watch)
     ours = simulate(engine, policy, CONFIG, requests, options)
-    sage = simulate(engine, "sage", CONFIG, requests, options)
+    no_target = SageConfig(policy={"sage": SageParameters(ttft_ms=math.inf)})
+    sage = simulate(engine, "sage", no_target, requests, options)
     assert ours.ttlt_s.tolist() == sage.ttlt_s.tolist()
     assert ours.num_yields.tolist() == sage.num_yields.tolist()
     assert sage.attainment() == {}

@@ -54,7 +54,6 @@ def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests yield as often as they should, by indices that are nearly always new and
     do not age."""
     monkeypatch.setattr(Policy, "most_yields", 1_000_000)
-    monkeypatch.setattr("sage_sched.policies.sage.AGING_POOLS", 1e9)
     for refreshed, name, tokens in (
         (Policy, "refresh_interval_tokens", 10),
         (Indices, "interval_tokens", 10),

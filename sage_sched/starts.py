@@ -1,0 +1,130 @@
+"""When waiting requests start: several in one prefill step, in time for their first tokens."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+from sage_sched.index import Indices
+from sage_sched.job import Job
+from sage_sched.view import SchedulerView
+
+# A held job goes behind all others of its level: logarithms of indices are far smaller.
+_BEHIND = 1e3
+# So many jobs start together at most. A plan looks at fewer.
+_MOST_TOGETHER = 64
+
+
+class Starts:
+    """Starts jobs together, in time for a TTFT target, at a price.
+
+    A first token in time is worth as much as a finished answer. It costs the job's own prefill and
+    its share of the prefill step, so
+
+        price = prefill of its uncached tokens + fixed time of a prefill step / jobs that start
+
+    seconds of the server. If that is less than the job's Gittins index, it counts as its index. A
+    running job is preempted for it if its own index is larger than the price and its move together.
+
+    Jobs without a first token are held back until their start is due. Preempted jobs, which come
+    back without a prefill step, go before them. A prefill step delays all running jobs by its fixed
+    time b, and a held job is delayed by as long as it waits. If all delays count by 1 / answer
+    length, as in slowdown, the sum is smallest if the jobs start as soon as
+
+        sum over held jobs of (time waited / length)  >=  b * sum over running jobs of (1 / length)
+
+    (the economic order quantity, Harris 1913), and before the first of them would be late. A job
+    that can no longer be in time goes by its index alone.
+
+    Nobody is held back while no job runs, or where running jobs may not leave.
+    """
+
+    def __init__(self, ttft_s: float, indices: Indices) -> None:
+        """ttft_s: the target, from a request's arrival; inf: none."""
+        self._ttft_s = ttft_s
+        self._indices = indices
+        # Waiting jobs without a first token that may be in time.
+        self._fresh: dict[Job, None] = {}
+        self._held: set[Job] = set()
+        # Logarithm of the price of those whose start is due.
+        self._due: dict[Job, float] = {}
+        self.next_s = math.inf
+
+    def wait(self, job: Job) -> None:
+        """A job begins to wait. One that keeps its memory preempts nobody."""
+        if (
+            self._ttft_s < math.inf
+            and job.is_ranked
+            and not (job.generated_tokens or job.keeps_memory)
+        ):
+            self._fresh[job] = None
+
+    def leave(self, job: Job) -> None:
+        """It waits no more."""
+        self._fresh.pop(job, None)
+        self._held.discard(job)
+        self._due.pop(job, None)
+
+    def starts_now(self, job: Job) -> bool:
+        """Whether its start is due."""
+        return job in self._due
+
+    def key(self, job: Job, log_index: float) -> float:
+        """The logarithm of what the job counts as."""
+        if job in self._held:
+            return log_index + _BEHIND
+        return min(log_index, self._due.get(job, math.inf))
+
+    def look(self, view: SchedulerView) -> None:
+        """Find out who starts in this pass, and when to look again (next_s)."""
+        held, due = self._held, self._due
+        self._held, self._due, self.next_s = set(), {}, math.inf
+        if view.running and view.may_leave:
+            self._gather(view)
+        for job in {*held, *due, *self._held, *self._due}:
+            if (job in held, due.get(job)) != (job in self._held, self._due.get(job)):
+                job.changes()
+
+    def _gather(self, view: SchedulerView) -> None:
+        step_time, now_s = view.server.step_time, view.now_s
+        decode_s = step_time.decode_s(len(view.running), view.running_kv_tokens)
+        step_s = step_time.prefill_base_s + decode_s
+        prompts_s = self._in_time(now_s + step_s, view)
+        if not prompts_s:
+            return
+        waited_s = [now_s - job.arrival_s for job in prompts_s]
+        weights = [self._weight(job) for job in prompts_s]
+        waited = sum(s * weight for s, weight in zip(waited_s, weights, strict=True))
+        costs = step_time.prefill_base_s * sum(self._weight(j) for j in view.running if j.is_ranked)
+        left_s = self._ttft_s - max(waited_s) - step_s - decode_s - sum(prompts_s.values())
+        if waited < costs and left_s > 0:
+            self._held.update(prompts_s)
+            self.next_s = now_s + min((costs - waited) / sum(weights), left_s)
+            return
+        self.next_s = now_s  # until all have started
+        shared_s = step_time.prefill_base_s / len(prompts_s)
+        for job, prompt_s in prompts_s.items():
+            self._due[job] = math.log(max(1e-9, shared_s + prompt_s))
+
+    def _in_time(self, first_s: float, view: SchedulerView) -> dict[Job, float]:
+        """Jobs that can still be in time, with the seconds of their own prefill; others are
+        dropped. first_s: when a prefill of nothing would end."""
+        found, late = {}, []
+        for job in islice(self._fresh, _MOST_TOGETHER):
+            cached_tokens = job.cached_input_tokens
+            new_tokens = job.input_tokens - cached_tokens
+            if new_tokens <= 0:  # prefilled elsewhere: there is no step to share
+                late.append(job)
+                continue
+            prompt_s = float(view.server.step_time.prompt_s(cached_tokens, new_tokens))
+            if first_s + prompt_s >= job.arrival_s + self._ttft_s:
+                late.append(job)
+            elif not job.is_promised:
+                found[job] = prompt_s
+        for job in late:
+            del self._fresh[job]
+        return found
+
+    def _weight(self, job: Job) -> float:
+        """The inverse of its answer's length, as expected."""
+        return 1.0 / max(1.0, job.generated_tokens + self._indices.of(job).steps)
