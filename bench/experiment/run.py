@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.engines.simulator.result import Served
+from bench.engines.simulator.result import Result, Served
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded, served
 from bench.experiment.spec import TUNED, Arm, Experiment, Load, SpecError
@@ -185,10 +185,13 @@ def measured(served: Served, columns: Iterable[str], load: Load) -> dict[str, fl
     """What a record of a run keeps. A column is a metric of Served.metrics, or of some classes of
     requests alone: `p99_ttft_ms:LS`, `mean_waited_per_token_ms:1+2`."""
     metrics = {**served.metrics(), **served.session_metrics()}
+    is_simulated = isinstance(served, Result)
     if tuple(load.measured) != (0.0, 1.0):
         served = served.arrived_within(*load.measured)
         metrics |= served.metrics()
     metrics["good_share"] = served.good_share(load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3)
+    if is_simulated:
+        metrics["on_time_share"] = served.on_time_share(load.ttft_slo_ms / 1e3)
     attained = served.attainment()
     metrics |= {name: value for name, value in attained.items() if isinstance(value, float | int)}
     by_metric = attained.get("slo_attainment_by_metric", {})

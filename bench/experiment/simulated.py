@@ -31,6 +31,7 @@ from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose, Source
 from bench.workloads.sources import source_of
 from sage_sched.policy import NoParameters, Policy
+from sage_sched.slo import Promise
 
 # What a request waits for its prediction on a server, at most.
 PREDICTION_DELAY_S = 0.002
@@ -118,7 +119,8 @@ def served(
 ) -> Result:
     """What the simulator makes of them. Raises ValueError where the policy is unknown."""
     engine = load.engine_of(arm)
-    options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S)
+    due = Promise(load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3)
+    options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S, due=due)
     num_nodes = 1 if one_node else load.nodes
     if load.apart or num_nodes > 1:
         simulated = simulate_apart if load.apart else simulate_cluster

@@ -147,7 +147,8 @@ class Node:
                 job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
             state.num_queued += 1
             job.is_ranked = self._policy.on_arrival(job)
-            promise = Promise.of(request.hints) if request.hints.has_slo else None
+            hints = request.hints
+            promise = Promise.of(hints) if hints.has_slo else self._options.due
             state.queue.append(Progress(request, index, job, promise=promise))
 
     def _move(self, num_tokens: int) -> None:

@@ -13,6 +13,14 @@ def num_on_time(
 
     due_s: when the first token is due, from now; each further one tpot_s later.
     """
+    if num_steps == 1:
+        return int(first_s <= due_s)
+    if first_s + growth_s * (num_steps - 1) <= tpot_s:  # each token has more time than the last
+        last = num_steps - 1
+        if first_s <= due_s:
+            return num_steps
+        if num_steps * (first_s + growth_s * last / 2) > due_s + last * tpot_s:
+            return 0
     before = np.arange(num_steps, dtype=np.float64)
     number = before + 1
     came_s = number * first_s + growth_s * (number * before / 2)

@@ -133,6 +133,11 @@ class Served:
         in_time = (self.ttlt_s - self.ttft_s) / later <= tpot_s
         return float((in_time & (self.ttft_s <= ttft_s)).mean())
 
+    def on_time_share(self, ttft_s: float) -> float:
+        """Share of tokens on time: first ones within ttft_s, others as num_next_on_time says."""
+        num_on_time = int((self.ttft_s <= ttft_s).sum()) + int(self.num_next_on_time.sum())
+        return num_on_time / int(self.answer_tokens.sum())
+
     def only(self, class_names: Collection[str]) -> Served:
         """The requests of these classes, at least one."""
         return self._of(np.isin(self.class_names, list(class_names)))

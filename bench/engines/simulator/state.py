@@ -19,6 +19,7 @@ from sage_sched.job import Job
 from sage_sched.order import retention_order
 from sage_sched.plan import Way
 from sage_sched.policy import Policy
+from sage_sched.slo import Promise
 from sage_sched.view import Holding, SchedulerView
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
@@ -36,12 +37,14 @@ class Options:
     preempt: whether running requests yield where the policy says so, and leave as memory runs out,
         their KV swapped to host memory.
     prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
+    due: when the tokens of requests without deadlines are due, which no policy is told.
     watch: called at every event, with the queue before and after the pass, and the number of
         requests that have come and not finished.
     """
 
     preempt: bool = True
     prediction_delay_s: float = 0.0
+    due: Promise | None = None
     watch: Callable[[EngineState, list[Progress], list[Progress], int], None] | None = None
 
 
