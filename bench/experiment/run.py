@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from bench.engines.simulator.pool import OutOfMemoryError
 from bench.engines.simulator.result import Result, Served
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded, served
@@ -87,7 +89,9 @@ def best_tuned(experiment: Experiment, loaded: Loaded, jobs: int = 1) -> Arm:
         runs = product(tuning.arms(), tuning.seeds)
         for arm, _, metrics in _simulated(at, runs, [tuning.by], Purpose.TUNING, jobs):
             found.setdefault(arm.policy, []).append(sign * metrics[tuning.by])
-    return Arm(policy=min(found, key=lambda policy: float(np.mean(found[policy]))))
+    means = {policy: float(np.mean(values)) for policy, values in found.items()}
+    # Not a number for a setting under which a server would end.
+    return Arm(policy=min(means, key=lambda policy: np.nan_to_num(means[policy], nan=np.inf)))
 
 
 def _of_requests(
@@ -155,7 +159,12 @@ def _simulate(
     loaded: Loaded, columns: Sequence[str], purpose: Purpose, run: tuple[Arm, int]
 ) -> Found:
     arm, seed = run
-    result = served(loaded.load, arm, loaded.requests(arm, seed, purpose), seed)
+    try:
+        result = served(loaded.load, arm, loaded.requests(arm, seed, purpose), seed)
+    except OutOfMemoryError:
+        if purpose != Purpose.TUNING:
+            raise
+        return arm, seed, dict.fromkeys(columns, math.nan)
     return arm, seed, measured(result, columns, loaded.load) | _offered(loaded)
 
 

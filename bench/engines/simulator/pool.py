@@ -8,6 +8,10 @@ from bench.engines.simulator.radix_tree import HostTier, RadixTree, TreeNode, cu
 from bench.engines.simulator.request import Progress
 
 
+class OutOfMemoryError(RuntimeError):
+    """A prompt that is prefilled in chunks has no room for the next one: an SGLang server ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cached:
     """What the tree has of a sequence: where it ends, its length, of it what is on the device and
@@ -58,9 +62,9 @@ class KvPool:
         return -(-num_tokens // self.page_size)
 
     def hold(self, num_pages: int) -> None:
-        """Take pages. RuntimeError where there is no room, as in SGLang."""
+        """Take pages. Raises OutOfMemoryError where there is no room, as SGLang does."""
         if num_pages > self.room_pages:
-            raise RuntimeError(f"out of KV memory: {num_pages} pages of {self.room_pages}")
+            raise OutOfMemoryError(f"out of KV memory: {num_pages} pages of {self.room_pages}")
         self.alone_pages += num_pages
         self.free_at_least(0)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiment.run import Options, changed, run
-from bench.experiment.simulated import Loaded
+from bench.engines.simulator.pool import OutOfMemoryError
+from bench.experiment.run import Options, best_tuned, changed, run
+from bench.experiment.simulated import Loaded, served
 from bench.experiment.spec import Arm, Experiment, Load, SpecError
 from bench.workloads.prompt_source import Prompts
 from bench.workloads.prompts import WorkloadError
@@ -56,6 +57,33 @@ def test_the_best_tuned_policy_comes_first() -> None:
     )
     found = run(experiment, Options(), lambda _: None)
     assert [record.arm for record in found] == ["fcfs@clip=64", "sage"]
+
+
+def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
+    experiment = Experiment.parse(
+        "tuned",
+        {
+            "title": "",
+            "arms": ["sage"],
+            "tuned": {
+                "policies": ["shortest-prefill-first", "fcfs"], "clips": [16], "seeds": [5],
+            },
+            "seeds": 1,
+            "defaults": {
+                "workload": {
+                    "name": "two kinds", "short_share": 0.9, "short_tokens": [20, 800],
+                    "long_tokens": [8000, 9000], "sensitive": False,
+                },
+                "rate": 10, "num_requests": 150, "arrivals": "pulse", "max_new_tokens": 1024,
+                "engine": {"kv_pool_tokens": 40000, "chunked_prefill_size": 2048},
+            },
+        },
+    )  # fmt: skip
+    loaded = Loaded(experiment.loads[0], None)
+    ends = Arm(policy="shortest-prefill-first@clip=16")
+    with pytest.raises(OutOfMemoryError):
+        served(loaded.load, ends, loaded.requests(ends, 5, Purpose.TUNING))
+    assert best_tuned(experiment, loaded).policy == "fcfs@clip=16"
 
 
 def test_parts_come_one_after_the_other() -> None:
