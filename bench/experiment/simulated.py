@@ -36,6 +36,7 @@ from sage_sched.slo import Promise
 # What a request waits for its prediction on a server, at most.
 PREDICTION_DELAY_S = 0.002
 _CAPACITY_SEED = 1
+_ORDERS_BY_LENGTH = ("hrrn", "shortest-prefill-first")
 _RIVALS: dict[str, type[Policy]] = {**deadline_rivals.RIVALS, **programs.RIVALS}
 
 
@@ -59,7 +60,7 @@ class Loaded:
         """What one engine sustains under capacity_by."""
         if self.alike is not None and self.alike.load.capacity_by == self.load.capacity_by:
             return self.alike.saturated
-        arm, cap = Arm(policy=self.load.capacity_by), self.load.max_new_tokens
+        arm, cap = Arm(policy=_by_arrival(self.load.capacity_by)), self.load.max_new_tokens
 
         def serve(arrivals_s: NDArray[np.float64]) -> Result:
             purpose = Purpose.CAPACITY
@@ -112,6 +113,14 @@ class Loaded:
     @functools.cached_property
     def _parts(self) -> list[Loaded]:
         return [Loaded(part, self.data) for part in self.load.parts]
+
+
+def _by_arrival(policy: str) -> str:
+    """The same admission with requests in order of arrival. At the edge of what a server sustains
+    all are served, so the order hardly counts; beyond it, orders by length serve short requests
+    alone, which take less."""
+    name, at, settings = policy.partition("@")
+    return f"fcfs{at}{settings}" if name in _ORDERS_BY_LENGTH else policy
 
 
 def served(

@@ -181,3 +181,13 @@ def test_loads_of_a_mix_share_a_setting_and_a_capacity() -> None:
     assert good["chat, 0.5x"] > 0.9 > good["chat, 2x"]
     again = run(experiment, Options(jobs=2), lambda _: None)
     assert sorted(r.line() for r in again) == sorted(r.line() for r in found)
+
+
+def test_an_order_by_length_sustains_what_arrival_order_does() -> None:
+    load = Load(
+        name="", rate="1x", capacity_by="fcfs@clip=64", max_new_tokens=512,
+        workload={"name": "mixed"}, engine={"max_running_requests": 8},
+    )  # fmt: skip
+    by_arrival = Loaded(load, None).saturated
+    by_length = replace(load, capacity_by="shortest-prefill-first@clip=64")
+    assert Loaded(by_length, None).saturated == by_arrival
