@@ -99,7 +99,8 @@ class Starts:
         left_s = self._ttft_s - max(waited_s) - step_s - decode_s - sum(prompts_s.values())
         if waited < costs and left_s > 0:
             self._held.update(prompts_s)
-            self.next_s = now_s + min((costs - waited) / sum(weights), left_s)
+            wait_s = min((costs - waited) / sum(weights), left_s)
+            self.next_s = min(self.next_s, now_s + wait_s)
             return
         self.next_s = now_s  # until all have started
         shared_s = step_time.prefill_base_s / len(prompts_s)
@@ -117,10 +118,14 @@ class Starts:
                 late.append(job)
                 continue
             prompt_s = float(view.server.step_time.prompt_s(cached_tokens, new_tokens))
-            if first_s + prompt_s >= job.arrival_s + self._ttft_s:
+            due_s = job.arrival_s + self._ttft_s
+            if first_s + prompt_s < due_s:
+                if not job.is_promised:
+                    found[job] = prompt_s
+            elif job.was_looked_up or first_s >= due_s:
                 late.append(job)
-            elif not job.is_promised:
-                found[job] = prompt_s
+            else:  # this plan finds out how much of it is cached
+                self.next_s = view.now_s
         for job in late:
             del self._fresh[job]
         return found

@@ -128,6 +128,15 @@ def test_a_request_that_is_late_goes_by_its_index() -> None:
     assert server.started(2.5) == []
 
 
+def test_a_long_prompt_that_is_mostly_cached_is_not_late() -> None:
+    server = Server()
+    cached = server.met(Job(11, 30_000, 4096, server.swapped.distribution, 0))
+    server.queue.append(cached)
+    for _ in range(2):  # the first plan finds out
+        server.plan(0.0, cached_tokens=lambda position: 29_900 * position)
+    assert server.started(server.policy.plan_by_s, free_slots=1, free_tokens=40_000) == [cached]
+
+
 def test_nobody_is_held_back_where_running_requests_may_not_leave() -> None:
     server = Server()
     short = server.comes(0.0, length=5)
