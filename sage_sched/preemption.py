@@ -45,13 +45,13 @@ def _would_yield(
 ) -> bool:
     """Whether a running job makes room for one that goes before it: of another level, at any price
     if the levels are far enough apart; of the same level, if the policy says so, or if that one is
-    promised its turn."""
+    promised its turn. Who was promised a TPOT yields so only to one that was away for long."""
     if running.level != waiting.level:
         return running.level - waiting.level > view.server.level_gap
     if running.is_promised or not (policy.preempts or waiting.is_promised):
         return False
     if waiting.is_promised:
-        return True
+        return waiting.is_due or running.hints.tpot_slo_ms is None
     return policy.should_preempt(running, waiting, price_s, view)
 
 

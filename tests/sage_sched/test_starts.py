@@ -9,7 +9,7 @@ import pytest
 
 from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
-from sage_sched.job import Job
+from sage_sched.job import Hints, Job
 from sage_sched.plan import Enter, Plan, Resume, Yield
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.view import Holding, SchedulerView
@@ -152,8 +152,10 @@ def test_running_requests_yield_to_one_that_is_promised_its_turn_at_any_price() 
     actions = server.plan(0.0, server=slow).actions
     assert [type(action) for action in actions] == [Yield, Enter]
     assert actions[1].job is late
-    # And not to anybody, if they are promised theirs.
-    for running in server.running:
+    # And not to anybody, if they were promised a TPOT or are promised their turns.
+    for running in server.running[:5]:
+        running.hints = Hints(tpot_slo_ms=50.0)
+    for running in server.running[5:]:
         running.promise()
     server.num_planned = -1
     assert not server.plan(0.0, server=slow).actions
