@@ -4,6 +4,7 @@ on waiting."""
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +55,9 @@ class Sage(Policy):
     Parameters = SageParameters
     variants: ClassVar = {"sage+": {"posterior": True}}
     indices_type: ClassVar[type[Indices]] = Indices
+    # Each request preempts others once, as it starts, and once more if it is promised its turn.
+    # Were there a limit, long requests that have reached it would fill the memory.
+    most_yields = sys.maxsize
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
         self._indices = self.indices_type(server)
