@@ -99,6 +99,7 @@ class Proserve(Policy):
     def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
         self._others = Sage(SageParameters(ttft_ms=math.inf), server)
+        self.returns = self._others.returns
         self._slo_cost = seconds_on(_shared_base(server))
         self._waiting = Waiting()
         # Waiting jobs without a promise and without a token, by arrival.

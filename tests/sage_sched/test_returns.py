@@ -169,8 +169,9 @@ def test_sage_is_told_by_the_sessions_of_its_jobs() -> None:
     assert policy.returns.rate("a", 2.0) == 0
 
 
-def test_sage_passes_on_what_a_client_says_of_the_next_step() -> None:
-    policy = policy_named("sage", {}, SERVER)
+@pytest.mark.parametrize("name", ["sage", "proserve"])
+def test_a_policy_passes_on_what_a_client_says_of_the_next_step(name: str) -> None:
+    policy = policy_named(name, {}, SERVER)
     assert policy.returns is not None
     ended_s = {name: told(policy.returns, name, [8.0] * 70) for name in ("goes on", "ends")}
     for name, now_s in ended_s.items():
