@@ -32,6 +32,7 @@ test-all: lint
 	$(BIN)/python -m tests.bench.engines.simulator.fuzz --seed $$(date +%j)0000 \
 		--minutes $(SIMULATED_FUZZ_MINUTES)
 	$(BIN)/python -m tests.engine.fuzz --seed $$(date +%j) --minutes $(FUZZ_MINUTES)
+	$(BIN)/python -m tests.checks.bugs
 	$(MAKE) two-servers
 	for release in $(OTHER_RELEASES); do $(MAKE) test-release RELEASE=$$release || exit; done
 
