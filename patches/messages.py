@@ -41,10 +41,12 @@ class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     """From an HTTP process to the schedulers. It rides the broadcast too, so all ranks read it
     between the same two passes. changes: JSON of what sage_sched.switch.Settings.changed takes;
-    null to change nothing. now_s: when it was sent, on the sender's clock."""
+    null to change nothing. now_s: when it was sent, on the sender's clock. clock: its name
+    (patches.carrier)."""
 
     changes: str
     now_s: float
+    clock: str
 
 
 class SettingsNow(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]

@@ -15,6 +15,7 @@ from sglang.srt.runtime_context import get_parallel, get_serving
 from sglang.srt.utils.auth import AuthLevel, auth_level, decide_request_auth
 from sglang.utils import TypeBasedDispatcher
 
+from patches.carrier import CLOCK
 from patches.messages import SetSettings, SettingsNow
 
 PATH = "/sage/settings"
@@ -43,7 +44,7 @@ def add_settings_route(manager: TokenizerManager) -> FanOutCommunicator[Any] | N
             changes = changes_of(await body_of(request)) if is_post else None
         except ValueError as error:
             return _error(str(error), 400)
-        message = SetSettings(changes=json.dumps(changes), now_s=time.monotonic())
+        message = SetSettings(changes=json.dumps(changes), now_s=time.monotonic(), clock=CLOCK)
         answers: list[SettingsNow] = await schedulers(message)
         if refusal := next((answer.refusal for answer in answers if answer.refusal), ""):
             return _error(refusal, 400)

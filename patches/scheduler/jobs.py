@@ -96,15 +96,16 @@ class Jobs:
             job.is_ranked = False
             self._failures.count("rank a request")
 
-    def follow(self, policy: Policy, reqs: Sequence[Req], now_s: float) -> None:
+    def follow(self, policy: Policy, reqs: Sequence[Req], now_s: float, clock: str) -> None:
         """From now on go by another policy. It meets the unfinished requests in order of arrival.
-        now_s: on the clock of the ticks, or near it: the next tick dates the requests anew."""
+        now_s: on the clock of the ticks, or near it: the next tick dates the requests anew. clock:
+        its name, as the ranks of several hosts must date alike."""
         self._policy = policy
         self._undated.clear()
         self.now_s = max(self.now_s, now_s)
         for req in sorted(reqs, key=lambda req: req.sage.job.arrival):
             job = req.sage.job
-            job.arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s)
+            job.arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s, clock)
             job.meet()
             self._rank(job)
             if policy.uses_clock:

@@ -127,16 +127,21 @@ class SchedulerState:
         return config.decode.bound(policy)
 
     def go_by(
-        self, settings: Settings, policy: Policy, unfinished: Sequence[Req], now_s: float
+        self,
+        settings: Settings,
+        policy: Policy,
+        unfinished: Sequence[Req],
+        now_s: float,
+        clock: str,
     ) -> None:
         """On all ranks, between the same two passes: from now on go by these settings and their
-        policy. now_s: on the clock of the ticks."""
+        policy. now_s: on the clock of the ticks. clock: its name."""
         self.settings, self.policy = settings, policy
         self.num_arrivals_planned = -1
         self._num_switches += 1
         if self.trace is not None:
             self.trace.policy(settings.schedule_policy)
-        self.jobs.follow(policy, unfinished, now_s)
+        self.jobs.follow(policy, unfinished, now_s, clock)
         if self.probing is not None:
             self.probing.follow(policy, [req.sage.job for req in unfinished])
         self.last_preemption = preemption_of(self._scheduler, settings, self.last_preemption)

@@ -25,7 +25,7 @@ def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
     try:
         changes = json.loads(message.changes)
         if changes is not None:
-            _switch(scheduler, changes, message.now_s)
+            _switch(scheduler, changes, message.now_s, message.clock)
     except ConfigError as error:
         refusal = str(error)
     except Exception as error:
@@ -36,7 +36,7 @@ def switch(scheduler: Scheduler, message: SetSettings) -> SettingsNow:
     return SettingsNow(settings=json.dumps(scheduler.sage.settings.shown()), refusal=refusal)
 
 
-def _switch(scheduler: Scheduler, changes: object, now_s: float) -> None:
+def _switch(scheduler: Scheduler, changes: object, now_s: float, clock: str) -> None:
     """Raises ConfigError, and then nothing has changed."""
     state: SchedulerState = scheduler.sage
     settings = state.settings.changed(changes)
@@ -50,7 +50,7 @@ def _switch(scheduler: Scheduler, changes: object, now_s: float) -> None:
         raise ConfigError(f"schedule_policy {name} cannot be set up: {error}") from error
     reason = why_no_probe(policy, state.probing)
     require(not reason, "schedule_policy", name, f"none that needs a probe, as {reason}")
-    state.go_by(settings, policy, _unfinished(scheduler), now_s)
+    state.go_by(settings, policy, _unfinished(scheduler), now_s, clock)
     # SGLang expects its queue in order of arrival, and in places reads the policy's name off its
     # configuration.
     scheduler.policy.policy = stock_order

@@ -12,7 +12,7 @@ import pytest
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy
 
-from patches.carrier import encode_asked, encode_hints
+from patches.carrier import CLOCK, encode_asked, encode_hints
 from patches.http import settings_route
 from patches.messages import SetSettings, SettingsNow
 from patches.scheduler import switch as switching
@@ -59,8 +59,8 @@ def arrive(scheduler: Any, *requests: Any) -> list[Any]:
     return list(requests)
 
 
-def told(scheduler: Any, changes: Any, now_s: float = 0.0) -> SettingsNow:
-    return switch(scheduler, SetSettings(changes=json.dumps(changes), now_s=now_s))
+def told(scheduler: Any, changes: Any, now_s: float = 0.0, clock: str = CLOCK) -> SettingsNow:
+    return switch(scheduler, SetSettings(changes=json.dumps(changes), now_s=now_s, clock=clock))
 
 
 def queue_of(scheduler: Any, *requests: Any) -> list[Any]:
@@ -161,6 +161,9 @@ def test_deadlines_count_from_when_requests_came(scheduler: Any) -> None:
     # The schedulers' clock is another host's: those requests cannot be dated by it.
     scheduler.sage.jobs.ticked(71.0, "another host's")
     assert [req.sage.job.arrival_s for req in (early, late, unknown)] == [71.0] * 3
+    # All ranks date alike before the next tick, too, whichever host each is on.
+    told(scheduler, {"schedule_policy": "sage"}, now_s=72.0, clock="another host's")
+    assert [req.sage.job.arrival_s for req in (early, late, unknown)] == [72.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_who_may_change_settings(
 
 
 def test_messages_cross_processes() -> None:
-    message = SetSettings(changes='{"a": [1, "b"]}', now_s=2.5)
+    message = SetSettings(changes='{"a": [1, "b"]}', now_s=2.5, clock=CLOCK)
     assert msgpack_decode(msgpack_encode(message)) == message
     answer = SettingsNow(settings="{}", refusal="no")
     assert msgpack_decode(msgpack_encode(answer)) == answer
@@ -246,7 +249,9 @@ def test_what_cannot_be_set_is_refused_with_the_reason_and_no_scheduler_minds_it
     assert bool(refusal) is bool(why)
     assert len(refusal.encode()) < 2000  # it can be an answer
     # Whatever is sent there.
-    answer = switch(scheduler, SetSettings(changes=body.decode(errors="replace"), now_s=0.0))
+    answer = switch(
+        scheduler, SetSettings(changes=body.decode(errors="replace"), now_s=0.0, clock=CLOCK)
+    )
     assert bool(answer.refusal) is bool(why)
     msgpack_encode(answer)
 
