@@ -1,4 +1,4 @@
-"""When waiting requests start: several in one prefill step, in time for their first tokens."""
+"""Starts of new requests: several share a prefill step, in time for their first tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.view import SchedulerView
 
-# A held job goes behind all others of its level: logarithms of indices are far smaller.
+# Added to the key of a held job. Logarithms of indices are far smaller.
 _BEHIND = 1e3
-# So many jobs start together at most. A plan looks at fewer.
+# At most this many jobs start together. A plan looks at fewer.
 _MOST_TOGETHER = 64
 
 
@@ -26,32 +26,32 @@ class Starts:
     seconds of the server. If that is less than the job's Gittins index, it counts as its index. A
     running job is preempted for it if its own index is larger than the price and its move together.
 
-    Jobs without a first token are held back until their start is due. Preempted jobs, which come
-    back without a prefill step, go before them. A prefill step delays all running jobs by its fixed
-    time b, and a held job is delayed by as long as it waits. If all delays count by 1 / answer
-    length, as in slowdown, the sum is smallest if the jobs start as soon as
+    Jobs without a first token are held until their start is due. Meanwhile, preempted jobs come
+    back without a prefill step. A prefill step delays every running job by its fixed time b, and a
+    held job is delayed while it waits. If delays are divided by the length of the answer, as in
+    slowdown, their sum is smallest if the jobs start as soon as
 
         sum over held jobs of (time waited / length)  >=  b * sum over running jobs of (1 / length)
 
     (the economic order quantity, Harris 1913), and before the first of them would be late. A job
-    that can no longer be in time goes by its index alone.
+    that can no longer be in time is ordered by its index alone.
 
-    Nobody is held back while no job runs, or where running jobs may not leave.
+    No job is held while none runs, or if running jobs may not leave the device.
     """
 
     def __init__(self, ttft_s: float, indices: Indices) -> None:
         """ttft_s: the target, from a request's arrival; inf: none."""
         self._ttft_s = ttft_s
         self._indices = indices
-        # Waiting jobs without a first token that may be in time.
+        # Waiting jobs without a first token that can still be in time.
         self._fresh: dict[Job, None] = {}
         self._held: set[Job] = set()
-        # Logarithm of the price of those whose start is due.
+        # Jobs whose start is due, with the logarithm of their price.
         self._due: dict[Job, float] = {}
         self.next_s = math.inf
 
     def wait(self, job: Job) -> None:
-        """A job begins to wait. One that keeps its memory preempts nobody."""
+        """Note that a job begins to wait. A job that keeps its memory preempts no other."""
         if (
             self._ttft_s < math.inf
             and job.is_ranked
@@ -60,7 +60,7 @@ class Starts:
             self._fresh[job] = None
 
     def leave(self, job: Job) -> None:
-        """It waits no more."""
+        """Note that a job waits no more."""
         self._fresh.pop(job, None)
         self._held.discard(job)
         self._due.pop(job, None)
@@ -70,13 +70,13 @@ class Starts:
         return job in self._due
 
     def key(self, job: Job, log_index: float) -> float:
-        """The logarithm of what the job counts as."""
+        """The logarithm of the index or the price that the job is ordered by."""
         if job in self._held:
             return log_index + _BEHIND
         return min(log_index, self._due.get(job, math.inf))
 
     def look(self, view: SchedulerView) -> None:
-        """Find out who starts in this pass, and when to look again (next_s)."""
+        """Decide which jobs are held and which start, and when to look again (next_s)."""
         held, due = self._held, self._due
         self._held, self._due, self.next_s = set(), {}, math.inf
         if view.running and view.may_leave:

@@ -38,25 +38,23 @@ class SageParameters:
 
 
 class Sage(Policy):
-    """The smallest Gittins index of the predicted cost first (SageSched, section 3.3).
+    """Serves the smallest Gittins index of the predicted cost first (SageSched, section 3.3).
 
     At arrival an index rests on all samples, later on the few that are longer than the age.
 
-    Requests start together, in time for a TTFT target, if that is worth its price
-    (sage_sched.starts). Running requests are preempted for nothing else, and not if they were
-    promised a TPOT. How far a request is
-    overtaken depends on the indices of others; that there is an end to it is promised separately
-    (sage_sched.fairness.promises).
+    New requests start together, in time for a TTFT target, if a start is worth its price
+    (sage_sched.starts). A running request is preempted for such a start, and for nothing else
+    unless the starvation bound demands it (sage_sched.fairness.promises). A running request that
+    was promised a TPOT is not preempted for a start.
 
-    sage+ follows a probe: the index of a running request is that of what is left of it by what the
-    model has shown so far.
+    sage+ follows a probe: the index of a running request also uses the model's hidden states.
     """
 
     Parameters = SageParameters
     variants: ClassVar = {"sage+": {"posterior": True}}
     indices_type: ClassVar[type[Indices]] = Indices
-    # Each request preempts others once, as it starts, and once more if it is promised its turn.
-    # Were there a limit, long requests that have reached it would fill the memory.
+    # No limit is needed: a request preempts others only when it starts and when it is promised its
+    # turn. With a limit, long requests that have reached it fill the memory.
     most_yields = sys.maxsize
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
