@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
-from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -19,44 +17,33 @@ from predictor_store.data.datasets import Reader
 from predictor_store.data.files import DatasetError
 from sage_sched.distribution import LengthDistribution
 
+TEXT = "Say 'meta_info': {'prompt_tokens': 7}."
 META = {"prompt_tokens": 12, "completion_tokens": 30, "e2e_latency": 2.5}
 STOPPED = {"finish_reason": {"type": "stop", "matched": 2}}
 CUT = {"finish_reason": {"type": "length", "length": 30}}
-
-
-def asked(text: str | None = "Say 'meta_info': {'prompt_tokens': 7}.", **more: Any) -> Any:
-    from sglang.srt.managers.io_struct import GenerateReqInput
-
-    return GenerateReqInput(text=text, sampling_params={"max_new_tokens": 64}, rid="one", **more)
 
 
 def lengths(log: TrafficLog) -> list[tuple[float, int, int, int | None]]:
     return [(r.arrival_s, r.input_tokens, r.output_tokens, r.cap_tokens) for r in log.requests]
 
 
-class Stopped(datetime):
-    """A clock that stands still."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Self:
-        return cls(2026, 1, 1, 12, 0, 0, 250_000, tz)
+def read(path: Path, text: str) -> TrafficLog:
+    path.write_text(text, encoding="latin-1", newline="")
+    return read_log([path])
 
 
-def written_log(
-    form: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: Any = None
-) -> Path:
-    from sglang.srt.utils import log_utils
+def written_log(form: str, folder: Path, cap: int | None = 64, **prompt: Any) -> Path:
+    """By SGLang, of a request that ended twice."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
     from sglang.srt.utils.request_logger import RequestLogger
 
-    # However long the host takes from line to line.
-    monkeypatch.setattr(log_utils, "datetime", Stopped)
-    monkeypatch.setattr(logging.Formatter, "formatTime", lambda *_: "2026-01-01 12:00:00")
+    prompt = prompt or {"text": TEXT}
+    asked = GenerateReqInput(sampling_params={"max_new_tokens": cap}, rid="one", **prompt)
     logger = RequestLogger(True, 3, form, [str(folder)])
-    request = request or asked()
-    logger.log_received_request(request)
+    logger.log_received_request(asked)
     for reason in (STOPPED, CUT):
         out = {"text": "'prompt_tokens': 9", "output_ids": [1, 2], "meta_info": META | reason}
-        logger.log_finished_request(request, out)
+        logger.log_finished_request(asked, out)
     for target in logger.targets:
         for handler in target.handlers:
             handler.close()
@@ -64,28 +51,46 @@ def written_log(
 
 
 @pytest.fixture
-def request_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return written_log("json", tmp_path / "log", monkeypatch)
+def request_log(tmp_path: Path) -> Path:
+    (log,) = written_log("json", tmp_path / "log").iterdir()
+    return log
 
 
 def test_the_request_log_as_a_server_writes_it(request_log: Path) -> None:
-    log = read_log([request_log])
+    log = read_log([request_log.parent])
     assert [one[1:] for one in lengths(log)] == [(12, 30, 64)] * 2
     assert sorted(r.is_cut for r in log.requests) == [False, True]
     assert {r.ttlt_s for r in log.requests} == {2.5}
-    assert log.requests[1].arrival_s == 0.0  # 2.5 s before its end, as the other
-    assert {r.prompt for r in log.requests} == {asked().text}
+    assert {r.prompt for r in log.requests} == {TEXT}
     assert log.num_unusable == 0
 
 
-def test_a_request_log_in_text_is_refused_and_the_flag_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = written_log("text", tmp_path / "log", monkeypatch)
+def test_a_request_log_in_text_is_refused_and_the_flag_named(tmp_path: Path) -> None:
+    folder = written_log("text", tmp_path / "log")
     with pytest.raises(WorkloadError, match="--log-requests-format json"):
         read_log([folder])
     with pytest.raises(DatasetError, match="--log-requests-format json"):
         list(Reader(str(folder)))
+
+
+def test_what_servers_wrote_warms_a_store_too(request_log: Path, tmp_path: Path) -> None:
+    """Warnings, progress bars and all."""
+    reader = Reader(str(request_log))
+    assert [(r.prompt, r.output_tokens, r.input_tokens, r.censored) for r in reader] == [
+        (TEXT, 30, 12, False), (TEXT, 30, 12, True),
+    ]  # fmt: skip
+    written = request_log.read_text()
+    bare = "".join(line[line.find("{") :] for line in written.splitlines(keepends=True))
+    bare += json.dumps({"timestamp": "2026-01-01T12:00:00", "event": "request.received.openai"})
+    noise = "/sglang/awq.py:53: UserWarning: Only CUDA, HIP and XPU support AWQ, currently.\n"
+    noise += "".join(f"\rLoading, shards: {done}% |" for done in range(3)) + "\r"
+    for text in (bare, noise + written + noise):
+        log = read(tmp_path / "server.log", text)
+        assert (len(log.requests), log.num_unusable) == (2, 0)
+        reader = Reader(str(tmp_path / "server.log"))
+        assert (len(list(reader)), reader.num_malformed) == (2, 0)
+    with pytest.raises(WorkloadError, match="is no JSON, no header of columns"):
+        read(tmp_path / "server.log", noise)
 
 
 class Words:
@@ -95,31 +100,10 @@ class Words:
         return f"{len(ids)} words"
 
 
-def test_what_servers_wrote_warms_a_store_too(request_log: Path, tmp_path: Path) -> None:
-    reader = Reader(str(request_log))
-    assert [(r.prompt, r.output_tokens, r.input_tokens, r.censored) for r in reader] == [
-        (asked().text, 30, 12, False), (asked().text, 30, 12, True),
-    ]  # fmt: skip
-    assert (reader.num_read, reader.num_malformed) == (2, 0)
-    (log,) = request_log.iterdir()
-    bare = "".join(line[line.find("{") :] for line in log.open())
-    bare += json.dumps({"timestamp": "2026-01-01T12:00:00", "event": "request.received.openai"})
-    assert read_log([log]).num_unusable == 0
-    (tmp_path / "bare.jsonl").write_text(bare)
-    reader = Reader(str(tmp_path / "bare.jsonl"))
-    assert (len(list(reader)), reader.num_malformed) == (2, 0)
-    assert read_log([tmp_path / "bare.jsonl"]).num_unusable == 0
-
-
-def test_prompts_that_are_token_ids_are_read_with_a_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = asked(None, input_ids=list(range(200)))
-    ids.sampling_params = {"max_new_tokens": None}
-    folder = written_log("json", tmp_path / "log", monkeypatch, ids)
+def test_prompts_that_are_token_ids_are_read_with_a_tokenizer(tmp_path: Path) -> None:
+    folder = written_log("json", tmp_path / "log", None, input_ids=list(range(200)))
     log = read_log([folder])
-    assert [r.cap_tokens for r in log.requests] == [0, 0]
-    assert [r.prompt for r in log.requests] == ["", ""]
+    assert [(r.cap_tokens, r.prompt) for r in log.requests] == [(0, "")] * 2
     assert len(log.requests[0].blocks) == 200 // 64
     with pytest.raises(DatasetError, match="token ids: --tokenizer"):
         list(Reader(str(folder)))
@@ -127,52 +111,34 @@ def test_prompts_that_are_token_ids_are_read_with_a_tokenizer(
     assert (row.prompt, row.output_tokens) == ("200 words", 30)
 
 
-def test_a_servers_own_log_is_read_for_what_it_says_of_requests(
-    request_log: Path, tmp_path: Path
+OWN = "arrival_s,input_tokens,output_tokens,max_tokens,prompt\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "num_unusable"),
+    [
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+            "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.6805900,396,109\n",
+            [(0.0, 374, 44, None), (4.0, 396, 109, None)],
+            0,
+        ),
+        (OWN + '5,3,4,9,"a, b"\n6,none,4,9,c\n7,3,4.5,9,d\n', [(0.0, 3, 4, 9)], 2),
+        # A stray carriage return costs its row alone, and texts may be long.
+        (
+            OWN + '1,2,3,,a\r\n2,2,3,,b\rc\r\n3,2,3,,"d\ne"\r\n4,2,3,,"' + "word " * 50_000 + '"',
+            [(float(i), 2, 3, None) for i in range(4)],
+            1,
+        ),
+        (OWN.replace("\n", "\r") + "1,2,3\r2,2,3", [(0.0, 2, 3, None), (1.0, 2, 3, None)], 0),
+    ],
+)
+def test_tables_by_any_of_the_usual_names(
+    tmp_path: Path, text: str, found: list[tuple[float, int, int, int | None]], num_unusable: int
 ) -> None:
-    """Warnings, progress bars and all."""
-    noise = "/sglang/awq.py:53: UserWarning: Only CUDA, HIP and XPU support AWQ, currently.\n"
-    bars = "".join(f"\rLoading, shards: {done}% |" for done in range(3))
-    (written,) = request_log.iterdir()
-    log = tmp_path / "server.log"
-    log.write_bytes((noise + bars + "\r" + written.read_text() + noise).encode())
-    read = read_log([log])
-    assert (len(read.requests), read.num_unusable) == (2, 0)
-    reader = Reader(str(log))
-    assert (len(list(reader)), reader.num_malformed) == (2, 0)
-    log.write_bytes((noise + bars).encode())
-    with pytest.raises(WorkloadError, match="is no JSON, no header of columns"):
-        read_log([log])
-
-
-def test_a_stray_carriage_return_costs_its_row_alone(tmp_path: Path) -> None:
-    file = tmp_path / "log.csv"
-    long = '"' + "word " * 50_000 + '"'
-    file.write_bytes(
-        b'arrival_s,input_tokens,output_tokens,prompt\r\n1,2,3,a\r\n2,2,3,b\rc\r\n3,2,3,"d\n'
-        b'e"\r\n4,2,3,' + long.encode() + b"\r\n"
-    )
-    log = read_log([file])
-    assert [r.arrival_s for r in log.requests] == [0.0, 1.0, 2.0, 3.0]
-    assert log.num_unusable == 1  # the rest of the second
-    file.write_bytes(b"arrival_s,input_tokens,output_tokens\r1,2,3\r2,2,3")
-    assert len(read_log([file]).requests) == 2
-
-
-def test_tables_by_any_of_the_usual_names(tmp_path: Path) -> None:
-    (tmp_path / "azure.csv").write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
-    )
-    log = read_log([tmp_path / "azure.csv"])
-    assert [one[1:] for one in lengths(log)] == [(374, 44, None), (396, 109, None)]
-    assert log.arrivals_s == pytest.approx(4.314579, abs=1e-4)
-    rows = 'arrival_s,input_tokens,output_tokens,max_tokens,prompt\n5,3,4,9,"a, b"\n'
-    (tmp_path / "own.csv").write_text(rows + "6,none,4,9,c\n7,3,4.5,9,d\n")
-    log = read_log([tmp_path / "own.csv"])
-    assert lengths(log) == [(0.0, 3, 4, 9)]
-    assert log.requests[0].prompt == "a, b"
-    assert (log.num_unusable, "row 3" in log.first_unusable) == (2, True)
+    log = read(tmp_path / "table.csv", text)
+    assert lengths(log) == [pytest.approx(one) if None not in one else one for one in found]
+    assert log.num_unusable == num_unusable
 
 
 def test_json_lines_shadow_records_and_mooncake_together(tmp_path: Path) -> None:
@@ -195,33 +161,35 @@ def test_json_lines_shadow_records_and_mooncake_together(tmp_path: Path) -> None
     assert (spans[2], spans[3]) == ((), ())
 
 
+RUN = {
+    "request_rate": 4.0, "mean_e2e_latency_ms": 1.0, "input_lens": [5, 6, 7],
+    "output_lens": [2, 3, 4], "ttfts": [0.1, 0.2, 0.3], "itls": [[0.1], [0.1, 0.1], [0.1]],
+    "errors": ["", "", "gone"],
+}  # fmt: skip
+AT_ONCE = {"request_rate": float("inf")}
+
+
 def test_bench_serving_has_lengths_and_no_arrivals(tmp_path: Path) -> None:
-    run = {
-        "request_rate": 4.0, "mean_e2e_latency_ms": 1.0, "input_lens": [5, 6, 7],
-        "output_lens": [2, 3, 4], "ttfts": [0.1, 0.2, 0.3], "itls": [[0.1], [0.1, 0.1], [0.1]],
-        "errors": ["", "", "gone"],
-    }  # fmt: skip
-    (tmp_path / "run.jsonl").write_text(json.dumps(run) + "\n")
-    log = read_log([tmp_path / "run.jsonl"])
+    log = read(tmp_path / "run.jsonl", json.dumps(RUN))
     assert [one[1:] for one in lengths(log)] == [(5, 2, 2), (6, 3, 3)]
     assert log.requests[1].ttlt_s == pytest.approx(0.4)
-    at_once = run | {"request_rate": float("inf")}
-    (tmp_path / "run.jsonl").write_text(json.dumps(at_once) + "\n")
-    assert read_log([tmp_path / "run.jsonl"]).arrivals_s == 0.0
-    (tmp_path / "run.jsonl").write_text(json.dumps(at_once | {"max_concurrency": 8}) + "\n")
-    with pytest.raises(WorkloadError, match="no log of arrivals"):
-        read_log([tmp_path / "run.jsonl"])
-    del run["input_lens"]
-    (tmp_path / "run.jsonl").write_text(json.dumps(run) + "\n")
-    with pytest.raises(WorkloadError, match="--output-details"):
-        read_log([tmp_path / "run.jsonl"])
+    assert read(tmp_path / "run.jsonl", json.dumps(RUN | AT_ONCE)).arrivals_s == 0.0
 
 
-@pytest.mark.parametrize("text", ["", "nothing,of,use\n1,2,3\n", "[]\n", "\x80junk"])
-def test_what_holds_no_request_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "log").write_bytes(text.encode("latin-1"))
-    with pytest.raises(WorkloadError, match="log"):
-        read_log([tmp_path / "log"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "log"),
+        ("nothing,of,use\n1,2,3\n", "log"),
+        ("[]\n", "log"),
+        ("\x80junk", "log"),
+        (json.dumps(RUN | AT_ONCE | {"max_concurrency": 8}), "no log of arrivals"),
+        (json.dumps({k: v for k, v in RUN.items() if k != "input_lens"}), "--output-details"),
+    ],
+)
+def test_what_holds_no_request_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        read(tmp_path / "log", text)
     with pytest.raises(WorkloadError, match="no-such-file"):
         read_log([tmp_path / "no-such-file"])
 
@@ -232,8 +200,8 @@ def test_prompts_that_begin_alike_share_their_beginning(tmp_path: Path) -> None:
         {"t": i, "input_tokens": 300, "output_tokens": 5, "prompt": system + question}
         for i, question in enumerate(["What is rain?", "What is snow?"])
     ]
-    (tmp_path / "log.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    one, other = spans_of(read_log([tmp_path / "log.jsonl"]).requests)
+    log = read(tmp_path / "log.jsonl", "\n".join(json.dumps(row) for row in rows))
+    one, other = spans_of(log.requests)
     assert one[:-1] == other[:-1] != ()
     assert sum(end - first for _, first, end in one) == 300
     assert 200 < sum(end - first for _, first, end in one[:-1]) < 300
