@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.engines.run_metrics import run_metrics
+from bench.engines.run_metrics import fairness_metrics, largest_overtaking, run_metrics
 
 seconds = st.floats(0.0, 1e4)
 # Of a request: sent, to its first token, from there to its last, tokens, alone.
@@ -40,12 +40,6 @@ def test_by_hand() -> None:
     }
 
 
-def test_one_request_alone_waits_for_nothing() -> None:
-    numbers = metrics([(5.0, 1.0, 3.0, 10, 4.0)])
-    assert (numbers["mean_waited_s"], numbers["arriving_throughput"]) == (0.0, 0.0)
-    assert (numbers["drain_s"], numbers["drain_share"]) == (4.0, 1.0)
-
-
 @given(st.lists(timings, min_size=1, max_size=30))
 def test_all_are_numbers_within_bounds(rows: list[tuple[float, float, float, int, float]]) -> None:
     numbers = metrics(rows)
@@ -56,3 +50,28 @@ def test_all_are_numbers_within_bounds(rows: list[tuple[float, float, float, int
     assert numbers["drain_s"] >= 0
     produced = numbers["arriving_throughput"] * numbers["arrivals_s"]
     assert 0 <= produced <= sum(tokens for _, _, _, tokens, _ in rows) * (1 + 1e-9)
+
+
+ARRIVAL_S = np.array([0.0, 1.0, 2.0])
+ALONE_S = np.array([10.0, 5.0, 20.0])
+
+
+@pytest.mark.parametrize(
+    ("last_s", "largest"),
+    [
+        ([40.0, 6.0, 30.0], 2.5),  # both overtake the first: 25 s of work beside its own 10
+        ([20.0, 50.0, 30.0], 20 / 15),  # the second found 10 s of work beside its own 5
+        ([10.0, 15.0, 35.0], 0.0),  # first come, first served
+    ],
+)
+def test_who_comes_later_and_ends_earlier_overtakes(last_s: list[float], largest: float) -> None:
+    assert largest_overtaking(ARRIVAL_S, np.array(last_s), ALONE_S) == largest
+
+
+def test_slowdowns_are_told_by_length_and_by_how_even_they_are() -> None:
+    last_s = ARRIVAL_S + ALONE_S * np.array([1.0, 2.0, 3.0])
+    prompts, answers = np.array([300, 200, 100]), np.array([1, 2, 3])
+    found = fairness_metrics(ARRIVAL_S, last_s, ALONE_S, prompts, answers)
+    assert (found["slowdown_short_answers"], found["slowdown_long_answers"]) == (1.0, 3.0)
+    assert (found["slowdown_short_prompts"], found["slowdown_long_prompts"]) == (3.0, 1.0)
+    assert found["jain_percent"] == pytest.approx(100 * 4 / (14 / 3))

@@ -17,10 +17,15 @@ from tests.sage_sched.strategies import SERVER, waiting
 
 HIGH = Hints(weight=2.0, ttft_slo_ms=5000.0, tpot_slo_ms=100.0, slo_class="high")
 LOW = Hints(weight=1.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="low")
+URGENT = replace(HIGH, ttft_slo_ms=1000.0)
 
 
-def job(arrival: int, hints: Hints) -> Job:
-    return Job(arrival, 100, 100, None, 0, hints=hints)
+def job(arrival: int, hints: Hints, grown: int = 0, served_tokens: int = 0) -> Job:
+    found = Job(arrival, 100, 100, None, 0, hints=hints)
+    if grown:
+        found.grow(grown)
+    found.served_tokens = served_tokens
+    return found
 
 
 def rival(name: str) -> Policy:
@@ -28,17 +33,27 @@ def rival(name: str) -> Policy:
 
 
 @pytest.mark.parametrize(
-    ("name", "low_first", "high_first"),
+    ("name", "served", "is_high_first"),
     [
-        ("sarathi-fcfs", [0, 1], [0, 1]),
-        ("sarathi-priority", [1, 0], [0, 1]),
-        ("edf", [0, 1], [1, 0]),
-        ("fairbatching", [0, 1], [0, 1]),
+        ("sarathi-fcfs", (0, 0), False),
+        ("sarathi-priority", (0, 0), True),
+        ("edf", (0, 0), False),
+        ("fairbatching", (0, 0), False),
+        # The class that has had least for its weight: 150 over 2, against 100.
+        ("weighted-vtc", (150, 100), True),
+        ("weighted-vtc", (250, 100), False),
     ],
 )
-def test_the_order_of_each(name: str, low_first: list[int], high_first: list[int]) -> None:
-    assert serving_order(rival(name), waiting(job(0, LOW), job(1, HIGH))) == low_first
-    assert serving_order(rival(name), waiting(job(0, HIGH), job(1, LOW))) == high_first
+def test_the_order_of_each(name: str, served: tuple[int, int], is_high_first: bool) -> None:
+    policy = rival(name)
+    running = [job(0, HIGH, served_tokens=served[0]), job(1, LOW, served_tokens=served[1])]
+    view = replace(waiting(job(2, LOW), job(3, HIGH)), running=running)
+    policy.on_pass(view)
+    assert serving_order(policy, view) == ([1, 0] if is_high_first else [0, 1])
+
+
+def test_the_earliest_deadline_goes_first() -> None:
+    assert serving_order(rival("edf"), waiting(job(0, HIGH), job(1, LOW))) == [1, 0]
 
 
 @pytest.mark.parametrize("name", RIVALS)
@@ -48,37 +63,18 @@ def test_each_decides_itself_what_a_promised_tpot_is_worth(name: str) -> None:
     assert bound.within(UNLIMITED, running) is UNLIMITED
 
 
-def test_weighted_vtc_serves_the_class_that_has_had_least_for_its_weight() -> None:
-    vtc = rival("weighted-vtc")
-    high, low = job(0, HIGH), job(1, LOW)
-    both = replace(waiting(job(2, HIGH), job(3, LOW)), running=[high, low])
-    high.served_tokens, low.served_tokens = 150, 100
-    vtc.on_pass(both)
-    assert serving_order(vtc, both) == [0, 1]  # 150 over 2, against 100
-    high.served_tokens = 250
-    vtc.on_pass(both)
-    assert serving_order(vtc, both) == [1, 0]
+def test_prefills_are_as_long_as_deadlines_allow() -> None:
+    def tokens(name: str, *running: Job, now_s: float = 0.0, hints: Hints = LOW) -> int:
+        view = replace(waiting(job(2, hints)), running=[*running], now_s=now_s)
+        budget = rival(name).budget(view)
+        return (budget and budget.prefill_tokens) or 0
 
-
-def test_fairbatching_prefills_as_much_as_the_slack_of_those_that_run_allows() -> None:
-    running = replace(HIGH, ttft_slo_ms=1000.0)
-    ahead, on_time = job(0, running), job(1, running)
-    ahead.grow(40)
-    on_time.grow(2)
-    ours, view = rival("fairbatching"), waiting(job(2, LOW))
-    much = ours.budget(replace(view, running=[ahead], now_s=1.0))
-    little = ours.budget(replace(view, running=[ahead, on_time], now_s=1.15))
-    assert much is not None
-    assert little is not None
-    assert (much.prefill_tokens or 0) > 10 * (little.prefill_tokens or 0) > 0
-    assert ours.budget(view) is None
-
-
-def test_sarathi_leaves_a_full_batch_its_time_per_token() -> None:
-    ours, strict = rival("sarathi-fcfs"), replace(HIGH, tpot_slo_ms=60.0)
-    budgets = [ours.budget(waiting(job(0, hints))) for hints in (HIGH, strict)]
-    loose, tight = (budget.prefill_tokens for budget in budgets if budget is not None)
-    assert loose is not None
-    assert tight is not None
-    assert loose > tight
-    assert ours.budget(waiting(job(0, Hints()))) is None
+    # What is ahead of its deadlines is slack.
+    ahead, on_time = job(0, URGENT, grown=40), job(1, URGENT, grown=2)
+    much = tokens("fairbatching", ahead, now_s=1.0)
+    assert much > 10 * tokens("fairbatching", ahead, on_time, now_s=1.15) > 0
+    assert tokens("fairbatching") == 0
+    # A full batch keeps its time per token.
+    strict = replace(HIGH, tpot_slo_ms=60.0)
+    assert tokens("sarathi-fcfs", hints=HIGH) > tokens("sarathi-fcfs", hints=strict) > 0
+    assert tokens("sarathi-fcfs", hints=Hints()) == 0
