@@ -6,26 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.engines.simulator.node import Node
 from bench.engines.simulator.run import make_node
-from bench.engines.simulator.state import EngineState, Options
-from sage_sched.config import SageConfig
+from bench.engines.simulator.state import EngineState
 from tests.bench.engines.simulator.invariants import BrokenInvariantError, check_state
-from tests.bench.engines.simulator.traffic import SMALL, mixed
-
-
-def busy() -> Node:
-    """With requests in the batch and waiting, and evictable tokens."""
-    node = make_node(SMALL, "sage", SageConfig(), Options(), lambda _: None)
-    for index, request in enumerate(mixed(60, 100.0, 1)):
-        node.submit(request, index)
-    # All come within 1.5 s.
-    while not (node.now_s > 1.5 and node.num_outstanding < 55 and len(node.state.decode) > 1):
-        node.advance(node.now_s + 0.1)
-    assert len(node.state.queue)
-    assert node.state.pool.evictable_pages
-    check_state(node.state, node.num_outstanding)
-    return node
+from tests.bench.engines.simulator.traffic import CHECKED, CONFIG, SMALL, mixed
 
 
 def leak_page(state: EngineState) -> None:
@@ -52,30 +36,27 @@ def overrun(state: EngineState) -> None:
     state.decode.step += 1000
 
 
-def miscount(state: EngineState) -> None:
-    state.decode._context_tokens += 1
-
-
 @pytest.mark.parametrize(
     ("damage", "number"),
     [
-        (leak_page, 1),
-        (lose_cache, 1),
-        (lose_lock, 1),
-        (lose_waiting, 3),
-        (double, 3),
-        (miscount, 5),
+        (leak_page, "1"),
+        (lose_cache, "1"),
+        (lose_lock, "1"),
+        (lose_waiting, "3"),
+        (double, "3"),
+        (overrun, "[145]"),
     ],
 )
-def test_damage_is_noticed(damage: Callable[[EngineState], None], number: int) -> None:
-    node = busy()
+def test_damage_is_noticed(damage: Callable[[EngineState], None], number: str) -> None:
+    node = make_node(SMALL, "sage", CONFIG, CHECKED, lambda _: None)
+    for index, request in enumerate(mixed(60, 100.0, 1)):
+        node.submit(request, index)
+    # All come within 1.5 s.
+    while not (node.now_s > 1.5 and node.num_outstanding < 55 and len(node.state.decode) > 1):
+        node.advance(node.now_s + 0.1)
+    assert len(node.state.queue)
+    assert node.state.pool.evictable_pages
+    check_state(node.state, node.num_outstanding)
     damage(node.state)
     with pytest.raises(BrokenInvariantError, match=f"invariant {number} "):
-        check_state(node.state, node.num_outstanding)
-
-
-def test_an_overrun_is_noticed() -> None:
-    node = busy()
-    overrun(node.state)
-    with pytest.raises(BrokenInvariantError):
         check_state(node.state, node.num_outstanding)

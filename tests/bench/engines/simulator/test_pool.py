@@ -11,28 +11,31 @@ from hypothesis import strategies as st
 
 from bench.engines.simulator.pool import KvPool
 from bench.engines.simulator.presets import WRITE_POLICIES
-from bench.engines.simulator.radix_tree import HostTier, RadixTree, Span
+from bench.engines.simulator.radix_tree import HostTier, RadixTree
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.run import simulate
-from bench.engines.simulator.state import Options
 from bench.engines.simulator.stock import STOCK
-from sage_sched.config import SageConfig
 from sage_sched.job import Hints, Job
 from sage_sched.registry import policy_names
-from tests.bench.engines.simulator.invariants import watch
-from tests.bench.engines.simulator.traffic import SMALL, mixed, request
+from tests.bench.engines.simulator.traffic import (
+    CHECKED,
+    CONFIG,
+    SMALL,
+    mixed,
+    request,
+)
 
 pytestmark = pytest.mark.slow
 
-CONFIG = SageConfig()
 DOCUMENT, OTHER = 1, 2
 
 
-def progress(
-    index: int, spans: tuple[Span, ...] = (), input_tokens: int = 20, session: str = ""
-) -> Progress:
-    asked = replace(request(0.0, input_tokens, 5), spans=spans, hints=Hints(session=session))
-    return Progress(asked, index, Job(index, input_tokens, 5, None, 0))
+def progress(stream: int, num_tokens: int, session: str = "", more: int = 0) -> Progress:
+    """Of a document, and of `more` tokens of its own."""
+    spans = ((stream, 0, num_tokens), (99, 0, more))[: 1 + (more > 0)]
+    hints = Hints(session=session)
+    asked = request(0.0, num_tokens + more, 5, spans=spans, hints=hints)
+    return Progress(asked, stream, Job(stream, num_tokens + more, 5, None, 0))
 
 
 def prefill(pool: KvPool, asked: Progress) -> int:
@@ -43,52 +46,6 @@ def prefill(pool: KvPool, asked: Progress) -> int:
     pool.publish(asked, asked.request.input_tokens)
     asked.job.grow(1)
     return computed
-
-
-def test_a_retracted_prompt_is_found_again_until_it_is_evicted() -> None:
-    pool = KvPool(num_tokens=64, page_size=8)
-    one = progress(0)
-    prefill(pool, one)
-    assert (pool.held_pages, pool.evictable_pages) == (3, 0)
-    pool.leave(one)
-    assert (pool.held_pages, pool.evictable_pages, pool.found_tokens(one)) == (0, 2, 16)
-    pool.hold(6)
-    assert pool.found_tokens(one) == 16
-    pool.hold(1)
-    assert (pool.evictable_pages, pool.found_tokens(one)) == (0, 0)
-    with pytest.raises(RuntimeError, match="out of KV memory"):
-        pool.hold(2)
-
-
-def test_what_two_share_is_computed_and_held_once() -> None:
-    pool = KvPool(num_tokens=1000, page_size=1)
-    first = progress(0, ((DOCUMENT, 0, 15), (10, 0, 5)))
-    second = progress(1, ((DOCUMENT, 0, 15), (11, 0, 5)))
-    assert prefill(pool, first) == 20
-    assert prefill(pool, second) == 5
-    assert pool.held_pages == 25
-    pool.leave(first)
-    assert (pool.held_pages, pool.evictable_pages) == (20, 5)
-    pool.leave(second)
-    assert (pool.held_pages, pool.evictable_pages) == (0, 25)
-
-
-def test_of_what_two_have_computed_at_once_one_gives_its_pages_back() -> None:
-    pool = KvPool(num_tokens=1000, page_size=1)
-    both = [progress(index, ((DOCUMENT, 0, 15), (10 + index, 0, 5))) for index in range(2)]
-    for each in both:
-        pool.enter(each, pool.cached(each))
-        pool.hold(20)
-    assert pool.held_pages == 40
-    for each in both:
-        pool.publish(each, 20)
-    assert pool.held_pages == 25
-
-
-def test_the_last_token_is_always_computed() -> None:
-    pool = KvPool(num_tokens=1000, page_size=1)
-    prefill(pool, progress(0, ((DOCUMENT, 0, 20),)))
-    assert pool.found_tokens(progress(1, ((DOCUMENT, 0, 20),))) == 19
 
 
 def test_the_leaf_used_longest_ago_goes_first() -> None:
@@ -128,23 +85,30 @@ def test_the_branch_that_a_session_has_left_is_nobodys() -> None:
     assert tree.kept_for() == {"a": 14, "b": 7, "": 3}
 
 
-@pytest.mark.parametrize("writes_back", [False, True])
-def test_host_memory_gives_up_the_session_that_comes_back_last(writes_back: bool) -> None:
-    rates = {"soon": 0.1, "late": 0.01, "between": 0.05, "here": 1.0}
+@pytest.mark.parametrize(
+    ("rates", "writes_back", "found"),
+    [
+        ([0.1, 0.01, 0.05, 1.0], False, [19, 0, 0, 19]),
+        ([0.1, 0.01, 0.05, 1.0], True, [19, 0, 19, 19]),
+        ([0.0, 0.0, 0.0, 0.0], False, [0, 0, 19, 19]),  # what has waited longest is forgotten
+    ],
+)
+def test_host_memory_gives_up_the_session_that_comes_back_last(
+    rates: list[float], writes_back: bool, found: list[int]
+) -> None:
     pool = KvPool(20, 1, HostTier(40, writes_back))
-    pool.tree.rate = rates.__getitem__
-    for number, session in enumerate(rates):
-        each = progress(number, ((number, 0, 20),), session=session)
+    pool.tree.rate = lambda session: rates[int(session)]
+    for number in range(4):
+        each = progress(number, 20, session=str(number))
         assert prefill(pool, each) == 20
         pool.leave(each)
-    found = [pool.found_tokens(progress(9, ((number, 0, 20),))) for number in range(4)]
-    assert found == ([19, 0, 19, 19] if writes_back else [19, 0, 0, 19])
+    assert [pool.found_tokens(progress(number, 20)) for number in range(4)] == found
 
 
 @pytest.mark.parametrize("writes_back", [False, True])
 def test_what_the_device_evicts_comes_back_from_host_memory(writes_back: bool) -> None:
     pool = KvPool(40, 1, HostTier(60, writes_back))
-    first, other = progress(0, ((DOCUMENT, 0, 30),), 30), progress(1, ((OTHER, 0, 25),), 25)
+    first, other = progress(DOCUMENT, 30), progress(OTHER, 25)
     prefill(pool, first)
     assert pool.tree.host_tokens == (0 if writes_back else 30)
     pool.leave(first)
@@ -152,21 +116,11 @@ def test_what_the_device_evicts_comes_back_from_host_memory(writes_back: bool) -
     assert (pool.held_pages, pool.evictable_pages) == (25, 0)
     assert pool.tree.take_waited() == (30 if writes_back else 0)
     pool.leave(other)
-    again = progress(2, ((DOCUMENT, 0, 30), (7, 0, 2)), 32)
+    again = progress(DOCUMENT, 30, more=2)
     assert (pool.found_tokens(again), pool.cached(again).host_tokens) == (30, 30)
     assert prefill(pool, again) == 2
     assert pool.tree.take_waited() == 30 + 25 * writes_back
     assert pool.cached(again).host_tokens == 0
-
-
-def test_what_waits_longest_in_a_full_host_memory_is_forgotten() -> None:
-    pool = KvPool(20, 1, HostTier(40))
-    for number in range(3):
-        each = progress(number, ((number, 0, 20),))
-        assert prefill(pool, each) == 20
-        pool.leave(each)
-    found = [pool.found_tokens(progress(3, ((number, 0, 20),))) for number in range(3)]
-    assert found == [0, 19, 19]
 
 
 _SEQUENCES = st.lists(
@@ -227,9 +181,8 @@ def _with_documents(num_requests: int, seed: int) -> list[SimRequest]:
 @pytest.mark.parametrize("policy", [*sorted(STOCK), *policy_names()])
 def test_invariants_hold_where_prompts_are_shared(policy: str, page_size: int) -> None:
     engine = replace(SMALL, page_size=page_size)
-    options = Options(preempt=True, watch=watch)
     requests = _with_documents(150, 5)
-    result = simulate(engine, policy, CONFIG, requests, options)
+    result = simulate(engine, policy, CONFIG, requests, CHECKED)
     assert result.prefill_tokens < sum(each.input_tokens for each in requests)
 
 
@@ -237,53 +190,35 @@ def test_invariants_hold_where_prompts_are_shared(policy: str, page_size: int) -
 @pytest.mark.parametrize("policy", ["fcfs", "lpm", "sage", "fcfs-fill"])
 def test_invariants_hold_with_a_host_tier(policy: str, write_policy: str) -> None:
     engine = replace(SMALL, hicache_write_policy=write_policy)
-    requests = _with_documents(150, 5)
-    computed = []
-    for ratio in (0.0, 1.5):
-        tiered = replace(engine, hicache_ratio=ratio)
-        result = simulate(tiered, policy, CONFIG, requests, Options(watch=watch))
-        computed.append(result.prefill_tokens)
+    computed = [
+        simulate(
+            replace(engine, hicache_ratio=ratio), policy, CONFIG, _with_documents(150, 5), CHECKED
+        ).prefill_tokens
+        for ratio in (0.0, 1.5)
+    ]
     assert computed[1] < computed[0]
 
 
-def test_a_host_tier_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"hicache_ratio is -1.*, allowed: 0 or more"):
-        replace(SMALL, hicache_ratio=-1.0)
-    with pytest.raises(ValueError, match=r"'back', allowed: write_through, write_back"):
-        replace(SMALL, hicache_write_policy="back")
-
-
 def test_one_that_follows_comes_after_the_answer_and_a_pause() -> None:
-    first = replace(request(1.0, 100, 5), spans=((DOCUMENT, 0, 100),))
     spans = ((DOCUMENT, 0, 90), (OTHER, 0, 30))
-    second = replace(request(0.0, 120, 5), spans=spans, follows=0, pause_s=2.0)
-    third = replace(request(0.0, 20, 5), follows=1)
-    result = simulate(SMALL, "fcfs", CONFIG, [first, second, third], Options(watch=watch))
+    requests = [
+        request(1.0, 100, 5, spans=((DOCUMENT, 0, 100),)),
+        request(0.0, 120, 5, spans=spans, follows=0, pause_s=2.0),
+        request(0.0, 20, 5, follows=1),
+    ]
+    result = simulate(SMALL, "fcfs", CONFIG, requests, CHECKED)
     ends_s = result.arrival_s + result.ttlt_s
     assert result.arrival_s[1:] == pytest.approx([ends_s[0] + 2.0, ends_s[1]])
     assert result.prefill_tokens == 100 + 120 - 80 + 20  # pages of 16
 
 
-@pytest.mark.parametrize("broken", [{"follows": 1}, {"follows": 0, "pause_s": -1.0}])
-def test_one_that_follows_none_before_it_is_refused(broken: dict[str, float]) -> None:
-    requests = [request(0.0, 10, 5), replace(request(0.0, 10, 5), **broken)]  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="request 1 follows none"):
-        simulate(SMALL, "fcfs", CONFIG, requests)
-
-
-def test_spans_that_are_not_the_prompt_are_refused() -> None:
-    asked = replace(request(0.0, 10, 5), spans=((DOCUMENT, 0, 9),))
-    with pytest.raises(ValueError, match="request 0 has spans of 9 tokens"):
-        simulate(SMALL, "fcfs", CONFIG, [asked])
-
-
 @pytest.mark.parametrize("policy", ["sage", "fcfs-fill", "uniboost"])
 def test_a_document_that_many_ask_about_at_once_is_computed_once(policy: str) -> None:
-    document = (DOCUMENT, 0, 160)
     requests = [
-        replace(request(0.0, 168, 5), spans=(document, (100 + number, 0, 8))) for number in range(5)
+        request(0.0, 168, 5, spans=((DOCUMENT, 0, 160), (100 + number, 0, 8)))
+        for number in range(5)
     ]
-    result = simulate(SMALL, policy, CONFIG, requests, Options(preempt=True, watch=watch))
+    result = simulate(SMALL, policy, CONFIG, requests, CHECKED)
     assert result.prefill_tokens == 160 + 5 * 8
-    together = simulate(SMALL, "fcfs", CONFIG, requests, Options(watch=watch))
+    together = simulate(SMALL, "fcfs", CONFIG, requests, CHECKED)
     assert together.prefill_tokens > 2 * 168

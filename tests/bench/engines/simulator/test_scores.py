@@ -11,16 +11,15 @@ import pytest
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.scores import Playback, Scores
 from sage_sched.config import SageConfig
-from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.policies.sage import SageParameters
 from sage_sched.probe import Reading
 from sage_sched.registry import policy_named
-from tests.bench.engines.simulator.traffic import SMALL, request
+from tests.bench.engines.simulator.traffic import SMALL, known, request
 
 # Up to 100 tokens are left, or more.
 READING = Reading(np.array([0, 100, 1 << 20]), np.array([0]), np.log([[0.5, 0.5]]))
-SHORT_OR_LONG = LengthDistribution.from_samples([20] * 3 + [1000], "warm")
+SHORT_OR_LONG = known(20, 20, 20, 1000)
 
 
 def scores(share_short: float, num_ages: int = 8) -> Scores:
@@ -47,15 +46,13 @@ def test_each_score_is_told_once_to_a_policy_that_takes_them(
 
 def test_who_is_seen_to_be_long_yields_sooner() -> None:
     engine = replace(SMALL, max_running_requests=1, swap_token_s=0.05)
-    said = [
-        replace(
-            request(0.0, 16, 1000, 1024), distribution=SHORT_OR_LONG, scores=scores(0.001, 1000)
-        ),
-        replace(
-            request(0.1, 16, 150, 1024), distribution=LengthDistribution.from_samples([150], "warm")
-        ),
-    ]
-    unsaid = [replace(each, scores=None) for each in said]
     config = SageConfig(policy={"sage": SageParameters(regret=math.inf)})
-    known, blind = (simulate(engine, "sage+", config, each) for each in (said, unsaid))
-    assert known.ttlt_s[1] < blind.ttlt_s[1] - 0.1
+    short = request(0.1, 16, 150, 1024, distribution=known(150))
+    told, blind = (
+        simulate(
+            engine, "sage+", config,
+            [request(0.0, 16, 1000, 1024, distribution=SHORT_OR_LONG, scores=said), short],
+        ).ttlt_s[1]
+        for said in (scores(0.001, 1000), None)
+    )  # fmt: skip
+    assert told < blind - 0.1

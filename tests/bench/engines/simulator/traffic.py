@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import SimRequest
+from bench.engines.simulator.state import Options
+from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.steps import StepTime
+from tests.bench.engines.simulator.invariants import watch
+
+CONFIG = SageConfig()
+CHECKED = Options(watch=watch)
+STAY = Options(preempt=False, watch=watch)
 
 STEP_TIME = StepTime(
     prefill_base_s=0.004,
@@ -32,9 +40,16 @@ SMALL = Engine(
 )
 
 
-def request(arrival_s: float, input_tokens: int, output_tokens: int, cap: int = 400) -> SimRequest:
-    """One without a prediction."""
-    return SimRequest(arrival_s, input_tokens, output_tokens, cap, None, "hand-made")
+def request(
+    arrival_s: float, input_tokens: int, output_tokens: int, cap: int = 400, **more: Any
+) -> SimRequest:
+    """One without a prediction, unless there is more to say of it."""
+    plain = SimRequest(arrival_s, input_tokens, output_tokens, cap, None, "hand-made")
+    return replace(plain, **more)
+
+
+def known(*lengths: int) -> LengthDistribution:
+    return LengthDistribution.from_samples(lengths, "history")
 
 
 def mixed(num_requests: int, rate: float, seed: int, *, unknown: float = 0.0) -> list[SimRequest]:
@@ -67,5 +82,4 @@ MANY_SLOTS = replace(SMALL, kv_pool_tokens=4096, max_running_requests=64)
 def burst() -> list[SimRequest]:
     """Twenty seconds of light traffic, in which admission grows bold, and 60 requests at once."""
     arrivals_s = [0.5 * i for i in range(40)] + [20.0] * 60
-    known = LengthDistribution.from_samples([80, 100], "history")
-    return [SimRequest(arrival_s, 16, 100, 100, known, "burst") for arrival_s in arrivals_s]
+    return [request(at_s, 16, 100, 100, distribution=known(80, 100)) for at_s in arrivals_s]
