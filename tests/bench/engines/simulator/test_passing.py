@@ -13,22 +13,19 @@ from tests.sage_sched.strategies import SERVER, waiting
 from tests.sage_sched.urgency.test_policy import POOL, job
 
 
-def policy_with(*jobs: Job) -> Qllm:
-    policy = Qllm(QllmParameters(), SERVER)
-    for each in jobs:
-        assert policy.on_arrival(each)
-    return policy
-
-
 def passing(parked: list[Job], *queue: Job, swapped: tuple[Job, ...] = ()) -> list[int]:
-    policy = policy_with(*parked, *queue)
+    policy = Qllm(QllmParameters(), SERVER)
+    for each in (*parked, *queue):
+        assert policy.on_arrival(each)
     view = replace(waiting(*queue), swapped=dict.fromkeys(swapped))
     return [queue[position].arrival for position in those_who_pass(parked, policy, view)]
 
 
-def test_the_sensitive_pass_by_arrival_and_nobody_else() -> None:
+def test_the_sensitive_pass_by_arrival_up_to_one_in_host_memory() -> None:
     parked = [job(0, 3), job(1, 5)]
     assert passing(parked, job(2, 3), job(4, 2), job(3, 1), job(5, 4)) == [3, 4]
+    first, second, third = job(2, 2), job(3, 2), job(4, 1)
+    assert passing([job(0, 3)], first, second, third, swapped=(second,)) == [2]
 
 
 @pytest.mark.parametrize("which", ["parked", "waiting"])
@@ -42,13 +39,8 @@ def test_nobody_passes_best_effort_that_has_been_overtaken_for_long_enough(which
     ]
 
 
-def test_one_in_host_memory_waits_and_those_behind_it() -> None:
-    first, second, third = job(2, 2), job(3, 2), job(4, 1)
-    assert passing([job(0, 3)], first, second, third, swapped=(second,)) == [2]
-
-
 def test_best_effort_alone_gives_way_inside_a_prefill() -> None:
-    policy, best_effort = policy_with(), [job(0, 3), job(1, 5)]
+    policy, best_effort = Qllm(QllmParameters(), SERVER), [job(0, 3), job(1, 5)]
     assert gives_way(policy, best_effort)
     assert not gives_way(policy, [*best_effort, job(2, 2)])
     best_effort[1].promise()
