@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiment.spec import SpecError, requests_per_s
 from bench.experiment.stats import METRICS
 from predictor_store.config_file import read_config
 from sage_sched.cli import main
 from sage_sched.config import StepTimeConfig
 from tests.checks import validate
-
-
-def test_rates_are_absolute_or_of_the_capacity() -> None:
-    assert requests_per_s("3.5", capacity=2.0) == 3.5
-    assert requests_per_s("0.5x", capacity=3.0) == 1.5
-    for wrong in ("0", "-1x", "x", "2y", "nan", "inf"):
-        with pytest.raises(SpecError, match="allowed"):
-            requests_per_s(wrong, capacity=1.0)
 
 
 @pytest.mark.server
@@ -94,6 +85,3 @@ def test_what_cannot_be_compared_says_why(
 ) -> None:
     assert main(["bench", "--data", str(tmp_path), "--output", str(tmp_path)]) == 2
     assert "alpaca_eval.jsonl.gz" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["bench", "--rates", "fast"])
-    assert "'fast'" in capsys.readouterr().err

@@ -1,6 +1,7 @@
+"""Runs as medians, ratios, tables, sentences and a page."""
+
 from __future__ import annotations
 
-import json
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +13,20 @@ from bench.experiment.compare import as_experiment, compare_and_report
 from bench.experiment.plot import colors, mean_against_tail
 from bench.experiment.report import write_report
 from bench.experiment.spec import Experiment, names
-from bench.experiment.stats import summarize
-from tests.bench.experiment.runs import recorded, run
+from bench.experiment.stats import METRICS, headline, ratio, summarize
+from bench.experiment.table import plain, rows
+from tests.bench.experiment.runs import record, recorded, run
+
+SEEDS = range(5)
 
 
 class _Page(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, file: Path) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.text = ""
         self.links: list[str] = []
+        self.feed(file.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -29,6 +34,39 @@ class _Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+def test_ratios_to_the_first_policy_are_paired_by_seed() -> None:
+    # Each seed's load differs a hundredfold; its ratio does not.
+    found = [record("lpm", seed, factor=10.0**seed) for seed in SEEDS]
+    found += [record("sage", seed, factor=0.5 * 10.0**seed) for seed in SEEDS]
+    found += [record(policy, 0, rate="0.3x") for policy in ("lpm", "sage")]
+    summary = summarize(found)
+    row = summary["sage"]["2x"]["mean_e2e_latency_ms"]
+    assert [row["ratio"], row["ratio_low"], row["ratio_high"]] == pytest.approx([0.5] * 3)
+    assert row["median"] == pytest.approx(0.5 * 100.0 * 12.0)
+    assert summary["lpm"]["2x"]["duration"]["ratio"] == 1.0
+    assert summary["sage"]["0.3x"]["duration"]["ratio"] == 1.0
+    assert set(summary["sage"]["2x"]) == set(METRICS)
+    with pytest.raises(ValueError, match="no valid run"):
+        summarize([])
+
+
+def test_a_ratio_is_the_median_over_seeds_with_their_range() -> None:
+    theirs = [record("fcfs", seed) for seed in range(3)]
+    ours = [record("sage", seed, factor=f) for seed, f in enumerate((0.5, 0.9, 0.6))]
+    assert str(ratio(ours, theirs, "duration")) == "0.60 (0.50 to 0.90)"
+    assert str(ratio(ours[:1], theirs, "duration")) == "0.50"
+    assert str(ratio(ours, theirs[2:], "duration")) == "0.60"  # one without its pair is left out
+    assert ratio(ours, [], "duration") is None
+
+
+def test_the_headline_is_about_sage_alone() -> None:
+    found = [record("fcfs", seed) for seed in SEEDS]
+    assert headline(found) == ""
+    found += [record("sage", seed, factor=0.5) for seed in SEEDS]
+    assert headline(found).endswith("under fcfs (0.50 to 0.50 over the seeds).")
+    assert headline(found[::-1]) == ""  # ratios to sage itself
 
 
 def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
@@ -43,8 +81,7 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
     runs[-1] |= {"valid": False, "invalid_reason": "2 answers of the wrong length"}
     records = recorded(runs)
     write_report(as_experiment(records), runs, records, tmp_path / "deep" / "report.html")
-    page = _Page()
-    page.feed((tmp_path / "deep" / "report.html").read_text(encoding="utf-8"))
+    page = _Page(tmp_path / "deep" / "report.html")
     assert page.tags.count("svg") == 1
     assert page.tags.count("tr") == 1 + 3 * 2
     assert all(link.startswith("#") for link in page.links)
@@ -55,25 +92,29 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
     assert "and 0.67 of what it was under hrrn, the best of the others." in page.text
     for expected in ("0.60", "<two> cores", "2 answers of the wrong length"):
         assert expected in page.text
+    head, body = rows(as_experiment(records), records)
+    assert [row[:2] for row in body] == [
+        [rate, f"`{policy}`"] for rate in ("0.3x", "2x") for policy in ("fcfs", "hrrn", "sage")
+    ]
+    assert {len(row) for row in body} == {len(head)}
+    assert len(plain(as_experiment(records), records).splitlines()) == 2 + len(body)
+    svg = mean_against_tail(records)
+    assert all(f">{policy}<" in svg for policy in ("fcfs", "hrrn", "sage"))
+    assert svg == mean_against_tail(records)
 
 
-def test_the_table_comes_before_the_report_and_json_in_its_place(
+def test_the_table_comes_before_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [run(policy, 0, rate="2x") for policy in ("fcfs", "sage")]
-    for made in runs:
-        made["settings"] = {}
+    runs = [run(policy, 0) | {"settings": {}} for policy in ("fcfs", "sage")]
     monkeypatch.setattr("bench.experiment.compare.compare_policies", lambda settings: iter(runs))
-    servers = SimpleNamespace(folder=tmp_path)
-    settings: Any = SimpleNamespace(servers=servers, num_seeds=1, policies=("fcfs", "sage"))
-    assert compare_and_report(settings, None, as_json=True) == 0
-    assert json.loads(capsys.readouterr().out) == summarize(recorded(runs))
-    assert (tmp_path / "report.html").exists()
 
     def fails(*_: object) -> None:
         raise OSError("no room")
 
     monkeypatch.setattr("bench.experiment.report.write_report", fails)
+    servers = SimpleNamespace(folder=tmp_path)
+    settings: Any = SimpleNamespace(servers=servers, num_seeds=1, policies=("fcfs", "sage"))
     with pytest.raises(OSError, match="no room"):
         compare_and_report(settings, None)
     assert "mean, ratio" in capsys.readouterr().out
@@ -83,11 +124,3 @@ def test_no_two_arms_of_a_picture_are_of_one_colour() -> None:
     for name in names():
         arms = [arm.name for arm in Experiment.read(name).arms]
         assert len(set(colors(arms).values())) == len(arms), name
-
-
-def test_a_picture_has_a_mark_for_each_arm() -> None:
-    found = recorded([run(policy, seed) for policy in ("fcfs", "sage") for seed in range(3)])
-    svg = mean_against_tail(found)
-    assert ">fcfs<" in svg
-    assert ">sage<" in svg
-    assert svg == mean_against_tail(found)
