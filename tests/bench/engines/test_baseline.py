@@ -22,34 +22,25 @@ from bench.workloads.arrivals import poisson_arrivals
 from bench.workloads.source import Purpose
 from sage_sched.config import SageConfig
 
-
-def answer(inputs: int, outputs: int, first_s: float, last_s: float) -> Answer:
-    return Answer(0.0, ((first_s, 1), (last_s, outputs)), inputs)
-
-
 times = st.floats(1e-4, 1.0)
+
+
+def fitted(rows: list[tuple[int, int, float]]) -> UnloadedTime:
+    return UnloadedTime.fitted([Answer(0.0, ((0.0, 1), (s, o)), i) for i, o, s in rows])
 
 
 @given(times, times, times)
 def test_the_fit_finds_a_linear_time(base: float, per_input: float, per_output: float) -> None:
     true = UnloadedTime(base, per_input, per_output)
-    alone = [
-        answer(i, o, 0.0, base + i * per_input + o * per_output)
-        for i in (20, 400)
-        for o in (16, 64, 256)
-    ]
-    fitted = UnloadedTime.fitted(alone)
-    for one in alone:
-        seconds = fitted.seconds(one.input_tokens, one.output_tokens)
-        assert seconds == pytest.approx(one.ttlt_s, rel=1e-6)
-    assert true.seconds(5, 7) == pytest.approx(base + 5 * per_input + 7 * per_output)
-    assert f"{base * 1e3:.0f} ms" in true.description
+    rows = [(i, o, true.seconds(i, o)) for i in (20, 400) for o in (16, 64, 256)]
+    for inputs, outputs, seconds in rows:
+        assert seconds == pytest.approx(base + inputs * per_input + outputs * per_output)
+        assert fitted(rows).seconds(inputs, outputs) == pytest.approx(seconds, rel=1e-6)
 
 
 @given(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 900), times), min_size=3))
 def test_no_time_is_negative_whatever_was_measured(rows: list[tuple[int, int, float]]) -> None:
-    fitted = UnloadedTime.fitted([answer(i, o, 0.0, seconds) for i, o, seconds in rows])
-    assert min(fitted) >= 0
+    assert min(fitted(rows)) >= 0
 
 
 def slots(answers: NDArray[np.int64], prompts: NDArray[np.int64]) -> Callable[[Any], Served]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bench.engines.simulator.presets import H800_QWEN3_32B
+from bench.engines.simulator.request import SimRequest
 from bench.workloads.agents import (
     Session,
     Step,
@@ -33,45 +34,34 @@ STEPS = (
 SESSION = Session("one", STEPS)
 
 
+def asked(number: int, at_s: float = 3.0) -> list[SimRequest]:
+    """The session so many times, of half its tokens."""
+    return requests_of(
+        [SESSION] * number, [at_s] * number,
+        factor=2.0, engine=H800_QWEN3_32B, foreseen=None, max_pause_s=100.0,
+    )  # fmt: skip
+
+
 def test_steps_follow_each_other_and_share_what_was_recorded() -> None:
-    requests = requests_of(
-        [SESSION, SESSION],
-        [3.0, 4.0],
-        factor=2.0,
-        engine=H800_QWEN3_32B,
-        foreseen=None,
-        max_pause_s=100.0,
-    )
+    requests = asked(2)
     assert [request.input_tokens for request in requests[:4]] == [500, 750, 900, 850]
     assert [request.output_tokens for request in requests[:4]] == [50, 20, 10, 10]
     assert [request.follows for request in requests] == [None, 0, 1, 2, None, 4, 5, 6]
-    assert [request.arrival_s for request in requests[::4]] == [3.0, 4.0]
+    assert [request.arrival_s for request in requests[::4]] == [3.0, 3.0]
     assert requests[1].spans == ((0, 0, 480), (1, 0, 270))
     assert requests[2].spans == ((0, 0, 480), (1, 0, 256), (2, 0, 164))
     assert requests[3].spans == ((0, 0, 320), (3, 0, 530))
     assert {request.hints.session for request in requests[:4]} == {"0 one"}
     # Two runs of one recording are two sessions: they share nothing.
     assert requests[4].spans == ((4, 0, 500),)
-
-
-def test_a_pause_is_what_the_engine_would_not_have_taken() -> None:
-    requests = requests_of(
-        [SESSION], [0.0], factor=2.0, engine=H800_QWEN3_32B, foreseen=None, max_pause_s=100.0
-    )
+    # A pause is what the engine would not have taken.
     assert 55 < requests[1].pause_s < 60
     assert requests[2].pause_s < 1.0
     assert requests[3].pause_s == 100.0
 
 
 def test_clients_tell_about_when_the_next_step_comes_and_which_is_the_last() -> None:
-    requests = requests_of(
-        [SESSION] * 300,
-        [0.0] * 300,
-        factor=2.0,
-        engine=H800_QWEN3_32B,
-        foreseen=None,
-        max_pause_s=100.0,
-    )
+    requests = asked(300)
     told = with_pauses_told(requests, np.random.default_rng(0))
     assert [each.hints.ends_session for each in told[:5]] == [False, False, False, True, False]
     assert told[3].hints.pause_ms is None
@@ -81,19 +71,12 @@ def test_clients_tell_about_when_the_next_step_comes_and_which_is_the_last() -> 
     assert [replace(each, hints=requests[0].hints) for each in told[:4]] == requests[:4]
 
 
-def test_the_longest_prompt_is_half_the_pool() -> None:
+def test_sessions_are_scaled_foreseen_by_others_and_for_one_purpose() -> None:
     factor = factor_for([SESSION], H800_QWEN3_32B)
-    assert 1800 / factor == pytest.approx(H800_QWEN3_32B.kv_pool_tokens / 2)
-
-
-def test_all_are_foreseen_by_the_lengths_of_others() -> None:
+    assert 1800 / factor == pytest.approx(H800_QWEN3_32B.kv_pool_tokens / 2)  # the longest prompt
     known = known_lengths([SESSION], 2.0)
     assert (known.lengths.min(), known.lengths.max()) == (10, 49)  # no quantile is the largest
-
-
-def test_each_session_is_for_one_purpose() -> None:
-    shares = [held_out(Session(f"trace_{number}", ())) for number in range(400)]
-    assert 150 < sum(shares) < 250
+    assert 150 < sum(held_out(Session(f"trace_{number}", ())) for number in range(400)) < 250
 
 
 def test_recordings_are_read_and_others_refused(tmp_path: Path) -> None:
@@ -103,7 +86,6 @@ def test_recordings_are_read_and_others_refused(tmp_path: Path) -> None:
     (session,) = read_sessions(path)
     assert session == Session("a", (Step(0.0, 100, 1, None, 0), Step(9.0, 200, 7, 0, 64)))
     path.write_bytes(gzip.compress(b'{"session": "a"}'))
-    with pytest.raises(WorkloadError, match="holds no sessions"):
-        read_sessions(path)
-    with pytest.raises(WorkloadError, match="holds no sessions"):
-        read_sessions(tmp_path / "missing")
+    for unreadable in (path, tmp_path / "missing"):
+        with pytest.raises(WorkloadError, match="holds no sessions"):
+            read_sessions(unreadable)

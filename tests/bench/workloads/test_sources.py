@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 
 from bench.experiment.spec import Arm
-from bench.workloads import datasets
-from bench.workloads.arrivals import CROWD, arrivals_of
 from bench.workloads.hidden_states import HiddenStates
 from bench.workloads.lengths import Promised, read_lengths
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest
 from bench.workloads.source import Purpose
-from bench.workloads.triage import LABELS, LENGTHS, SHARES, Urgent
+from bench.workloads.triage import LENGTHS, SHARES, Urgent
 from tests.bench.recordings import azure_like, triage_like
-from tests.pages import DOCS
-
-DATA = DOCS.parents[1] / "shared" / "data"
 
 
 def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
@@ -42,42 +37,27 @@ def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
     assert len(source.history) + len(source.lengths) == 60
 
 
-def test_without_recordings_there_is_nothing_to_simulate(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="there is no file"):
-        Urgent(tmp_path)
-    triage_like(tmp_path)
-    (tmp_path / LENGTHS).unlink()
-    with pytest.raises(Exception, match=LENGTHS):
-        Urgent(tmp_path)
-    assert (tmp_path / LABELS).exists()
-    with pytest.raises(WorkloadError):
-        read_lengths(tmp_path, "azure")
-
-
-def test_hidden_states_are_to_be_recorded_first(
+def test_without_recordings_there_is_nothing_to_simulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(Exception, match="there is no file"):
+        Urgent(tmp_path)
+    (triage_like(tmp_path) / LENGTHS).unlink()
+    with pytest.raises(Exception, match=LENGTHS):
+        Urgent(tmp_path)
+    with pytest.raises(WorkloadError):
+        read_lengths(tmp_path, "azure")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(WorkloadError, match=r"bench\.real_model\.answers --states"):
         HiddenStates().requests(Arm(policy="sage"), np.zeros(1), 0, 1024, Purpose.REPORT)
 
 
-def test_crowds_come_at_the_same_mean_rate() -> None:
-    poisson, crowds = (arrivals_of(load, 4000, 1) for load in ("pulse", "crowds"))
-    assert poisson[-1] == pytest.approx(4000, rel=0.1)
-    assert crowds[-1] == pytest.approx(4000, rel=0.25)
-    assert set(Counter(crowds.tolist()).values()) == {CROWD}
-
-
-def test_what_is_reported_on_was_not_tuned_on(tmp_path: Path) -> None:
+def test_what_is_reported_on_was_not_tuned_on_and_classes_have_priorities(tmp_path: Path) -> None:
     data = azure_like(tmp_path)
     known, tuned, reported = (set(map(tuple, rows)) for rows in read_lengths(data, "azure"))
     assert not known & (tuned | reported)
     assert tuned != reported
-
-
-def test_servers_are_told_classes_by_priorities(tmp_path: Path) -> None:
-    source = Promised(azure_like(tmp_path), "azure", weights=(2.0, 1.0, 4.0))
+    source = Promised(data, "azure", weights=(2.0, 1.0, 4.0))
     of_class = {name: given.priority for name, given in source.slo().classes.items()}
     assert of_class == {"w1": 1, "w2": 2, "w4": 3}
 
@@ -97,14 +77,3 @@ def test_prompts_that_come_again_do_so_by_zipfs_law_with_other_answers() -> None
     (_, most), (_, second) = plain.most_common(2)
     assert most / second == pytest.approx(2, rel=0.3)
     assert len({r.output_tokens for r in drawn if r.prompt == plain.most_common(1)[0][0]}) == 4
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the folder of recorded answers")
-def test_every_length_is_one_models_own_answer_to_that_very_prompt() -> None:
-    workload = datasets.load_real(DATA)
-    assert {r.class_name for r in workload.evaluation} == {"chat", "gsm", "math-l5", "crux"}
-    assert not {r.prompt for r in workload.history} & {r.prompt for r in workload.evaluation}
-    repeated = datasets.load_repeated(DATA)
-    shared = {r.prompt for r in repeated.history} & {r.prompt for r in repeated.evaluation}
-    assert len(shared) > 100
-    assert len(repeated.observations()) == len(repeated.history)
