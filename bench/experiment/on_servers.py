@@ -26,7 +26,7 @@ def records_of_prompts(
 ) -> Iterator[Record]:
     """Of the runs that are valid. Raises SpecError, ServerError."""
     load, columns = loaded.load, (*experiment.columns, *experiment.ratios)
-    of_simulations = load.parts or load.nodes > 1
+    of_simulations = load.nodes > 1
     if of_simulations or any(arm != Arm(policy=arm.policy, label=arm.label) for arm in arms):
         raise SpecError(
             f"load {load.name}: servers of prompts differ by policy alone, allowed: --engine sim"

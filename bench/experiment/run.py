@@ -131,8 +131,7 @@ def _simulated(
     jobs: int,
 ) -> Iterator[Found]:
     """The metrics of each arm and seed, as they are ready."""
-    if not loaded.load.parts:
-        _ = loaded.rate_per_s  # once, and not in each process
+    _ = loaded.rate_per_s  # once, and not in each process
     simulate = partial(_simulate, loaded, columns, purpose)
     progress = partial(tqdm, desc=f"{loaded.load.name}: {purpose}", unit="run")
     todo = [*runs]
@@ -165,12 +164,7 @@ def _simulate(
         if purpose != Purpose.TUNING:
             raise
         return arm, seed, dict.fromkeys(columns, math.nan)
-    return arm, seed, measured(result, columns, loaded.load) | _offered(loaded)
-
-
-def _offered(loaded: Loaded) -> dict[str, float]:
-    """Requests per second that arrive; none if they differ from part to part."""
-    return {} if loaded.load.parts else {"offered_rate": loaded.rate_per_s}
+    return arm, seed, measured(result, columns, loaded.load) | {"offered_rate": loaded.rate_per_s}
 
 
 def _on_servers(
@@ -187,7 +181,8 @@ def _on_servers(
     with contextlib.closing(servers):
         for arm, seed in tqdm([*runs], desc=loaded.load.name, unit="run"):
             found = servers(arm, loaded.requests(arm, seed), seed)
-            yield arm, seed, measured(found, columns, loaded.load) | _offered(loaded)
+            metrics = measured(found, columns, loaded.load)
+            yield arm, seed, metrics | {"offered_rate": loaded.rate_per_s}
 
 
 def measured(served: Served, columns: Iterable[str], load: Load) -> dict[str, float]:

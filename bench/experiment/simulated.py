@@ -96,23 +96,8 @@ class Loaded:
 
     def requests(self, arm: Arm, seed: int, purpose: Purpose = Purpose.REPORT) -> list[SimRequest]:
         """Those of a seed, the same for all arms but for what is foreseen and said of them."""
-        if self.load.parts:
-            return self._one_after_the_other(arm, seed, purpose)
         cap = self.load.max_new_tokens
         return self.source.requests(arm, self.arrivals_s(seed), seed, cap, purpose)
-
-    def _one_after_the_other(self, arm: Arm, seed: int, purpose: Purpose) -> list[SimRequest]:
-        requests: list[SimRequest] = []
-        for part in self._parts:
-            began_s = requests[-1].arrival_s + 1 / part.rate_per_s if requests else 0.0
-            arrivals_s = began_s + part.arrivals_s(seed)
-            cap = part.load.max_new_tokens
-            requests += part.source.requests(arm, arrivals_s, seed, cap, purpose)
-        return requests
-
-    @functools.cached_property
-    def _parts(self) -> list[Loaded]:
-        return [Loaded(part, self.data) for part in self.load.parts]
 
 
 def _by_arrival(policy: str) -> str:

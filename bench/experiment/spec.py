@@ -91,7 +91,6 @@ class Load:
     measured: results are of the requests from one share of the arrivals to another, so that they
         leave out how a queue begins and how it drains.
     ttft_slo_ms, tpot_slo_ms: what a good request keeps.
-    parts: what comes one after the other in the place of all this, each what differs from it.
     """
 
     name: str
@@ -109,7 +108,6 @@ class Load:
     measured: Sequence[float] = (0.0, 1.0)
     ttft_slo_ms: float = 2000.0
     tpot_slo_ms: float = 100.0
-    parts: Sequence[Load] = ()
 
     def engine_of(self, arm: Arm) -> Engine:
         """What an arm runs on."""
@@ -124,9 +122,7 @@ class Load:
             given["workload"] = {"name": given["workload"]}
         if "rate" in given:
             given["rate"] = f"{given['rate']}"
-        parts = given.pop("parts", ())
-        rest = {**given, "parts": [cls.parse(name, {**given, **part}, where) for part in parts]}
-        load = _parsed(cls, {"name": name, **rest}, where)
+        load = _parsed(cls, {"name": name, **given}, where)
         _require(load.preset in PRESETS, where, "preset", load.preset, PRESETS)
         allowed = (*LOADS, RECORDED)
         _require(load.arrivals in allowed, where, "arrivals", load.arrivals, allowed)
@@ -139,8 +135,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """SGLang's policies by each clip and conservativeness. The best of them is the experiment's
-    first arm.
+    """SGLang's policies by each clip. The best of them is the experiment's first arm.
 
     by: the metric that is smallest for the best; `good_share` is largest.
     seeds: those on which nothing is reported.
@@ -150,19 +145,14 @@ class Tuning:
 
     policies: Sequence[str]
     clips: Sequence[int]
-    conservativeness: Sequence[float] = (1.0,)
     by: str = "mean_e2e_latency_ms"
     seeds: Sequence[int] = (11, 12)
     rates: Sequence[str] = ()
 
     def arms(self) -> list[Arm]:
         """All that are tried."""
-        tried = product(self.policies, self.clips, self.conservativeness)
-        specs = [
-            f"{policy}@clip={clip}" + ("" if share == 1 else f",conservativeness={share:g}")
-            for policy, clip, share in tried
-        ]
-        return [Arm(policy=spec) for spec in specs]
+        tried = product(self.policies, self.clips)
+        return [Arm(policy=f"{policy}@clip={clip}") for policy, clip in tried]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

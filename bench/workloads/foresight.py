@@ -11,9 +11,6 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from bench.workloads.prompts import (
-    HEAVY_FACTOR,
-    HEAVY_SHARE,
-    LIGHT_FACTOR,
     Workload,
     WorkloadRequest,
 )
@@ -162,9 +159,3 @@ def with_noise(predict: Predict, max_tokens: int, share: float = 0.2) -> Predict
     """A uniform distribution mixed in, one part to four (SageSched, Fig. 11)."""
     uniform = LengthDistribution.from_samples(np.linspace(1, max_tokens, 64).astype(int), "prior")
     return changed(predict, lambda found: found.mixed(uniform, share))
-
-
-def with_heavy_tail(found: LengthDistribution) -> LengthDistribution:
-    """Of lengths that heavy_tailed has changed, by a history of such."""
-    light = found.scaled(LIGHT_FACTOR)
-    return light.mixed(found.scaled(LIGHT_FACTOR * HEAVY_FACTOR), HEAVY_SHARE)

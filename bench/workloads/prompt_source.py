@@ -21,14 +21,12 @@ from bench.workloads.foresight import (
     changed,
     token_counter,
     truth,
-    with_heavy_tail,
     with_noise,
 )
 from bench.workloads.prompts import (
     Workload,
     WorkloadError,
     WorkloadRequest,
-    heavy_tailed,
     stable_hash,
 )
 from bench.workloads.source import Purpose, Source
@@ -67,8 +65,7 @@ class Prompts(Source):
     """A workload's requests. Those of one half are for tuning.
 
     classes: those that are asked; all of them by default. prompt_factor: by which input tokens are
-    multiplied, as if whole papers came. heavy: one answer in ten is 20 times longer, which no
-    prompt tells.
+    multiplied, as if whole papers came.
     """
 
     def __init__(
@@ -78,13 +75,11 @@ class Prompts(Source):
         *,
         classes: Sequence[str] = (),
         prompt_factor: int = 1,
-        heavy: bool = False,
     ) -> None:
         self._foresight = _foresight(data, name)
         self.workload: Workload = self._foresight.workload
         self._classes = classes
         self._factor = prompt_factor
-        self._heavy = heavy
 
     def requests(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
@@ -107,13 +102,12 @@ class Prompts(Source):
         ]
 
     def _chosen(self, number: int, seed: int, purpose: Purpose) -> list[WorkloadRequest]:
-        chosen = self.workload.drawn(
+        return self.workload.drawn(
             number,
             seed,
             lambda request: self._is_for(request, purpose),
             from_history=purpose == Purpose.CAPACITY,
         )
-        return heavy_tailed(chosen, seed) if self._heavy else chosen
 
     def _is_for(self, request: WorkloadRequest, purpose: Purpose) -> bool:
         if self._classes and request.class_name not in self._classes:
@@ -137,8 +131,6 @@ class Prompts(Source):
                 predict = foresight.blind()
             case _:
                 predict = foresight.semantic()
-        if self._heavy:
-            predict = changed(predict, with_heavy_tail)
         if arm.wrong_by != 1:
             predict = changed(predict, lambda found: found.scaled(arm.wrong_by))
         return with_noise(predict, cap) if arm.noise else predict

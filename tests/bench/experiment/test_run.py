@@ -86,14 +86,6 @@ def test_a_setting_under_which_a_server_ends_is_not_the_best() -> None:
     assert best_tuned(experiment, loaded).policy == "fcfs@clip=16"
 
 
-def test_parts_come_one_after_the_other() -> None:
-    part = Load(name="", workload={"name": "mixed"}, rate="4", num_requests=10, arrivals="pulse")
-    loaded = Loaded(replace(part, parts=[part, replace(part, max_new_tokens=64)]), None)
-    requests = loaded.requests(Arm(policy="fcfs"), 0)
-    assert [r.max_new_tokens for r in requests] == [4096] * 10 + [64] * 10
-    assert requests[9].arrival_s < requests[10].arrival_s
-
-
 def test_who_is_urgent_waits_less_if_somebody_says_so(tmp_path: Path) -> None:
     triage_like(tmp_path)
     experiment = replace(
