@@ -135,7 +135,7 @@ class Policy(ABC):
         """
 
     def starts_now(self, job: Job) -> bool:
-        """Whether this waiting job enters a full batch if there is room for it, too."""
+        """Whether this waiting job may enter a full batch without preempting another."""
         return False
 
     @property
