@@ -83,7 +83,7 @@ RUN = (
     "urgency train {work}/labels.jsonl --out {work}/urgency.safetensors",
     "explain --summary {work}/trace.jsonl",
     "whatif {work}/log.csv --preset h800-qwen3-32b --seeds 1 --output {work}/whatif",
-    "bench run newcomers --seeds 1 --output {work}/bench",
+    "bench run gaps --seeds 1 --arms fcfs sage --output {work}/bench",
     "serve --help",  # in the place of this process
 )
 _RUNNER = """

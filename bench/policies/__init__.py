@@ -6,6 +6,7 @@ from __future__ import annotations
 from bench.policies import variants
 from bench.policies.fastserve import FastServe
 from bench.policies.ltr import Ltr
+from bench.policies.sagesched import SageSched
 from bench.policies.ssjf import Ssjf
 from bench.policies.trail import Trail, TrailPrompt
 from bench.policies.uniboost import UniBoost
@@ -18,6 +19,7 @@ POLICIES: dict[str, type[Policy]] = {
     "sage-output": variants.SageOutput,
     "sage-overall": variants.SageOverall,
     "sage-resource-bound": variants.SageResourceBound,
+    "sagesched": SageSched,
     "ssjf": Ssjf,
     "trail": Trail,
     "trail-prompt": TrailPrompt,

@@ -17,12 +17,11 @@ from bench.engines.simulator.result import Result
 from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from bench.policies import trail
+from bench.policies.sagesched import SageSchedParameters
 from bench.policies.srpt_oracle import SrptOracleParameters
 from bench.policies.trail import TrailPromptParameters
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.index import Indices
-from sage_sched.policies.sage import SageParameters
 from sage_sched.policy import Policy
 from sage_sched.steps import StepTime
 
@@ -38,15 +37,8 @@ ONE_SLOT = Engine(
     max_running_requests=1,
 )
 PREEMPTIVE = Options(preempt=True)
-# Nobody is promised a turn, no hysteresis.
-_PURE_SAGE = SageParameters(regret=math.inf)
-PURE = SageConfig(
-    policy={
-        "sage": _PURE_SAGE,
-        "sage-mean": _PURE_SAGE,
-        "srpt-oracle": SrptOracleParameters(preempt_margin=0.0),
-    }
-)
+# No hysteresis.
+PURE = SageConfig(policy={"srpt-oracle": SrptOracleParameters(preempt_margin=0.0)})
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +48,6 @@ def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "most_yields", 1_000_000)
     for refreshed, name, tokens in (
         (Policy, "refresh_interval_tokens", 10),
-        (Indices, "interval_tokens", 10),
         (trail, "REFRESH_INTERVAL_TOKENS", 10),
     ):
         monkeypatch.setattr(refreshed, name, tokens)
@@ -253,6 +244,11 @@ def _trail_response(
     return response / asked.size
 
 
+def _by(index: str) -> SageConfig:
+    parameters = SageSchedParameters(cost="seconds", index=index, bucket_tokens=10)
+    return SageConfig(policy={"sagesched": parameters})
+
+
 @pytest.mark.parametrize(
     ("steps", "weights", "gain"),
     [
@@ -270,8 +266,8 @@ def test_gittins_is_never_worse_than_mean_order(
     for seed in range(2):
         _, requests = traffic(500, 0.8, seed, steps, weights)
         means = [
-            simulate(ONE_SLOT, name, PURE, requests, PREEMPTIVE).ttlt_s.mean()
-            for name in ("sage", "sage-mean")
+            simulate(ONE_SLOT, "sagesched", _by(index), requests, PREEMPTIVE).ttlt_s.mean()
+            for index in ("gittins", "mean")
         ]
         ratios.append(means[0] / means[1])
     assert float(np.mean(ratios)) < gain
