@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from bench.experiment import goodput, records
 from bench.experiment.records import Record
@@ -12,6 +15,9 @@ from bench.experiment.spec import Experiment
 from bench.experiment.stats import median, of_arm, ordered, ratio
 
 _HEADINGS: dict[str, tuple[str, float]] = records.METRIC_LISTS["headings"]
+_TABLES: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("pages.toml").read_text(encoding="utf-8")
+)
 _ENGINES = {"sim": "simulated", "clock": "device clock", "server": "servers"}
 
 
@@ -111,34 +117,27 @@ def _made_by(found: Sequence[Record]) -> str:
     return "Made by " + "; ".join(dict.fromkeys(said)) + "."
 
 
-_BLOCK = re.compile(
-    r"(<!-- (?P<what>records|goodput): (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of records -->)",
-    re.S,
-)
-_FIGURE = re.compile(r"(<!--(?P<named>[\w-]+;[^>]+)-->)\d+(?:\.\d+)?")
+_BLOCK = re.compile(r"(<!-- figures: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.S)
 
 
 def renewed(page: str, records_of: Callable[[str], Sequence[Record]]) -> str:
-    """A page with its tables and figures made again.
+    """Return a page with its tables of figures made again.
 
-    A table stands between `<!-- records: NAME -->` and `<!-- end of records -->`; with `goodput` in
-    the place of `records` it is within_slo. A figure follows a comment that says what it is (see
-    figure). Raises ValueError if no record holds a figure.
+    A table stands between `<!-- figures: NAME -->` and `<!-- end -->`; NAME is a table of
+    pages.toml. Raises ValueError if no record holds a figure.
     """
 
     def block(match: re.Match[str]) -> str:
-        found = records_of(match["name"])
-        made = "No records."
-        if found and match["what"] == "goodput":
-            made = within_slo(found)
-        elif found:
-            made = markdown(Experiment.read(match["name"]), found)
-        return f"{match[1]}\n{made}\n\n{match['end']}"
+        table = _TABLES[match["name"]]
+        rows = [
+            [said, *(figure(cell.format(key), records_of) for cell in table["cells"])]
+            for key, said in table["rows"]
+        ]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (table["head"], *rows)]
+        lines.insert(1, "|---" * len(table["head"]) + "|")
+        return "\n".join([match[1], *lines, "", match["end"]])
 
-    def number(match: re.Match[str]) -> str:
-        return match[1] + figure(match["named"], records_of)
-
-    return _FIGURE.sub(number, _BLOCK.sub(block, page))
+    return _BLOCK.sub(block, page)
 
 
 def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
@@ -165,8 +164,9 @@ def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
 
 def stale(pages: Sequence[Path], folder: Path = records.FOLDER) -> Iterator[tuple[Path, str]]:
     """Pages whose tables are not what the records say, and what they would be."""
+    records_of = cache(lambda name: records.read(records.file_of(name, folder)))
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        new = renewed(text, lambda name: records.read(records.file_of(name, folder)))
+        new = renewed(text, records_of)
         if new != text:
             yield page, new
