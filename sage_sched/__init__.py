@@ -1,1 +1,1 @@
-"""Scheduling of LLM requests by predicted cost. Engine-free: see docs/structure.md."""
+"""Scheduling of LLM requests by predicted cost, without an engine (docs/architecture.md)."""

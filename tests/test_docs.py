@@ -83,8 +83,8 @@ def test_every_file_and_folder_that_a_page_names_is_there() -> None:
     assert not missing
 
 
-def test_what_the_structure_page_finds_in_a_file_is_defined_there() -> None:
-    page = (DOCS / "structure.md").read_text(encoding="utf-8")
+def test_functions_that_the_architecture_page_names_are_defined_there() -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     found = re.findall(r"`(\w+)` in `([\w/]+\.py)`", page)
     assert len(found) >= 6
     missing = [
