@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from bench.experiment import records
-from bench.experiment.goodput import rate_within, rows
+from bench.experiment.goodput import figure, rate_within, rows
 from bench.experiment.plot import against_load
 from bench.experiment.records import Record
-from bench.experiment.table import stale
 
 
 def record(arm: str, rate: float, good: float, seed: int = 0, mix: str = "chat") -> Record:
@@ -36,7 +33,7 @@ def test_the_rate_is_where_the_share_falls_below(good_shares: list[float], rate:
     assert rate_within(points[::-1], 0.95) == pytest.approx(rate)
 
 
-def test_ratios_are_paired_by_seed(tmp_path: Path) -> None:
+def test_ratios_are_paired_by_seed() -> None:
     found = [
         record(arm, rate, good, seed)
         for seed, scale in ((0, 1.0), (1, 2.0))
@@ -47,16 +44,8 @@ def test_ratios_are_paired_by_seed(tmp_path: Path) -> None:
     by_arm = {row[1]: dict(zip(head[2:5], row[2:5], strict=True)) for row in body}
     assert by_arm["`sage`"]["to tuned"] == "2.00 (2.00 to 2.00)"
     assert by_arm["`sage`"]["to fcfs"] == "4.00 (4.00 to 4.00)"
-    records.write(records.file_of("load", tmp_path), found)
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- goodput: load -->\n<!-- end of records -->\n"
-        "<!--load;chat;sage/tuned;good@0.95-->0.00 <!--load;chat;fcfs;good@0.95-->0.00\n"
-    )
-    ((_, new),) = stale([page], tmp_path)
-    assert "| chat | `sage` |" in new
-    assert "good@0.95-->2.00 " in new
-    assert f"good@0.95-->{by_arm['`fcfs`'][head[2]]}\n" in new
+    assert figure(found, "chat", "sage/tuned", 0.95) == "2.00"
+    assert figure(found, "chat", "fcfs", 0.95) == by_arm["`fcfs`"][head[2]]
 
 
 def test_a_sweep_has_two_panels_a_mix_and_a_line_an_arm() -> None:
