@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from patches.compat import thinking_of
 from predictor_store.predict.asked import NOTHING_ASKED, OWN, SHAPED, Asked, Scope, digest
@@ -82,6 +83,13 @@ def scope_of(obj: GenerateReqInput, eos_ids: Collection[int] = ()) -> Scope:
     except RecursionError:  # SGLang takes nothing that is nested so deeply
         return Scope(adapter)
     return Scope(adapter, limits, SHAPED if shapes else OWN)
+
+
+def eos_ids_of(manager: TokenizerManager) -> set[int]:
+    """Return the tokens that end each answer of this model."""
+    of_config = getattr(manager.model_config, "hf_eos_token_id", None) or ()
+    of_tokenizer = getattr(manager.tokenizer, "eos_token_id", None)
+    return {*of_config} if of_tokenizer is None else {*of_config, of_tokenizer}
 
 
 def own_stop_ids(obj: GenerateReqInput, eos_ids: Collection[int]) -> set[int]:

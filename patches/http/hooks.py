@@ -17,26 +17,18 @@ from sglang.srt.server_args import ServerArgs
 from patches.carrier import EXPLANATION, short_id
 from patches.compat import APP, APP_VARIABLE
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks
+from patches.http.answers import learn
 from patches.http.dispatch import bury, end
-from patches.http.foreign import slo_class, told
-from patches.http.predict import (
-    attach,
-    learn,
-    request_hooks,
-    start,
-    state_of,
-    take_up_chat,
-)
+from patches.http.incoming import chat_hooks, incoming
+from patches.http.intake import encode, is_encoded, open_body, receive
 from patches.http.state import HttpState, http_state
 from patches.messages import EarlyAbort
 from predictor_store.service.supervisor import SharedWorker
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-_TENANT_HEADER = "x-sage-tenant"
-_EXPLAIN_HEADER = "x-sage-explain"
 
 # They do nothing for a manager whose --schedule-policy is not ours.
-http_hooks = Hooks(request_hooks)
+http_hooks = Hooks(chat_hooks)
 
 
 @http_hooks.at(f"{_MANAGER}.__init__", AFTER, "server_args")
@@ -45,52 +37,35 @@ def _after_init(_: None, self: Manager, server_args: ServerArgs, *args: Any, **k
         self.sage = HttpState(self, server_args)
 
 
-# A request comes in.
+# A request comes in (patches/http/intake.py).
+
+
+@http_hooks.at(f"{_MANAGER}.generate_request", BEFORE, "obj", "request")
+def _before_generate(self: Manager, obj: GenerateReqInput, request: Any = None) -> None:
+    # All routes pass here, before anything is made of what a client says.
+    if http_state(self) is not None and isinstance(obj, GenerateReqInput):
+        open_body(obj, request)
 
 
 @http_hooks.at(f"{_MANAGER}._init_req_state", BEFORE, "obj", "request")
 def _before_init_state(
     self: Manager, obj: GenerateReqInput, request: Any = None, *args: Any, **kw: Any
 ) -> None:
-    """All routes pass here. Samples are copies, whose class is known already."""
-    ours = http_state(self)
-    if ours is None or not isinstance(obj, GenerateReqInput):
-        return
-    headers = {} if request is None else request.headers
-    # SGLang has read the body by now, if there is one.
-    trust = ours.config.hints.trust
-    said = told(trust, headers, getattr(request, "_json", None))
-    if (priority := said.pop("priority", None)) is not None:
-        obj.priority = priority
-    ours.metrics.start()
-    is_batch = not getattr(obj, "is_single", True)  # a part of a batch does not say
-    for part in [obj[i] for i in range(obj.batch_size)] if is_batch else [obj]:
-        state = state_of(part)
-        if state.slo_class is None:
-            state.slo_class = ours.claims.class_of(slo_class(headers), part.priority)
-            state.told = said
-            state.tenant = headers.get(_TENANT_HEADER, "")
-            take_up_chat(state)
-            state.came_s = time.monotonic()
-            wish = headers.get(_EXPLAIN_HEADER, "").lower()
-            state.explains = trust != "none" and wish in ("1", "true", "yes")
-
-
-@http_hooks.at(f"{_MANAGER}._handle_batch_request", BEFORE, "obj")
-def _before_batch(self: Manager, obj: GenerateReqInput, *args: Any, **kw: Any) -> None:
-    # SGLang tokenizes the batch one by one; predictions are better made together.
-    if isinstance(obj, GenerateReqInput) and http_state(self) is not None:
-        for i in range(obj.batch_size):
-            start(self, obj[i])
+    # Here SGLang has told apart the requests of a batch. It tokenizes them one by one; predictions
+    # are better made together.
+    if (ours := http_state(self)) is not None and isinstance(obj, GenerateReqInput):
+        ours.metrics.start()
+        receive(self, ours, obj, request)
 
 
 @http_hooks.at(f"{_MANAGER}._tokenize_one_request", AROUND, "obj")
 async def _around_tokenize_one(
     original: Awaited, self: Manager, obj: GenerateReqInput, *args: Any, **kw: Any
 ) -> Tokenized:
-    start(self, obj)
+    begun_s = time.monotonic()
     tokenized: Tokenized = await original(self, obj, *args, **kw)
-    await attach(self, obj, tokenized)
+    if http_state(self) is not None and isinstance(obj, GenerateReqInput):
+        await encode(self, obj, tokenized, begun_s)
     return tokenized
 
 
@@ -98,10 +73,13 @@ async def _around_tokenize_one(
 async def _around_tokenize_batch(
     original: Awaited, self: Manager, batch_size: int, obj: GenerateReqInput
 ) -> list[Tokenized]:
-    tokenized: list[Tokenized] = await original(self, batch_size, obj)
-    for i in range(batch_size):
-        await attach(self, obj[i], tokenized[i])
-    return tokenized
+    begun_s = time.monotonic()
+    batch: list[Tokenized] = await original(self, batch_size, obj)
+    if http_state(self) is not None and isinstance(obj, GenerateReqInput):
+        for i, tokenized in enumerate(batch):
+            if not is_encoded(tokenized):  # SGLang did not tokenize it one by one after all
+                await encode(self, obj[i], tokenized, begun_s)
+    return batch
 
 
 # It goes to a scheduler, or its client gives it up.
@@ -130,7 +108,7 @@ def _dispatch(manager: Manager, tokenized: Tokenized) -> bool:
         return True
     if found is None or not isinstance(found.obj, GenerateReqInput):
         return True
-    if state_of(found.obj).is_internal or found.obj.session_params:
+    if incoming(found.obj).is_internal or found.obj.session_params:
         return True
     given = found.obj.routed_dp_rank
     if ours.dispatch.send(tokenized, given, manager.rid_to_state):
@@ -175,7 +153,7 @@ def _before_output(self: Manager, recv_obj: BatchStrOutput) -> None:
     if ours.dispatch is not None:
         ended = [reason is not None for reason in recv_obj.finished_reasons]
         ours.dispatch.heard(zip(recv_obj.rids, recv_obj.completion_tokens, ended, strict=True))
-    learn(self, ours, recv_obj)
+    learn(self, ours.client, recv_obj)
 
 
 @http_hooks.at(
@@ -191,9 +169,9 @@ def _around_meta_info(
     *args: Any,
     **kw: Any,
 ) -> None:
-    others = {name: told for name, told in customized_info.items() if name != EXPLANATION}
+    others = {name: info for name, info in customized_info.items() if name != EXPLANATION}
     original(self, meta_info, state, others, index, *args, **kw)
-    # What the scheduler last told of this request (patches/scheduler/request.py), if anything.
+    # The scheduler's latest explanation of this request (patches/scheduler/request.py), if any.
     for facts in customized_info.get(EXPLANATION, ())[index : index + 1]:
         if facts and facts[-1] is not None:
             meta_info[EXPLANATION] = facts[-1]

@@ -22,8 +22,9 @@ from sglang.srt.server_args import ServerArgs
 
 from patches.engine_types import Batch, Scheduler
 from patches.hook import AFTER, AROUND, BEFORE, Awaited, Hooks, harmless
-from patches.http.asked import asked_of, scope_of
-from patches.http.predict import eos_ids_of, prompt_text, request_hooks, state_of, was_stopped
+from patches.http.answers import was_stopped
+from patches.http.asked import asked_of, eos_ids_of, scope_of
+from patches.http.incoming import chat_hooks, incoming, new_parts, prompt_text
 from patches.json_lines import JsonLines
 from patches.scheduler.calibration import Calibration
 from patches.scheduler.gap_meter import GapMeter
@@ -46,7 +47,7 @@ class Shadow:
     client: PredictorClient
 
 
-shadow_http_hooks = Hooks(request_hooks)
+shadow_http_hooks = Hooks(chat_hooks)
 
 
 @shadow_http_hooks.at(f"{_MANAGER}.__init__", AFTER, "server_args")
@@ -57,27 +58,20 @@ def _after_init(_: None, self: Manager, server_args: ServerArgs, *args: Any, **k
     client.start()  # the schedulers are loading the model meanwhile
 
 
-@shadow_http_hooks.at(f"{_MANAGER}._batch_tokenize_and_process", BEFORE, "batch_size", "obj")
+@shadow_http_hooks.at(f"{_MANAGER}._init_req_state", BEFORE, "obj", "request")
 @harmless
-def _before_tokenize_batch(self: Manager, batch_size: int, obj: GenerateReqInput) -> None:
-    for i in range(batch_size):
-        _before_tokenize_one(self, obj[i])
-
-
-@shadow_http_hooks.at(f"{_MANAGER}._tokenize_one_request", BEFORE, "obj")
-@harmless
-def _before_tokenize_one(self: Manager, obj: GenerateReqInput, *args: Any, **kw: Any) -> None:
-    """Ask for the prediction; nobody waits for it."""
-    if not isinstance(obj, GenerateReqInput) or state_of(obj).is_started:
+def _before_init_state(
+    self: Manager, obj: GenerateReqInput, request: Any = None, *args: Any, **kw: Any
+) -> None:
+    """Ask for predictions; nothing waits for them."""
+    if not isinstance(obj, GenerateReqInput):
         return
-    state = state_of(obj)
-    state.is_started = True
-    text = None if state.is_internal else prompt_text(self, obj)
-    if text is not None:
-        state.came_s = time.time()
-        scope = scope_of(obj, eos_ids_of(self)).name
-        predicted = self.sage.client.predict(text, scope, asked_of(obj, state.asked))
-        state.prediction = asyncio.ensure_future(predicted)
+    for part in new_parts(self, obj, request):
+        incoming(obj).came_s = incoming(part).came_s = time.time()
+        if (text := prompt_text(self, part)) is not None:
+            scope, asked = scope_of(part, eos_ids_of(self)).name, incoming(part).asked
+            predicted = self.sage.client.predict(text, scope, asked_of(part, asked))
+            incoming(part).prediction = asyncio.ensure_future(predicted)
 
 
 @shadow_http_hooks.at(f"{_MANAGER}._handle_batch_output", BEFORE, "recv_obj")
@@ -88,11 +82,11 @@ def _before_output(self: Manager, recv_obj: BatchStrOutput, *args: Any, **kw: An
         output_tokens = int(recv_obj.completion_tokens[i])
         if reason is None or found is None or output_tokens < 1:
             continue
-        state = state_of(found.obj)
-        if state.prediction is None:
+        kept = incoming(found.obj)
+        if kept.prediction is None:
             continue
-        has_come = state.prediction.done() and not state.prediction.cancelled()
-        prediction = state.prediction.result() if has_come else None
+        has_come = kept.prediction.done() and not kept.prediction.cancelled()
+        prediction = kept.prediction.result() if has_come else None
         is_cut, input_tokens = reason["type"] != "stop", int(recv_obj.prompt_tokens[i])
         if prediction is not None and prediction.handle is not None:
             stopped = was_stopped(self, found.obj, reason)
@@ -100,12 +94,12 @@ def _before_output(self: Manager, recv_obj: BatchStrOutput, *args: Any, **kw: An
                 prediction.handle, input_tokens, output_tokens, is_cut, stopped
             )
         line = {
-            "arrival_s": state.came_s,
+            "arrival_s": kept.came_s,
             "input_tokens": input_tokens,
             "output_tokens": output_tokens,
             "max_new_tokens": _cap_tokens(found.obj),
             "is_cut": is_cut,
-            "ttlt_s": time.time() - state.came_s,
+            "ttlt_s": time.time() - kept.came_s,
             "prediction": fields_of(None if prediction is None else prediction.distribution),
         }
         self.sage.record.add(line)

@@ -1,4 +1,4 @@
-"""What is refused where it comes in, without a server."""
+"""Which requests are refused as they come in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from patches.http.door import check_body, check_prompt, check_tokenized, custom_params_of
+from patches.http.validation import check_body, check_prompt, check_tokenized
 
 CONFIG = SimpleNamespace(vocab_size=100, hidden_size=2)
 MANAGER: Any = SimpleNamespace(model_config=CONFIG, mm_processor=None)
@@ -40,22 +40,19 @@ def tokenized(
 
 
 @pytest.mark.parametrize("given", [[], ["x"], "", "x", 0, 1, True, [{"__sage_lengths": 1}]])
-def test_custom_params_are_an_object(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"custom_params is .*, allowed: an object"):
-        custom_params_of(asked(sampling_params={"custom_params": given}))
-
-
-@pytest.mark.parametrize("sampling", [None, {}, {"custom_params": None}, []])
-def test_or_there_are_none(sampling: Any) -> None:
-    assert custom_params_of(asked(sampling_params=sampling)) is None
-    assert custom_params_of(asked(sampling_params={"custom_params": {"a": 1}})) == {"a": 1}
+def test_custom_params_are_an_object_or_none(given: Any) -> None:
+    for sampling in ({"custom_params": given}, [{}, {"custom_params": given}]):
+        with pytest.raises(ValueError, match=r"custom_params is .*, allowed: an object"):
+            check_body(asked(sampling_params=sampling), "any")
+    for right in (None, {}, {"custom_params": None}, [], {"custom_params": {"a": 1}}):
+        check_body(asked(sampling_params=right), "any")
 
 
 @pytest.mark.parametrize(
     ("ids", "wrong"),
     [([5, -1], "-1"), ([100], "100"), ([2**70, 1], str(2**70)), ([-(2**70)], "-1")],
 )
-def test_a_token_that_the_model_does_not_have_is_named(ids: list[int], wrong: str) -> None:
+def test_a_token_beyond_the_vocabulary_is_refused(ids: list[int], wrong: str) -> None:
     with pytest.raises(ValueError, match=f"^input_ids have {wrong}.*, allowed: 0 to 99$"):
         check_prompt(MANAGER, asked(input_ids=ids))
 
@@ -65,7 +62,7 @@ def test_other_prompts_are_left_to_sglang() -> None:
         check_prompt(MANAGER, asked(input_ids=ids))
 
 
-def test_a_picture_lets_no_token_in_where_it_is_not_read() -> None:
+def test_media_that_are_not_read_let_no_token_in() -> None:
     shown = asked(input_ids=[2**40], contains_mm_input=lambda: True)
     with pytest.raises(ValueError, match="allowed: 0 to 99"):
         check_prompt(MANAGER, shown)
@@ -131,7 +128,9 @@ def test_sampling_that_would_end_a_scheduler_is_refused(
         ),
     ],
 )
-def test_so_is_a_request_of_such_numbers(field: str, wrong: list[Any], right: list[Any]) -> None:
+def test_numbers_that_would_end_a_scheduler_are_refused(
+    field: str, wrong: list[Any], right: list[Any]
+) -> None:
     for value in wrong:
         with pytest.raises(ValueError, match=field):
             check_tokenized(MANAGER, asked(), tokenized(array("q", [3, 4]), **{field: value}))
@@ -147,7 +146,7 @@ def test_embeddings_of_another_model_are_refused(rows: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["multi_item_delimiter_indices", "token_indices_to_pool"])
-def test_only_a_route_for_scores_says_where_to_read_them(field: str) -> None:
+def test_only_routes_for_scores_give_delimiters(field: str) -> None:
     given = asked(**{field: [0]})
     with pytest.raises(ValueError, match=field):
         check_body(given, "generate_request")
@@ -158,7 +157,7 @@ def test_only_a_route_for_scores_says_where_to_read_them(field: str) -> None:
             check_body(asked(lora_id="mine"), route)
 
 
-def test_samples_are_few_enough_to_be_made() -> None:
+def test_the_number_of_samples_is_bounded() -> None:
     for n in (0, 5000, 10**9, "5"):
         with pytest.raises(ValueError, match=r"^n is"):
             check_body(asked(sampling_params={"n": n}), "any")
@@ -168,7 +167,7 @@ def test_samples_are_few_enough_to_be_made() -> None:
         check_body(asked(sampling_params=sampling), "any")
 
 
-def test_clients_do_not_say_that_their_sampling_was_checked() -> None:
+def test_clients_cannot_skip_normalization() -> None:
     of_sglang = {"is_normalized": True, "temperature": 0.0}
     for sampling in (of_sglang, [{}, of_sglang]):
         with pytest.raises(ValueError, match="is_normalized is True"):
@@ -188,7 +187,7 @@ def test_clients_do_not_say_that_their_sampling_was_checked() -> None:
         {"input_embeds": "x"},
     ],
 )
-def test_a_route_that_sglang_does_not_check_is_checked(wrong: dict[str, Any]) -> None:
+def test_a_route_without_a_schema_is_checked(wrong: dict[str, Any]) -> None:
     right = {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 5}, "stream": True}
     check_body(GenerateReqInput(**right), "vertex_generate")
     with pytest.raises(ValueError, match=r"validation error|invalid type"):
@@ -203,7 +202,7 @@ def test_a_route_that_sglang_does_not_check_is_checked(wrong: dict[str, Any]) ->
         ["[a-z]{0,250}$"] * 32,
     ],
 )  # fmt: skip
-def test_a_stop_that_takes_long_to_look_for_is_refused(patterns: str | list[str]) -> None:
+def test_a_slow_stop_regex_is_refused(patterns: str | list[str]) -> None:
     with pytest.raises(ValueError, match="stop_regex is"):
         check_tokenized(MANAGER, asked(), tokenized([3], sampling={"stop_regex": patterns}))
 
@@ -215,5 +214,5 @@ def test_a_stop_that_takes_long_to_look_for_is_refused(patterns: str | list[str]
         "(?:ab)+", "[^a]b", r"\d{3}-\d{4}", "(foo|ba[rz])\\b", "(?i)stop",
     ],
 )  # fmt: skip
-def test_others_are_not_and_are_found_soon(pattern: str) -> None:
+def test_a_fast_stop_regex_is_accepted(pattern: str) -> None:
     check_tokenized(MANAGER, asked(), tokenized([3], sampling={"stop_regex": pattern}))

@@ -1,12 +1,12 @@
-"""What gateways and agents say of a request in their own headers and fields, in our words."""
+"""Hints that gateways and agents give in headers and fields of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Header: the hint of ours (sage_sched.job.CLIENTS_HINTS), or `priority` of the body, that it
-# gives. Of several that give the same, the last one counts.
+# The hint of ours (sage_sched.job.CLIENTS_HINTS), or `priority` of the body, that each header
+# gives. If several give the same one, the last counts.
 HEADERS = {
     "x-session-id": "session",  # OpenCode
     "session-id": "session",  # Codex, as is the next one
@@ -19,21 +19,22 @@ HEADERS = {
     "x-llm-d-inference-fairness-id": "tenant",
     "x-smg-tenant-id": "tenant",
 }
-# Field of `nvext.agent_hints` (NVIDIA Dynamo): the same, or how many tokens are expected.
+# The same for fields of `nvext.agent_hints` (NVIDIA Dynamo), or the expected number of tokens.
 AGENT_HINTS = {"priority": "priority", "osl": "expected_tokens"}
-# Headers that name a class, the first one that is there.
+# Headers that name an SLO class; the first one that is there counts.
 CLASS_HEADERS = ("x-smg-priority", "x-llm-d-inference-objective")
 _PARSED: Mapping[str, type[Any]] = {"priority": int, "ttft_slo_ms": float, "tpot_slo_ms": float}
-# Whole numbers: by whose name, from and to. Beyond those of SGLang a priority ends a scheduler, and
-# SGLang looks at the body's own alone.
+# Whole numbers: their name in a message, the least and the most. A priority beyond SGLang's range
+# ends a scheduler, and SGLang checks only the one in the body.
 _NUMBERS = {
     "priority": ("a priority", -(2**63), 2**63 - 1),
     "expected_tokens": ("nvext.agent_hints.osl", 1, 2**31 - 1),
 }
 
 
-def told(trust: str, headers: Mapping[str, str], body: object) -> dict[str, Any]:
-    """By our names, as far as hints.trust goes; headers come before the body. Raises ValueError."""
+def gateway_hints(trust: str, headers: Mapping[str, str], body: object) -> dict[str, Any]:
+    """Return the hints that hints.trust lets in, by our names; headers come before the body. Raises
+    ValueError."""
     if trust == "none":
         return {}
     found: dict[str, Any] = {}
@@ -54,6 +55,6 @@ def told(trust: str, headers: Mapping[str, str], body: object) -> dict[str, Any]
     return found
 
 
-def slo_class(headers: Mapping[str, str]) -> str | None:
-    """The class that headers name, None if none."""
+def gateway_class(headers: Mapping[str, str]) -> str | None:
+    """Return the SLO class that headers name, None if none."""
     return next((headers[name] for name in CLASS_HEADERS if name in headers), None)

@@ -1,8 +1,4 @@
-"""Where a client's lies end: requests that are refused (status 400) as they come in.
-
-Refused are requests whose words for us cannot be read, and those that would kill a scheduler of
-SGLang, and with it all that it serves. Reserved keys are dropped (patches.carrier.strip).
-"""
+"""Refuses requests (status 400) that would end a scheduler of SGLang, or that cannot be read."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
@@ -58,19 +54,10 @@ _CHARS_PER_TOKEN, _CHARS_OF_ANSWER = 8, 100_000
 _MOST_REGEX_STEPS = 1e6
 
 
-def custom_params_of(obj: GenerateReqInput) -> Mapping[str, Any] | None:
-    """A client's custom_params. Raises ValueError unless they are an object, or None."""
-    sampling = obj.sampling_params
-    given = sampling.get("custom_params") if isinstance(sampling, dict) else None
-    if given is not None and not isinstance(given, dict):
-        raise ValueError(f"custom_params is {given!r:.80}, allowed: an object")
-    return given
-
-
 def check_body(obj: GenerateReqInput, route: str | None) -> None:
-    """Raises ValueError if a request asks for so many samples that making them would take all of
-    the HTTP process's memory, or has fields that only a route of SGLang may give. route: the name
-    of its function; None if the request did not come by HTTP."""
+    """Raises ValueError if custom_params are no object, if a request asks for more samples than
+    the HTTP process has memory to make, or if it has fields that only a route of SGLang may give.
+    route: the name of its function; None if the request did not come by HTTP."""
     if route == _UNCHECKED_ROUTE:
         _check_fields(obj)
     if route is not None:
@@ -82,6 +69,8 @@ def check_body(obj: GenerateReqInput, route: str | None) -> None:
         given = sampling if isinstance(sampling, dict) else {}
         if (is_normalized := given.get(_NORMALIZED)) is not None:
             raise ValueError(f"{_NORMALIZED} is {is_normalized!r:.40}, allowed: none")
+        if not isinstance(custom := given.get("custom_params"), dict | None):
+            raise ValueError(f"custom_params is {custom!r:.80}, allowed: an object")
         if (num_samples := given.get("n")) is not None:
             _check_range("n", num_samples, 1, _MOST_SAMPLES)
 

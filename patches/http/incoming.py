@@ -1,0 +1,147 @@
+"""What an HTTP process keeps of one request, and the chat that a request was made from."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
+
+from patches.hook import AFTER, BEFORE, Hooks
+from patches.http.asked import asked_of_chat, text_of
+from predictor_store.predict.asked import Asked
+from predictor_store.service.client import Prediction
+from sage_sched.job import NO_HINTS, Hints
+
+# From each end of a prompt: more than the predictor reads. Decoding 100,000 token ids would block
+# the event loop.
+_MAX_DECODED_TOKENS = 512
+# The function of entrypoints/http_server.py that makes health checks.
+_HEALTH_ROUTE = "health_generate"
+_SERVING_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
+# The chat that this task answers: its last user message, and what it asks for.
+_CHAT = ContextVar[tuple[str | None, Asked] | None]("the chat", default=None)
+
+
+@dataclass(slots=True)
+class Incoming:
+    """`GenerateReqInput.sage`, of one request and its samples (n above 1), which are copies of it.
+
+    text, asked: the last user message of a chat, and what the chat asks for beside its words; None
+        for other requests.
+    hints: what the scheduler gets to know of it.
+    expected_tokens: the length that a gateway expects; None if it expects none.
+    came_s: arrival, by time.monotonic; 0 until then.
+    is_internal: see is_internal().
+    explains: whether the answer has to report the prediction.
+    tell_at_tokens: the age at which the history hears that the answer goes on.
+    """
+
+    text: str | None = None
+    asked: Asked | None = None
+    hints: Hints = NO_HINTS
+    expected_tokens: int | None = None
+    came_s: float = 0.0
+    is_internal: bool = False
+    explains: bool = False
+    prediction: asyncio.Future[Prediction] | None = None
+    handle: int | None = None
+    tell_at_tokens: int = 64
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        # SGLang pickles requests when it dumps them. A future cannot be pickled, and the reader of
+        # a dump may not have this package.
+        return dict, ()
+
+    def __deepcopy__(self, memo: object) -> Incoming:
+        return self
+
+
+def incoming(obj: GenerateReqInput) -> Incoming:
+    """Return what is kept of a request; made if it is not there."""
+    if not hasattr(obj, "sage"):
+        obj.sage = Incoming()
+    kept: Incoming = obj.sage
+    return kept
+
+
+def new_parts(
+    manager: TokenizerManager, obj: GenerateReqInput, request: Any
+) -> list[GenerateReqInput]:
+    """Return a request, or those of a batch, each with its own Incoming; not samples, which are
+    copies of a request that came before."""
+    whole = incoming(obj)
+    if whole.came_s:
+        return []
+    whole.is_internal = is_internal(manager, request)
+    if whole.asked is None and (chat := _CHAT.get()) is not None:
+        whole.text, whole.asked = chat
+    if getattr(obj, "is_single", True):  # a part of a batch does not say
+        return [obj]
+    parts = [obj[i] for i in range(obj.batch_size)]
+    for part in parts:
+        part.sage = replace(whole)
+    return parts
+
+
+chat_hooks = Hooks()
+
+
+@chat_hooks.at(f"{_SERVING_CHAT}._convert_to_internal_request", AFTER, "request")
+def _after_chat(
+    result: tuple[GenerateReqInput, object], self: object, request: Any, *args: Any, **kw: Any
+) -> None:
+    # Here a chat's text is known best.
+    kept = incoming(result[0])
+    kept.text, kept.asked = last_user_text(request.messages), asked_of_chat(request)
+
+
+@chat_hooks.at(f"{_SERVING_CHAT}._process_messages", BEFORE, "request")
+def _before_messages(self: object, request: Any, *args: Any, **kw: Any) -> None:
+    # /v1/responses goes on from here by itself, in the same task; chats do so in a thread.
+    _CHAT.set((last_user_text(request.messages), asked_of_chat(request)))
+
+
+def last_user_text(messages: Any) -> str | None:
+    """Return the text of a chat's last user message. The chat template tells nothing of the
+    answer."""
+    by_user = (message for message in reversed(messages) if getattr(message, "role", "") == "user")
+    return next(map(text_of, by_user), None)
+
+
+def prompt_text(manager: TokenizerManager, obj: GenerateReqInput) -> str | None:
+    """Return what the user asked, as text; None if there is none (input_embeds, invalid token
+    ids), or if the server itself asks."""
+    kept = incoming(obj)
+    if kept.is_internal:
+        return None
+    text = kept.text or obj.text
+    if text is None and obj.input_ids is not None and manager.tokenizer is not None:
+        try:
+            ids = obj.input_ids
+            if len(ids) > 2 * _MAX_DECODED_TOKENS:
+                ids = [*ids[:_MAX_DECODED_TOKENS], *ids[-_MAX_DECODED_TOKENS:]]
+            text = manager.tokenizer.decode(ids)
+        except Exception:  # a client may send anything; SGLang will say what is wrong with it
+            return None
+    return text if isinstance(text, str) else None
+
+
+def route_of(request: Any) -> str | None:
+    """Return the name of the function that a request of FastAPI was routed to; None if it was to
+    none."""
+    return getattr(getattr(request, "scope", {}).get("endpoint"), "__name__", None)
+
+
+def is_internal(manager: TokenizerManager, request: Any) -> bool:
+    """Whether it is a health check, or what the HTTP server sends itself before it is ready. The
+    request's id does not say: clients choose it. request: of FastAPI; None without an HTTP
+    server."""
+    if route_of(request) == _HEALTH_ROUTE:
+        return True
+    # The Engine API has no HTTP server, sends itself nothing and never reports ready.
+    serves_http = manager._server_stop_hook is not None
+    return serves_http and manager.server_status == ServerStatus.Starting

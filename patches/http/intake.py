@@ -1,0 +1,157 @@
+"""How a request comes in: strip, validate, hint, predict; then SGLang tokenizes it; then encode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Tokenized
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+from patches import carrier
+from patches.http.asked import asked_of, eos_ids_of, scope_of
+from patches.http.gateways import gateway_class, gateway_hints
+from patches.http.incoming import incoming, new_parts, prompt_text, route_of
+from patches.http.state import HttpState
+from patches.http.validation import check_body, check_prompt, check_tokenized
+from predictor_store.predict.asked import digest
+from predictor_store.service.client import Prediction
+from sage_sched.distribution import LengthDistribution
+
+_TENANT_HEADER = "x-sage-tenant"
+_EXPLAIN_HEADER = "x-sage-explain"
+
+
+def open_body(obj: GenerateReqInput, request: Any) -> None:
+    """Strip and validate what a client sent, before SGLang makes anything of it. Raises
+    ValueError."""
+    given = obj.sampling_params
+    is_list = isinstance(given, list)
+    obj.sampling_params = [_stripped(each) for each in given] if is_list else _stripped(given)
+    check_body(obj, route_of(request))
+
+
+def _stripped(sampling: Any) -> Any:
+    """Return sampling parameters without our reserved keys: a copy, as a batch may share one."""
+    given = sampling.get("custom_params") if isinstance(sampling, dict) else None
+    if not isinstance(given, dict):
+        return sampling
+    return {**sampling, "custom_params": carrier.strip(given)}
+
+
+def receive(manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, req: Any) -> None:
+    """Validate the prompts of a request or a batch, then make the hints of each and ask for its
+    prediction. Raises ValueError. req: of FastAPI; None without an HTTP server."""
+    if not (parts := new_parts(manager, obj, req)):
+        return
+    headers = {} if req is None else req.headers
+    # SGLang has read the body by now, if there is one.
+    given = gateway_hints(ours.config.hints.trust, headers, getattr(req, "_json", None))
+    priority = given.pop("priority", None)
+    for part in parts:
+        check_prompt(manager, part)
+    incoming(obj).came_s = monotonic()
+    for part in parts:
+        if priority is not None:
+            part.priority = priority
+        incoming(part).came_s = incoming(obj).came_s
+        text = prompt_text(manager, part)
+        _hint(manager, ours, part, headers, given, text)
+        _predict(manager, ours, part, text)
+
+
+def _hint(
+    manager: TokenizerManager,
+    ours: HttpState,
+    obj: GenerateReqInput,
+    headers: Mapping[str, str],
+    given: Mapping[str, Any],
+    text: str | None,
+) -> None:
+    """Set what is believed of a request beside its prediction. given: hints of a gateway."""
+    kept, trust = incoming(obj), ours.config.hints.trust
+    sampling = obj.sampling_params if isinstance(obj.sampling_params, dict) else {}
+    own = (sampling.get("custom_params") or {}) if trust == "body" else {}
+    wish = headers.get(_EXPLAIN_HEADER, "").lower()
+    kept.explains = trust != "none" and wish in ("1", "true", "yes")
+    kept.explains |= own.get("explain") is True
+    kept.expected_tokens = given.get("expected_tokens")
+    hints = ours.claims.hints(
+        ours.claims.class_of(gateway_class(headers), obj.priority) or "",
+        carrier.clients_hints({**given, **own}),
+        obj.priority,
+        headers.get(_TENANT_HEADER, ""),
+    )
+    hints = ours.urgency.hints(hints, text)
+    if not hints.session:
+        session = _session_of(manager, obj) or _chat_of(obj, hints.tenant)
+        hints = replace(hints, session=session)
+    kept.hints = hints
+
+
+def _session_of(manager: TokenizerManager, obj: GenerateReqInput) -> str:
+    """Return a name for the session of SGLang's that a request is in; "" if it is in none."""
+    params = obj.session_params
+    name = params.get("id") if isinstance(params, dict) else None
+    # Elsewhere it names who asks, and SGLang keeps nothing by it.
+    if manager.server_args.enable_session_radix_cache:
+        name = name or obj.session_id
+    return carrier.session_of(name) if isinstance(name, str) and name else ""
+
+
+def _chat_of(obj: GenerateReqInput, tenant: str) -> str:
+    """Return a name for a chat, by its beginning; "" for other requests, and for several samples of
+    one, which would look like a chat that goes on at once."""
+    asked, sampling = incoming(obj).asked, obj.sampling_params
+    num_samples = sampling.get("n") if isinstance(sampling, dict) else None
+    if asked is None or not asked.session or num_samples not in (None, 1):
+        return ""
+    return digest(tenant, scope_of(obj).adapter, asked.session)
+
+
+def _predict(
+    manager: TokenizerManager, ours: HttpState, obj: GenerateReqInput, text: str | None
+) -> None:
+    """Ask for the prediction of a request."""
+    kept = incoming(obj)
+    if kept.is_internal or not ours.predicts:
+        return
+    if text is None:  # a client must not choose to be without a prediction, and so without a rank
+        kept.prediction = asyncio.get_running_loop().create_future()
+        kept.prediction.set_result(Prediction(None, ours.client.prior))
+        return
+    scope = scope_of(obj, eos_ids_of(manager)).name
+    predicted = ours.client.predict(text, scope, asked_of(obj, kept.asked, kept.hints.tenant))
+    kept.prediction = asyncio.ensure_future(ours.metrics.timed(predicted))
+
+
+async def encode(
+    manager: TokenizerManager, obj: GenerateReqInput, tokenized: Tokenized, begun_s: float
+) -> None:
+    """Validate what SGLang made of a request, wait for its prediction, and put into custom_params
+    what travels to the scheduler. Raises ValueError. begun_s: when its tokenization began."""
+    check_tokenized(manager, obj, tokenized)
+    sampling, kept = tokenized.sampling_params, incoming(obj)
+    carried = carrier.encode_hints(kept.hints)
+    carried |= carrier.encode_asked(str(obj.rid), kept.came_s, begun_s)
+    if kept.explains:
+        carried |= carrier.EXPLAIN
+    if kept.prediction is not None:
+        prediction = await kept.prediction
+        kept.handle, lengths = prediction.handle, prediction.distribution
+        knows_no_better = lengths is None or lengths.source == "prior"
+        if knows_no_better and kept.expected_tokens is not None:
+            lengths = LengthDistribution.from_samples([kept.expected_tokens], "hint")
+        if lengths is not None:
+            cap_tokens = sampling.max_new_tokens
+            carried |= carrier.encode(lengths if cap_tokens is None else lengths.capped(cap_tokens))
+    sampling.custom_params = {**(sampling.custom_params or {}), **carried}
+
+
+def is_encoded(tokenized: Tokenized) -> bool:
+    """Whether encode() has been done."""
+    return carrier.decode_asked(tokenized.sampling_params.custom_params) is not None

@@ -1,0 +1,141 @@
+"""A TokenizerManager without a server, and requests that go through its hooks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.tokenizer_manager import ServerStatus
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from bench.engines.server.model import write_model
+from patches.http.hooks import http_hooks
+from patches.http.urgency import UrgencyGuess
+from predictor_store.data.warm import load_tokenizer
+from predictor_store.predict.asked import Asked
+from predictor_store.service.client import Prediction
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.slo import SloClaims
+
+PREDICTED = LengthDistribution.from_samples([70], "history")
+PRIOR = LengthDistribution.from_samples([90], "prior")
+VOCABULARY, EOS = 1000, 2
+
+
+def http_hook(method: str) -> Callable[..., Any]:
+    """Our hook on a method of a TokenizerManager."""
+    return next(hook.hook for hook in http_hooks if hook.target.endswith(f".{method}"))
+
+
+class Client:
+    """A client of the prediction worker. asked: what it was asked. heard: what it was told."""
+
+    prior = PRIOR
+
+    def __init__(self, distribution: LengthDistribution | None = PREDICTED) -> None:
+        self.distribution = distribution
+        self.asked: list[tuple[str, str, Asked]] = []
+        self.heard: list[tuple[Any, ...]] = []
+
+    async def predict(self, text: str, scope: str, asked: Asked) -> Prediction:
+        self.asked.append((text, scope, asked))
+        return Prediction(len(self.asked), self.distribution)
+
+    def goes_on(self, *about: Any) -> None:
+        self.heard.append(("goes on", *about))
+
+    def finished(self, *about: Any) -> None:
+        self.heard.append(("finished", *about))
+
+
+class Manager:
+    """The parts of a TokenizerManager that our hooks read. sent: messages to the schedulers."""
+
+    mm_processor = None
+    server_status = ServerStatus.Up
+    _server_stop_hook = print
+
+    def __init__(self, tokenizer: Any, client: Client, **sections: Any) -> None:
+        config = SageConfig.parse(sections)
+        self.tokenizer = tokenizer
+        self.model_config = SimpleNamespace(
+            vocab_size=VOCABULARY, hidden_size=2, hf_eos_token_id={EOS}
+        )
+        self.server_args = SimpleNamespace(enable_session_radix_cache=False, tokenizer_worker_num=1)
+        self.rid_to_state: dict[str, Any] = {}
+        self.sent: list[Any] = []
+        self._dispatch_to_scheduler = self.sent.append
+        metrics = SimpleNamespace(start=lambda: None, timed=lambda prediction: prediction)
+        self.sage = SimpleNamespace(
+            config=config, claims=SloClaims(config.slo), urgency=UrgencyGuess(config.urgency),
+            client=client, metrics=metrics, predicts=True, dispatch=None,
+        )  # fmt: skip
+
+    def receive(
+        self, obj: Any, headers: dict[str, str] | None = None, route: str = "generate_request"
+    ) -> list[Any]:
+        """Take a request through our hooks, as SGLang does: the requests that it became, which
+        carry what goes to the schedulers in sampling_params.custom_params."""
+        endpoint = SimpleNamespace(__name__=route)
+        request = SimpleNamespace(
+            headers=headers or {}, _json=vars(obj), scope={"endpoint": endpoint}
+        )
+        return asyncio.run(self._receive(obj, request))
+
+    async def _receive(self, obj: Any, request: Any) -> list[Any]:
+        http_hook("generate_request")(self, obj, request)
+        obj.normalize_batch_and_arguments()
+        http_hook("_init_req_state")(self, obj, request)
+        parts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
+        for part in parts:
+            self.rid_to_state[part.rid] = SimpleNamespace(obj=part, dispatched=False)
+        hook = http_hook("_tokenize_one_request")
+        return [await hook(self._tokenize, self, part) for part in parts]
+
+    async def _tokenize(self, manager: Any, obj: Any) -> Any:
+        sampling = SamplingParams(**obj.sampling_params)
+        sampling.normalize(SimpleNamespace(encode=lambda text, **more: list(text)))
+        return SimpleNamespace(input_ids=[1], mm_inputs=None, sampling_params=sampling)
+
+    def answer(self, rid: str, num_tokens: int, reason: dict[str, Any] | None) -> None:
+        """Tokens of an answer come from the scheduler, to a prompt of five."""
+        output = SimpleNamespace(
+            rids=[rid], finished_reasons=[reason],
+            prompt_tokens=[5], completion_tokens=[num_tokens],
+        )  # fmt: skip
+        http_hook("_handle_batch_output")(self, output)
+
+    def abort(self, rid: str, abort_all: bool = False) -> None:
+        """A client gives a request up."""
+        http_hook("abort_request")(self, rid, abort_all)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_tokenizer(str(write_model(tmp_path_factory.mktemp("model") / "llama")))
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def make_manager(tokenizer: Any, client: Client) -> Callable[..., Manager]:
+    """Makes a manager with these sections of the configuration."""
+    return lambda **sections: Manager(tokenizer, client, **sections)
+
+
+@pytest.fixture
+def manager(make_manager: Callable[..., Manager]) -> Manager:
+    return make_manager()
+
+
+def generate(text: str | None = "Why?", sampling: Any = None, **fields: Any) -> GenerateReqInput:
+    """A request of a client."""
+    return GenerateReqInput(text=text, sampling_params=sampling or {}, **fields)

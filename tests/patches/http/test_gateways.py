@@ -1,0 +1,72 @@
+"""Hints as gateways and agents write them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patches.http.gateways import (
+    AGENT_HINTS,
+    CLASS_HEADERS,
+    HEADERS,
+    gateway_class,
+    gateway_hints,
+)
+from sage_sched.job import CLIENTS_HINTS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text(encoding="utf-8")
+SAID = {"x-llm-d-slo-ttft-ms": "250", "x-smg-tenant-id": "a", "x-dynamo-request-priority": "-3"}
+BODY = {"nvext": {"agent_hints": {"osl": 40, "priority": 5, "latency_sensitivity": 1.0}}}
+
+
+def test_headers_and_the_body_count_if_they_are_trusted() -> None:
+    by_header = {"ttft_slo_ms": 250.0, "tenant": "a", "priority": -3}
+    assert gateway_hints("none", SAID, BODY) == {}
+    assert gateway_hints("header", SAID, BODY) == by_header
+    assert gateway_hints("body", SAID, BODY) == {**by_header, "expected_tokens": 40}
+    assert gateway_hints("body", {}, BODY) == {"priority": 5, "expected_tokens": 40}
+
+
+def test_the_last_of_several_headers_counts() -> None:
+    headers = dict.fromkeys(HEADERS, "1") | {"x-dynamo-session-id": "s", "x-smg-tenant-id": "t"}
+    found = gateway_hints("header", headers, None)
+    assert (found["session"], found["tenant"]) == ("s", "t")
+    assert gateway_class({name: name for name in CLASS_HEADERS}) == "x-smg-priority"
+    assert gateway_class({}) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "hints", "named"),
+    [
+        ({"x-llm-d-slo-tpot-ms": "soon"}, {}, "x-llm-d-slo-tpot-ms"),
+        ({"x-dynamo-request-priority": "1.5"}, {}, "x-dynamo-request-priority"),
+        ({}, {"osl": "many"}, "many"),
+        ({}, {"osl": 0}, "osl"),
+        ({}, {"osl": 2**31}, "osl"),
+        ({}, {"priority": True}, "True"),
+        ({}, {"priority": 2**63}, f"{2**63}"),
+        ({"x-dynamo-request-priority": f"{-(2**63) - 1}"}, {}, f"{-(2**63) - 1}"),
+    ],
+)
+def test_an_unreadable_hint_is_refused(
+    headers: dict[str, str], hints: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
+        gateway_hints("body", headers, {"nvext": {"agent_hints": hints}})
+
+
+@pytest.mark.parametrize("body", [None, [], {"nvext": 1}, {"nvext": {"agent_hints": [1]}}])
+def test_other_bodies_have_no_hints(body: object) -> None:
+    assert gateway_hints("body", {}, body) == {}
+
+
+def test_the_page_lists_all() -> None:
+    rows = dict(re.findall(r"^\| `([\w.-]+)` \| (.+?) \|$", PAGE, re.M))
+    ours = {**HEADERS, **{f"nvext.agent_hints.{name}": hint for name, hint in AGENT_HINTS.items()}}
+    for name, hint in ours.items():
+        assert f"`{hint}`" in rows[name] or hint == "expected_tokens", name
+    assert set(CLASS_HEADERS) < rows.keys()
+    assert {*ours.values()} - {"priority", "expected_tokens"} <= {*CLIENTS_HINTS}
