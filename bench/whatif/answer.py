@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.whatif.comparison import Row, compare
+from bench.whatif.comparison import Comparison, Row, compare
 from bench.whatif.engine import OwnServer
 from bench.whatif.log import Logged, TrafficLog
 from bench.whatif.simulation import Slo, most_tokens, outcomes, predicts, requests_of, shares_good
@@ -24,19 +24,19 @@ _FAR_OFF = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of it. tables: rows by the caps that were supposed; "" if the log says which, and
-    else two, the less flattering first. notes: what it rests on, and what to be careful about, for
-    people. good: by policy, the share of good requests at each of the multiples of the log's rate,
-    with the caps of the first table."""
+    """What came of it. tables: comparisons by the caps that were supposed; "" if the log says
+    which, and else two, the less flattering first. notes: what it rests on, and what to be
+    careful about, for people. good: by policy, the share of good requests at each of the multiples
+    of the log's rate, with the caps of the first table."""
 
-    tables: dict[str, list[Row]]
+    tables: dict[str, Comparison]
     notes: list[str]
     multiples: Sequence[float]
     good: dict[str, list[float]]
 
     @property
     def rows(self) -> list[Row]:
-        return next(iter(self.tables.values()))
+        return next(iter(self.tables.values())).rows
 
 
 def answer_of(
@@ -69,7 +69,7 @@ def answer_of(
     else:
         told = Told(([None] * len(requests),), 1, "none is needed", {})
     caps = {"": cap_tokens} if cap_tokens else _supposed_caps(fits)
-    tables: dict[str, list[Row]] = {}
+    tables: dict[str, Comparison] = {}
     good: dict[str, list[float]] = {}
     for name, tokens in caps.items():
         simulated = requests_of(engine, requests, tokens)
@@ -87,7 +87,7 @@ def answer_of(
         f"{engine.max_running_requests} slots",
         f"predictions: {told.description}{_quality_note(told.quality)}",
     ]
-    notes += _cautions(log, tables, load)
+    notes += _cautions(log, policies[0], tables, load)
     return Answer(tables, notes, multiples, good)
 
 
@@ -111,11 +111,13 @@ def _quality_note(quality: dict[str, Any]) -> str:
     return f"; CRPS gain {quality['crps_gain']:.2f}, rho {quality['spearman']:.2f} over the last"
 
 
-def _cautions(log: TrafficLog, tables: dict[str, list[Row]], load: float) -> list[str]:
+def _cautions(
+    log: TrafficLog, own_policy: str, tables: dict[str, Comparison], load: float
+) -> list[str]:
     notes = []
-    own = [rows[0] for rows in tables.values()]
+    own = [table.rows[0] for table in tables.values()]
     measured_s = log.mean_ttlt_s() if load == 1.0 else None
-    if measured_s:
+    if measured_s and all(row.policy == own_policy for row in own):
         off = [row.mean_ttlt_s / measured_s - 1 for row in own]
         simulated = " or ".join(
             f"{row.mean_ttlt_s:.2f} s simulated ({by:+.0%})"

@@ -13,7 +13,7 @@ from typing import Any
 from bench.engines.rival import simulated_policy
 from bench.engines.simulator.presets import PRESETS
 from bench.whatif.answer import Answer, answer_of
-from bench.whatif.comparison import good_table, sentence, table
+from bench.whatif.comparison import endings, good_table, sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running
 from bench.whatif.read import read_log
 from bench.whatif.simulation import Slo
@@ -132,10 +132,11 @@ def run(args: argparse.Namespace) -> int:
     say = speaker(args)
     say("\n".join(map(printable, answer.notes)))
     say(f"\nRatios to {answer.rows[0].policy}, with intervals of 90 %.")
-    for caps, rows in answer.tables.items():
+    for caps, found in answer.tables.items():
         say(f"\n{caps}\n" if caps else "")
-        say(f"{table(rows)}\n")
-        if said := sentence(rows, OURS):
+        say(table(found.rows))
+        say(f"{endings(found.ended_s, OURS)}\n")
+        if said := sentence(found.rows, OURS):
             say(said)
     say(
         f"\nShare of good requests (TTFT within {args.ttft_ms:g} ms, mean TPOT within "
@@ -176,12 +177,15 @@ def _policies(args: argparse.Namespace, server: OwnServer) -> list[str]:
 
 
 def _summary(answer: Answer) -> dict[str, Any]:
-    """rows: at the least caps; without_caps: those without any, if the log does not say which."""
-    rows, *others = ([asdict(row) for row in rows] for rows in answer.tables.values())
+    """rows: at the least caps; without_caps: those without any, if the log does not say which.
+    ended_s, of each: see Comparison."""
+    first, *others = answer.tables.values()
     return {
         "notes": answer.notes,
-        "rows": rows,
-        "without_caps": others[0] if others else None,
+        "rows": [asdict(row) for row in first.rows],
+        "ended_s": first.ended_s,
+        "without_caps": [asdict(row) for row in others[0].rows] if others else None,
+        "without_caps_ended_s": others[0].ended_s if others else None,
         "multiples": [*answer.multiples],
         "good_share": answer.good,
     }

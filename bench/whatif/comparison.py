@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bench.experiment.goodput import rate_within
 from bench.experiment.table import aligned
 from bench.whatif.simulation import Outcome
+from bench.workloads.prompts import WorkloadError
 
 _NUM_DRAWS = 400
 # The interval's ends: 90 % lie between.
@@ -48,9 +49,22 @@ class Row:
     p99_ratio: Ratio
 
 
-def compare(outcomes: Sequence[Outcome], seed: int = 0) -> list[Row]:
-    """A row a policy; ratios are to the first."""
-    return [_row(outcome, outcomes[0], seed) for outcome in outcomes]
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A row for each policy that serves the whole log, with ratios to the first of them. ended_s:
+    by policy, when the scheduler ended under one of the others, after the log's first request."""
+
+    rows: list[Row]
+    ended_s: dict[str, float]
+
+
+def compare(outcomes: Sequence[Outcome], seed: int = 0) -> Comparison:
+    """Raises WorkloadError if the scheduler ends under all policies."""
+    served = [outcome for outcome in outcomes if outcome.ended_s is None]
+    if not served:
+        raise WorkloadError("SGLang's scheduler ends under each of these policies: out of memory")
+    ended_s = {each.policy: each.ended_s for each in outcomes if each.ended_s is not None}
+    return Comparison([_row(outcome, served[0], seed) for outcome in served], ended_s)
 
 
 def _row(outcome: Outcome, first: Outcome, seed: int) -> Row:
@@ -142,6 +156,18 @@ def good_table(good: Mapping[str, Sequence[float]], multiples: Sequence[float]) 
             up_to += " or more"
         body.append([policy, *(f"{share:.3f}" for share in shares), up_to])
     return aligned(head, body)
+
+
+def endings(ended_s: Mapping[str, float], policy: str) -> str:
+    """A line for each policy under which the scheduler ends, and, if this one survives, what that
+    says for it; "" if there is none."""
+    lines = [
+        f"{name}: SGLang's scheduler ends here after {at_s:.0f} s, out of KV memory"
+        for name, at_s in ended_s.items()
+    ]
+    if lines and policy not in ended_s:
+        lines.append(f"{policy} serves this log to its end.")
+    return "\n".join(lines)
 
 
 def table(rows: Sequence[Row]) -> str:

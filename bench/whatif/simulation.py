@@ -10,6 +10,7 @@ from itertools import takewhile
 from tqdm import tqdm
 
 from bench.engines.rival import Rival
+from bench.engines.simulator.pool import OutOfMemoryError
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.radix_tree import Span, cut
 from bench.engines.simulator.request import SimRequest
@@ -28,11 +29,13 @@ _FIRST_OWN_STREAM = -(1 << 60)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A policy's results, one for each of the variants of what is told; one alone if it goes by no
-    prediction. usual: as in Told."""
+    prediction. usual: as in Told. ended_s: when the scheduler ran out of KV memory and ended, as
+    SGLang's does; there are no results then. None if it served the whole log."""
 
     policy: str
     results: tuple[Result, ...]
     usual: int
+    ended_s: float | None = None
 
 
 def most_tokens(engine: Engine, request: Logged) -> int:
@@ -81,11 +84,15 @@ def outcomes(
         for policy in policies:
             bar.set_postfix_str(policy)
             variants = told.variants if predicts(policy) else told.variants[:1]
-            results = tuple(
-                simulate(engine, policy, config, _with(requests, said), options, bar.update)
-                for said in variants
-            )
-            found.append(Outcome(policy, results, min(told.usual, len(results))))
+            try:
+                results = tuple(
+                    simulate(engine, policy, config, _with(requests, said), options, bar.update)
+                    for said in variants
+                )
+            except OutOfMemoryError as error:
+                found.append(Outcome(policy, (), 0, error.at_s))
+            else:
+                found.append(Outcome(policy, results, min(told.usual, len(results))))
     return found
 
 
@@ -109,7 +116,8 @@ def shares_good(
     multiples: Sequence[float],
     slo: Slo,
 ) -> dict[str, list[float]]:
-    """By policy, the share of good requests at each multiple of the log's rate.
+    """By policy, the share of good requests at each multiple of the log's rate; 0 if its scheduler
+    ends there.
 
     as_logged: the outcomes at the log's own rate.
     """
@@ -122,7 +130,8 @@ def shares_good(
             sooner = [replace(one, arrival_s=one.arrival_s / multiple) for one in requests]
             served = outcomes(engine, policies, sooner, usual, config)
         for outcome in served:
-            found[outcome.policy].append(slo.good_share(outcome.results[0]))
+            share = 0.0 if outcome.ended_s is not None else slo.good_share(outcome.results[0])
+            found[outcome.policy].append(share)
     return found
 
 

@@ -9,7 +9,12 @@ from bench.engines.simulator.request import Progress
 
 
 class OutOfMemoryError(RuntimeError):
-    """A prompt that is prefilled in chunks has no room for the next one: an SGLang server ends."""
+    """A prompt that is prefilled in chunks has no room for the next one: an SGLang server ends.
+
+    at_s: the simulated time; simulate sets it.
+    """
+
+    at_s = 0.0
 
 
 @dataclass(frozen=True, slots=True)

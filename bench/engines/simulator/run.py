@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.engines.rival import Rival
 from bench.engines.simulator.node import Node
+from bench.engines.simulator.pool import OutOfMemoryError
 from bench.engines.simulator.presets import Engine
 from bench.engines.simulator.request import Progress, SimRequest
 from bench.engines.simulator.result import Result, alone_s
@@ -37,7 +38,8 @@ def simulate(
     policy: one that is not registered, or the name of one that is, of stock.STOCK, or ORACLE;
     tuned as bench.engines.rival.Rival says. Of config only the section policy counts: the policy
     gets the engine's own step time. on_served: called as each has its last token. Raises
-    ValueError for an unknown policy and for requests that the engine cannot serve.
+    ValueError for an unknown policy and for requests that the engine cannot serve, and
+    OutOfMemoryError if SGLang's scheduler would end.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
@@ -57,7 +59,11 @@ def simulate(
     node = make_node(engine, policy, config, options or Options(), on_finish)
     for index in followers[None]:
         node.submit(requests[index], index)
-    node.advance(math.inf)
+    try:
+        node.advance(math.inf)
+    except OutOfMemoryError as error:
+        error.at_s = node.now_s
+        raise
     return result_of(engine, requests, finished, [node], time.perf_counter() - began)
 
 

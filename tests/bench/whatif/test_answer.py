@@ -12,7 +12,7 @@ import pytest
 
 from bench.engines.simulator.presets import PRESETS
 from bench.whatif.answer import Answer, answer_of
-from bench.whatif.comparison import good_table, sentence
+from bench.whatif.comparison import endings, good_table, sentence
 from bench.whatif.engine import OwnServer, of_info
 from bench.whatif.foresight import Foresight
 from bench.whatif.log import Logged, TrafficLog
@@ -55,6 +55,29 @@ def test_the_interval_tells_of_better_and_worse_predictions() -> None:
     known = replace(SMALL, crps_gain=0.4)
     surer = asked(traffic(), "fcfs", "sage", num_seeds=2, server=known).rows[1].mean_ratio
     assert surer.high - surer.low < sage.mean_ratio.high - sage.mean_ratio.low
+
+
+def test_a_policy_under_which_the_scheduler_ends_has_a_line_and_the_others_go_on() -> None:
+    rng = np.random.default_rng(5)
+    arrivals = np.cumsum(rng.exponential(1 / 8, 150)).tolist()
+    long = (rng.random(150) < 0.1).tolist()
+    requests = [
+        Logged(at, 8000 if is_long else 250, 100, 1024)
+        for at, is_long in zip(arrivals, long, strict=True)
+    ]
+    engine = replace(SMALL.engine, kv_pool_tokens=12_000, chunked_prefill_size=1024)
+    server = replace(SMALL, engine=replace(engine, max_running_requests=256))
+    ends = "shortest-prefill-first@clip=16"
+    answer = asked(TrafficLog(tuple(requests), ""), ends, "fcfs", "sage", server=server)
+    (found,) = answer.tables.values()
+    assert [row.policy for row in found.rows] == ["fcfs", "sage"]
+    assert 0 < found.ended_s[ends] < answer.rows[0].mean_ttlt_s + arrivals[-1]
+    assert answer.good[ends] == [0.0]
+    said = endings(found.ended_s, "sage")
+    assert f"{ends}: SGLang's scheduler ends here after {found.ended_s[ends]:.0f} s" in said
+    assert "sage serves this log to its end" in said
+    with pytest.raises(WorkloadError, match="each of these policies"):
+        asked(TrafficLog(tuple(requests), ""), ends, server=server)
 
 
 def test_good_requests_get_fewer_the_faster_they_come() -> None:
@@ -230,8 +253,8 @@ def test_where_the_log_says_no_caps_there_are_two_answers_the_less_flattering_fi
     first, second = answer.tables
     assert "300, the longest answer" in first
     assert "none" in second
-    assert answer.rows is answer.tables[first]
-    ratios = [rows[1].mean_ratio.value for rows in answer.tables.values()]
+    assert answer.rows is answer.tables[first].rows
+    ratios = [found.rows[1].mean_ratio.value for found in answer.tables.values()]
     assert ratios[1] < ratios[0]
     for told, cap in ((log, 400), (traffic(60), None)):
         assert list(asked(told, "fcfs", "sage", cap_tokens=cap).tables) == [""]
