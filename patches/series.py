@@ -12,50 +12,82 @@ _LATENCIES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 
 
 class _Kind(NamedTuple):
     kind: str
-    what: str
-    labels: tuple[str, ...] = ()
+    what: str  # shown in docs/monitoring.md
+    labels: tuple[str, ...] = ()  # in addition to SGLang's
 
 
-# The kind of each series, what it says, and its labels beside SGLang's. Names end in their unit;
-# counters end in _total.
+# Names end in their unit; counters end in _total.
 SERIES: Mapping[str, _Kind] = {
     # From the schedulers.
     "policy_info": _Kind("gauge", "1 for the policy in force, 0 for earlier ones.", ("policy",)),
     "switches_total": _Kind("counter", "Changes of settings while the server runs."),
-    "oldest_wait_seconds": _Kind("gauge", "Longest wait of those that wait now."),
-    "mean_wait_seconds": _Kind("gauge", "Mean wait of those that wait now."),
-    "backlog_seconds": _Kind("gauge", "Predicted time to work off all that has come."),
-    "headroom_steps": _Kind("gauge", "Decode steps for which memory is kept free."),
-    "host_used_ratio": _Kind("gauge", "Of the host memory for KV, what is taken."),
-    "swapped_requests": _Kind("gauge", "Requests whose KV is in host memory."),
-    "yields_total": _Kind("counter", "Times that a running request left.", ("reason", "way")),
-    "moved_bytes_total": _Kind("counter", "KV moved to host memory and back, on this rank."),
-    "moved_seconds_total": _Kind("counter", "Time that the scheduler stood still for moves."),
-    "recomputed_tokens_total": _Kind("counter", "Tokens computed again for begun answers."),
-    "policy_errors_total": _Kind("counter", "What a policy failed at."),
-    "unranked_requests_total": _Kind("counter", "Requests that the policy could not rank."),
-    "passes_total": _Kind("counter", "Scheduling passes that were planned."),
-    "pass_seconds_total": _Kind("counter", "Time that planning took."),
-    "step_time_seconds": _Kind("gauge", "Step times, by coefficient.", ("coefficient",)),
-    "step_time_error_ratio": _Kind("gauge", "Mean error of foretold step times.", ("kind",)),
-    "token_gap_seconds": _Kind(
-        "gauge", "Time between two tokens of an answer, lately.", ("request", "statistic")
+    "oldest_wait_seconds": _Kind(
+        "gauge", "Longest wait of a waiting request, since it came or was preempted."
     ),
-    "slo_requests": _Kind("gauge", "Requests that were promised anything.", ("slo_class",)),
-    "slo_good_requests": _Kind("gauge", "Those that got all of it.", ("slo_class",)),
-    "slo_attainment": _Kind("gauge", "Share of requests, by metric.", ("slo_class", "metric")),
-    "tdg_ratio": _Kind("gauge", "Worth of tokens on time, of that of all.", ("slo_class",)),
+    "mean_wait_seconds": _Kind("gauge", "Mean wait of the waiting requests."),
+    "backlog_seconds": _Kind(
+        "gauge",
+        "Predicted time until nine in ten of the present requests are done; a rough estimate.",
+    ),
+    "headroom_steps": _Kind("gauge", "Decode steps for which memory is kept free."),
+    "host_used_ratio": _Kind("gauge", "Used share of the host memory for KV."),
+    "swapped_requests": _Kind("gauge", "Requests with their KV in host memory."),
+    "yields_total": _Kind("counter", "Running requests that left the GPU.", ("reason", "way")),
+    "moved_bytes_total": _Kind("counter", "KV moved to host memory and back, by this rank."),
+    "moved_seconds_total": _Kind(
+        "counter", "Time for which the scheduler stood still for these moves."
+    ),
+    "recomputed_tokens_total": _Kind(
+        "counter", "Tokens computed again for answers that had begun."
+    ),
+    "policy_errors_total": _Kind("counter", "Failures of the policy."),
+    "unranked_requests_total": _Kind("counter", "Requests that the policy could not rank."),
+    "passes_total": _Kind("counter", "Planned scheduling passes."),
+    "pass_seconds_total": _Kind("counter", "Time that planning took."),
+    "step_time_seconds": _Kind("gauge", "Step times in force.", ("coefficient",)),
+    "step_time_error_ratio": _Kind(
+        "gauge", "Mean error of the step times on the latest 2,048 steps.", ("kind",)
+    ),
+    "token_gap_seconds": _Kind(
+        "gauge",
+        "Time between two tokens in the last minute or two, if the request stayed or left.",
+        ("request", "statistic"),
+    ),
+    "slo_requests": _Kind("gauge", "Requests with a deadline.", ("slo_class",)),
+    "slo_good_requests": _Kind("gauge", "Requests that kept all their deadlines.", ("slo_class",)),
+    "slo_attainment": _Kind(
+        "gauge", "Share of requests that kept their deadline.", ("slo_class", "metric")
+    ),
+    "tdg_ratio": _Kind(
+        "gauge", "Weight of the tokens on time, divided by the weight of all.", ("slo_class",)
+    ),
     # From the HTTP processes.
-    "predictions_total": _Kind("counter", "Predictions by what they rest on.", ("source",)),
-    "prediction_latency_seconds": _Kind("histogram", "Wait of a request for its prediction."),
-    "prediction_misses_total": _Kind("counter", "Predictions later than predictor.deadline_ms."),
-    "prediction_scored_answers": _Kind("gauge", "Answers that the next two rest on, 500 at most."),
-    "prediction_coverage_ratio": _Kind("gauge", "Answers within the predicted central 80 %."),
-    "prediction_crps_gain_ratio": _Kind("gauge", "CRPS of predictions below that of none."),
-    "predictor_up": _Kind("gauge", "Whether there is a prediction worker."),
-    "predictor_widened": _Kind("gauge", "Whether predictions are left out, as worse than none."),
+    "predictions_total": _Kind(
+        "counter", "Predictions, by the records that they rest on.", ("source",)
+    ),
+    "prediction_latency_seconds": _Kind(
+        "histogram", "Time that requests waited for their predictions."
+    ),
+    "prediction_misses_total": _Kind(
+        "counter", "Predictions after predictor.deadline_ms, or never."
+    ),
+    "prediction_scored_answers": _Kind(
+        "gauge",
+        "Answers that the next two rest on, at most 500. Below 50 these are missing or NaN.",
+    ),
+    "prediction_coverage_ratio": _Kind(
+        "gauge", "Share of the last answers inside the predicted central 80 %."
+    ),
+    "prediction_crps_gain_ratio": _Kind(
+        "gauge",
+        "CRPS saved compared with one distribution for all. Below 0: worse than none.",
+    ),
+    "predictor_up": _Kind("gauge", "1 if the prediction worker lives."),
+    "predictor_widened": _Kind(
+        "gauge", "1 if predictions are left out because they were worse than none."
+    ),
     "predictor_records": _Kind("gauge", "Answers in the history."),
-    "predictor_unwritten_records": _Kind("gauge", "Those of them that are not on disk yet."),
+    "predictor_unwritten_records": _Kind("gauge", "Answers that are not on disk yet."),
 }
 
 

@@ -1,5 +1,7 @@
-"""Configuration: parsed once, at the edge, into one frozen object. What each field means is told in
-docs/settings.md."""
+"""Configuration, parsed once into one frozen object.
+
+docs/settings.md shows the text below each field (tests/checks/pages.py).
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,16 @@ ENCODERS = ("static", "minilm")
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The history of prompts and answer lengths (SageSched section 3.1: 10,000 of them). path: ""
-    for the default, see predictor_store.store.store.default_path."""
+    """The history of prompts and answer lengths (SageSched, section 3.1)."""
 
     path: str = ""
+    """Folder of the history. One server or predictor service may use it at a time. Empty:
+    `~/.cache/sage-sched/store`."""
     capacity: int = 10_000
+    """Records kept. The oldest go first."""
     on_disk: bool = True
+    """Write what the server learns. If false, it stays in memory, and an existing folder is only
+    read."""
 
     def __post_init__(self) -> None:
         require(1 <= self.capacity <= 10_000_000, "store.capacity", self.capacity, "1 to 10000000")
@@ -46,14 +52,22 @@ class StoreConfig:
 class PredictorConfig:
     """How similar past prompts become a length distribution.
 
-    deadline_ms is long, because waiting mostly costs time that the request would spend in the
-    queue, and the prior costs its place there. service: "" for a worker of the server's own.
+    deadline_ms is long: a request mostly waits in the queue anyway, and without its prediction it
+    loses its place there.
     """
 
     encoder: str = "static"
+    """Turns prompts into vectors. `static` is quick; `minilm` takes 5 to 10 ms of a core and
+    suits long documents."""
     deadline_ms: float = 1000.0
+    """A request that waits longer for its prediction goes on with the distribution of all
+    lengths."""
     service: str = ""
+    """Address of a predictor service: a path or `host:port`. The service then has `[store]` and
+    the other predictor settings."""
     service_token_file: str = ""
+    """File with the token for `host:port`. Empty: the environment variable
+    `SAGE_PREDICTOR_TOKEN`."""
 
     def __post_init__(self) -> None:
         allowed = ", ".join(ENCODERS)
@@ -68,9 +82,11 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class HintsConfig:
-    """Whose word counts on a request's importance; see sage_sched.job.Hints."""
+    """Whose hints on a request count (sage_sched.job.Hints)."""
 
     trust: str = "none"
+    """Whose hints count: `none`, `header` (gateways), `body` (clients too). Anyone allowed to
+    set hints can jump the queue."""
 
     def __post_init__(self) -> None:
         require(self.trust in TRUST, "hints.trust", self.trust, ", ".join(TRUST))
@@ -78,11 +94,15 @@ class HintsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProbeConfig:
-    """A probe that reads hidden states (docs/probe.md), and the folder to record them in."""
+    """A probe that reads hidden states, and the folder to record them in."""
 
     file: str = ""
+    """Probe for `sage+` and `trail`."""
     record: str = ""
+    """Folder to record hidden states in, to train a probe. They leak text; only their owner can
+    read them."""
     record_gib: float = 2.0
+    """How much of them to keep, in GiB."""
 
     def __post_init__(self) -> None:
         require_within("probe.record_gib", self.record_gib, 0.1, 1e6)
@@ -93,14 +113,17 @@ class UrgencyConfig:
     """How urgent a request is if neither its class nor its client says so."""
 
     model: str = ""
+    """Guesses urgency if neither class nor client gives it: a file by `sage-sched urgency
+    train`, or `builtin`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Which replica serves a request, on a server with --dp-size above 1. dispatch: "" leaves it to
-    SGLang's --load-balance-method."""
+    """Which replica serves a request."""
 
     dispatch: str = ""
+    """Chooses the replica if `--dp-size` is above 1: `predicted-cost` or `gorouting`. Empty:
+    SGLang chooses."""
 
     def __post_init__(self) -> None:
         names = ["", *ROUTERS]
@@ -113,7 +136,10 @@ class PreemptionConfig:
     """Running requests that leave, with their KV swapped to host memory."""
 
     enabled: bool = True
+    """Swap running requests out for others, or when memory runs out."""
     host_pool_gib: float = 0.0
+    """Host memory for swapped KV per rank, in GiB. 0: a quarter of the host's free memory at
+    start, for all its ranks."""
 
     def __post_init__(self) -> None:
         require_within("preemption.host_pool_gib", self.host_pool_gib, 0, 1e6)
@@ -121,11 +147,14 @@ class PreemptionConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How evenly running requests get their tokens. The defaults lengthen the mean by 1 % at most
-    (docs/results.md). inf: no bound."""
+    """Bounds on the time between two tokens. inf: no bound."""
 
     max_gap_ms: float = 1000.0
+    """Longest time between two tokens while others are prefilled. At least six times what
+    cutting a prefill costs; below 1000, twice."""
     max_away_ms: float = 60_000.0
+    """Longest time that a swapped-out request waits for its next token. Then it goes first and
+    stays for 64 tokens or more."""
 
     def __post_init__(self) -> None:
         for name, bound_ms in dataclasses.asdict(self).items():
@@ -144,11 +173,11 @@ class DecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeConfig:
-    """How long this server's steps take; see sage_sched.steps.
+    """How long this server's steps take. Without this section the server learns it.
 
-    Without this section a server learns them, beginning with the defaults. These are derived for
-    Qwen3-32B in bfloat16 on one H800 PCIe from published figures (65.6 GB of weights, 262,144 bytes
-    of KV a token, 2.0 TB/s at 80 %, 756 TFLOPS at 50 %).
+    It begins with the defaults (sage_sched.steps), derived for Qwen3-32B in bfloat16 on one H800
+    PCIe from published figures (65.6 GB of weights, 262,144 bytes of KV a token, 2.0 TB/s at 80 %,
+    756 TFLOPS at 50 %).
     """
 
     prefill_base_ms: float = 41.0

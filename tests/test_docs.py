@@ -12,6 +12,7 @@ import pytest
 
 from bench.policies.srpt_oracle import ORACLE
 from sage_sched.registry import policy_names
+from tests.checks.pages import stale
 from tests.pages import DOCS, blocks
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +57,11 @@ def test_the_example_policy_runs_in_the_simulator(
         [sys.executable, "-c", _SIMULATED], capture_output=True, text=True, check=False
     )
     assert done.stdout == "1000.0 40\n", done.stderr
+
+
+def test_tables_say_what_the_code_says() -> None:
+    """If not: `python -m tests.checks.pages`."""
+    assert [page.name for page, _ in stale(sorted(DOCS.glob("*.md")))] == []
 
 
 def test_every_policy_is_in_the_table() -> None:

@@ -21,16 +21,16 @@ from sage_sched.view import SchedulerView
 
 @dataclass(frozen=True, slots=True)
 class SageParameters:
-    """Settings of sage (docs/settings.md).
-
-    ttft_ms: when first tokens should come, after the request's arrival; inf: no target.
-    regret: see sage_sched.fairness.promises; a smaller one shortens tails and lengthens the mean.
-    posterior: see sage_sched.probe.posterior.
-    """
+    """Settings of `sage`."""
 
     ttft_ms: float = 2000.0
+    """Target for first tokens. New requests start together in time for it, if that costs less
+    than the answers that wait. `inf`: none."""
     regret: float = 8.0
+    """A request is not overtaken once the work since it came exceeds (1 + `regret`) times the
+    work before it. `inf`: no bound."""
     posterior: bool = False
+    """Whether a probe refines the predictions of running requests."""
 
     def __post_init__(self) -> None:
         require_within("policy.sage.ttft_ms", self.ttft_ms, 0, MOST, or_inf=True)

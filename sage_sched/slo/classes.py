@@ -26,17 +26,26 @@ _WINDOW = 100
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """A section `[slo.classes.NAME]`, see docs/settings.md. weight: times the request's own."""
+    """A section `[slo.classes.NAME]`."""
 
     priority: int = 0
+    """The `priority` that claims this class; different for each class."""
     weight: float = 1.0
+    """How much each token of the class counts."""
     ttft_slo_ms: float = math.inf
+    """Time to the first token. `inf`: no deadline."""
     tpot_slo_ms: float = math.inf
+    """Time for each further token. `inf`: no deadline."""
     min_ttft_slo_ms: float = 0.0
+    """The tightest TTFT that a client may ask for."""
     min_tpot_slo_ms: float = 0.0
+    """The tightest TPOT that a client may ask for."""
     max_share: float = 1.0
+    """Largest share of the latest hundred requests. The others get the default class."""
     urgency: int = DEFAULT_URGENCY
+    """1 (most urgent) to 5, for `urgency` and `qllm`."""
     fair: bool = False
+    """Tenants of the class take turns."""
 
     def check(self, section: str) -> None:
         """Raises ConfigError unless the fields are as the class documents them."""
@@ -53,11 +62,16 @@ class SloClass:
 
 @dataclass(frozen=True, slots=True)
 class SloConfig:
-    """Section `[slo]`, see docs/settings.md. classes: by NAME. default: "": no class."""
+    """The section `[slo]`. classes: by NAME."""
 
     trust: str = "none"
+    """Who names a request's class: `none`, `header` (`X-SMG-Priority`; the tenant:
+    `X-Sage-Tenant`), `body` (`priority`)."""
     default: str = ""
+    """Class of requests that name none, or an unknown one."""
     first_token_weight: float = 1.0
+    """How many further tokens the first one counts for. ProServe: mean prompt length over mean
+    answer length."""
     classes: Mapping[str, SloClass] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
