@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sage_sched.job import Job
-from sage_sched.returns import Returns
+from sage_sched.session_returns import SessionReturns
 from sage_sched.view import SchedulerView
 
 # Of a busy server's time, what its decode steps take where sessions push each other's KV out; the
@@ -33,7 +33,7 @@ class Headroom:
     kept_tokens: int = 0
 
     @classmethod
-    def of(cls, view: SchedulerView, returns: Returns | None = None) -> Headroom:
+    def of(cls, view: SchedulerView, sessions: SessionReturns | None = None) -> Headroom:
         """As many steps as pay.
 
         With n jobs running, H steps use up n H tokens. Then one job leaves, and moving its KV costs
@@ -56,7 +56,7 @@ class Headroom:
         fewest = max(FEWEST_STEPS, reserve_tokens)
         most = max(fewest, pool_tokens // (2 * num_running))
         num_steps = min(max(fewest, math.ceil(math.sqrt(worth))), most)
-        return cls(num_steps, view.page_size, reserve_tokens, _kept_tokens(view, returns))
+        return cls(num_steps, view.page_size, reserve_tokens, _kept_tokens(view, sessions))
 
     def left_tokens(self, job: Job) -> int:
         """What stays free for the rest of an answer, at least what a step sets aside."""
@@ -78,7 +78,7 @@ class Headroom:
         ]
 
 
-def _kept_tokens(view: SchedulerView, returns: Returns | None) -> int:
+def _kept_tokens(view: SchedulerView, sessions: SessionReturns | None) -> int:
     """What saves more if it is kept than if others run in its place.
 
     K running KV tokens share a decode step, so one more of them saves a K-th of a step's time as
@@ -86,13 +86,13 @@ def _kept_tokens(view: SchedulerView, returns: Returns | None) -> int:
     second saves r times its prefill.
     """
     prefill_token_s = view.server.step_time.prefill_token_s
-    if returns is None or not returns.knows or not view.running or not view.server.forgets:
+    if sessions is None or not sessions.knows or not view.running or not view.server.forgets:
         return 0
     least_rate = _DECODE_SHARE / max(1e-9, view.locked_tokens * prefill_token_s)
     return sum(
         num_tokens
         for session, num_tokens in view.kept_for().items()
-        if least_rate < returns.rate(session, view.now_s) < math.inf
+        if least_rate < sessions.rate(session, view.now_s) < math.inf
     )
 
 

@@ -19,12 +19,14 @@ from sage_sched.fields import (
     require_known,
     require_within,
 )
-from sage_sched.gap import FEW_CUTS, MANY_CUTS, Away, Gap
+from sage_sched.gap import FEW_CUTS, MANY_CUTS, Gap
+from sage_sched.limits import Limits
 from sage_sched.policy import Policy
 from sage_sched.registry import policy_type, section_of
 from sage_sched.routing import ROUTERS
 from sage_sched.slo import TRUST, SloClass, SloConfig
 from sage_sched.steps import StepTime
+from sage_sched.swap_out_bound import SwapOutBound
 
 # The shortest step. Others divide by what a step takes.
 _LEAST_STEP_S = 1e-9
@@ -165,10 +167,13 @@ class DecodeConfig:
         """How often prompts are cut for max_gap_ms at most: often if it is below the default."""
         return MANY_CUTS if self.max_gap_ms < DecodeConfig().max_gap_ms else FEW_CUTS
 
-    def bound(self, policy: Policy) -> Policy:
-        policy.gap = Gap(self.max_gap_ms / 1e3, not policy.has_deadlines, self.cuts)
-        policy.away = Away(self.max_away_ms / 1e3)
-        return policy
+    def limits(self, policy: Policy) -> Limits:
+        """The limits of a server that runs by this policy."""
+        return Limits(
+            Gap(self.max_gap_ms / 1e3, not policy.has_deadlines, self.cuts),
+            SwapOutBound(self.max_away_ms / 1e3),
+            sessions=None if policy.retention is None else policy.retention(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

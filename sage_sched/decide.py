@@ -12,6 +12,7 @@ from sage_sched.chunk import Guests, guests_beside, pass_tokens, shortened
 from sage_sched.departure import Departure, departure_of, make_room
 from sage_sched.followed import HEAD, in_front
 from sage_sched.job import Job
+from sage_sched.limits import Limits
 from sage_sched.order import serving_order
 from sage_sched.plan import UNLIMITED, Action, Enter, Plan, Resume, Yield
 from sage_sched.policy import Policy
@@ -30,7 +31,7 @@ _NUM_LOOKED_UP = 8
 _WORTH_IT = "its place is behind, by more than its move takes"
 
 
-def decide(view: SchedulerView, policy: Policy) -> Plan:
+def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
     """The plan of one pass; read it from the top. Raises what the policy raises.
 
     If memory runs out, the last of the order leave, and the next pass decides who enters. While a
@@ -48,17 +49,18 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
     ):
         return Plan(order=None)
     line = policy.line
+    line.fair_shares = limits.fair_shares
     line.follow(view, policy)
     line.rank_anew(view, policy)
-    line.tenants.look(view)
+    limits.fair_shares.look(view)
     policy.on_pass(view)
-    policy.away.look(view, line.begun)
-    headroom = Headroom.of(view, policy.returns)
+    limits.swap_out.look(view, line.begun)
+    headroom = Headroom.of(view, limits.sessions)
     if view.is_short and view.may_leave and (yields := make_room(view, policy, headroom)):
         return Plan(
             (),
             tuple(yields),
-            budget=policy.gap.within(UNLIMITED, view),
+            budget=limits.gap.within(UNLIMITED, view),
             headroom_steps=headroom.num_steps,
         )
     joined = line.take_joined()
@@ -68,7 +70,7 @@ def decide(view: SchedulerView, policy: Policy) -> Plan:
     if twins:
         others = [position for position in order[:num_open] if position not in twins]
         order, num_open = [*others, *twins, *order[num_open:]], len(others)
-    budget = policy.gap.within(policy.budget(view) or UNLIMITED, view)
+    budget = limits.gap.within(policy.budget(view) or UNLIMITED, view)
     if budget.prefill_tokens == 0 and view.running:
         line.ordered(order)
         return Plan(

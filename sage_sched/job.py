@@ -116,7 +116,7 @@ class Job:
         of all jobs add up to SchedulerView.served_tokens.
     num_yields: how often it has left the device for others.
     is_promised: whether nobody may overtake it any more (sage_sched.fairness.promises). is_due: nor
-        for now, as it was away for long (sage_sched.gap.Away).
+        for now, as it was away for long (sage_sched.swap_out_bound).
     is_ranked: whether its policy can rank it.
     refined: its length by what was seen of its answer; None as long as nothing was.
     revision: how often that was revised.

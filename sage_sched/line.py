@@ -12,7 +12,7 @@ from typing import Protocol
 from weakref import ref
 
 from sage_sched.adapters import Adapters
-from sage_sched.fairness import Tenants
+from sage_sched.fairness import FairShares
 from sage_sched.followed import HEAD, Followed, Positions
 from sage_sched.job import Job
 from sage_sched.row import Entry, Place, Row, Walk
@@ -79,12 +79,12 @@ class Line:
     A job is placed when it comes, and anew when something has changed that its place rests on: Job
     tells (Job.watch). So a plan touches jobs that come, go or change, and the first of the order.
 
-    joined: have joined since they were last taken. begun: of the line, those with tokens, and
-    how many they had then.
+    fair_shares: of the limits of the pass (sage_sched.limits). joined: have joined since they were
+    last taken. begun: of the line, those with tokens, and how many they had then.
     """
 
     def __init__(self) -> None:
-        self.tenants = Tenants()
+        self.fair_shares: FairShares | None = None
         self.adapters = Adapters()
         self._queue = Followed[Job]()
         self._coming: dict[Job, None] = {}
@@ -123,7 +123,8 @@ class Line:
                 job.watch = self._changed
         self._coming.update(dict.fromkeys(came))
         for job in left:
-            self.tenants.waits_no_more(job)
+            if self.fair_shares is not None:
+                self.fair_shares.waits_no_more(job)
             policy.on_leave(job)
         begun = [job for job in came if job.generated_tokens]
         for job in [*begun, *islice(self._coming, NUM_JOINING)]:
@@ -140,7 +141,8 @@ class Line:
             self.begun[job] = job.generated_tokens
         if job.ranked_at != policy.revision:
             self._outdated.append(job)
-        self.tenants.begins_to_wait(job)
+        if self.fair_shares is not None:
+            self.fair_shares.begins_to_wait(job)
         policy.on_wait(job)
 
     def _leaves(self, job: Job) -> bool:
@@ -257,14 +259,15 @@ class Line:
             job = entry[3]
             if adapters.is_closed:
                 return
-            if job.hints.shares_fairly and not job.is_promised and entry[0] < math.inf:
+            shares = job.hints.shares_fairly and not job.is_promised and entry[0] < math.inf
+            if self.fair_shares is not None and shares:
                 of_class = entry[0], job.hints.slo_class
                 if of_class not in turns:
                     walks = {
                         tenant: Walk(row, first_arrival, num_ahead=num_ahead)
                         for tenant, row in fair[of_class].items()
                     }
-                    turns[of_class] = self.tenants.turns(of_class[1], walks, skips)
+                    turns[of_class] = self.fair_shares.turns(of_class[1], walks, skips)
                 if (turn := next(turns[of_class], None)) is not None:
                     yield turn
             elif not skips(job):

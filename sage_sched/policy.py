@@ -8,13 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from sage_sched.gap import Away, Gap
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
 from sage_sched.line import Line, place_of
 from sage_sched.plan import Budget
-from sage_sched.returns import Returns
 from sage_sched.row import Entry
+from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -42,17 +41,16 @@ class Policy(ABC):
     most_yields: a job that has left the device so often yields to nobody any more.
     plan_by_s: when it wants the next plan, by SchedulerView.now_s, even if nothing has changed.
     revision: how often its server's step times have changed.
+    retention: how to predict when sessions come back, if their KV is kept for that; see
+        sage_sched.limits.
     line: who waits, in order.
-    gap, away: bound the time between two tokens of a job that runs, and of one that leaves;
-        whoever makes the policy sets them.
-    returns: when sessions come back, if the policy keeps their KV for that. Whoever carries out its
-        plans tells it who comes and who ends, and evicts the KV of the smallest rate first.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
     variants: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     moves: ClassVar[bool] = False
     has_deadlines: ClassVar[bool] = False
+    retention: ClassVar[type[SessionReturns] | None] = None
     uses_clock: bool = False
     refines_by: str = ""
     refiner: Callable[[Any], Any] | None = None
@@ -60,7 +58,6 @@ class Policy(ABC):
     most_yields: int = 4
     plan_by_s: float = math.inf
     revision: int = 0
-    returns: Returns | None = None
 
     def __init__(
         self, parameters: Any, server: ServerFacts, indices: Indices | None = None
@@ -70,8 +67,6 @@ class Policy(ABC):
         self.parameters = parameters
         self.server = server
         self.line = Line()
-        self.gap = Gap()
-        self.away = Away()
         self._kept = indices
 
     def on_arrival(self, job: Job) -> bool:

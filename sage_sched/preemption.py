@@ -46,7 +46,7 @@ def _would_yield(
     """Whether a running job makes room for one that goes before it: of another level, at any price
     if the levels are far enough apart; of the same level, if the policy says so, or if that one is
     promised its turn. A job that was promised a TPOT
-    is preempted so only for one that is due back (sage_sched.gap.Away)."""
+    is preempted so only for one that is due back (sage_sched.swap_out_bound)."""
     if running.level != waiting.level:
         return running.level - waiting.level > view.server.level_gap
     if running.is_promised or not (policy.preempts or waiting.is_promised):

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from sage_sched.job import Job
 from sage_sched.policy import NoParameters, Policy
-from sage_sched.returns import Returns
+from sage_sched.session_returns import SessionReturns
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
@@ -42,7 +42,7 @@ class Attained(Policy):
     moves = True
 
 
-class _TimeToLive(Returns):
+class _TimeToLive(SessionReturns):
     """A session is kept for so long, and no longer."""
 
     knows = True
@@ -71,21 +71,16 @@ class Continuum(Policy):
     (Continuum, arXiv 2511.02230)."""
 
     uses_clock = True
+    retention = _TimeToLive
 
     def __init__(self, parameters: NoParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
-        self.returns = self._returns = _TimeToLive()
         self._began: dict[str, int] = {}
 
     def on_arrival(self, job: Job) -> bool:
         """Note when its session began."""
         self._began.setdefault(job.hints.session, job.arrival)
-        self._returns.came(job.hints.session, job.arrival_s)
         return True
-
-    def on_end(self, job: Job, now_s: float) -> None:
-        """Its session's time begins to run."""
-        self._returns.left(job.hints.session, now_s)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """When its session began."""

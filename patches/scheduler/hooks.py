@@ -98,7 +98,7 @@ def _setup(hooks: Hooks, process: _Process) -> None:
         state: SchedulerState = self.sage
         state.metrics.look()
         told = [*timed_out(self, partial(original, self)), *state.news()]
-        if state.policy.uses_clock or state.policy.away.needs_clock:
+        if state.policy.uses_clock or state.limits.needs_clock:
             told.append(Tick(now_s=time.monotonic(), clock=carrier.CLOCK))
         return told
 
@@ -178,8 +178,8 @@ def _passes(hooks: Hooks, process: _Process) -> None:
 
     @hooks.at(f"{_SCHEDULER}.close_session", AFTER, "recv_req")
     def after_close_session(_: None, self: Scheduler, recv_req: Any) -> None:
-        if (returns := self.sage.policy.returns) is not None:
-            returns.closed(carrier.session_of(str(recv_req.session_id)))
+        if (sessions := self.sage.limits.sessions) is not None:
+            sessions.closed(carrier.session_of(str(recv_req.session_id)))
 
     @hooks.at(f"{_SCHEDULER}.flush_cache", AFTER)
     def after_flush_cache(success: bool, self: Scheduler, *args: Any, **kw: Any) -> None:

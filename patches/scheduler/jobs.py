@@ -13,6 +13,7 @@ from patches.engine_types import Batch, Req
 from patches.scheduler.request import Explanation, RequestState, Waits
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Job
+from sage_sched.limits import Limits
 from sage_sched.policy import Policy
 from sage_sched.steps import attended_pairs
 
@@ -42,9 +43,11 @@ class Jobs:
     """The jobs of one scheduler. All ranks see the same requests in the same order and count the
     same tokens. now_s: rank 0's clock as last told, for policies that use a clock."""
 
-    def __init__(self, policy: Policy, failures: Failures, mode: str = "null") -> None:
+    def __init__(
+        self, policy: Policy, limits: Limits, failures: Failures, mode: str = "null"
+    ) -> None:
         """mode: SGLang's --disaggregation-mode."""
-        self._policy = policy
+        self._policy, self._limits = policy, limits
         self._mode = mode
         self._failures = failures
         self.served_tokens = 0
@@ -76,7 +79,8 @@ class Jobs:
         elif self._mode == "decode":  # its prompt is prefilled elsewhere
             job.cached_tokens = job.input_tokens
         self.num_arrivals += 1
-        if self._policy.uses_clock:
+        self._limits.arrived(job)
+        if self._needs_clock:
             self._undated.append((job, req))
         self._rank(job)
         # It has waited for its prediction already.
@@ -89,6 +93,10 @@ class Jobs:
         else:
             self._num_unranked += 1
 
+    @property
+    def _needs_clock(self) -> bool:
+        return self._policy.uses_clock or self._limits.needs_clock
+
     def _rank(self, job: Job) -> None:
         try:
             job.is_ranked = self._policy.on_arrival(job)
@@ -96,19 +104,22 @@ class Jobs:
             job.is_ranked = False
             self._failures.count("rank a request")
 
-    def follow(self, policy: Policy, reqs: Sequence[Req], now_s: float, clock: str) -> None:
-        """From now on go by another policy. It meets the unfinished requests in order of arrival.
-        now_s: on the clock of the ticks, or near it: the next tick dates the requests anew. clock:
-        its name, as the ranks of several hosts must date alike."""
-        self._policy = policy
+    def follow(
+        self, policy: Policy, limits: Limits, reqs: Sequence[Req], now_s: float, clock: str
+    ) -> None:
+        """From now on go by another policy and its limits, which meet the unfinished requests in
+        order of arrival. now_s: on the clock of the ticks, or near it: the next tick dates the
+        requests anew. clock: its name, as the ranks of several hosts must date alike."""
+        self._policy, self._limits = policy, limits
         self._undated.clear()
         self.now_s = max(self.now_s, now_s)
         for req in sorted(reqs, key=lambda req: req.sage.job.arrival):
             job = req.sage.job
             job.arrival_s = came_at_s(req.sampling_params.custom_params, self.now_s, clock)
             job.meet()
+            limits.arrived(job)
             self._rank(job)
-            if policy.uses_clock:
+            if self._needs_clock:
                 self._undated.append((job, req))
 
     def _carried(self, decoded: Any, req: Req, otherwise: Any) -> Any:
@@ -135,10 +146,10 @@ class Jobs:
             num_mixed = len(batch.decoding_reqs or [])
             num_prefills = len(batch.reqs) - num_mixed
             if num_mixed:
-                self._policy.gap.decoded()
+                self._limits.gap.decoded()
             else:
                 pairs = sum(map(attended_pairs, batch.prefix_lens, batch.extend_lens))
-                self._policy.gap.prefilled(num_prefills, batch.extend_num_tokens, pairs)
+                self._limits.gap.prefilled(num_prefills, batch.extend_num_tokens, pairs)
             rows = zip(batch.reqs, batch.extend_lens, strict=True)
             for place, (req, num_tokens) in enumerate(rows):
                 req.sage.job.served_tokens += num_tokens
@@ -148,7 +159,7 @@ class Jobs:
                     req.sage.waits.was_retracted(req.time_stats.wait_queue_entry_time)
                 req.sage.waits.ends()
         else:
-            self._policy.gap.decoded()
+            self._limits.gap.decoded()
             self.served_tokens += len(batch.reqs)
             for req in batch.reqs:
                 req.sage.job.served_tokens += 1
@@ -196,6 +207,7 @@ class Jobs:
         """A request has ended, or was aborted in the queue."""
         req.sage.has_ended = True
         req.sage.job.grow(len(req.output_ids))
+        self._limits.ended(req.sage.job, self.now_s)
         try:
             self._policy.on_end(req.sage.job, self.now_s)
         except Exception:

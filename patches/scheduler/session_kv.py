@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from patches.engine_types import Req, Scheduler
-from sage_sched.returns import MOST_SESSIONS
+from sage_sched.session_returns import MOST_SESSIONS
 
 # Sessions and nodes that a pass counts.
 _NUM_COUNTED = 500
@@ -52,7 +52,7 @@ class SessionKv:
 
     def get_priority(self, node: Any) -> tuple[float, Any]:
         """Of a leaf: the rate of its session's return, then the server's own."""
-        returns = self._scheduler.sage.policy.returns
+        returns = self._scheduler.sage.limits.sessions
         session = getattr(node, "sage_session", "")
         theirs = self._theirs.get_priority(node)
         if returns is None or not session:

@@ -29,6 +29,7 @@ from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.decide import decide
 from sage_sched.gap import FEW_CUTS
+from sage_sched.limits import Limits
 from sage_sched.order import retention_order
 from sage_sched.plan import Plan
 from sage_sched.policy import FcfsFill, NoParameters, Policy
@@ -64,6 +65,7 @@ class SchedulerState:
         self._scheduler = scheduler
         self.settings = Settings(scheduler.schedule_policy, config)
         self.policy = self.policy_of(self.settings)
+        self.limits = self.limits_of(self.settings, self.policy)
         if config.slo.promises_tpot and _decodes_after_prefills(scheduler):
             logger.warning(
                 "classes are promised a TPOT, and without --enable-mixed-chunk running requests "
@@ -73,7 +75,8 @@ class SchedulerState:
             )
         self.headroom = Headroom(0, scheduler.page_size)  # of the last plan
         self.failures = Failures()
-        self.jobs = Jobs(self.policy, self.failures, scheduler.server_args.disaggregation_mode)
+        mode = scheduler.server_args.disaggregation_mode
+        self.jobs = Jobs(self.policy, self.limits, self.failures, mode)
         self.room = queues.Room()  # on a decode server
         self.early_aborts = EarlyAborts()
         self.metrics = SchedulerMetrics(scheduler)
@@ -122,9 +125,11 @@ class SchedulerState:
         Raises what the policy raises if it cannot be set up."""
         if settings.is_stock:
             return FcfsFill(NoParameters(), self._server)
-        config = settings.config
-        policy = policy_named(settings.schedule_policy, config.policy, self._server)
-        return config.decode.bound(policy)
+        return policy_named(settings.schedule_policy, settings.config.policy, self._server)
+
+    def limits_of(self, settings: Settings, policy: Policy) -> Limits:
+        """The limits of these settings; none if SGLang orders and admits by itself."""
+        return Limits() if settings.is_stock else settings.config.decode.limits(policy)
 
     def go_by(
         self,
@@ -137,11 +142,12 @@ class SchedulerState:
         """On all ranks, between the same two passes: from now on go by these settings and their
         policy. now_s: on the clock of the ticks. clock: its name."""
         self.settings, self.policy = settings, policy
+        self.limits = self.limits_of(settings, policy)
         self.num_arrivals_planned = -1
         self._num_switches += 1
         if self.trace is not None:
             self.trace.policy(settings.schedule_policy)
-        self.jobs.follow(policy, unfinished, now_s, clock)
+        self.jobs.follow(policy, self.limits, unfinished, now_s, clock)
         if self.probing is not None:
             self.probing.follow(policy, [req.sage.job for req in unfinished])
         self.last_preemption = preemption_of(self._scheduler, settings, self.last_preemption)
@@ -180,11 +186,11 @@ class SchedulerState:
             self.preemption.about_to_plan(self.jobs.served_tokens, self._server)
         view = self.view(running_batch)
         try:
-            plan = decide(view, self.policy)
+            plan = decide(view, self.policy, self.limits)
         except Exception:
             self.failures.count("plan a pass")
             # A new one, as it would keep the jobs of this pass alive.
-            plan = decide(view, FcfsFill(NoParameters(), self._server))
+            plan = decide(view, FcfsFill(NoParameters(), self._server), Limits())
         if plan.order is not None:
             reserve_tokens = self._server.reserve_tokens
             self.headroom = Headroom(

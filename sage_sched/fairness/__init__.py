@@ -1,6 +1,6 @@
 """Nobody is left behind: promised turns, and tenants in turn."""
 
 from sage_sched.fairness.promises import Promises
-from sage_sched.fairness.tenants import Name, Service, Tenants
+from sage_sched.fairness.tenants import FairShares, Name, Service
 
-__all__ = ["Name", "Promises", "Service", "Tenants"]
+__all__ = ["FairShares", "Name", "Promises", "Service"]

@@ -108,7 +108,7 @@ class Service:
                 del self._had[name]
 
 
-class Tenants:
+class FairShares:
     """Gives tenants their turns, in classes that share fairly (sage_sched.slo.classes)."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from sage_sched.fields import MOST, require_within
 from sage_sched.index import Indices
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.returns import Returns
+from sage_sched.session_returns import SessionReturns
 from sage_sched.starts import Starts
 from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
@@ -52,6 +52,7 @@ class Sage(Policy):
 
     Parameters = SageParameters
     variants: ClassVar = {"sage+": {"posterior": True}}
+    retention = SessionReturns
     indices_type: ClassVar[type[Indices]] = Indices
     # No limit is needed: a request preempts others only when it starts and when it is promised its
     # turn. With a limit, long requests that have reached it fill the memory.
@@ -64,19 +65,13 @@ class Sage(Policy):
         self.uses_clock = parameters.ttft_ms < math.inf
         self._starts = Starts(parameters.ttft_ms / 1e3, self._indices)
         self._promises = Promises(parameters.regret)
-        self.returns = self._returns = Returns()
 
     def on_arrival(self, job: Job) -> bool:
         self._promises.arrived(job)
-        if job.hints.session:
-            self.uses_clock = True
-            self._returns.came(job.hints.session, job.arrival_s)
         return self._indices.rank(job)
 
     def on_end(self, job: Job, now_s: float) -> None:
         self._promises.ended(job)
-        if job.hints.session:
-            self._returns.left(job.hints.session, now_s, job.hints.next_in_s)
 
     def on_wait(self, job: Job) -> None:
         self._promises.served(job)

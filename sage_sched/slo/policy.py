@@ -94,12 +94,12 @@ class Proserve(Policy):
     Parameters = ProserveParameters
     variants: ClassVar = {"proserve-expected": {"density": "expected"}}
     has_deadlines = True
+    retention = Sage.retention
     uses_clock = True
 
     def __init__(self, parameters: ProserveParameters, server: ServerFacts) -> None:
         super().__init__(parameters, server)
         self._others = Sage(SageParameters(ttft_ms=math.inf), server)
-        self.returns = self._others.returns
         self._slo_cost = seconds_on(_shared_base(server))
         self._waiting = Waiting()
         # Waiting jobs without a promise and without a token, by arrival.

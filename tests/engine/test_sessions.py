@@ -16,7 +16,7 @@ _TRUSTING = '[hints]\ntrust = "body"\n'
 _ENV = CHECKED | {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 # Of two prompts and what runs beside them; the pool has room for two and a half.
 _PROMPT_TOKENS, _POOL_TOKENS = 250, 640
-# After which pauses are foreseen (sage_sched.returns).
+# After which pauses are foreseen (sage_sched.session_returns).
 _NUM_PAUSES = 64
 
 

@@ -7,9 +7,13 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from bench.policies.variants import output_cost, overall_cost, resource_bound_cost
+from sage_sched import decide as deciding
 from sage_sched.config import StepTimeConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
 from sage_sched.job import Job
+from sage_sched.limits import Limits
+from sage_sched.plan import Plan
+from sage_sched.policy import Policy
 from sage_sched.steps import ServerFacts, seconds_on
 from sage_sched.view import SchedulerView
 
@@ -58,6 +62,11 @@ def waiting(*jobs: Job, served_tokens: int = 0) -> SchedulerView:
     """Jobs wait, and nobody has come since the last of them."""
     num_arrivals = max((job.arrival for job in jobs), default=-1) + 1
     return replace(IDLE, waiting=jobs, num_arrivals=num_arrivals, served_tokens=served_tokens)
+
+
+def decide(view: SchedulerView, policy: Policy, limits: Limits | None = None) -> Plan:
+    """The plan of a pass, without limits unless some are given."""
+    return deciding.decide(view, policy, limits or Limits())
 
 
 @st.composite

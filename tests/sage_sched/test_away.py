@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sage_sched.decide import decide
-from sage_sched.gap import Away
 from sage_sched.job import Job
+from sage_sched.limits import Limits
 from sage_sched.plan import Resume, Yield
 from sage_sched.policy import FcfsFill, NoParameters
+from sage_sched.swap_out_bound import SwapOutBound
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import IDLE, SERVER
+from tests.sage_sched.strategies import IDLE, SERVER, decide
 
 
 def job(arrival: int, generated_tokens: int = 5) -> Job:
@@ -24,12 +24,12 @@ def at(now_s: float, *waiting: Job, running: tuple[Job, ...] = ()) -> SchedulerV
     return replace(IDLE, now_s=now_s, waiting=waiting, swapped=away, running=running)
 
 
-def look(away: Away, view: SchedulerView) -> None:
+def look(away: SwapOutBound, view: SchedulerView) -> None:
     away.look(view, list(view.swapped))
 
 
 def test_who_was_away_for_so_long_is_due() -> None:
-    away, left, fresh = Away(60.0), job(0), job(1, generated_tokens=0)
+    away, left, fresh = SwapOutBound(60.0), job(0), job(1, generated_tokens=0)
     # The clock may have stood still until the second look.
     for now_s in (3.0, 100.0, 160.0):
         look(away, at(now_s, left, fresh))
@@ -40,7 +40,7 @@ def test_who_was_away_for_so_long_is_due() -> None:
 
 
 def test_who_has_had_a_turn_may_leave_again() -> None:
-    away, left = Away(60.0), job(0)
+    away, left = SwapOutBound(60.0), job(0)
     for now_s in (0.0, 1.0, 62.0):
         look(away, at(now_s, left))
     left.grow(68)
@@ -55,18 +55,18 @@ def test_who_has_had_a_turn_may_leave_again() -> None:
 
 
 def test_who_ends_in_its_turn_is_forgotten() -> None:
-    away = Away(60.0)
+    away = SwapOutBound(60.0)
     for number in range(3):
         left = job(number)
         for now_s in (0.0, 1.0, 62.0):
             look(away, at(1000 * number + now_s, left))
         assert left.is_promised
         look(away, at(1000 * number + 63.0))
-    assert not away._turns
+    assert not away._stays_until
 
 
 def test_another_policy_meets_nobody_who_is_due() -> None:
-    away, left = Away(60.0), job(0)
+    away, left = SwapOutBound(60.0), job(0)
     for now_s in (0.0, 1.0, 62.0):
         look(away, at(now_s, left))
     left.meet()
@@ -74,7 +74,7 @@ def test_another_policy_meets_nobody_who_is_due() -> None:
 
 
 def test_a_new_wait_is_a_new_one() -> None:
-    away, left = Away(60.0), job(0)
+    away, left = SwapOutBound(60.0), job(0)
     look(away, at(0.0, left))
     look(away, at(1.0, left))
     look(away, at(50.0, running=(left,)))
@@ -84,7 +84,7 @@ def test_a_new_wait_is_a_new_one() -> None:
 
 
 def test_the_clock_is_asked_for_only_while_somebody_is_away() -> None:
-    away, unbound = Away(60.0), Away()
+    away, unbound = SwapOutBound(60.0), SwapOutBound()
     for one, asks in ((away, True), (unbound, False)):
         assert not one.needs_clock
         look(one, at(0.0, job(0)))
@@ -95,7 +95,7 @@ def test_the_clock_is_asked_for_only_while_somebody_is_away() -> None:
 
 def test_others_yield_to_who_is_due_under_a_policy_whose_jobs_never_yield() -> None:
     policy = FcfsFill(NoParameters(), SERVER)
-    policy.away = Away(60.0)
+    limits = Limits(swap_out=SwapOutBound(60.0))
     running, left = tuple(job(i) for i in range(3)), job(9)
     full = replace(
         at(0.0, left, running=running),
@@ -105,8 +105,8 @@ def test_others_yield_to_who_is_due_under_a_policy_whose_jobs_never_yield() -> N
         holding=lambda job: Holding(105, 0, 105, stays_whole=False),
     )
     for now_s in (0.0, 1.0, 61.0):
-        assert decide(replace(full, now_s=now_s), policy).actions == ()
-    actions = decide(replace(full, now_s=61.1), policy).actions
+        assert decide(replace(full, now_s=now_s), policy, limits).actions == ()
+    actions = decide(replace(full, now_s=61.1), policy, limits).actions
     assert [type(action) for action in actions[-1:]] == [Resume]
     # The last ones, as many as leave room for the others' next steps.
     assert [action.job for action in actions if isinstance(action, Yield)] == [*running[:0:-1]]

@@ -7,11 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.decide import decide
 from sage_sched.plan import Budget, Enter, Plan, Resume, Yield
 from sage_sched.policy import NoParameters
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.strategies import SERVER, decide, waiting
 from tests.sage_sched.test_decide import ByInput, decided, full, job
 
 LONG = job(0, 3000, prefilled_tokens=512)

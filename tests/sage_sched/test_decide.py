@@ -8,14 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution, Refined
 from sage_sched.job import Hints, Job
 from sage_sched.plan import Budget, Enter, Plan, Resume, Way, Yield
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import NoParameters, Policy
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.strategies import SERVER, decide, waiting
 
 
 class ByInput(Policy):

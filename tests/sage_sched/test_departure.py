@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sage_sched.decide import decide
 from sage_sched.job import Job
 from sage_sched.plan import Plan, Way, Yield
 from sage_sched.policy import NoParameters
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.strategies import SERVER, decide, waiting
 from tests.sage_sched.test_decide import ByInput
 
 # Free, so that the headroom is the smallest that there is: 8 steps.

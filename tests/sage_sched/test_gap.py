@@ -84,7 +84,7 @@ def test_a_promised_tpot_is_a_bound_too(
 
 def test_a_policy_of_deadlines_decides_itself_what_a_promised_tpot_is_worth() -> None:
     held = {
-        name: DecodeConfig(max_gap_ms=math.inf).bound(policy_named(name, {}, SERVER)).gap
+        name: DecodeConfig(max_gap_ms=math.inf).limits(policy_named(name, {}, SERVER)).gap
         for name in ("sage", "fcfs-fill", "urgency", "proserve")
     }
     found = {
@@ -141,7 +141,7 @@ def test_cuts_take_no_more_than_their_share_of_the_time(
     max_gap_ms: float, base_s: float, num_tokens: int
 ) -> None:
     server = replace(SERVER, step_time=replace(STEPS, prefill_base_s=base_s))
-    gap = DecodeConfig(max_gap_ms).bound(policy_named("sage", {}, SERVER)).gap
+    gap = DecodeConfig(max_gap_ms).limits(policy_named("sage", {}, SERVER)).gap
     found = gap.within(UNLIMITED, view(job(), server=server)).prefill_tokens
     assert found == pytest.approx(num_tokens, abs=1)
     gap.prefilled(1, num_tokens, 0.0)

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.decide import decide
 from sage_sched.job import Hints, Job
 from sage_sched.order import retention_order, serving_order
 from sage_sched.plan import Plan
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.view import SchedulerView
-from tests.sage_sched.strategies import IDLE, SERVER, distributions, waiting
+from tests.sage_sched.strategies import IDLE, SERVER, decide, distributions, waiting
 from tests.sage_sched.test_decide import ByInput, full, job
 
 GAP = 10
@@ -110,6 +109,7 @@ def test_fair_shares_are_given_within_a_level() -> None:
         job(n, level=level, hints=Hints(tenant=tenant, slo_class="all", shares_fairly=True))
         for n, (tenant, level) in enumerate(said)
     ]
-    found = serving_order(FcfsFill(NoParameters(), SERVER), waiting(*jobs))
+    found = decide(waiting(*jobs), FcfsFill(NoParameters(), SERVER)).order
+    assert found is not None
     assert [jobs[position].hints.tenant for position in found[:3]] == ["a", "b", "a"]
     assert {jobs[position].level for position in found[3:]} == {1}

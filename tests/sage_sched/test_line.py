@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.followed import HEAD, Followed, Positions, in_front
 from sage_sched.job import Hints, Job
@@ -19,7 +18,7 @@ from sage_sched.line import NUM_JOINING, NUM_RANKED_ANEW
 from sage_sched.order import serving_order
 from sage_sched.policy import FcfsFill, NoParameters, Policy
 from sage_sched.registry import policy_named
-from tests.sage_sched.strategies import IDLE, SERVER, waiting
+from tests.sage_sched.strategies import IDLE, SERVER, decide, waiting
 
 TOUCHED: set[int] = set()
 NUM_RUNNING = 20

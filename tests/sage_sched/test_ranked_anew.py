@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from bench.engines.simulator.presets import H800_QWEN3_32B, PRESETS
-from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.line import NUM_RANKED_ANEW
@@ -19,7 +18,7 @@ from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.policy import Policy
 from sage_sched.registry import policy_named, policy_names
 from sage_sched.view import SchedulerView
-from tests.sage_sched.strategies import waiting
+from tests.sage_sched.strategies import decide, waiting
 
 BEFORE = H800_QWEN3_32B.server_facts()
 AFTER = replace(BEFORE, step_time=PRESETS["a100-qwen1.5-7b"].step_time)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sage_sched.decide import decide
+from sage_sched.config import DecodeConfig
 from sage_sched.job import Hints, Job
-from sage_sched.policies.sage import SageParameters
+from sage_sched.limits import Limits
 from sage_sched.registry import policy_named
-from sage_sched.returns import Returns
-from tests.sage_sched.strategies import SERVER, waiting
+from sage_sched.session_returns import SessionReturns
+from tests.sage_sched.strategies import SERVER, decide, waiting
 from tests.sage_sched.test_cached import answered
 
 
-def told(returns: Returns, session: str, pauses_s: list[float], now_s: float = 0.0) -> float:
+def told(returns: SessionReturns, session: str, pauses_s: list[float], now_s: float = 0.0) -> float:
     """A session whose answers end at once; when the last one did."""
     if not now_s:
         pauses_s = [0.0, *pauses_s]
@@ -29,9 +29,9 @@ def told(returns: Returns, session: str, pauses_s: list[float], now_s: float = 0
     return now_s
 
 
-def learned() -> Returns:
+def learned() -> SessionReturns:
     """Four sessions are soon back, four after long, and both kinds vary."""
-    returns, rng = Returns(), np.random.default_rng(0)
+    returns, rng = SessionReturns(), np.random.default_rng(0)
     now_s = {f"{kind} {number}": 0.0 for kind in ("soon", "late") for number in range(4)}
     for _ in range(80):
         for name in now_s:
@@ -61,7 +61,7 @@ def test_one_whose_request_is_here_is_kept_before_all_others() -> None:
 
 
 def test_nothing_is_foreseen_of_a_stranger_nor_before_enough_is_known() -> None:
-    returns = Returns()
+    returns = SessionReturns()
     told(returns, "a", [5.0] * 20)
     assert not returns.knows
     assert returns.rate("a", 101.0) == 0
@@ -101,7 +101,7 @@ def test_a_session_that_is_closed_is_worth_nothing_unless_it_comes_all_the_same(
 
 @pytest.mark.parametrize("most_come_back", [True, False])
 def test_how_many_come_back_after_a_first_answer_is_learned(most_come_back: bool) -> None:
-    returns = Returns()
+    returns = SessionReturns()
     for number in range(400):
         comes_back = most_come_back or number % 5 == 0
         told(returns, f"chat {number}", [0.0, *[8.0] * comes_back], 10.0 * number + 1)
@@ -122,7 +122,7 @@ def test_what_cannot_be_said_of_a_session_is_refused(claim: dict[str, Any]) -> N
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     returns = learned()
-    monkeypatch.setattr("sage_sched.returns.MOST_SESSIONS", 8)
+    monkeypatch.setattr("sage_sched.session_returns.MOST_SESSIONS", 8)
     assert returns.rate("soon 0", 1e4) > 0
     told(returns, "new", [8.0])
     assert returns.rate("soon 0", 1e4) == 0
@@ -135,12 +135,11 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_enters_for_kv_that_is_worth_more_unless_nobody_runs() -> None:
-    policy = policy_named("sage", {}, SERVER)
-    assert policy.returns is not None
+    policy, sessions = policy_named("sage", {}, SERVER), SessionReturns()
     ended_s = 0.0
     for name in ("a", "b", "here"):
-        ended_s = told(policy.returns, name, [6.0] * 70)
-    policy.returns.came("here", ended_s)
+        ended_s = told(sessions, name, [6.0] * 70)
+    sessions.came("here", ended_s)
     new, runs = answered(1, 400), answered(0, 400)
     for each in (runs, new):
         each.is_ranked = policy.on_arrival(each)
@@ -150,34 +149,36 @@ def test_nobody_enters_for_kv_that_is_worth_more_unless_nobody_runs() -> None:
         waiting(new), now_s=ended_s + 5, running=[runs], free_tokens=300, evictable_tokens=800,
         locked_tokens=pool - 1100, kept_for=lambda: {"a": 700, "here": 50, "": 50}, can_swap=False,
     )  # fmt: skip
-    assert decide(view, policy).kept_tokens == 700
-    assert decide(replace(view, now_s=ended_s + 1500), policy).kept_tokens == 0
-    assert decide(replace(view, running=[]), policy).kept_tokens == 0
+    limits = Limits(sessions=sessions)
+    assert decide(view, policy, limits).kept_tokens == 700
+    assert decide(replace(view, now_s=ended_s + 1500), policy, limits).kept_tokens == 0
+    assert decide(replace(view, running=[]), policy, limits).kept_tokens == 0
     keeps_evicted = replace(SERVER, forgets=False)
-    assert decide(replace(view, server=keeps_evicted), policy).kept_tokens == 0
+    assert decide(replace(view, server=keeps_evicted), policy, limits).kept_tokens == 0
 
 
-def test_sage_is_told_by_the_sessions_of_its_jobs() -> None:
-    policy = policy_named("sage", {"sage": SageParameters(ttft_ms=math.inf)}, SERVER)
-    assert policy.returns is not None
-    assert not policy.uses_clock
+@pytest.mark.parametrize("name", ["sage", "proserve", "fcfs-fill"])
+def test_sessions_are_kept_under_policies_that_say_so(name: str) -> None:
+    limits = DecodeConfig().limits(policy_named(name, {}, SERVER))
+    assert (limits.sessions is not None) is (name != "fcfs-fill")
+    assert not limits.needs_clock
     job = Job(0, 10, 10, None, 0, arrival_s=1.0, hints=Hints(session="a"))
-    policy.on_arrival(job)
-    assert policy.uses_clock
-    assert policy.returns.rate("a", 1.0) == math.inf
-    policy.on_end(job, 2.0)
-    assert policy.returns.rate("a", 2.0) == 0
+    limits.arrived(job)
+    assert limits.needs_clock is (name != "fcfs-fill")
+    if limits.sessions is not None:
+        assert limits.sessions.rate("a", 1.0) == math.inf
+    limits.ended(job, 2.0)
+    if limits.sessions is not None:
+        assert limits.sessions.rate("a", 2.0) == 0
 
 
-@pytest.mark.parametrize("name", ["sage", "proserve"])
-def test_a_policy_passes_on_what_a_client_says_of_the_next_step(name: str) -> None:
-    policy = policy_named(name, {}, SERVER)
-    assert policy.returns is not None
-    ended_s = {name: told(policy.returns, name, [8.0] * 70) for name in ("goes on", "ends")}
+def test_a_client_says_that_a_session_ends() -> None:
+    limits = Limits(sessions=(sessions := SessionReturns()))
+    ended_s = {name: told(sessions, name, [8.0] * 70) for name in ("goes on", "ends")}
     for name, now_s in ended_s.items():
         hints = Hints(session=name, ends_session=name == "ends")
         job = Job(0, 10, 10, None, 0, arrival_s=now_s, hints=hints)
-        policy.on_arrival(job)
-        policy.on_end(job, now_s)
-    rates = {name: policy.returns.rate(name, now_s + 4) for name, now_s in ended_s.items()}
+        limits.arrived(job)
+        limits.ended(job, now_s)
+    rates = {name: sessions.rate(name, now_s + 4) for name, now_s in ended_s.items()}
     assert rates["goes on"] > rates["ends"] == 0

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
 from sage_sched.plan import Enter, Plan, Resume, Yield
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.strategies import SERVER, decide, waiting
 
 STEP = SERVER.step_time
 

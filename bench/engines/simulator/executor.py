@@ -81,7 +81,7 @@ class Pass:
         is_short = state.step_tokens > state.pool.room_tokens
         if not state.queue and state.chunked is None and not is_short:
             return Plan(order=None)
-        plan = decide(state.view(), self._policy)
+        plan = decide(state.view(), self._policy, state.limits)
         if plan.order is not None:
             state.headroom = Headroom(
                 plan.headroom_steps, state.pool.page_size, 1, plan.kept_tokens

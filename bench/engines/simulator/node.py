@@ -21,7 +21,7 @@ from bench.engines.simulator.stock import StockPolicy
 from bench.policies.srpt_oracle import SrptOracle
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.gap import GAPS_PER_S, Gap
+from sage_sched.gap import GAPS_PER_S
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.slo import Promise
@@ -57,10 +57,8 @@ class Node:
         # Of all requests, how often each gap between two tokens came, in 1/GAPS_PER_S.
         self.gaps: Counter[int] = Counter()
         self._policy = policy
-        self._config = config
         self._options = options
         self._on_finish = on_finish
-        self._gap = config.decode.bound(policy).gap if isinstance(policy, Policy) else Gap()
         self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
         self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
 
@@ -73,7 +71,6 @@ class Node:
     def go_by(self, policy: Policy) -> None:
         """From now on go by another policy, as after `sage-sched set`."""
         self._policy = policy
-        self._gap = self._config.decode.bound(policy).gap
         self.state.follow(policy)
 
     def advance(self, until_s: float) -> None:
@@ -146,6 +143,7 @@ class Node:
                 truth = np.array([request.output_tokens])
                 job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
             state.num_queued += 1
+            state.limits.arrived(job)
             job.is_ranked = self._policy.on_arrival(job)
             hints = request.hints
             promise = Promise.of(hints) if hints.has_slo else self._options.due
@@ -172,7 +170,7 @@ class Node:
         elif slices.is_cut(state, parts):
             self._in_slices(parts, step_s)
         else:
-            self._gap.prefilled(len(parts), num_tokens, pairs)
+            state.limits.gap.prefilled(len(parts), num_tokens, pairs)
             self.now_s += step_s
         state.served_tokens += num_tokens
         self.prefill_tokens += num_tokens
@@ -245,8 +243,8 @@ class Node:
 
     def _leap(self, steps: int, seconds: float) -> None:
         """All that decode get so many tokens."""
-        self._gap.decoded()
         state, decode = self.state, self.state.decode
+        state.limits.gap.decoded()
         growth_s = state.engine.step_time.decode_kv_token_s * len(decode)
         first_s = seconds / steps - growth_s * (steps - 1) / 2
         last_s = first_s + growth_s * (steps - 1)
@@ -275,6 +273,7 @@ class Node:
         state.pool.leave(progress)
         if isinstance(self._policy, Policy):
             self._policy.on_end(progress.job, self.now_s)
+            state.limits.ended(progress.job, self.now_s)
         state.batch_is_full = False
         self.num_outstanding -= 1
         self._on_finish(progress)

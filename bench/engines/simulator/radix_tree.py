@@ -68,8 +68,8 @@ class RadixTree:
     locked_tokens, evictable_tokens: on the device, in nodes that some request holds, and in the
         others. host_tokens: in host memory.
     waited_tokens: copied between the two while the device waited.
-    rate: of a session, the rate at which it comes back (sage_sched.returns): whose KV is evicted
-        first; None if that goes by the last use alone.
+    rate: of a session, the rate at which it comes back (sage_sched.session_returns): whose KV is
+        evicted first; None if that goes by the last use alone.
     """
 
     def __init__(self, page_size: int, host: HostTier | None = None) -> None:

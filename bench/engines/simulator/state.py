@@ -16,6 +16,7 @@ from bench.engines.simulator.stock import Reserve, StockPolicy
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
 from sage_sched.job import Job
+from sage_sched.limits import Limits
 from sage_sched.order import retention_order
 from sage_sched.plan import Way
 from sage_sched.policy import Policy
@@ -90,6 +91,8 @@ class EngineState:
     ) -> None:
         self.engine = engine
         self.policy = policy
+        self.limits = Limits()
+        self._config = config
         self.server = engine.server_facts()
         leaves = options.preempt and isinstance(policy, Policy)
         self.can_swap = leaves
@@ -115,15 +118,17 @@ class EngineState:
     def follow(self, policy: Policy) -> None:
         """Go by a policy, which meets the unfinished requests in order of arrival."""
         self.policy = policy
+        self.limits = self._config.decode.limits(policy)
         self._playback = Playback(policy)
         self.pool.tree.rate = None
-        if (returns := policy.returns) is not None:
-            self.pool.tree.rate = lambda session: returns.rate(session, self.now_s)
+        if (sessions := self.limits.sessions) is not None:
+            self.pool.tree.rate = lambda session: sessions.rate(session, self.now_s)
         self.batch_is_full, self.num_arrivals_planned = False, -1
         chunked = [] if self.chunked is None else [self.chunked.job]
         jobs = [*self.running_jobs(), *chunked, *(progress.job for progress in self.queue)]
         for job in sorted(jobs, key=lambda job: job.arrival):
             job.meet()
+            self.limits.arrived(job)
             job.is_ranked = policy.on_arrival(job)
 
     @property

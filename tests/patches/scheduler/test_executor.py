@@ -178,7 +178,7 @@ def test_a_pass_obeys_its_budget_and_the_next_does_not(monkeypatch: pytest.Monke
     def budget(self: Sage, view: SchedulerView) -> Budget:
         return Budget(prefill_tokens=100, chunk_tokens=50)
 
-    server.state.policy.gap = Gap()  # none for those that run
+    server.state.limits.gap = Gap()  # none for those that run
     with monkeypatch.context() as patch:
         patch.setattr(Sage, "budget", budget)
         run_pass(server.scheduler, original, server.batch)

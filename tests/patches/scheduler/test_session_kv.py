@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from patches.scheduler import session_kv
 from patches.scheduler.session_kv import SessionKv
+from sage_sched.limits import Limits
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_pass_counts_a_part_of_the_sessions_and_none_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tree: UnifiedRadixCache
 ) -> None:
     monkeypatch.setattr(session_kv, "_NUM_COUNTED", 4)
-    no_returns = SimpleNamespace(policy=SimpleNamespace(returns=None))
+    no_returns = SimpleNamespace(limits=Limits())
     kept = SessionKv(SimpleNamespace(tree_cache=tree, sage=no_returns))
     locks: list[Any] = []
     for session in range(5):

@@ -85,7 +85,7 @@ def test_the_shortest_predicted_goes_first(state: SchedulerState) -> None:
 
 
 def test_where_prompts_alone_are_computed_the_shortest_goes_first(state: SchedulerState) -> None:
-    prefills = Jobs(state.policy, state.failures, "prefill")
+    prefills = Jobs(state.policy, state.limits, state.failures, "prefill")
     long_prompt, short_prompt = request([10] * 9, prompt=(1,) * 900), request([900] * 9)
     for req in (long_prompt, short_prompt):
         prefills.arrived(req)
@@ -93,7 +93,7 @@ def test_where_prompts_alone_are_computed_the_shortest_goes_first(state: Schedul
 
 
 def test_where_answers_alone_are_computed_prompts_cost_no_prefill(state: SchedulerState) -> None:
-    decodes = Jobs(state.policy, state.failures, "decode")
+    decodes = Jobs(state.policy, state.limits, state.failures, "decode")
     one = request([10] * 9, prompt=(1,) * 900)
     one.cached_tokens = 800  # of the prefill server's tree
     decodes.arrived(one)

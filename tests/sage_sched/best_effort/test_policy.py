@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from sage_sched.best_effort import Qllm, QllmParameters
 from sage_sched.config import SageConfig
-from sage_sched.decide import decide
 from sage_sched.fields import ConfigError
 from sage_sched.job import Job
 from sage_sched.plan import UNLIMITED, Yield
 from tests.sage_sched.fairness.test_promises import NUM_RUNS, stepped
-from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.strategies import SERVER, decide, waiting
 from tests.sage_sched.urgency.test_policy import (
     KNOWN,
     LONG,

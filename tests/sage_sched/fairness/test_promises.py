@@ -13,14 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sage_sched.admission import FEWEST_STEPS, Headroom
-from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.plan import Plan, Yield
 from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.registry import policy_named
 from sage_sched.view import Holding, SchedulerView
-from tests.sage_sched.strategies import IDLE, SERVER
+from tests.sage_sched.strategies import IDLE, SERVER, decide
 
 NUM_STEPS = 200
 NUM_RUNS = 100

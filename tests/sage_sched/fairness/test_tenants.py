@@ -18,7 +18,7 @@ from bench.engines.simulator.run import simulate
 from bench.engines.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
-from sage_sched.fairness import Name, Service
+from sage_sched.fairness import FairShares, Name, Service
 from sage_sched.job import Hints, Job
 from sage_sched.order import serving_order
 from sage_sched.policy import FcfsFill, NoParameters, Policy
@@ -38,10 +38,17 @@ def by_arrival() -> FcfsFill:
     return FcfsFill(NoParameters(), SERVER)
 
 
+def fair_shares(policy: Policy) -> FairShares:
+    """Those of its line, which decide() hands on."""
+    policy.line.fair_shares = policy.line.fair_shares or FairShares()
+    return policy.line.fair_shares
+
+
 def look(policy: Policy, view: SchedulerView) -> str:
     """The tenants in the order in which they are served."""
+    fair_shares(policy)
     policy.line.follow(view, policy)
-    policy.line.tenants.look(view)
+    fair_shares(policy).look(view)
     order = serving_order(policy, view)
     return "".join(view.waiting[position].hints.tenant for position in order)
 
@@ -69,7 +76,7 @@ def test_who_has_been_served_waits_for_who_has_not() -> None:
     # Once it has ended, what it had at last still counts.
     first.served_tokens = 1200
     assert in_turn(policy, *jobs[1:]) == "bbaa"
-    assert policy.line.tenants._service.of(("batch", "a")) == 1200
+    assert fair_shares(policy)._service.of(("batch", "a")) == 1200
 
 
 def test_who_enters_and_ends_between_two_plans_is_counted() -> None:
@@ -159,7 +166,7 @@ def test_nor_by_coming_while_nobody_waits() -> None:
     old.served_tokens = 90_000
     look(policy, replace(IDLE, running=[old]))
     in_turn(policy, new)
-    assert policy.line.tenants._service.of(("batch", "b")) == 90_000
+    assert fair_shares(policy)._service.of(("batch", "b")) == 90_000
     assert in_turn(policy, new, *(of(t, n) for n, t in enumerate("abab", 2))) == "babab"
 
 
@@ -170,7 +177,7 @@ def test_what_is_prefilled_in_chunks_is_counted_once() -> None:
     look(policy, replace(IDLE, chunked=job))
     job.served_tokens = 100
     look(policy, replace(IDLE, running=[job]))
-    assert policy.line.tenants._service.of(("batch", "a")) == 100
+    assert fair_shares(policy)._service.of(("batch", "a")) == 100
 
 
 def test_who_waits_or_runs_is_not_forgotten_however_many_come(
@@ -189,7 +196,7 @@ def test_who_waits_or_runs_is_not_forgotten_however_many_come(
         look(policy, replace(waiting(waits, once), running=[runs]))
         once.served_tokens = 100
     look(policy, replace(waiting(waits), running=[runs]))
-    service = policy.line.tenants._service
+    service = fair_shares(policy)._service
     assert {name: service.of(("batch", name)) for name in had} == had
     assert len(service._had) == 10
     # Of the others, those that were served last.
@@ -203,7 +210,7 @@ def test_of_more_names_than_are_remembered_all_that_wait_are(
 ) -> None:
     monkeypatch.setattr("sage_sched.fairness.tenants._MOST_NAMES", 3)
     policy = by_arrival()
-    service = policy.line.tenants._service
+    service = fair_shares(policy)._service
     in_turn(policy, *(of(tenant, n) for n, tenant in enumerate("abcde")))
     assert [name for _, name in service._had] == ["a", "b", "c", "d", "e"]
     in_turn(policy, of("x", 5))

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints, Job
 from sage_sched.order import serving_order
 from sage_sched.slo import Proserve, ProserveParameters
 from sage_sched.steps import StepTime
 from sage_sched.view import SchedulerView
-from tests.sage_sched.strategies import IDLE, SERVER, waiting
+from tests.sage_sched.strategies import IDLE, SERVER, decide, waiting
 
 # A prefilled token takes a millisecond, a step 40 beside, and 1 us for each token of KV.
 STEP_TIME = StepTime(0.04, 0.0, 0.001, 0.0, 0.04, 0.0, 1e-6)

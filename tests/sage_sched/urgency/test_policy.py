@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.policies.variants import UrgencyArrival
-from sage_sched.decide import decide
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints, Job
 from sage_sched.plan import Yield
 from sage_sched.urgency import Urgency, UrgencyParameters
 from sage_sched.view import Holding, SchedulerView
 from tests.sage_sched.fairness.test_promises import NUM_RUNS, Engine, stepped
-from tests.sage_sched.strategies import SERVER, waiting
+from tests.sage_sched.strategies import SERVER, decide, waiting
 from tests.sage_sched.test_decide import full
 
 POOL = SERVER.kv_pool_tokens

@@ -28,7 +28,7 @@ _AGES = np.geomspace(0.25, 2000.0, 40)
 _NEVER_S = 1e5
 
 
-class Returns:
+class SessionReturns:
     """A session's pauses, in which a tool runs or somebody reads, are a history too.
 
     What is foreseen of a pause is the mean logarithm of the session's earlier ones, drawn to that
@@ -41,6 +41,8 @@ class Returns:
     the most returns per second of keeping its KV, which is the inverse of a Gittins index. As what
     is lost has to be computed token by token, the KV of the smallest rate goes first, whatever its
     size. Until enough pauses are known the rate of all is 0.
+
+    saw_any: whether any request was of a session.
     """
 
     def __init__(self) -> None:
@@ -52,6 +54,7 @@ class Returns:
         self._away: dict[str, tuple[float, float]] = {}
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_NUM_PAUSES)
         self._mean = 0.0
+        self.saw_any = False
         self._num_pauses = 0
         # First answers, and those after which the session came back.
         self._num_first = self._num_second = 0
@@ -59,6 +62,7 @@ class Returns:
         self._rates: list[Floats] = []
 
     def came(self, session: str, now_s: float) -> None:
+        self.saw_any = True
         self._unfinished[session] = self._unfinished.pop(session, 0) + 1
         self._closed.discard(session)
         if len(self._unfinished) > MOST_SESSIONS:  # nobody may have said that it ended
