@@ -29,7 +29,7 @@ test: lint
 # All that is here, of which some takes a network: for a release, and every night.
 test-all: lint
 	$(PYTEST)
-	$(BIN)/python -m tests.bench.engines.simulator.fuzz --seed $$(date +%j)0000 \
+	$(BIN)/python -m tests.bench.simulator.fuzz --seed $$(date +%j)0000 \
 		--minutes $(SIMULATED_FUZZ_MINUTES)
 	$(BIN)/python -m tests.engine.fuzz --seed $$(date +%j) --minutes $(FUZZ_MINUTES)
 	$(BIN)/python -m tests.checks.bugs

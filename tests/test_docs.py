@@ -20,9 +20,9 @@ POLICIES_MD = DOCS / "policies.md"
 
 # In a process of its own, as names are looked up once: the simulator, and a server's command line.
 _SIMULATED = """
-from bench.engines.simulator.presets import H800_QWEN3_32B
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.run import simulate
+from bench.simulator.presets import H800_QWEN3_32B
+from bench.simulator.request import SimRequest
+from bench.simulator.run import simulate
 from sage_sched.config import SageConfig
 
 config = SageConfig.parse({"policy": {"deadlines": {"default_slo_ms": 1000.0}}})

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from bench.engines.run_metrics import decoded_share
+from bench.simulator.run_metrics import decoded_share
 from bench.workloads.arrivals import poisson_arrivals
 
 if TYPE_CHECKING:
     from bench.engines.server.client import Answer
-    from bench.engines.simulator.result import Served
+    from bench.simulator.result import Served
 
 
 # The first fifth of a saturated run does not count: long answers gather in memory only with time.

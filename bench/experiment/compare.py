@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from bench.engines.clock.device import device_note
-from bench.engines.rival import policy_argument
 from bench.engines.server.options import configure_servers, servers_of
 from bench.engines.server.server import ServerError
 from bench.engines.server.side_by_side import Settings, compare_policies
 from bench.experiment.on_servers import record_of
 from bench.experiment.records import METRIC_LISTS, Provenance, Record
-from bench.experiment.spec import Arm, Experiment, Load, requests_per_s
+from bench.experiment.spec import Experiment, Load
 from bench.experiment.stats import METRICS, headline, summarize
 from bench.experiment.table import plain
-from bench.workloads.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES
+from bench.policies.arm import Arm
+from bench.policies.rival import policy_argument
+from bench.workloads.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES, requests_per_s
 from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, at_least_one, print_json

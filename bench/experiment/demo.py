@@ -20,9 +20,10 @@ from bench.experiment.report import html_table, write_page
 from bench.experiment.run import Options, best_tuned
 from bench.experiment.run import run as run_experiment
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import Arm, Experiment
+from bench.experiment.spec import Experiment
 from bench.experiment.stats import median, of_arm, ratio
 from bench.experiment.table import plain
+from bench.policies.arm import Arm
 
 OURS = "sage"
 

@@ -11,7 +11,8 @@ from bench.engines.server.options import servers_in
 from bench.engines.server.side_by_side import Settings, compare_policies
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded
-from bench.experiment.spec import Arm, Experiment, SpecError
+from bench.experiment.spec import Experiment
+from bench.policies.arm import Arm, SpecError
 from bench.workloads.arrivals import RECORDED
 
 

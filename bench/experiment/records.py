@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.engines.server import facts
-from bench.experiment.spec import SpecError
+from bench.policies.arm import SpecError
 
 FOLDER = Path(__file__).parents[1] / "records"
 METRIC_LISTS: dict[str, Any] = tomllib.loads(

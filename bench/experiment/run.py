@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.engines.simulator.pool import OutOfMemoryError
-from bench.engines.simulator.result import Result, Served
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import TUNED, Arm, Experiment, Load, SpecError
+from bench.experiment.spec import TUNED, Experiment, Load
+from bench.policies.arm import Arm, SpecError
+from bench.simulator.pool import OutOfMemoryError
+from bench.simulator.result import Result, Served
 from bench.workloads.source import Purpose
 
 ENGINES = ("sim", "clock", "server")
@@ -174,7 +175,7 @@ def _on_servers(
     columns: Sequence[str],
     output: Path,
 ) -> Iterator[Found]:
-    from bench.engines.server.session_servers import SessionServers  # SGLang takes a while
+    from bench.experiment.session_servers import SessionServers  # SGLang takes a while
 
     folder = output / experiment.name
     servers = SessionServers(loaded.load, loaded.source, folder, experiment.speed)

@@ -12,8 +12,9 @@ from bench.engines.server.server import ServerError
 from bench.experiment import goodput, records
 from bench.experiment.run import ENGINES, Options, changed
 from bench.experiment.run import run as run_experiment
-from bench.experiment.spec import Experiment, SpecError
+from bench.experiment.spec import Experiment
 from bench.experiment.table import aligned, plain
+from bench.policies.arm import SpecError
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import add_json, at_least_one, print_json
 from sage_sched.fields import ConfigError

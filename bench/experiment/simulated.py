@@ -11,20 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.engines.baseline import Saturation, sustained
-from bench.engines.simulator.apart import simulate_apart
-from bench.engines.simulator.cluster import simulate_cluster
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import Result
-from bench.engines.simulator.run import simulate
-from bench.engines.simulator.state import Options
-from bench.experiment.spec import Arm, Load, requests_per_s
+from bench.experiment.spec import Load
 from bench.policies import deadline_rivals, programs
+from bench.policies.arm import Arm
 from bench.policies.routers import router_named
+from bench.simulator.apart import simulate_apart
+from bench.simulator.cluster import simulate_cluster
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
 from bench.workloads.arrivals import (
     RECORDED,
     RECORDING,
     arrivals_of,
     num_requests_of,
+    requests_per_s,
     trace_arrivals,
 )
 from bench.workloads.prompts import WorkloadError
@@ -53,7 +55,7 @@ class Loaded:
         """Raises WorkloadError, SpecError."""
         if self.alike is not None:
             return self.alike.source
-        return source_of(self.load, self.data)
+        return source_of(self.load.workload, self.load.engine_of(Arm(policy="fcfs")), self.data)
 
     @functools.cached_property
     def saturated(self) -> Saturation:

@@ -8,72 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from bench.engines.rival import Rival
-from bench.engines.simulator.presets import PRESETS, Engine
-from bench.workloads.arrivals import LOADS, RECORDED
-from sage_sched.config import SageConfig
-from sage_sched.fields import ConfigError, UserError
+from bench.policies.arm import Arm, SpecError, parsed, require
+from bench.simulator.presets import PRESETS, Engine
+from bench.workloads.arrivals import LOADS, RECORDED, requests_per_s
 
-T = TypeVar("T")
 FOLDER = Path(__file__).parents[1] / "experiments"
 # Of a load's capacity_by: the best setting of SGLang's policies.
 TUNED = "tuned"
-PREDICTORS = ("semantic", "threshold alone", "input length", "none", "truth")
-
-
-class SpecError(UserError, ValueError):
-    """An experiment that cannot be; the message says where, and what is allowed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """One row of a table.
-
-    policy: as bench.engines.rival.Rival writes it, tuned where it is SGLang's. label: of the row;
-        by default the policy.
-    settings: sections of our policies' configuration that differ from the defaults.
-    engine: fields of the engine that differ from the load's.
-    preempt: whether requests may leave the engine. predictor: one of PREDICTORS. wrong_by: a factor
-        on all lengths foreseen. noise: whether a uniform distribution is mixed in.
-    said_by: who says how urgent requests are, where a workload has several. Of agents' steps a
-        "client" says about when the next one comes, and which is the last; nobody else does.
-    dispatch: the router before the engines, where a load has several.
-    """
-
-    policy: str
-    label: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    preempt: bool = True
-    predictor: str = "semantic"
-    wrong_by: float = 1.0
-    noise: bool = False
-    said_by: str = "expert"
-    dispatch: str = "total_requests"
-
-    @property
-    def name(self) -> str:
-        """Of its row."""
-        return self.label or self.policy
-
-    @property
-    def config(self) -> SageConfig:
-        """Our policies' settings. Raises ConfigError."""
-        return SageConfig.parse(self.settings)
-
-    @classmethod
-    def parse(cls, found: Any, where: str) -> Self:
-        """From a policy's name, or a table. Raises SpecError."""
-        arm = _parsed(cls, {"policy": found} if isinstance(found, str) else found, where)
-        try:
-            Rival.parse(arm.policy)
-            _ = arm.config
-        except (ValueError, ConfigError) as error:
-            raise SpecError(f"{where}: {error}") from error
-        _require(arm.predictor in PREDICTORS, where, "predictor", arm.predictor, PREDICTORS)
-        return arm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +65,13 @@ class Load:
             given["workload"] = {"name": given["workload"]}
         if "rate" in given:
             given["rate"] = f"{given['rate']}"
-        load = _parsed(cls, {"name": name, **given}, where)
-        _require(load.preset in PRESETS, where, "preset", load.preset, PRESETS)
+        load = parsed(cls, {"name": name, **given}, where)
+        require(load.preset in PRESETS, where, "preset", load.preset, PRESETS)
         allowed = (*LOADS, RECORDED)
-        _require(load.arrivals in allowed, where, "arrivals", load.arrivals, allowed)
+        require(load.arrivals in allowed, where, "arrivals", load.arrivals, allowed)
         fields = {f.name for f in dataclasses.fields(Engine)}
         for name in load.engine:
-            _require(name in fields, where, "engine", name, fields)
+            require(name in fields, where, "engine", name, fields)
         requests_per_s(load.rate, 1.0)
         return load
 
@@ -205,13 +148,13 @@ class Experiment:
         loads = given.pop("loads", {}) or {f"{defaults.get('rate', '2x')}": {}}
         arms = [Arm.parse(arm, f"{name}: arms") for arm in given.pop("arms", ())]
         tuned = given.pop("tuned", None)
-        experiment = _parsed(
+        experiment = parsed(
             cls,
             {
                 **given,
                 "name": name,
                 "arms": arms,
-                "tuned": None if tuned is None else _parsed(Tuning, tuned, f"{name}: tuned"),
+                "tuned": None if tuned is None else parsed(Tuning, tuned, f"{name}: tuned"),
                 "loads": [
                     load
                     for mix, differs in loads.items()
@@ -221,26 +164,14 @@ class Experiment:
             name,
         )
         labels = [arm.name for arm in arms]
-        _require(len(labels) == len(set(labels)), name, "arms", "of the same label", labels)
-        _require(bool(arms), name, "arms", "nothing", ["at least one policy"])
+        require(len(labels) == len(set(labels)), name, "arms", "of the same label", labels)
+        require(bool(arms), name, "arms", "nothing", ["at least one policy"])
         return experiment
 
 
 def names() -> list[str]:
     """Of all experiments that come with this package."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
-
-
-def requests_per_s(rate: str, capacity: float) -> float:
-    """What a rate means. Raises ValueError, which says what is allowed."""
-    number = rate.removesuffix("x")
-    try:
-        value = float(number)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise SpecError(f"rate is {rate!r}, allowed: requests/s above 0 (3.5) or a multiple (2x)")
-    return value * capacity if rate.endswith("x") else value
 
 
 def _loads_of(mix: str, found: Mapping[str, Any], where: str) -> list[Load]:
@@ -252,18 +183,3 @@ def _loads_of(mix: str, found: Mapping[str, Any], where: str) -> list[Load]:
     return [
         Load.parse(f"{mix}, {rate}", {**given, "mix": mix, "rate": rate}, where) for rate in rates
     ]
-
-
-def _parsed(kind: type[T], given: Mapping[str, Any], where: str) -> T:
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for name in given:
-        _require(name in fields, where, "a key", name, fields)
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise SpecError(f"{where}: {error}") from error
-
-
-def _require(holds: bool, where: str, what: str, found: Any, allowed: Any) -> None:
-    if not holds:
-        raise SpecError(f"{where}: {what} is {found!r}, allowed: {', '.join(map(str, allowed))}")

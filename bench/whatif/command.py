@@ -10,8 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.engines.rival import simulated_policy
-from bench.engines.simulator.presets import PRESETS
+from bench.policies.rival import Rival, policy_argument
+from bench.policies.srpt_oracle import ORACLE
+from bench.simulator.presets import PRESETS
+from bench.simulator.stock import STOCK
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import endings, good_table, sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running
@@ -29,6 +31,7 @@ from predictor_store.terminal import (
     speaker,
 )
 from sage_sched.fields import ConfigError, UserError
+from sage_sched.registry import policy_names, policy_type
 from sage_sched.steps import StepTime
 
 # Beside one's own: SGLang's as they are tuned best under most loads (docs/results.md), and ours.
@@ -192,7 +195,7 @@ def _summary(answer: Answer) -> dict[str, Any]:
 
 
 def _write(answer: Answer, folder: Path) -> Path:
-    from bench.experiment.plot import ratios_to_first  # matplotlib takes a second to load
+    from bench.whatif.plot import ratios_to_first  # matplotlib takes a second to load
 
     text = json.dumps(_summary(answer), indent=2) + "\n"
     (folder / "summary.json").write_text(text, encoding="utf-8")
@@ -217,3 +220,18 @@ def read_step_time(file: str) -> StepTime:
     if section is None:
         raise ConfigError(f"{file} has no section step_time")
     return section.step_time()
+
+
+def simulated_policy(text: str) -> str:
+    """A policy on a command line that the simulator is to have."""
+    name = Rival.parse(policy_argument(text)).policy
+    if name in (*STOCK, ORACLE):
+        return text
+    if name not in policy_names():
+        known = ", ".join([*STOCK, *policy_names()])
+        raise argparse.ArgumentTypeError(f"unknown policy {name!r}, allowed: {known}")
+    try:
+        policy_type(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text

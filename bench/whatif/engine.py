@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.engines.simulator.presets import PRESETS, Engine
-from bench.engines.simulator.stock import STOCK
+from bench.simulator.presets import PRESETS, Engine
+from bench.simulator.stock import STOCK
 from bench.workloads.prompts import WorkloadError
 from predictor_store.ask_server import ask
 from sage_sched.config import StepTimeConfig
@@ -23,8 +23,11 @@ _HOST_BANDWIDTH = 25e9
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """engine: as it runs; policy: its own, as bench.engines.rival.Rival has it, "" if nobody knows.
-    description: for people. crps_gain: how good its predictions were lately; None: nobody knows."""
+    """The engine and policy of an operator.
+
+    policy: as bench.policies.rival.Rival writes it; "" if unknown. description: for people.
+    crps_gain: how good its predictions were lately; None if unknown.
+    """
 
     engine: Engine
     policy: str

@@ -9,14 +9,14 @@ from itertools import takewhile
 
 from tqdm import tqdm
 
-from bench.engines.rival import Rival
-from bench.engines.simulator.pool import OutOfMemoryError
-from bench.engines.simulator.presets import Engine
-from bench.engines.simulator.radix_tree import Span, cut
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import Result
-from bench.engines.simulator.run import simulate
-from bench.engines.simulator.state import Options
+from bench.policies.rival import Rival
+from bench.simulator.pool import OutOfMemoryError
+from bench.simulator.presets import Engine
+from bench.simulator.radix_tree import Span, cut
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
 from bench.whatif.log import BLOCK_CHARS, Logged
 from bench.whatif.told import Forecasts, Told
 from sage_sched.config import SageConfig

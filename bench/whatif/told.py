@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engines.simulator.presets import Engine
-from bench.engines.simulator.result import alone_s
+from bench.simulator.presets import Engine
+from bench.simulator.result import alone_s
 from bench.whatif.foresight import Foresight
 from bench.whatif.log import Logged
 from bench.workloads.supposed import LEAST_GAIN, MOST_GAIN, NUM_ATOMS, USUAL_GAIN, Supposed

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines.simulator.presets import Engine
-from bench.engines.simulator.radix_tree import Span, cut
-from bench.engines.simulator.request import SimRequest
-from bench.experiment.spec import Arm
+from bench.policies.arm import Arm
+from bench.simulator.presets import Engine
+from bench.simulator.radix_tree import Span, cut
+from bench.simulator.request import SimRequest
 from bench.workloads.prompts import WorkloadError, stable_hash
 from bench.workloads.source import Purpose, Source
 from sage_sched.distribution import LengthDistribution

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.policies.arm import SpecError
 from bench.workloads.datasets import checked_rows
 from bench.workloads.prompts import WorkloadError
 
@@ -66,3 +67,15 @@ def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float
     if not stretch[-1] > 0:
         raise WorkloadError(f"{path}: arrivals {first} to {first + num_requests} are at one time")
     return np.asarray(stretch[:-1] * (num_requests / stretch[-1]))
+
+
+def requests_per_s(rate: str, capacity: float) -> float:
+    """What a rate means. Raises ValueError, which says what is allowed."""
+    number = rate.removesuffix("x")
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise SpecError(f"rate is {rate!r}, allowed: requests/s above 0 (3.5) or a multiple (2x)")
+    return value * capacity if rate.endswith("x") else value

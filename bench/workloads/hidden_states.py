@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines.rival import Rival
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.scores import Scores
-from bench.engines.simulator.stock import STOCK
-from bench.experiment.spec import Arm
+from bench.policies.arm import Arm
+from bench.policies.rival import Rival
 from bench.policies.srpt_oracle import ORACLE
 from bench.real_model.answers import answers_folder, read_answers
 from bench.real_model.recording import complete
+from bench.simulator.request import SimRequest
+from bench.simulator.scores import Scores
+from bench.simulator.stock import STOCK
 from bench.workloads.prompts import WorkloadError, stable_hash
 from bench.workloads.source import Purpose, Source
 from predictor_store.probe.recording import Recording

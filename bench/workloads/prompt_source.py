@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines.rival import Rival
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.stock import STOCK
-from bench.experiment.spec import Arm
+from bench.policies.arm import Arm
+from bench.policies.rival import Rival
 from bench.policies.srpt_oracle import ORACLE
+from bench.simulator.request import SimRequest
+from bench.simulator.stock import STOCK
 from bench.workloads import chats, datasets
 from bench.workloads.foresight import (
     Foresight,

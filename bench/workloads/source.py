@@ -8,8 +8,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines.simulator.request import SimRequest
-from bench.experiment.spec import Arm
+from bench.policies.arm import Arm
+from bench.simulator.request import SimRequest
 from bench.workloads.prompts import Workload
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from bench.experiment.spec import Arm, Load, SpecError
+from bench.policies.arm import SpecError
+from bench.simulator.presets import Engine
 from bench.workloads.agents import Agents
 from bench.workloads.hidden_states import HiddenStates
 from bench.workloads.lengths import RECORDINGS, Promised
@@ -17,12 +20,13 @@ from bench.workloads.two_kinds import TwoKinds
 NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds", "hidden states")
 
 
-def source_of(load: Load, data: Path | None) -> Source:
-    """What a load's requests come from; data: the folder of datasets. Raises SpecError,
-    WorkloadError."""
-    options = dict(load.workload)
+def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) -> Source:
+    """Return the source of requests that a workload names.
+
+    workload: its name and options. data: the folder of datasets. Raises SpecError, WorkloadError.
+    """
+    options = dict(workload)
     name = options.pop("name", "")
-    engine = load.engine_of(Arm(policy="fcfs"))
     try:
         if name in WORKLOADS:
             return Prompts(data, name, **options)
@@ -37,8 +41,8 @@ def source_of(load: Load, data: Path | None) -> Source:
         if name in RECORDINGS:
             return Promised(_given(data, name), name, **options)
     except TypeError as error:
-        raise SpecError(f"load {load.name}: workload {name}: {error}") from error
-    raise SpecError(f"load {load.name}: there is no workload {name!r}, known: {', '.join(NAMES)}")
+        raise SpecError(f"workload {name}: {error}") from error
+    raise SpecError(f"there is no workload {name!r}, known: {', '.join(NAMES)}")
 
 
 def _given(data: Path | None, name: str) -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines.simulator.request import SimRequest
-from bench.experiment.spec import Arm
+from bench.policies.arm import Arm
+from bench.simulator.request import SimRequest
 from bench.workloads.datasets import rows_with
 from bench.workloads.source import Purpose, Source
 from bench.workloads.supposed import USUAL_GAIN, Supposed

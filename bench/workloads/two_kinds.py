@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines.simulator.request import SimRequest
-from bench.experiment.spec import Arm
+from bench.policies.arm import Arm
+from bench.simulator.request import SimRequest
 from bench.workloads.source import Purpose, Source
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import DEFAULT_URGENCY, Hints

@@ -30,16 +30,17 @@ from bench.engines.server.policy_server import (
     PolicyServers,
 )
 from bench.engines.server.server import Server
-from bench.engines.server.session_servers import SessionServers
 from bench.engines.server.side_by_side import Settings, compare_policies
-from bench.engines.simulator.presets import Engine
 from bench.experiment import records
 from bench.experiment.on_servers import record_of
 from bench.experiment.records import Provenance, Record
 from bench.experiment.run import changed, measured
+from bench.experiment.session_servers import SessionServers
 from bench.experiment.simulated import Loaded
-from bench.experiment.spec import Arm, Experiment
+from bench.experiment.spec import Experiment
 from bench.experiment.table import plain
+from bench.policies.arm import Arm
+from bench.simulator.presets import Engine
 from predictor_store.terminal import at_least_one
 from tests.checks import mooncake_stand_in
 from tests.checks.pair import Pair

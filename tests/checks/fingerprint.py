@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.engines.simulator.presets import H800_80GB_QWEN3_32B, H800_QWEN3_32B, Engine
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import Result
-from bench.engines.simulator.run import simulate
-from bench.engines.simulator.state import Options
-from bench.engines.simulator.stock import STOCK
 from bench.policies.srpt_oracle import ORACLE
+from bench.simulator.presets import H800_80GB_QWEN3_32B, H800_QWEN3_32B, Engine
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Result
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
+from bench.simulator.stock import STOCK
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.registry import policy_names

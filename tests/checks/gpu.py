@@ -35,7 +35,7 @@ from bench.engines.server.policy_server import (
     PolicyServers,
     scheduler_state,
 )
-from bench.engines.simulator.presets import PRESETS
+from bench.simulator.presets import PRESETS
 from bench.workloads.prompt_source import load_workload
 from predictor_store.probe.file import fingerprint
 from predictor_store.torchvision_schemas import define_missing

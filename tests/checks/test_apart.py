@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from bench.engines.server.side_by_side import Settings
-from bench.engines.simulator.presets import PRESETS
-from bench.engines.simulator.result import alone_s
 from bench.experiment import records
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import Arm, Experiment, Load
+from bench.experiment.spec import Experiment, Load
+from bench.policies.arm import Arm
+from bench.simulator.presets import PRESETS
+from bench.simulator.result import alone_s
 from sage_sched.steps import StepTime
 from tests.bench.experiment.runs import run
 from tests.bench.recordings import azure_like

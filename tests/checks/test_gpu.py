@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.engines.simulator.presets import PRESETS
+from bench.simulator.presets import PRESETS
 from sage_sched.steps import StepTime
 from tests.checks import gpu
 

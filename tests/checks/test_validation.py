@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.engines.simulator.presets import PRESETS
+from bench.simulator.presets import PRESETS
 from sage_sched.steps import StepTime
 from tests.checks.validation import Point, engine_of, misordered, summarize, table
 

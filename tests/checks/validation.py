@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bench.engines.rival import Rival
-from bench.engines.simulator.presets import PRESETS, Engine
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.run import simulate
-from bench.engines.simulator.state import Options
 from bench.experiment.stats import ordered
 from bench.experiment.table import aligned
+from bench.policies.rival import Rival
+from bench.simulator.presets import PRESETS, Engine
+from bench.simulator.request import SimRequest
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
 from bench.workloads.foresight import Foresight, Predict
 from bench.workloads.prompts import Workload, WorkloadRequest, sample
 from sage_sched.config import SageConfig

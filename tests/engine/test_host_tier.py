@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import requests
 
-from bench.engines.simulator.pool import KvPool
-from bench.engines.simulator.radix_tree import HostTier
-from bench.engines.simulator.request import Progress, SimRequest
+from bench.simulator.pool import KvPool
+from bench.simulator.radix_tree import HostTier
+from bench.simulator.request import Progress, SimRequest
 from sage_sched.job import Job
 from tests.engine.kinds import CHECKED, PATIENT
 from tests.engine.serving import SageServer, warmed_store

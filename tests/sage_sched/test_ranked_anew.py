@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.engines.simulator.presets import H800_QWEN3_32B, PRESETS
+from bench.simulator.presets import H800_QWEN3_32B, PRESETS
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job
 from sage_sched.line import NUM_RANKED_ANEW

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from bench.engines.simulator.presets import H800_QWEN3_32B, PRESETS, Engine
+from bench.simulator.presets import H800_QWEN3_32B, PRESETS, Engine
 from sage_sched.config import StepTimeConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Job

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.engines.clock.device_clock import STATE, DeviceModel, install
-from bench.engines.simulator.presets import PRESETS, Engine
+from bench.simulator.presets import PRESETS, Engine
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names, policy_type, section_of
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import Served
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Served
 from sage_sched.gap import GAPS_PER_S
 from sage_sched.slo import Promise
 

@@ -17,7 +17,7 @@ from bench.engines.server.policy_server import (
     CPU_MODEL,
     PolicyServers,
 )
-from bench.engines.simulator.presets import PRESETS
+from bench.simulator.presets import PRESETS
 from bench.workloads.prompt_source import WORKLOADS
 from predictor_store.config_file import read_config
 from sage_sched.config import SageConfig

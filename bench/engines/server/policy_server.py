@@ -14,8 +14,8 @@ import yaml
 
 from bench.engines.clock.device import Device
 from bench.engines.clock.device_clock import STATE
-from bench.engines.rival import Rival
 from bench.engines.server.server import Server, ServerError
+from bench.policies.rival import Rival
 from predictor_store.data.warm import Observation, warm_store
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names

@@ -24,10 +24,9 @@ from bench.engines.server.facts import host_facts
 from bench.engines.server.kept_server import KeptServer
 from bench.engines.server.policy_server import COMMON_FLAGS, PolicyServers
 from bench.engines.server.server import ServerError
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import Served, alone_s
-from bench.experiment.spec import requests_per_s
-from bench.workloads.arrivals import arrivals_of, num_requests_of, trace_arrivals
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Served, alone_s
+from bench.workloads.arrivals import arrivals_of, num_requests_of, requests_per_s, trace_arrivals
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, sample
 from sage_sched.registry import policy_names
 
@@ -40,7 +39,7 @@ _CAPACITY_REQUESTS = (PILOT_REQUESTS, 1500)
 class Settings:
     """What is compared.
 
-    policies: see bench.engines.rival.Rival; ratios are to the first, which also sets the capacity.
+    policies: see bench.policies.rival.Rival; ratios are to the first, which also sets the capacity.
     rates: each a number of requests/s, or "2x" for twice the capacity.
     num_seeds: each seed, from first_seed on, is another choice of requests and arrivals, the same
         for every policy.

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from bench.engines.baseline import UnloadedTime, sustained
 from bench.engines.clock.device import Device
 from bench.engines.server.client import Answer
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import Served, alone_s
-from bench.engines.simulator.run import simulate
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import Arm, Load
+from bench.experiment.spec import Load
+from bench.policies.arm import Arm
+from bench.simulator.request import SimRequest
+from bench.simulator.result import Served, alone_s
+from bench.simulator.run import simulate
 from bench.workloads.arrivals import poisson_arrivals
 from bench.workloads.source import Purpose
 from sage_sched.config import SageConfig

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.engines.simulator.pool import OutOfMemoryError
 from bench.experiment.run import Options, best_tuned, changed, run
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import Arm, Experiment, Load, SpecError
+from bench.experiment.spec import Experiment, Load
+from bench.policies.arm import Arm, SpecError
+from bench.simulator.pool import OutOfMemoryError
 from bench.workloads.prompt_source import Prompts
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose

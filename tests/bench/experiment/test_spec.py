@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiment.spec import Experiment, SpecError, names, requests_per_s
+from bench.experiment.spec import Experiment, names
+from bench.policies.arm import SpecError
+from bench.workloads.arrivals import requests_per_s
 from sage_sched.cli import main
 
 NEW = """

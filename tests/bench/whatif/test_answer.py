@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.engines.simulator.presets import PRESETS
+from bench.simulator.presets import PRESETS
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import endings, good_table, sentence
 from bench.whatif.engine import OwnServer, of_info
@@ -218,7 +218,7 @@ def test_the_command(
         raise OSError("no room")
 
     # A picture that fails costs nothing else.
-    monkeypatch.setattr("bench.experiment.plot.ratios_to_first", fails)
+    monkeypatch.setattr("bench.whatif.plot.ratios_to_first", fails)
     assert main([*argv, "--json"]) == 2
     printed = capsys.readouterr()
     assert "no picture: no room" in printed.err

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.engines.simulator.presets import H800_QWEN3_32B
-from bench.engines.simulator.request import SimRequest
+from bench.simulator.presets import H800_QWEN3_32B
+from bench.simulator.request import SimRequest
 from bench.workloads.agents import (
     Session,
     Step,

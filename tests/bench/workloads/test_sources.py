@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.experiment.spec import Arm
+from bench.policies.arm import Arm
 from bench.workloads.hidden_states import HiddenStates
 from bench.workloads.lengths import Promised, read_lengths
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest

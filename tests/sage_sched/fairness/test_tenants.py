@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.engines.simulator.presets import H800_QWEN3_32B
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.run import simulate
-from bench.engines.simulator.state import Options
+from bench.simulator.presets import H800_QWEN3_32B
+from bench.simulator.request import SimRequest
+from bench.simulator.run import simulate
+from bench.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fairness import FairShares, Name, Service

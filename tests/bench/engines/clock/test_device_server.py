@@ -21,8 +21,8 @@ from bench.engines.server.policy_server import (
 )
 from bench.engines.server.server import Server, ServerError
 from bench.engines.server.side_by_side import Settings, compare_policies
-from bench.engines.simulator.presets import Engine
-from bench.engines.simulator.result import alone_s
+from bench.simulator.presets import Engine
+from bench.simulator.result import alone_s
 from bench.workloads import chats
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.steps import StepTime

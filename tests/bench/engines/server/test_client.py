@@ -15,9 +15,9 @@ import pytest
 
 from bench.engines.server import client
 from bench.engines.server.client import Answer, as_seen, body_of, drive, problem_of
-from bench.engines.simulator.presets import H800_QWEN3_32B
-from bench.engines.simulator.request import SimRequest
-from bench.engines.simulator.result import alone_s
+from bench.simulator.presets import H800_QWEN3_32B
+from bench.simulator.request import SimRequest
+from bench.simulator.result import alone_s
 from bench.workloads.forced_length import LENGTH_KEY
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import Hints

@@ -1,0 +1,83 @@
+"""One row of a comparison: a policy, and what differs for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from bench.policies.rival import Rival
+from sage_sched.config import SageConfig
+from sage_sched.fields import ConfigError, UserError
+
+T = TypeVar("T")
+PREDICTORS = ("semantic", "threshold alone", "input length", "none", "truth")
+
+
+class SpecError(UserError, ValueError):
+    """An experiment that cannot be; the message says where, and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One row of a table.
+
+    policy: as bench.policies.rival.Rival writes it, tuned where it is SGLang's. label: of the row;
+        by default the policy.
+    settings: sections of our policies' configuration that differ from the defaults.
+    engine: fields of the engine that differ from the load's.
+    preempt: whether requests may leave the engine. predictor: one of PREDICTORS. wrong_by: a factor
+        on all lengths foreseen. noise: whether a uniform distribution is mixed in.
+    said_by: who says how urgent requests are, where a workload has several. Of agents' steps a
+        "client" says about when the next one comes, and which is the last; nobody else does.
+    dispatch: the router before the engines, where a load has several.
+    """
+
+    policy: str
+    label: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    preempt: bool = True
+    predictor: str = "semantic"
+    wrong_by: float = 1.0
+    noise: bool = False
+    said_by: str = "expert"
+    dispatch: str = "total_requests"
+
+    @property
+    def name(self) -> str:
+        """Of its row."""
+        return self.label or self.policy
+
+    @property
+    def config(self) -> SageConfig:
+        """Our policies' settings. Raises ConfigError."""
+        return SageConfig.parse(self.settings)
+
+    @classmethod
+    def parse(cls, found: Any, where: str) -> Self:
+        """From a policy's name, or a table. Raises SpecError."""
+        arm = parsed(cls, {"policy": found} if isinstance(found, str) else found, where)
+        try:
+            Rival.parse(arm.policy)
+            _ = arm.config
+        except (ValueError, ConfigError) as error:
+            raise SpecError(f"{where}: {error}") from error
+        require(arm.predictor in PREDICTORS, where, "predictor", arm.predictor, PREDICTORS)
+        return arm
+
+
+def parsed(kind: type[T], given: Mapping[str, Any], where: str) -> T:
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in given:
+        require(name in fields, where, "a key", name, fields)
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise SpecError(f"{where}: {error}") from error
+
+
+def require(holds: bool, where: str, what: str, found: Any, allowed: Any) -> None:
+    if not holds:
+        raise SpecError(f"{where}: {what} is {found!r}, allowed: {', '.join(map(str, allowed))}")

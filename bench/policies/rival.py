@@ -1,0 +1,97 @@
+"""A policy as the bench names it, with the settings of SGLang's admission that it is tuned by."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sage_sched.registry import policy_names
+
+# Of a spec: the type, the least value, and what is allowed in words.
+_SETTINGS: dict[str, tuple[type, int, str]] = {
+    "conservativeness": (float, 0, "a number, 0 or more"),
+    "clip": (int, 1, "a whole number of tokens, at least 1"),
+}
+_FORM = "NAME@" + ",".join(f"{name}=..." for name in _SETTINGS)
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Written `fcfs`, `fcfs@conservativeness=0.3` or `fcfs@conservativeness=0.3,clip=1024`.
+
+    policy: a value of --schedule-policy.
+    conservativeness: SGLang's --schedule-conservativeness, by which it scales the share of its cap
+        that an answer is expected to use (SGLang: 1).
+    clip_tokens: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION, the most tokens that an answer is expected
+        to have (SGLang: 4096).
+    Both None where the server is left as it is.
+    """
+
+    policy: str
+    conservativeness: float | None = None
+    clip_tokens: int | None = None
+
+    @classmethod
+    def parse(cls, spec: str) -> Self:
+        """Raises ValueError, which says what is allowed. That there is such a policy is for the
+        server to say, which knows its own."""
+        policy, has_settings, rest = spec.partition("@")
+        if not policy:
+            raise ValueError(f"{spec!r} names no policy, allowed: NAME or {_FORM}")
+        if not has_settings:
+            return cls(policy)
+        if policy in policy_names():
+            raise ValueError(
+                f"{spec!r}: {', '.join(_SETTINGS)} tune SGLang's own admission, and {policy} "
+                "brings another; they go with SGLang's policies (fcfs@conservativeness=0.3)"
+            )
+        values: dict[str, Any] = {}
+        for part in rest.split(","):
+            name, _, text = part.partition("=")
+            if name not in _SETTINGS:
+                raise ValueError(f"{spec!r} has the setting {name!r}, allowed: {_FORM}")
+            if name in values:
+                raise ValueError(f"{spec!r} sets {name} twice")
+            kind, least, allowed = _SETTINGS[name]
+            try:
+                values[name] = kind(text)
+            except ValueError:
+                values[name] = math.nan
+            if not least <= values[name] < math.inf:
+                raise ValueError(f"{spec!r}: {name} is {text!r}, allowed: {allowed}")
+        return cls(policy, values.get("conservativeness"), values.get("clip"))
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """For a server's command line."""
+        flags = ("--schedule-policy", self.policy)
+        if self.conservativeness is None:
+            return flags
+        return (*flags, "--schedule-conservativeness", str(self.conservativeness))
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For a server's environment."""
+        if self.clip_tokens is None:
+            return {}
+        return {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": str(self.clip_tokens)}
+
+    @property
+    def engine_fields(self) -> dict[str, float]:
+        """Fields of bench.simulator.presets.Engine that differ from the server's."""
+        fields = {
+            "schedule_conservativeness": self.conservativeness,
+            "clip_max_new_tokens": self.clip_tokens,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def policy_argument(text: str) -> str:
+    """A policy on a command line, as it is written there."""
+    try:
+        Rival.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text

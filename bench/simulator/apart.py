@@ -1,0 +1,275 @@
+"""Engines of one kind, of which some prefill and others decode (sglang/srt/disaggregation)."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bench.policies.routers import TotalRequests
+from bench.simulator.cluster import Dispatcher, newcomer_of
+from bench.simulator.executor import Pass
+from bench.simulator.node import Node
+from bench.simulator.presets import Engine
+from bench.simulator.request import Progress, SimRequest
+from bench.simulator.result import Result
+from bench.simulator.run import engine_and_policy
+from bench.simulator.state import EngineState, Options
+from bench.simulator.stock import FcfsPolicy, StockPolicy
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.plan import Budget, Way
+from sage_sched.policy import Policy
+from sage_sched.routing import Ledger, Router
+from sage_sched.scheduling_pass import run_pass
+from sage_sched.view import Holding, SchedulerView
+
+_ONE_TOKEN = LengthDistribution.from_samples([1], "truth")
+
+
+def simulate_apart(
+    engine: Engine,
+    policy_name: str,
+    config: SageConfig,
+    requests: Sequence[SimRequest],
+    options: Options | None = None,
+    *,
+    num_nodes: int = 1,
+    router: Router | None = None,
+) -> Result:
+    """As cluster.simulate_cluster, on num_nodes engines that prefill and as many that decode.
+
+    A request's KV goes from one to the other at the pace of Engine.swap_token_s, beside steps. A
+    stock policy is one of the prefill engines; SGLang's decode servers go by arrival.
+    """
+    apart = _Apart(engine, policy_name, config, requests, options or Options(), num_nodes)
+    apart.serve(router or TotalRequests())
+    return apart.result([*apart.prefills, *apart.decodes])
+
+
+class _Apart(Dispatcher):
+    """The engines. pair_of: by request, who serves it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy_name: str,
+        config: SageConfig,
+        requests: Sequence[SimRequest],
+        options: Options,
+        num_nodes: int,
+    ) -> None:
+        def prefill_node() -> Node:
+            tuned, policy = engine_and_policy(engine, policy_name, config)
+            at_once = replace(options, prediction_delay_s=0.0)
+            return Node(tuned, policy, config, at_once, self._on_prefilled)
+
+        def decode_node() -> _DecodeNode:
+            tuned, policy = engine_and_policy(engine, policy_name, config)
+            if isinstance(policy, StockPolicy):
+                policy = FcfsPolicy()
+            of_node = (tuned, policy, config, options, self._on_finish)
+            return _DecodeNode(*of_node, on_room=self._on_room)
+
+        super().__init__(engine, requests)
+        self.prefills = [prefill_node() for _ in range(num_nodes)]
+        self.decodes = [decode_node() for _ in range(num_nodes)]
+        facts = engine.server_facts()
+        self._ledgers = Ledger(num_nodes, facts), Ledger(num_nodes, facts)
+        self._pair_of: dict[int, tuple[int, int]] = {}
+
+    def serve(self, router: Router) -> None:
+        """All requests, each at its time."""
+        while len(self._finished) < len(self._requests):
+            comes_s = self._coming[0][0] if self._coming else math.inf
+            prefill_s, prefill = min((p.next_change_s(), n) for n, p in enumerate(self.prefills))
+            decode_s, decode = min((d.next_change_s(), n) for n, d in enumerate(self.decodes))
+            if comes_s <= min(prefill_s, decode_s):
+                self._send(router, *heapq.heappop(self._coming))
+            elif prefill_s <= decode_s:
+                self.prefills[prefill].advance(math.nextafter(prefill_s, math.inf))
+            else:
+                self.decodes[decode].advance(min(comes_s, prefill_s))
+
+    def _send(self, router: Router, now_s: float, index: int) -> None:
+        request = replace(self._requests[index], arrival_s=now_s)
+        newcomer = newcomer_of(request)
+        pair = (0, 0)
+        if len(self.decodes) > 1:
+            for number, node in enumerate(self.decodes):
+                self._ledgers[1].report(number, node.ages(), now_s)
+            views = [ledger.view(newcomer, now_s) for ledger in self._ledgers]
+            pair = router.pick_pair(*views)
+            for ledger, number in zip(self._ledgers, pair, strict=True):
+                ledger.sent(index, number, newcomer, now_s)
+        self._pair_of[index] = pair
+        self.decodes[pair[1]].submit(request, index)
+
+    def _on_room(self, progress: Progress, now_s: float) -> None:
+        prefill = self.prefills[self._pair_of[progress.index][0]]
+        prefill.submit(prompt_of(progress.request), progress.index, now_s)
+
+    def _on_prefilled(self, progress: Progress) -> None:
+        prefill, decode = self._pair_of[progress.index]
+        self._ledgers[0].ended(progress.index, prefill, progress.last_token_s)
+        transfer_s = progress.request.input_tokens * self._engine.swap_token_s
+        self.decodes[decode].lands(progress.index, progress.last_token_s + transfer_s)
+
+
+def prompt_of(request: SimRequest) -> SimRequest:
+    """What the engine that prefills sees of it."""
+    return replace(request, output_tokens=1, max_new_tokens=1, distribution=_ONE_TOKEN)
+
+
+class _DecodeState(EngineState):
+    """parked: those that have room, and whose KV is not there yet."""
+
+    def view(self) -> SchedulerView:
+        on_the_way = [progress.job for progress in self.parked]
+        for job in on_the_way:
+            job.held_tokens = job.input_tokens
+        view = super().view()
+        return replace(
+            view,
+            running=[*view.running, *on_the_way],
+            cached_tokens=lambda position: self.queue[position].request.input_tokens,
+            common_tokens=lambda position, other: 0,
+            holding=lambda job: None if job in on_the_way else self._copied(job),
+        )
+
+    def _copied(self, job: object) -> Holding:
+        return replace(self._holding(job), stays_whole=True)  # type: ignore[arg-type]
+
+
+class _DecodeNode(Node):
+    """on_room: called with each request that gets room, and the time."""
+
+    State = _DecodeState
+
+    def __init__(self, *of_node: Any, on_room: Callable[[Progress, float], None]) -> None:
+        """of_node: what Node takes."""
+        super().__init__(*of_node)
+        self._on_room = on_room
+        self._landing: list[tuple[float, int]] = []  # a heap
+
+    def lands(self, index: int, at_s: float) -> None:
+        """The KV of this request's prompt comes then."""
+        heapq.heappush(self._landing, (at_s, index))
+
+    def next_change_s(self) -> float:
+        if len(self.state.decode) or self.state.queue:
+            return self.now_s
+        return max(self.now_s, self._next_event_s())
+
+    def ages(self) -> dict[Hashable, int]:
+        return {**super().ages(), **{progress.index: 0 for progress in self.state.parked}}
+
+    def advance(self, until_s: float) -> None:
+        """Go on to the end of the first step that ends at until_s or later, or until a request gets
+        room, and a step further."""
+        state = self.state
+        while self.now_s < until_s:
+            self._receive()
+            state.now_s = self.now_s
+            num_parked = len(state.parked)
+            self._pass()
+            if len(state.decode):
+                self._decode(until_s if len(state.parked) == num_parked else self.now_s)
+            elif len(state.parked) == num_parked:
+                next_s = min(until_s, self._next_event_s())
+                if next_s == math.inf:
+                    if state.queue or state.parked:
+                        raise RuntimeError("requests wait, and none gets in")
+                    return
+                self.now_s = max(self.now_s, next_s)
+            if len(state.parked) > num_parked:
+                return
+
+    def _next_event_s(self) -> float:
+        landing_s = self._landing[0][0] if self._landing else math.inf
+        return min(super()._next_event_s(), landing_s)
+
+    def _receive(self) -> None:
+        super()._receive()
+        while self._landing and self._landing[0][0] <= self.now_s:
+            _, index = heapq.heappop(self._landing)
+            (progress,) = (p for p in self.state.parked if p.index == index)
+            self.state.parked.remove(progress)
+            self._first_token(progress)
+
+    def _pass(self) -> None:
+        state = self.state
+        if not len(state.decode):
+            state.batch_is_full = False
+        if isinstance(self._policy, StockPolicy):
+            self.give_room(state.queue, self.state.engine.reserved_decode_tokens)
+            return
+        this = _DecodePass(state, self._policy, self)
+        run_pass(this)
+        self._move(this.result.moved_tokens)
+
+    def give_room(self, waiting: Sequence[Progress], reserved_tokens: int) -> None:
+        """SGLang's resume_retracted_reqs and pop_preallocated, up to the first that does not fit.
+        reserved_tokens: for each that has room."""
+        state, gone = self.state, set[Progress]()
+        for progress in waiting:
+            if not self._fits(progress, reserved_tokens):
+                state.batch_is_full = bool(len(state.decode) or state.parked)
+                break
+            gone.add(progress)
+            if progress.swapped:
+                self._move(progress.kv_tokens)
+                state.swap_in(progress)
+                continue
+            state.pool.hold(state.pool.pages(progress.request.input_tokens))
+            state.parked.append(progress)
+            self._on_room(progress, self.now_s)
+        state.queue = [progress for progress in state.queue if progress not in gone]
+
+    def _fits(self, progress: Progress, reserved_tokens: int) -> bool:
+        state = self.state
+        running, clip_tokens = state.decode, state.engine.clip_max_new_tokens
+
+        def most_tokens(one: Progress) -> int:
+            """All that it may hold, if nobody else could run beside it any more."""
+            cap_tokens = min(one.request.max_new_tokens, clip_tokens)
+            return one.request.input_tokens + cap_tokens - running.context_tokens
+
+        num_pages = state.pool.pages(progress.fill_tokens)
+        own_tokens = num_pages * state.pool.page_size + reserved_tokens
+        kept_tokens = reserved_tokens * (len(running) + len(state.parked))
+        if not progress.swapped:
+            own_tokens = max(own_tokens, most_tokens(progress))
+            kept_tokens = max([kept_tokens, *map(most_tokens, running)])
+        return state.free_slots > 0 and own_tokens + kept_tokens <= state.pool.room_tokens
+
+    def _retract(self) -> None:
+        """Those that leave are copied to host memory. Under SGLang's policies they come back before
+        others get room."""
+        state, order = self.state, self.state.retention_order()
+        retracted: list[Progress] = []
+        while not retracted or state.decode.pages_needed(1) > state.pool.room_pages:
+            progress = order.pop()
+            self._move(state.leave(progress, Way.SWAP))
+            progress.num_retractions += 1
+            retracted.append(progress)
+        num_away = sum(progress.swapped for progress in state.queue)
+        state.queue[num_away:num_away] = retracted
+        state.batch_is_full = False
+
+
+class _DecodePass(Pass):
+    """Nobody is prefilled: those who may enter get room."""
+
+    def __init__(self, state: EngineState, policy: Policy, node: _DecodeNode) -> None:
+        super().__init__(state, policy)
+        self._node = node
+
+    def admit(self, visible: Sequence[Progress], budget: Budget) -> None:
+        if visible and not self.is_full:
+            self._node.give_room(visible, self._state.headroom.num_steps)
+
+    def decode_only(self) -> None:
+        self.admit([p for p in self.queue if not p.swapped], Budget())

@@ -1,0 +1,161 @@
+"""N engines behind a router, each with a scheduler of its own."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from bench.policies.routers import TotalRequests
+from bench.simulator.node import Node
+from bench.simulator.presets import Engine
+from bench.simulator.request import Progress, SimRequest
+from bench.simulator.result import Result
+from bench.simulator.run import check_requests, make_node, result_of
+from bench.simulator.state import Options
+from sage_sched.config import SageConfig
+from sage_sched.routing import BLOCK_TOKENS, Ledger, Newcomer, Router
+
+# How often a router hears of its nodes: of what it has sent itself it knows at once. SGLang's own
+# schedulers tell theirs every 15 decode steps, and routers poll servers every second or less often.
+REPORT_S = 1.0
+
+
+def simulate_cluster(
+    engine: Engine,
+    policy_name: str,
+    config: SageConfig,
+    requests: Sequence[SimRequest],
+    options: Options | None = None,
+    *,
+    num_nodes: int,
+    router: Router | None = None,
+    report_s: float = REPORT_S,
+) -> Result:
+    """As run.simulate, on num_nodes equal engines.
+
+    router: who picks the engine, by what it was told every report_s; by default the fewest
+    unfinished requests. A request that follows another may go elsewhere.
+    """
+    cluster = Cluster(engine, num_nodes, policy_name, config, requests, options or Options())
+    cluster.serve(router or TotalRequests(), report_s)
+    return cluster.result(cluster.nodes)
+
+
+class Dispatcher:
+    """What comes to engines behind a router, and what came of it. Requests that follow others come
+    as soon as those have ended. Raises ValueError, see check_requests."""
+
+    def __init__(self, engine: Engine, requests: Sequence[SimRequest]) -> None:
+        self._began_s = time.perf_counter()
+        check_requests(engine, requests)
+        self._engine, self._requests = engine, requests
+        self._finished: list[Progress] = []
+        self._coming: list[tuple[float, int]] = []  # a heap
+        self._followers = defaultdict[int, list[int]](list)
+        for index, request in enumerate(requests):
+            if request.follows is None:
+                heapq.heappush(self._coming, (request.arrival_s, index))
+            else:
+                self._followers[request.follows].append(index)
+
+    def _on_finish(self, progress: Progress) -> None:
+        self._finished.append(progress)
+        for index in self._followers.get(progress.index, ()):
+            comes_s = progress.last_token_s + self._requests[index].pause_s
+            heapq.heappush(self._coming, (comes_s, index))
+
+    def result(self, nodes: Sequence[Node]) -> Result:
+        """Of all requests, once they are served."""
+        wall_s = time.perf_counter() - self._began_s
+        return result_of(self._engine, self._requests, self._finished, nodes, wall_s)
+
+
+class Cluster(Dispatcher):
+    """The engines, each with all there is of a request."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        num_nodes: int,
+        policy_name: str,
+        config: SageConfig,
+        requests: Sequence[SimRequest],
+        options: Options,
+    ) -> None:
+        super().__init__(engine, requests)
+        self.nodes = [
+            make_node(engine, policy_name, config, options, self._on_finish)
+            for _ in range(num_nodes)
+        ]
+        self._ledger = Ledger(num_nodes, engine.server_facts())
+        self._alarms: list[tuple[float, int]] = []  # when a node may change; one is its latest
+        self._latest_s = [math.inf] * num_nodes
+
+    def serve(self, router: Router, report_s: float) -> None:
+        """All requests, each at its time."""
+        heard_s = 0.0
+        while self._comes_another():
+            now_s, index = heapq.heappop(self._coming)
+            # The last report before it; those before that one say nothing more.
+            report_at_s = now_s // report_s * report_s
+            if report_at_s > heard_s:
+                heard_s = report_at_s
+                for number, node in enumerate(self.nodes):
+                    node.advance(heard_s)
+                    self._ledger.report(number, node.ages(), heard_s)
+                    self._set_alarm(number)
+            self._send(router, index, now_s)
+        for node in self.nodes:
+            node.advance(math.inf)
+
+    def _send(self, router: Router, index: int, now_s: float) -> None:
+        request = replace(self._requests[index], arrival_s=now_s)
+        newcomer = newcomer_of(request)
+        number = router.pick(self._ledger.view(newcomer, now_s))
+        self._ledger.sent(index, number, newcomer, now_s)
+        self.nodes[number].submit(request, index)
+        self._set_alarm(number)
+
+    def _comes_another(self) -> bool:
+        """Whether one does. If requests follow others, engines go on as far as one may end that
+        another follows, sooner than the next one comes."""
+        while self._followers and self._alarms:
+            alarm_s, number = self._alarms[0]
+            if self._coming and self._coming[0][0] <= alarm_s:
+                break
+            heapq.heappop(self._alarms)
+            if alarm_s == self._latest_s[number]:
+                self.nodes[number].advance(math.nextafter(alarm_s, math.inf))
+                self._set_alarm(number)
+        return bool(self._coming)
+
+    def _set_alarm(self, number: int) -> None:
+        self._latest_s[number] = self.nodes[number].next_change_s()
+        if self._followers and self._latest_s[number] < math.inf:
+            heapq.heappush(self._alarms, (self._latest_s[number], number))
+
+
+def newcomer_of(request: SimRequest) -> Newcomer:
+    """What a router sees of it."""
+    return Newcomer(
+        request.input_tokens,
+        request.max_new_tokens,
+        request.distribution,
+        _keys(request),
+        request.hints,
+    )
+
+
+def _keys(request: SimRequest) -> list[Hashable]:
+    """Of its prompt's blocks. A token is known by its stream and its place in it."""
+    keys: list[Hashable] = []
+    before = 0
+    for stream, first, end in request.spans:
+        places = range(-before % BLOCK_TOKENS or BLOCK_TOKENS, end - first + 1, BLOCK_TOKENS)
+        keys.extend((stream, first + place) for place in places)
+        before += end - first
+    return keys

@@ -1,0 +1,130 @@
+"""The running batch: many decode steps at once, in closed form."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+
+from bench.simulator.request import Progress
+from sage_sched.job import Job
+from sage_sched.steps import StepTime
+
+_EVER = 1 << 60
+
+
+class DecodeBatch:
+    """Requests that get a token each in every step.
+
+    Per request only what does not change with the steps is kept, so a leap of n steps costs the
+    same for all n: the step at which it finishes, its age less the step counter, and the step,
+    modulo the page size, at which it needs a page.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._members: dict[Progress, None] = {}
+        self._progress_of: dict[Job, Progress] = {}
+        self._finishes: list[tuple[int, int, Progress]] = []
+        self._num_joined = 0
+        self._page_due = [0] * page_size
+        self._context_tokens = 0
+        self.step = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Progress]:
+        """In order of joining."""
+        return iter(self._members)
+
+    @property
+    def context_tokens(self) -> int:
+        """What the next step attends to, with the tokens that it writes."""
+        return self._context_tokens
+
+    def join(self, progress: Progress) -> None:
+        """A request whose prefill is done, or whose KV is back, with a token or more to come."""
+        progress.age_offset = progress.generated_tokens - self.step
+        progress.served_offset = progress.job.served_tokens - self.step
+        progress.finish_step = progress.request.output_tokens - progress.age_offset
+        self._members[progress] = None
+        self._progress_of[progress.job] = progress
+        self._context_tokens += progress.fill_tokens
+        self._page_due[(self.step - progress.kv_tokens) % self._page_size] += 1
+        self._num_joined += 1
+        heapq.heappush(self._finishes, (progress.finish_step, self._num_joined, progress))
+
+    def leave(self, progress: Progress) -> None:
+        """Finished, retracted or yielding; its age is made current."""
+        self.sync(progress)
+        del self._members[progress]
+        del self._progress_of[progress.job]
+        self._context_tokens -= progress.fill_tokens
+        self._page_due[(self.step - progress.kv_tokens) % self._page_size] -= 1
+        progress.finish_step = -1
+
+    def of(self, job: Job) -> Progress:
+        """The member whose job it is."""
+        return self._progress_of[job]
+
+    def sync(self, progress: Progress) -> None:
+        """Make a member's age, and what it was served, current."""
+        progress.job.served_tokens = progress.served_offset + self.step
+        progress.job.grow(progress.age_offset + self.step)
+
+    def pages_needed(self, num_steps: int) -> int:
+        """Pages that so many steps take."""
+        cycles, rest = divmod(num_steps, self._page_size)
+        due = (self._page_due[(self.step + i) % self._page_size] for i in range(rest))
+        return cycles * len(self) + sum(due)
+
+    def steps_that_fit(self, num_pages: int) -> int:
+        """The most steps that so many pages allow."""
+        cycles, left = divmod(num_pages, len(self))
+        steps = cycles * self._page_size
+        while left >= (due := self._page_due[(self.step + steps) % self._page_size]):
+            left -= due
+            steps += 1
+        return steps
+
+    def steps_to_finish(self) -> int:
+        """Until the first member has its last token."""
+        while self._finishes[0][2].finish_step != self._finishes[0][0]:
+            heapq.heappop(self._finishes)  # it has left, or left and joined again
+        return self._finishes[0][0] - self.step
+
+    def steps_to_refresh(self, interval_tokens: int) -> int:
+        """Until the age of some member reaches a multiple of interval_tokens."""
+        oldest = max((p.age_offset + self.step) % interval_tokens for p in self._members)
+        return interval_tokens - oldest
+
+    def finished(self) -> list[Progress]:
+        """Members that have their last token; they leave."""
+        gone = []
+        while self._members and self.steps_to_finish() == 0:
+            progress = heapq.heappop(self._finishes)[2]
+            self.leave(progress)
+            gone.append(progress)
+        return gone
+
+    def leap(self, num_steps: int) -> None:
+        """All members get so many tokens."""
+        self.step += num_steps
+        self._context_tokens += num_steps * len(self)
+
+    def seconds(self, step_time: StepTime, num_steps: int) -> float:
+        """What so many steps take."""
+        growth = step_time.decode_kv_token_s * len(self)
+        first_s = step_time.decode_s(len(self), self._context_tokens)
+        return num_steps * first_s + growth * (num_steps * (num_steps - 1) / 2)
+
+    def steps_to_pass(self, step_time: StepTime, seconds: float) -> int:
+        """The fewest steps, at least 1, that take so many seconds."""
+        half_growth = step_time.decode_kv_token_s * len(self) / 2
+        first_s = step_time.decode_s(len(self), self._context_tokens)
+        linear = first_s - half_growth
+        if not seconds < math.inf or first_s <= 0:
+            return _EVER
+        root = linear + math.sqrt(max(0.0, linear * linear + 4 * half_growth * seconds))
+        return max(1, math.ceil(2 * seconds / root * (1 - 1e-12)))

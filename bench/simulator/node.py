@@ -1,0 +1,288 @@
+"""One engine in time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from bench.policies.srpt_oracle import SrptOracle
+from bench.simulator import slices
+from bench.simulator.executor import scheduling_pass
+from bench.simulator.on_time import num_on_time
+from bench.simulator.prefill_adder import Part
+from bench.simulator.presets import Engine
+from bench.simulator.request import Progress, SimRequest
+from bench.simulator.state import EngineState, Options
+from bench.simulator.stock import StockPolicy
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.gap import GAPS_PER_S
+from sage_sched.job import Job
+from sage_sched.policy import Policy
+from sage_sched.slo import Promise
+from sage_sched.steps import attended_pairs
+
+
+class Node:
+    """SGLang's event loop, without overlap: requests that have come, a pass, a step.
+
+    Decode steps between which nothing happens are taken in one leap. Where running requests may
+    yield, who does is looked at again at every event, and when the age of one of them reaches a
+    refresh boundary. on_finish is called with each request that has its last token.
+
+    Not as in SGLang: no overlap of scheduling and compute, so that a finish is known a step
+    sooner; the request id, a tie-break of hrrn, is the arrival number.
+    """
+
+    State: ClassVar[type[EngineState]] = EngineState
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy | StockPolicy,
+        config: SageConfig,
+        options: Options,
+        on_finish: Callable[[Progress], None],
+    ) -> None:
+        self.state = self.State(engine, policy, config, options)
+        self.now_s = 0.0
+        self.num_outstanding = 0
+        self.prefill_tokens = 0
+        self.moved_tokens = 0
+        # Of all requests, how often each gap between two tokens came, in 1/GAPS_PER_S.
+        self.gaps: Counter[int] = Counter()
+        self._policy = policy
+        self._options = options
+        self._on_finish = on_finish
+        self._delay_s = 0.0 if isinstance(policy, StockPolicy) else options.prediction_delay_s
+        self._coming: list[tuple[float, int, SimRequest]] = []  # a heap
+
+    def submit(self, request: SimRequest, index: int, at_s: float | None = None) -> None:
+        """A request on its way. at_s: when it gets here, if that is not when it comes."""
+        comes_s = request.arrival_s if at_s is None else at_s
+        heapq.heappush(self._coming, (comes_s + self._delay_s, index, request))
+        self.num_outstanding += 1
+
+    def go_by(self, policy: Policy) -> None:
+        """From now on go by another policy, as after `sage-sched set`."""
+        self._policy = policy
+        self.state.follow(policy)
+
+    def advance(self, until_s: float) -> None:
+        """Go on to the end of the first step that ends at until_s or later, or to idleness."""
+        state = self.state
+        while self.now_s < until_s:
+            if not (len(state.decode) or len(state.queue) or state.chunked):
+                if not self._coming or self._coming[0][0] >= until_s:
+                    return
+                self.now_s = max(self.now_s, self._coming[0][0])
+                state.ratio.reset()
+            self._receive()
+            state.now_s = self.now_s
+            watch = self._options.watch
+            before = [*state.queue] if watch else []
+            result = scheduling_pass(state)
+            after = [*state.queue] if watch else []
+            self._move(result.moved_tokens + state.pool.tree.take_waited())
+            if result.parts:
+                self._prefill(result.parts)
+            elif len(state.decode):
+                self._decode(until_s)
+            else:
+                raise RuntimeError("requests wait, and none gets in")
+            if watch:
+                watch(state, before, after, self.num_outstanding - len(self._coming))
+
+    def next_change_s(self) -> float:
+        """No request ends before, and no other decision is taken, unless one arrives."""
+        state = self.state
+        if not (len(state.decode) or len(state.queue) or state.chunked):
+            return max(self.now_s, self._coming[0][0]) if self._coming else math.inf
+        if self._coming or state.chunked or not len(state.decode):
+            return self.now_s
+        if len(state.queue) and not (state.batch_is_full and not state.can_swap):
+            return self.now_s
+        steps = min(
+            state.decode.steps_that_fit(state.pool.room_pages), state.decode.steps_to_finish()
+        )
+        return self.now_s + state.decode.seconds(state.engine.step_time, max(steps, 1))
+
+    def ages(self) -> dict[Hashable, int]:
+        """Of all that are here or on their way, by index: how many tokens their answers have."""
+        state = self.state
+        waiting = [*state.queue, *([state.chunked] if state.chunked else ())]
+        return {
+            **{index: 0 for _, index, _ in self._coming},
+            **{progress.index: progress.generated_tokens for progress in waiting},
+            **{p.index: p.age_offset + state.decode.step for p in state.decode},
+        }
+
+    def _next_event_s(self) -> float:
+        """When something comes."""
+        return self._coming[0][0] if self._coming else math.inf
+
+    def _receive(self) -> None:
+        state = self.state
+        while self._coming and self._coming[0][0] <= self.now_s:
+            _, index, request = heapq.heappop(self._coming)
+            job = Job(
+                arrival=state.num_queued,
+                input_tokens=request.input_tokens,
+                max_new_tokens=request.max_new_tokens,
+                distribution=request.distribution,
+                served_at_arrival_tokens=state.served_tokens,
+                arrival_s=request.arrival_s,
+                hints=request.hints,
+            )
+            if isinstance(self._policy, SrptOracle):
+                truth = np.array([request.output_tokens])
+                job.distribution = LengthDistribution(truth, np.ones(1), 1.0, "truth")
+            state.num_queued += 1
+            state.limits.arrived(job)
+            job.is_ranked = self._policy.on_arrival(job)
+            hints = request.hints
+            promise = Promise.of(hints) if hints.has_slo else self._options.due
+            state.queue.append(Progress(request, index, job, promise=promise))
+
+    def _move(self, num_tokens: int) -> None:
+        """KV goes to host memory and back."""
+        engine = self.state.engine
+        self.now_s += num_tokens * engine.swap_token_s
+        self.moved_tokens += num_tokens
+
+    def _prefill(self, parts: Sequence[Part]) -> None:
+        """The step that a pass has put together."""
+        state, engine = self.state, self.state.engine
+        num_tokens = sum(part.new_tokens for part in parts)
+        pairs = sum(attended_pairs(part.cached_tokens, part.new_tokens) for part in parts)
+        # Those for whose next tokens the prefill has left no room sit this step out.
+        decode = state.decode
+        mixes = engine.mixed_chunk and decode.pages_needed(1) <= state.pool.room_pages
+        num_decodes, kv_tokens = (len(decode), decode.context_tokens) if mixes else (0, 0)
+        step_s = engine.step_time.mixed_s(len(parts), num_tokens, pairs, num_decodes, kv_tokens)
+        if num_decodes:
+            self._leap(1, step_s)
+        elif slices.is_cut(state, parts):
+            self._in_slices(parts, step_s)
+        else:
+            state.limits.gap.prefilled(len(parts), num_tokens, pairs)
+            self.now_s += step_s
+        state.served_tokens += num_tokens
+        self.prefill_tokens += num_tokens
+        if not len(state.decode):
+            state.stale_prefill_tokens = num_tokens
+        if state.chunked is not None or not len(state.decode):
+            # get_next_batch_to_run: the chunked request leaves the batch again, as one that ends;
+            # and if nothing ran, the prefill batch is the running one, with a flag of its own.
+            state.batch_is_full = False
+        for part in parts:
+            progress = part.progress
+            progress.job.served_tokens += part.new_tokens
+            progress.prefilled_tokens = part.cached_tokens + part.new_tokens
+            state.pool.publish(progress, progress.prefilled_tokens)
+            if part.completes:
+                self._first_token(progress)
+
+    def _in_slices(self, parts: Sequence[Part], step_s: float) -> None:
+        """At each cut those who pass are prefilled, and if one of them decodes, all get a token."""
+        state, engine = self.state, self.state.engine
+        state.parked = [part.progress for part in parts]
+        for number in range(engine.slices):
+            if number:
+                self.now_s += engine.slice_overhead_s
+                self._receive()
+                state.now_s = self.now_s
+                while passing := slices.passing(state):
+                    self._prefill(passing)
+                if slices.decodes(state):
+                    self._leap(1, state.decode.seconds(engine.step_time, 1))
+            self.now_s += step_s / engine.slices
+        state.parked = []
+
+    def _first_token(self, progress: Progress) -> None:
+        progress.job.grow(progress.generated_tokens + 1)
+        if progress.first_token_s >= 0:
+            progress.longest_gap_s = max(progress.longest_gap_s, self.now_s - progress.token_s)
+            self.gaps[round((self.now_s - progress.token_s) * GAPS_PER_S)] += 1
+        progress.token_s = self.now_s
+        if progress.first_token_s < 0:
+            progress.first_token_s = self.now_s
+        elif progress.promise is not None:  # it was retracted, and goes on
+            progress.num_next_on_time += self.now_s <= _due_s(progress, progress.generated_tokens)
+        if progress.generated_tokens == progress.request.output_tokens:
+            self._finish(progress)
+        else:
+            self.state.decode.join(progress)
+
+    def _decode(self, until_s: float) -> None:
+        """A leap to the next event."""
+        state, decode, step_time = self.state, self.state.decode, self.state.engine.step_time
+        fitting = decode.steps_that_fit(state.pool.room_pages)
+        retracts = fitting == 0
+        if retracts:
+            self._retract()
+            fitting = decode.steps_that_fit(state.pool.room_pages)
+        steps = min(fitting, decode.steps_to_finish())
+        if state.chunked is not None or (len(state.queue) and not state.batch_is_full):
+            steps = 1
+        elif len(state.queue) and state.can_swap:
+            assert isinstance(self._policy, Policy)
+            interval_tokens = self._policy.refresh_interval_tokens
+            steps = min(steps, decode.steps_to_refresh(interval_tokens))
+            until_s = min(until_s, self._policy.plan_by_s)
+        next_s = min(until_s, self._next_event_s())
+        steps = min(steps, decode.steps_to_pass(step_time, next_s - self.now_s))
+        seconds = decode.seconds(step_time, steps)
+        state.ratio.decay(steps - retracts)
+        self._leap(steps, seconds)
+
+    def _leap(self, steps: int, seconds: float) -> None:
+        """All that decode get so many tokens."""
+        state, decode = self.state, self.state.decode
+        state.limits.gap.decoded()
+        growth_s = state.engine.step_time.decode_kv_token_s * len(decode)
+        first_s = seconds / steps - growth_s * (steps - 1) / 2
+        last_s = first_s + growth_s * (steps - 1)
+        for progress in decode:
+            if (promise := progress.promise) is not None:
+                due_s = _due_s(progress, progress.age_offset + decode.step + 1) - self.now_s
+                progress.num_next_on_time += num_on_time(
+                    steps, first_s, growth_s, due_s, promise.tpot_s
+                )
+            gap_s = self.now_s + first_s - progress.token_s
+            self.gaps[round(gap_s * GAPS_PER_S)] += 1
+            progress.longest_gap_s = max(progress.longest_gap_s, gap_s, last_s * (steps > 1))
+            progress.token_s = self.now_s + seconds
+        self.gaps[round(seconds / steps * GAPS_PER_S)] += (steps - 1) * len(decode)
+        self.now_s += seconds
+        state.served(steps)
+        state.pool.hold(decode.pages_needed(steps))
+        decode.leap(steps)
+        for progress in decode.finished():
+            self._finish(progress)
+
+    def _finish(self, progress: Progress) -> None:
+        state = self.state
+        progress.last_token_s = self.now_s
+        state.pool.publish(progress, progress.kv_tokens)
+        state.pool.leave(progress)
+        if isinstance(self._policy, Policy):
+            self._policy.on_end(progress.job, self.now_s)
+            state.limits.ended(progress.job, self.now_s)
+        state.batch_is_full = False
+        self.num_outstanding -= 1
+        self._on_finish(progress)
+
+    def _retract(self) -> None:
+        self.state.retract()
+
+
+def _due_s(progress: Progress, token: int) -> float:
+    """When a token but the first of a request that was promised something is due."""
+    assert progress.promise is not None
+    return progress.request.arrival_s + progress.promise.due_s(token)

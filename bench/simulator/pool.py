@@ -1,0 +1,147 @@
+"""The KV pool: pages that requests hold alone, and the radix tree that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.simulator.radix_tree import HostTier, RadixTree, TreeNode, cut
+from bench.simulator.request import Progress
+
+
+class OutOfMemoryError(RuntimeError):
+    """A prompt that is prefilled in chunks has no room for the next one: an SGLang server ends.
+
+    at_s: the simulated time; simulate sets it.
+    """
+
+    at_s = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """What the tree has of a sequence: where it ends, its length, of it what is on the device and
+    nobody holds, and what is in host memory alone."""
+
+    node: TreeNode
+    num_tokens: int
+    evictable_tokens: int
+    host_tokens: int
+
+
+class KvPool:
+    """What is neither held nor evictable is free. To hold more evicts as much as there is no room
+    for.
+
+    A request holds pages alone as it computes them. What is done of its prompt goes to the tree
+    after each step, as in SGLang; of two that have computed the same, one gives its pages back.
+    """
+
+    def __init__(self, num_tokens: int, page_size: int, host: HostTier | None = None) -> None:
+        self.page_size = page_size
+        self.num_pages = num_tokens // page_size
+        self.tree = RadixTree(page_size, host)
+        # The hierarchical cache writes all of a request's KV back.
+        self._shares_again = host is None
+        self.alone_pages = 0
+
+    @property
+    def held_pages(self) -> int:
+        """By requests that are on the device."""
+        return self.alone_pages + self.tree.locked_tokens // self.page_size
+
+    @property
+    def evictable_pages(self) -> int:
+        return self.tree.evictable_tokens // self.page_size
+
+    @property
+    def room_pages(self) -> int:
+        """Free or evictable."""
+        return self.num_pages - self.held_pages
+
+    @property
+    def room_tokens(self) -> int:
+        return self.room_pages * self.page_size
+
+    def pages(self, num_tokens: int) -> int:
+        """What so many tokens take."""
+        return -(-num_tokens // self.page_size)
+
+    def hold(self, num_pages: int) -> None:
+        """Take pages. Raises OutOfMemoryError where there is no room, as SGLang does."""
+        if num_pages > self.room_pages:
+            raise OutOfMemoryError(f"out of KV memory: {num_pages} pages of {self.room_pages}")
+        self.alone_pages += num_pages
+        self.free_at_least(0)
+
+    def free_at_least(self, num_tokens: int) -> None:
+        """Evict until so many tokens are free or nothing is left to evict."""
+        free_pages = self.room_pages - self.evictable_pages
+        self.tree.evict((self.pages(num_tokens) - free_pages) * self.page_size)
+
+    def found_tokens(self, progress: Progress) -> int:
+        """Of a waiting request's sequence, what the tree has, its last token never counted."""
+        return self._match(progress)[1]
+
+    def host_tokens(self, progress: Progress) -> int:
+        """Of these, what is in host memory alone."""
+        return self.cached(progress).host_tokens if self.tree.host_tokens else 0
+
+    def cached(self, progress: Progress) -> Cached:
+        """The same, and where it is."""
+        node, num_tokens = self._match(progress)
+        there = [each for each in node.path() if each.on_device]
+        evictable_tokens = sum(len(each) for each in there if not each.num_locks)
+        return Cached(node, num_tokens, evictable_tokens, num_tokens - sum(map(len, there)))
+
+    def enter(self, progress: Progress, cached: Cached) -> None:
+        """Hold what the tree has of a request that is about to be prefilled, on the device."""
+        progress.node, progress.tree_tokens = cached.node, cached.num_tokens
+        self.tree.load(cached.node)
+        self.tree.lock(cached.node)
+        self.free_at_least(0)
+
+    def shared_tokens(self, progress: Progress) -> int:
+        """Of these, what others hold on the device."""
+        if progress.swapped and not self._shares_again:
+            return 0
+        cached = self.cached(progress)
+        return cached.num_tokens - cached.evictable_tokens - cached.host_tokens
+
+    def alone_tokens(self, progress: Progress) -> int:
+        """What is free or evictable when a running request leaves."""
+        num_tokens = self.pages(progress.kv_tokens - progress.tree_tokens) * self.page_size
+        path = () if progress.node is None else progress.node.path()
+        return num_tokens + sum(len(node) for node in path if node.num_locks == 1)
+
+    def take_back(self, progress: Progress) -> bool:
+        """Hold all of the KV of a request that is in host memory: what the tree still has, and the
+        rest alone. False if there is no room."""
+        cached = self.cached(progress) if self._shares_again else Cached(self.tree.root, 0, 0, 0)
+        num_pages = self.pages(progress.kv_tokens - cached.num_tokens)
+        if num_pages + cached.evictable_tokens // self.page_size > self.room_pages:
+            return False
+        if cached.num_tokens:
+            self.enter(progress, cached)
+        self.hold(num_pages)
+        return True
+
+    def publish(self, progress: Progress, num_tokens: int) -> None:
+        """The first so many tokens of a sequence are computed: the tree has them now."""
+        whole = num_tokens // self.page_size * self.page_size
+        session = progress.request.hints.session
+        node = self.tree.insert(cut(progress.sequence(), num_tokens), session)
+        self.tree.lock(node)
+        if progress.node is not None:
+            self.tree.unlock(progress.node)
+        self.alone_pages -= (whole - progress.tree_tokens) // self.page_size
+        progress.node, progress.tree_tokens = node, whole
+
+    def leave(self, progress: Progress) -> None:
+        """A request goes off the device; what the tree has of it stays until it is evicted."""
+        self.alone_pages -= self.pages(progress.kv_tokens - progress.tree_tokens)
+        if progress.node is not None:
+            self.tree.unlock(progress.node)
+        progress.node, progress.tree_tokens = None, 0
+
+    def _match(self, progress: Progress) -> tuple[TreeNode, int]:
+        return self.tree.match(cut(progress.sequence(), progress.fill_tokens - 1))

@@ -1,0 +1,96 @@
+"""What the simulator knows of a request, and what no policy may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.simulator.radix_tree import Span, TreeNode
+from bench.simulator.scores import Scores
+from sage_sched.distribution import LengthDistribution
+from sage_sched.job import NO_HINTS, Hints, Job
+from sage_sched.slo import Promise
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """A request before it is served.
+
+    output_tokens: the true length, 1 to max_new_tokens. distribution: the prediction, None where
+    there is none. class_name: for reports.
+    spans: its prompt's tokens, by what they share with other prompts (radix_tree.Span); () if they
+        share nothing.
+    follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
+        its arrival_s counts for nothing until then. None if it comes at arrival_s.
+    hints: what was said of it. scores: what a probe says of its answer.
+    adapter: its LoRA; "" for the model itself.
+    """
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    max_new_tokens: int
+    distribution: LengthDistribution | None
+    class_name: str
+    spans: tuple[Span, ...] = ()
+    follows: int | None = None
+    pause_s: float = 0.0
+    hints: Hints = NO_HINTS
+    scores: Scores | None = None
+    adapter: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """A request in the engine. Its Job is all that a policy sees of it.
+
+    index: its place in the run's requests.
+    age_offset, served_offset: while decoding, generated and served tokens less the batch's step
+        counter; else unused.
+    prefilled_tokens: of the chunked request, what is done.
+    node, tree_tokens: on the device, where in the radix tree the known part of its sequence ends,
+        and how long that is.
+    swapped: whether its KV is in host memory.
+    token_s: when its newest token came. longest_gap_s: between two of its tokens.
+    promise: when its tokens are due; None if whenever. num_next_on_time: of those but the first.
+    """
+
+    request: SimRequest
+    index: int
+    job: Job
+    age_offset: int = 0
+    served_offset: int = 0
+    finish_step: int = -1
+    prefilled_tokens: int = 0
+    node: TreeNode | None = None
+    tree_tokens: int = 0
+    swapped: bool = False
+    token_s: float = 0.0
+    longest_gap_s: float = 0.0
+    first_token_s: float = -1.0
+    last_token_s: float = -1.0
+    num_retractions: int = 0
+    promise: Promise | None = None
+    num_next_on_time: int = 0
+
+    @property
+    def generated_tokens(self) -> int:
+        """Its age."""
+        return self.job.generated_tokens
+
+    @property
+    def fill_tokens(self) -> int:
+        """What a prefill would have to compute without a cache."""
+        return self.request.input_tokens + self.generated_tokens
+
+    def sequence(self) -> Sequence[Span]:
+        """Its prompt and what it has said."""
+        own = -1 - self.index
+        if not self.request.spans:
+            return ((own, 0, self.fill_tokens),)
+        return (*self.request.spans, (own, 0, self.generated_tokens))
+
+    @property
+    def kv_tokens(self) -> int:
+        """What it holds or held while decoding: the newest token has no KV yet."""
+        return self.request.input_tokens + self.generated_tokens - 1

@@ -1,0 +1,161 @@
+"""The simulator's entry: requests in, Result out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from bench.policies.rival import Rival
+from bench.policies.srpt_oracle import ORACLE, SrptOracle, SrptOracleParameters
+from bench.simulator.node import Node
+from bench.simulator.pool import OutOfMemoryError
+from bench.simulator.presets import Engine
+from bench.simulator.request import Progress, SimRequest
+from bench.simulator.result import Result, alone_s
+from bench.simulator.state import Options
+from bench.simulator.stock import STOCK, StockPolicy
+from sage_sched.config import SageConfig
+from sage_sched.policy import Policy
+from sage_sched.registry import policy_named
+
+
+def simulate(
+    engine: Engine,
+    policy: str | Policy,
+    config: SageConfig,
+    requests: Sequence[SimRequest],
+    options: Options | None = None,
+    on_served: Callable[[], object] | None = None,
+) -> Result:
+    """Serve the requests (at least one, in order of arrival) on one engine.
+
+    policy: one that is not registered, or the name of one that is, of stock.STOCK, or ORACLE;
+    tuned as bench.policies.rival.Rival says. Of config only the section policy counts: the policy
+    gets the engine's own step time. on_served: called as each has its last token. Raises
+    ValueError for an unknown policy and for requests that the engine cannot serve, and
+    OutOfMemoryError if SGLang's scheduler would end.
+    """
+    began = time.perf_counter()
+    check_requests(engine, requests)
+    finished: list[Progress] = []
+    followers = defaultdict[int | None, list[int]](list)
+    for index, request in enumerate(requests):
+        followers[request.follows].append(index)
+
+    def on_finish(progress: Progress) -> None:
+        finished.append(progress)
+        if on_served is not None:
+            on_served()
+        for index in followers[progress.index]:
+            comes_s = progress.last_token_s + requests[index].pause_s
+            node.submit(replace(requests[index], arrival_s=comes_s), index)
+
+    node = make_node(engine, policy, config, options or Options(), on_finish)
+    for index in followers[None]:
+        node.submit(requests[index], index)
+    try:
+        node.advance(math.inf)
+    except OutOfMemoryError as error:
+        error.at_s = node.now_s
+        raise
+    return result_of(engine, requests, finished, [node], time.perf_counter() - began)
+
+
+def make_node(
+    engine: Engine,
+    policy: str | Policy,
+    config: SageConfig,
+    options: Options,
+    on_finish: Callable[[Progress], None],
+) -> Node:
+    """One engine under a policy. Raises ValueError where the policy is unknown."""
+    return Node(*engine_and_policy(engine, policy, config), config, options, on_finish)
+
+
+def engine_and_policy(
+    engine: Engine, policy: str | Policy, config: SageConfig
+) -> tuple[Engine, Policy | StockPolicy]:
+    """An engine as it is tuned for the policy, which may be a name, and that policy. Raises
+    ValueError where it is unknown."""
+    if isinstance(policy, Policy):
+        return engine, policy
+    rival = Rival.parse(policy)
+    tuned = replace(engine, **rival.engine_fields)  # type: ignore[arg-type]
+    stock = STOCK.get(rival.policy)
+    if stock is not None:
+        return tuned, stock()
+    facts = tuned.server_facts()
+    if rival.policy == ORACLE:
+        parameters = config.policy.get(ORACLE, SrptOracleParameters())
+        return tuned, SrptOracle(parameters, facts)
+    return tuned, policy_named(rival.policy, config.policy, facts)
+
+
+def check_requests(engine: Engine, requests: Sequence[SimRequest]) -> None:
+    """Raises ValueError, naming the request, where one is not as SimRequest says, comes before its
+    predecessor, unless it follows another, or would not fit the engine even alone (SGLang cuts its
+    cap at that)."""
+    if not requests:
+        raise ValueError("there are no requests to simulate")
+    last_s = 0.0
+    for i, request in enumerate(requests):
+        if request.follows is not None:
+            if not 0 <= request.follows < i or not 0 <= request.pause_s < math.inf:
+                raise ValueError(f"request {i} follows none that comes before it: {request}")
+        elif not last_s <= request.arrival_s < math.inf:
+            raise ValueError(f"request {i} comes at {request.arrival_s} s, after one at {last_s} s")
+        else:
+            last_s = request.arrival_s
+        shared_tokens = sum(end - first for _, first, end in request.spans)
+        if request.spans and shared_tokens != request.input_tokens:
+            raise ValueError(f"request {i} has spans of {shared_tokens} tokens: {request}")
+        if request.input_tokens < 1 or not 1 <= request.output_tokens <= request.max_new_tokens:
+            raise ValueError(f"request {i} has no possible lengths: {request}")
+        most = request.input_tokens + request.max_new_tokens + engine.page_size
+        if most >= engine.kv_pool_tokens:
+            raise ValueError(f"request {i} may need {most} tokens of {engine.kv_pool_tokens}")
+
+
+def result_of(
+    engine: Engine,
+    requests: Sequence[SimRequest],
+    finished: Sequence[Progress],
+    nodes: Sequence[Node],
+    wall_s: float,
+) -> Result:
+    """From the requests as they finished, in any order, on these nodes. Raises RuntimeError where
+    one is missing, came twice, or has not its true length."""
+    ordered = sorted(finished, key=lambda p: p.index)
+    prefill_tokens = sum(node.prefill_tokens for node in nodes)
+    if [p.index for p in ordered] != list(range(len(requests))):
+        raise RuntimeError("a request was lost or finished twice")
+    if any(p.generated_tokens != p.request.output_tokens for p in ordered):
+        raise RuntimeError("a request has not its true length")
+    arrival_s = np.array([p.request.arrival_s for p in ordered])
+    first_s = np.array([p.first_token_s for p in ordered])
+    last_s = np.array([p.last_token_s for p in ordered])
+    if not ((arrival_s <= first_s) & (first_s <= last_s)).all():
+        raise RuntimeError("a request was served before it came")
+    return Result.of(
+        partial(alone_s, engine),
+        requests,
+        arrival_s,
+        first_s,
+        last_s,
+        num_next_on_time=np.array([p.num_next_on_time for p in ordered]),
+        cached_tokens=sum(request.input_tokens for request in requests) - prefill_tokens,
+        num_retractions=np.array([p.num_retractions for p in ordered]),
+        longest_gap_s=np.array([p.longest_gap_s for p in ordered]),
+        num_yields=np.array([p.job.num_yields for p in ordered]),
+        yields=sum((node.state.num_yields for node in nodes), Counter()),
+        gaps=sum((node.gaps for node in nodes), Counter()),
+        prefill_tokens=prefill_tokens,
+        moved_tokens=sum(node.moved_tokens for node in nodes),
+        wall_s=wall_s,
+    )

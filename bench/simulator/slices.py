@@ -1,0 +1,62 @@
+"""A prefill that is cut between layers, and who passes it: QLLM's idea. SGLang is not cut so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+
+from bench.simulator.prefill_adder import Part, PrefillAdder
+from bench.simulator.state import EngineState
+from sage_sched.best_effort import Qllm
+from sage_sched.job import Job
+from sage_sched.plan import UNLIMITED
+from sage_sched.view import SchedulerView
+
+
+def is_cut(state: EngineState, parts: Sequence[Part]) -> bool:
+    """Whether a prefill gives way to others."""
+    policy = state.policy
+    if state.engine.slices == 1 or not isinstance(policy, Qllm) or state.parked:
+        return False
+    is_whole = state.chunked is None and all(part.completes for part in parts)
+    return is_whole and gives_way(policy, (part.progress.job for part in parts))
+
+
+def gives_way(policy: Qllm, jobs: Iterable[Job]) -> bool:
+    """Whether a prefill of these lets latency-sensitive jobs pass: all are best effort, ranked, and
+    not promised their turn."""
+    return all(job.is_ranked and not job.is_promised and not policy.passes(job) for job in jobs)
+
+
+def those_who_pass(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:
+    """The positions of the waiting jobs that enter while a prefill is parked, in their order.
+
+    They are the latency-sensitive ones that go before all of best effort, the parked too, so that
+    the bound of Qllm holds for each. A job with KV in host memory waits, and so do those behind it:
+    others may have to yield when it comes back, which is decided between two passes.
+    """
+    ahead = policy.ahead(view, parked)
+    return [*takewhile(lambda position: view.waiting[position] not in view.swapped, ahead)]
+
+
+def passing(state: EngineState) -> list[Part]:
+    """The prefill of those who pass the parked one, as far as there are memory and slots."""
+    policy = state.policy
+    assert isinstance(policy, Qllm)
+    if not any(policy.passes(progress.job) for progress in state.queue):
+        return []
+    parked = [progress.job for progress in state.parked]
+    visible = [state.queue[place] for place in those_who_pass(parked, policy, state.view())]
+    was_full, state.batch_is_full = state.batch_is_full, False
+    parts = PrefillAdder(state, UNLIMITED).run(visible).parts
+    state.batch_is_full = was_full
+    return parts
+
+
+def decodes(state: EngineState) -> bool:
+    """Whether those that decode get a token at a cut: if one of them would pass, and no memory has
+    to be given back for it."""
+    policy = state.policy
+    assert isinstance(policy, Qllm)
+    is_urgent = any(policy.passes(progress.job) for progress in state.decode)
+    return is_urgent and state.decode.pages_needed(1) <= state.pool.room_pages

@@ -1,0 +1,313 @@
+"""The state of one simulated engine, all but the clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.simulator.decode import DecodeBatch
+from bench.simulator.pool import KvPool
+from bench.simulator.presets import Engine
+from bench.simulator.radix_tree import common_tokens
+from bench.simulator.request import Progress
+from bench.simulator.scores import Playback
+from bench.simulator.stock import Reserve, StockPolicy
+from sage_sched.admission import Headroom
+from sage_sched.config import SageConfig
+from sage_sched.job import Job
+from sage_sched.limits import Limits
+from sage_sched.order import retention_order
+from sage_sched.plan import Way
+from sage_sched.policy import Policy
+from sage_sched.slo import Promise
+from sage_sched.view import Holding, SchedulerView
+
+# SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR,
+# SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS and SGLANG_RETRACT_DECODE_STEPS.
+_INIT_RATIO = 0.7
+_MIN_RATIO_FACTOR = 0.14
+_RATIO_DECAY_STEPS = 600
+RETRACT_DECODE_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the real engine has no flag for.
+
+    preempt: whether running requests yield where the policy says so, and leave as memory runs out,
+        their KV swapped to host memory.
+    prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
+    due: when the tokens of requests without deadlines are due, which no policy is told.
+    watch: called at every event, with the queue before and after the pass, and the number of
+        requests that have come and not finished.
+    """
+
+    preempt: bool = True
+    prediction_delay_s: float = 0.0
+    due: Promise | None = None
+    watch: Callable[[EngineState, list[Progress], list[Progress], int], None] | None = None
+
+
+class NewTokenRatio:
+    """SGLang's NewTokenRatioTracker: the share of its cap that an answer is expected to use."""
+
+    def __init__(self, conservativeness: float) -> None:
+        """conservativeness: --schedule-conservativeness."""
+        self._first = min(1.0, _INIT_RATIO * conservativeness)
+        self._least = self._first * _MIN_RATIO_FACTOR
+        self._decay = (self._first - self._least) / _RATIO_DECAY_STEPS
+        self.value = self._first
+
+    def decay(self, num_steps: int) -> None:
+        self.value = max(self._least, self.value - num_steps * self._decay)
+
+    def reset(self) -> None:
+        self.value = self._first
+
+    def estimate(self, decode: DecodeBatch) -> None:
+        """After a retraction, from those that are left."""
+        generated = sum(p.age_offset + decode.step for p in decode)
+        caps = sum(p.request.max_new_tokens for p in decode)
+        self.value = min(1.0, (generated + RETRACT_DECODE_STEPS * len(decode)) / (caps + 1))
+
+
+class EngineState:
+    """One engine. batch_is_full: SGLang's flag; no admission until a request leaves.
+
+    can_swap: whether anybody leaves. num_arrivals_planned: see SchedulerView.
+    headroom: of the last plan.
+    queue: those that wait, as SGLang's waiting_queue.
+    chunked: the one request that is in the middle of its prefill. parked: those of a prefill that
+        is between two slices (slices.py).
+    served_tokens: prefilled and decoded. stale_prefill_tokens: see stock.HrrnPolicy.
+    num_queued: requests that have come; under stock policies each retraction counts too.
+    num_yields: by whether memory ran out (else it was to a waiting request), and way.
+    num_passes: that have let SGLang admit; see executor.py.
+    """
+
+    def __init__(
+        self, engine: Engine, policy: Policy | StockPolicy, config: SageConfig, options: Options
+    ) -> None:
+        self.engine = engine
+        self.policy = policy
+        self.limits = Limits()
+        self._config = config
+        self.server = engine.server_facts()
+        leaves = options.preempt and isinstance(policy, Policy)
+        self.can_swap = leaves
+        self.now_s = 0.0
+        self.headroom = Headroom(0, engine.page_size)
+        self.num_arrivals_planned = -1
+        self.pool = KvPool(engine.kv_pool_tokens, engine.page_size, engine.host_tier)
+        self.decode = DecodeBatch(engine.page_size)
+        self.queue: list[Progress] = []
+        self.ratio = NewTokenRatio(engine.schedule_conservativeness)
+        self.chunked: Progress | None = None
+        self.parked: list[Progress] = []
+        self.batch_is_full = False
+        self.served_tokens = 0
+        self.stale_prefill_tokens = 0
+        self.num_queued = 0
+        self.num_passes = 0
+        self.num_yields: Counter[tuple[bool, Way]] = Counter()
+        self._playback: Playback | None = None
+        if isinstance(policy, Policy):
+            self.follow(policy)
+
+    def follow(self, policy: Policy) -> None:
+        """Go by a policy, which meets the unfinished requests in order of arrival."""
+        self.policy = policy
+        self.limits = self._config.decode.limits(policy)
+        self._playback = Playback(policy)
+        self.pool.tree.rate = None
+        if (sessions := self.limits.sessions) is not None:
+            self.pool.tree.rate = lambda session: sessions.rate(session, self.now_s)
+        self.batch_is_full, self.num_arrivals_planned = False, -1
+        chunked = [] if self.chunked is None else [self.chunked.job]
+        jobs = [*self.running_jobs(), *chunked, *(progress.job for progress in self.queue)]
+        for job in sorted(jobs, key=lambda job: job.arrival):
+            job.meet()
+            self.limits.arrived(job)
+            job.is_ranked = policy.on_arrival(job)
+
+    @property
+    def num_mixed(self) -> int:
+        """Tokens that SGLang takes off a pass's budgets for those that decode beside it."""
+        return len(self.decode) if self.engine.mixed_chunk else 0
+
+    @property
+    def pass_tokens(self) -> int:
+        """See SchedulerView."""
+        engine = self.engine
+        return min(engine.max_prefill_tokens, engine.chunked_prefill_size) - self.num_mixed
+
+    @property
+    def free_slots(self) -> int:
+        """How many more may run."""
+        return self.engine.max_running_requests - len(self.decode) - len(self.parked)
+
+    @property
+    def reserve(self) -> Headroom | Reserve:
+        """What admission keeps free."""
+        if isinstance(self.policy, StockPolicy):
+            clip_tokens = self.engine.clip_max_new_tokens
+            return Reserve(self.ratio.value, clip_tokens, self.engine.page_size)
+        return self.headroom
+
+    @property
+    def adapters(self) -> set[str]:
+        """Of the requests on the device."""
+        begun = (*self.decode, *self.parked, *([self.chunked] if self.chunked else ()))
+        return {progress.request.adapter for progress in begun}
+
+    def has_adapter(self, progress: Progress, beside: set[str]) -> bool:
+        """Whether its adapter finds room beside these."""
+        return len({progress.request.adapter, *beside}) <= self.engine.max_loras_per_batch
+
+    def _adapters_in_order(self) -> Callable[[int], bool]:
+        beside = self.adapters
+
+        def has_room(position: int) -> bool:
+            if found := self.has_adapter(progress := self.queue[position], beside):
+                beside.add(progress.request.adapter)
+            return found
+
+        return has_room
+
+    def running_jobs(self) -> list[Job]:
+        """Of the batch, at their present age."""
+        jobs = []
+        for progress in self.decode:
+            self.decode.sync(progress)
+            progress.job.held_tokens = progress.kv_tokens
+            jobs.append(progress.job)
+        if self._playback is not None:
+            self._playback.tell(
+                (progress.job, scores)
+                for progress in self.decode
+                if (scores := progress.request.scores) is not None
+            )
+        return jobs
+
+    def view(self) -> SchedulerView:
+        """The facts of a pass."""
+        adapters = self.adapters
+        evictable_tokens = self.pool.evictable_pages * self.pool.page_size
+        if self.chunked is not None:
+            self.chunked.job.prefilled_tokens = self.chunked.prefilled_tokens
+        return SchedulerView(
+            now_s=self.now_s,
+            served_tokens=self.served_tokens,
+            num_arrivals=self.num_queued,
+            num_arrivals_planned=self.num_arrivals_planned,
+            waiting=[progress.job for progress in self.queue],
+            swapped=dict.fromkeys(progress.job for progress in self.queue if progress.swapped),
+            running=self.running_jobs(),
+            chunked=None if self.chunked is None else self.chunked.job,
+            batch_is_full=self.batch_is_full,
+            free_slots=self.free_slots,
+            free_tokens=self.pool.room_tokens - evictable_tokens,
+            evictable_tokens=evictable_tokens,
+            locked_tokens=self.pool.held_pages * self.pool.page_size,
+            host_free_tokens=self.engine.host_pool_tokens
+            - sum(progress.kv_tokens for progress in self.queue if progress.swapped),
+            page_size=self.pool.page_size,
+            step_tokens=self.step_tokens,
+            pass_tokens=self.pass_tokens,
+            server=self.server,
+            can_swap=self.can_swap,
+            may_leave=self.can_swap,
+            cached_tokens=lambda position: self.pool.found_tokens(self.queue[position]),
+            host_tokens=lambda position: self.pool.host_tokens(self.queue[position]),
+            has_adapter=lambda position: self.has_adapter(self.queue[position], adapters),
+            shared_tokens=lambda position: self.pool.shared_tokens(self.queue[position]),
+            common_tokens=self._common_tokens,
+            kept_for=self.pool.tree.kept_for,
+            holding=self._holding,
+            adapters_in_order=self._adapters_in_order,
+        )
+
+    def _common_tokens(self, position: int, other: int | Job) -> int:
+        """Nobody runs who has no token yet, as there is no overlap: a job is the chunked one."""
+        two = self.queue[other] if isinstance(other, int) else self.chunked
+        assert two is not None
+        one = self.queue[position]
+        num_tokens = common_tokens(one.request.spans, two.request.spans)
+        return num_tokens if num_tokens > one.job.cached_tokens else 0
+
+    def _holding(self, job: Job) -> Holding:
+        kv_tokens = job.input_tokens + job.generated_tokens
+        cached_tokens = min(job.cached_tokens, kv_tokens)
+        freed_tokens = self.pool.alone_tokens(self.decode.of(job))
+        return Holding(kv_tokens, cached_tokens, freed_tokens, stays_whole=False)
+
+    @property
+    def step_tokens(self) -> int:
+        """KV that the next decode step takes, in whole pages."""
+        if not len(self.decode):
+            return 0
+        return self.decode.pages_needed(1) * self.pool.page_size
+
+    def leave(self, progress: Progress, way: Way) -> int:
+        """A running request leaves the device; how many tokens are copied to host memory."""
+        self.decode.leave(progress)
+        if way is Way.LEAVE:
+            self.pool.publish(progress, progress.kv_tokens)
+        elif progress.node is not None:
+            for node in progress.node.path():
+                node.session = ""  # it comes back with all of its KV
+        self.pool.leave(progress)
+        progress.swapped = way is Way.SWAP
+        progress.job.num_yields += 1
+        return progress.kv_tokens if progress.swapped else 0
+
+    def swap_in(self, progress: Progress) -> bool:
+        """It comes back, and decodes on; False if there is no room for it."""
+        if self.free_slots < 1 or not self.has_adapter(progress, self.adapters):
+            return False
+        if not self.pool.take_back(progress):
+            return False
+        progress.swapped = False
+        self.decode.join(progress)
+        return True
+
+    def retention_order(self) -> list[Progress]:
+        """Those that decode; if one has to leave, it is the last. Under SGLang's policies the
+        fewest output tokens leave first, of these the longest input, of these the last in the
+        batch."""
+        order = sorted(self.decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
+        if not isinstance(self.policy, Policy):
+            return order
+        jobs = [progress.job for progress in order]
+        places = retention_order(jobs, range(len(jobs)), self.policy, self.view())
+        return [order[place] for place in places]
+
+    def retract(self, chunk_tokens: Callable[[], int] = lambda: 0) -> None:
+        """SGLang's retract_decode, until a step fits, and the next chunk too."""
+        order = self.retention_order()
+        retracted: list[Progress] = []
+        while order and self.step_tokens + chunk_tokens() > self.pool.room_tokens:
+            progress = order.pop()
+            self.decode.leave(progress)
+            self.pool.leave(progress)
+            self.pool.free_at_least(len(order) * RETRACT_DECODE_STEPS)
+            progress.num_retractions += 1
+            retracted.append(progress)
+        self.ratio.estimate(self.decode)
+        for progress in retracted:
+            self.requeue(progress)
+        self.batch_is_full = False
+
+    def served(self, num_steps: int) -> None:
+        """Count the tokens of decode steps."""
+        stock_clock = isinstance(self.policy, StockPolicy) and self.policy.counts_stale_prefill
+        per_step = self.stale_prefill_tokens if stock_clock else len(self.decode)
+        self.served_tokens += num_steps * per_step
+
+    def requeue(self, progress: Progress) -> None:
+        """Put a retracted request, which has left the batch, back into the queue."""
+        if isinstance(self.policy, StockPolicy):
+            self.policy.requeued(progress.job, self.num_queued, self.served_tokens)
+            self.num_queued += 1
+        self.queue.append(progress)

@@ -1,0 +1,320 @@
+"""Random traffic on random engines, simulated: `python -m tests.bench.simulator.fuzz`.
+
+Pools, pages, chunks and step times are small or large, hints and settings extreme, predictions
+wrong; requests have adapters and sessions, share prefixes and follow one another; the policy
+changes on the way. What must hold is in invariants.py. Here are two more: under sage each job is
+promised its turn at the pass that sage_sched.fairness.promises says, by an account that forgets
+nothing; and a run ends within so many events as its tokens allow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from bench.simulator.presets import WRITE_POLICIES, Engine
+from bench.simulator.request import Progress, SimRequest
+from bench.simulator.run import check_requests, engine_and_policy, make_node, result_of
+from bench.simulator.state import EngineState, Options
+from sage_sched.config import SageConfig
+from sage_sched.distribution import LengthDistribution
+from sage_sched.fields import ConfigError
+from sage_sched.job import Hints, Job
+from sage_sched.policies.sage import Sage
+from sage_sched.policy import Policy
+from sage_sched.registry import policy_names, policy_type, section_of
+from sage_sched.view import SchedulerView
+from tests.bench.simulator.invariants import check_promises, check_state
+from tests.bench.simulator.traffic import STEP_TIME
+
+# Of sage, so that half of the runs look at promises too.
+_POLICIES = [*policy_names(), *["sage"] * len(policy_names())]
+_NUMBERS = (0, 5e-324, 1e-9, 1e-3, 0.1, 0.5, 1, 8, 1e3, 1e9, 1e308, math.inf)
+_TIMES_MS = (None, 1e-3, 50.0, 1000.0, 1e9)
+# The state of a pool is checked after so many events, which takes as long as they do.
+_CHECKED = 16
+# A pass serves a token at least, unless requests only move. KV may be computed again.
+_EVENTS_PER_TOKEN = 4
+
+_Choice = TypeVar("_Choice")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run. switches: by when, which policy takes over."""
+
+    engine: Engine
+    config: SageConfig
+    requests: list[SimRequest]
+    preempt: bool
+    policy: str
+    switches: dict[float, str]
+
+
+def draw(seed: int) -> Case:
+    rng = random.Random(seed)
+    engine = _engine(rng)
+    requests = _requests(rng, engine)
+    policy = rng.choice(_POLICIES)
+    switches: dict[float, str] = {}
+    if rng.random() < 0.3:
+        at_s = sorted(rng.uniform(0, 2) * requests[-1].arrival_s for _ in range(2))
+        switches = {when_s: rng.choice(_POLICIES) for when_s in at_s}
+    config = _config(rng, {policy, *switches.values()})
+    return Case(engine, config, requests, rng.random() < 0.8, policy, switches)
+
+
+def _engine(rng: random.Random) -> Engine:
+    page_size = rng.choice([1, 1, 1, 16, 64])
+
+    def in_pages(num_tokens: int) -> int:
+        return page_size * max(1, num_tokens // page_size)
+
+    chunk_tokens = in_pages(rng.choice([16, 64, 128, 512, 8192]))
+    times = [rng.choice([0.0, t, 10 * t]) for t in dataclasses.astuple(STEP_TIME)]
+    step_time = type(STEP_TIME)(*times)
+    least = {"prefill_base_s": 1e-4, "prefill_token_s": 1e-6, "decode_base_s": 1e-3}
+    step_time = replace(step_time, **{n: max(getattr(step_time, n), v) for n, v in least.items()})
+    return Engine(
+        step_time,
+        max(4 * page_size, in_pages(rng.choice([600, 1500, 5000, 20_000]))),
+        rng.choice([1, 2, 4, 16, 64]),
+        page_size,
+        chunk_tokens,
+        max(chunk_tokens, 16_384),
+        mixed_chunk=rng.random() < 0.4,
+        swap_token_s=rng.choice([0.0, 1e-6, 1e-4]),
+        host_pool_tokens=rng.choice([0, 300, 2000, 1 << 60]),
+        hicache_ratio=rng.choice([0, 0, 0, 0.5, 3.0]),
+        hicache_write_policy=rng.choice(WRITE_POLICIES),
+        max_loras_per_batch=rng.choice([1, 2, 8]),
+    )
+
+
+def _config(rng: random.Random, policies: set[str]) -> SageConfig:
+    """Some settings, of those that are allowed."""
+    config: dict[str, Any] = {
+        "decode": {
+            "max_gap_ms": rng.choice([1.0, 50.0, 1000.0, math.inf]),
+            "max_away_ms": rng.choice([1.0, 500.0, 60_000.0, math.inf]),
+        },
+        "policy": {},
+    }
+    for section in sorted(map(section_of, policies)):
+        for one in dataclasses.fields(policy_type(section).Parameters):
+            if one.type not in ("float", "int") or rng.random() < 0.5:
+                continue
+            tried = {**config["policy"].get(section, {}), one.name: rng.choice(_NUMBERS)}
+            tried = {"policy": {**config["policy"], section: tried}}
+            try:
+                SageConfig.parse(config | tried)
+            except ConfigError:
+                continue
+            config |= tried
+    return SageConfig.parse(config)
+
+
+def _requests(rng: random.Random, engine: Engine) -> list[SimRequest]:
+    num_adapters = rng.choice([1, 1, 3])
+    rate = rng.choice([1.0, 5.0, 20.0, 200.0, 5000.0])
+    requests: list[SimRequest] = []
+    arrival_s = 0.0
+    for number in range(rng.choice([20, 50, 100])):
+        arrival_s += rng.expovariate(rate) if rng.random() < 0.9 else 0.0
+        most = engine.kv_pool_tokens // 2
+        input_tokens = min(most, 1 + int(rng.choice([5, 50, 300, 1500]) * rng.uniform(0.2, 1.5)))
+        most = engine.kv_pool_tokens - input_tokens - engine.page_size - 1
+        cap = max(1, min(most, rng.choice([1, 20, 200, 1000, 5000])))
+        output_tokens = max(1, min(cap, int(rng.choice([1, 10, 100, 800]) * rng.uniform(0.1, 2))))
+        errors = [rng.choice([0.01, 0.5, 1, 2, 30]) for _ in range(rng.choice([1, 8, 64]))]
+        lengths = [max(1, int(output_tokens * error)) for error in errors]
+        known = LengthDistribution.from_samples(lengths, "history")
+        requests.append(
+            SimRequest(
+                arrival_s,
+                input_tokens,
+                output_tokens,
+                cap,
+                known if rng.random() < 0.9 else None,
+                "random",
+                spans=_spans(rng, input_tokens),
+                follows=rng.randrange(number) if number and rng.random() < 0.15 else None,
+                pause_s=rng.choice([0.0, 0.01, 1.0, 30.0]),
+                hints=_hints(rng, number),
+                adapter=str(rng.randrange(num_adapters)),
+            )
+        )
+    return requests
+
+
+def _spans(rng: random.Random, input_tokens: int) -> tuple[tuple[int, int, int], ...]:
+    """A beginning that it shares with others, or nothing."""
+    family, shared_tokens = rng.choice([0, 1, 2, 3]), rng.randint(1, input_tokens)
+    if not family:
+        return ()
+    own = (rng.randrange(1000, 10**9), 0, input_tokens - shared_tokens)
+    return ((family, 0, shared_tokens), own)[: 1 + (own[2] > 0)]
+
+
+def _hints(rng: random.Random, number: int) -> Hints:
+    return Hints(
+        weight=rng.choice([1.0, 1.0, 1e-3, 1e3]),
+        ttft_slo_ms=rng.choice(_TIMES_MS),
+        tpot_slo_ms=rng.choice(_TIMES_MS),
+        urgency=rng.randint(1, 5),
+        session=rng.choice(["", "", "one", "two", f"of {number % 5}"]),
+        pause_ms=rng.choice(_TIMES_MS),
+        ends_session=rng.random() < 0.05,
+        tenant=rng.choice(["", "one", "two", str(number)]),
+        slo_class=rng.choice(["", "a class"]),
+        shares_fairly=rng.random() < 0.3,
+    )
+
+
+@dataclass(slots=True)
+class Account:
+    """All jobs that have come, and those whose bound was passed at a pass of sage."""
+
+    jobs: dict[int, Job] = field(default_factory=dict)
+    passed: set[Job] = field(default_factory=set)
+    num_events: int = 0
+
+    def audit(self, policy: Policy) -> None:
+        """Compare each of a policy's passes with this account."""
+        if isinstance(policy, Sage) and 0 < policy.parameters.regret < math.inf:
+            began = (policy.on_pass, self.fresh(policy))
+            policy.on_pass = partial(self._on_pass, *began)  # type: ignore[method-assign]
+
+    def fresh(self, policy: Sage) -> Callable[[SchedulerView], None]:
+        """Looks at a pass of this policy, whose accounts begin at its first one."""
+        had: dict[Job, int] = {}
+        since: list[int] = []
+
+        def look(view: SchedulerView) -> None:
+            for job in (*view.waiting, *view.running, *view.chunked_jobs):
+                self.jobs.setdefault(job.arrival, job)
+            jobs = [self.jobs[arrival] for arrival in sorted(self.jobs)]
+            assert sum(job.served_tokens for job in jobs) == view.served_tokens
+            if not since:
+                since.append(view.served_tokens)
+                had.update({job: job.served_tokens for job in jobs})
+            served = np.array([job.served_tokens - had.get(job, 0) for job in jobs])
+            came_at = np.maximum(since[0], [job.served_at_arrival_tokens for job in jobs])
+            behind = np.cumsum(served[::-1])[::-1]
+            before = view.served_tokens - came_at - behind
+            batch_tokens = max(1, view.locked_tokens)
+            passed = behind > policy.parameters.regret * before + batch_tokens
+            self.passed.update(
+                job for job, is_passed in zip(jobs, passed, strict=True) if is_passed
+            )
+
+        return look
+
+    def _on_pass(
+        self,
+        original: Callable[[SchedulerView], None],
+        look: Callable[[SchedulerView], None],
+        view: SchedulerView,
+    ) -> None:
+        promised = {job for job in self.jobs.values() if job.has_promise}
+        look(view)
+        original(view)
+        for job in (*view.waiting, *view.running, *view.chunked_jobs):
+            assert job.has_promise == (job in self.passed or job in promised), f"{job} is promised"
+
+    def watch(
+        self,
+        most_events: int,
+        state: EngineState,
+        before: list[Progress],
+        after: list[Progress],
+        num_outstanding: int,
+    ) -> None:
+        """Options.watch."""
+        self.num_events += 1
+        self.jobs |= {progress.job.arrival: progress.job for progress in before}
+        assert self.num_events <= most_events, "it goes on for ever"
+        if self.num_events % _CHECKED == 0:
+            check_state(state, num_outstanding)
+        if len(state.decode) and state.chunked is None:
+            check_promises(before, after)
+
+
+def run(case: Case) -> None:
+    """Raises what is found."""
+    check_requests(case.engine, case.requests)
+    account = Account()
+    finished: list[Progress] = []
+    followers = defaultdict[int | None, list[int]](list)
+    for index, request in enumerate(case.requests):
+        followers[request.follows].append(index)
+
+    def on_finish(progress: Progress) -> None:
+        finished.append(progress)
+        for index in followers[progress.index]:
+            comes_s = progress.last_token_s + case.requests[index].pause_s
+            node.submit(replace(case.requests[index], arrival_s=comes_s), index)
+
+    def policy_of(name: str) -> Policy:
+        _, policy = engine_and_policy(case.engine, name, case.config)
+        assert isinstance(policy, Policy)
+        account.audit(policy)
+        return policy
+
+    num_tokens = sum(request.input_tokens + request.output_tokens for request in case.requests)
+    watch = partial(account.watch, 1000 + _EVENTS_PER_TOKEN * num_tokens)
+    options = Options(preempt=case.preempt, watch=watch)
+    node = make_node(case.engine, policy_of(case.policy), case.config, options, on_finish)
+    for index in followers[None]:
+        node.submit(case.requests[index], index)
+    for when_s, name in case.switches.items():
+        node.advance(when_s)
+        node.go_by(policy_of(name))
+    node.advance(math.inf)
+    result_of(case.engine, case.requests, finished, [node], 0.0)
+
+
+def found_at(seed: int) -> str:
+    """What a seed finds; "" if nothing. A warning is a finding."""
+    try:
+        with warnings.catch_warnings(action="error"):
+            run(draw(seed))
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Simulate random traffic, and check what must hold. Exit code 1 if something "
+        "is found.",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first; default: %(default)s")
+    parser.add_argument("--minutes", type=float, default=10.0, help="default: %(default)s")
+    args = parser.parse_args()
+    end_s = time.monotonic() + 60 * args.minutes
+    num_runs = num_found = 0
+    while time.monotonic() < end_s:
+        if what := found_at(seed := args.seed + num_runs):
+            num_found += 1
+            print(f"seed {seed}: {what}", flush=True)
+        num_runs += 1
+    print(f"{num_runs} runs, {num_found} findings")
+    return int(num_found > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What must hold at every event.
+
+1. Conservation: the pages held are those of the requests in the batch and of the chunked one,
+   what they share counted once; the others that the radix tree has on the device are evictable;
+   together they fit the pool. What it has is on the device or in host memory, which holds it.
+2. Slots: requests in the batch and the chunked one are at most max_running_requests.
+3. Nothing is lost or doubled: the requests outstanding are those waiting, chunked and in the batch,
+   each in one place.
+4. Exactness: no request has more tokens than its true length, nor, unless finished, all of them; a
+   waiting request has a first token where it has been served, and no other has.
+5. Sums: what the batch keeps in closed form equals what its members say one by one.
+6. Promises: nobody gets in past one that waits, came before it and is promised its turn.
+
+Checked always, by the node: work conserving, where a request has come, a step is taken. By
+result_of: each request has finished once, with its true length, and not before it came.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bench.simulator.presets import Engine
+from bench.simulator.radix_tree import RadixTree
+from bench.simulator.request import Progress
+from bench.simulator.state import EngineState
+
+
+class BrokenInvariantError(AssertionError):
+    """The simulator is wrong; the message gives the invariant's number."""
+
+
+def _require(number: int, holds: bool) -> None:
+    if not holds:
+        raise BrokenInvariantError(
+            f"invariant {number} is broken, see tests/bench/simulator/invariants.py"
+        )
+
+
+def watch(
+    state: EngineState, before: list[Progress], after: list[Progress], num_outstanding: int
+) -> None:
+    """Options.watch. Raises BrokenInvariantError."""
+    check_promises(before, after)
+    check_state(state, num_outstanding)
+
+
+def check_state(state: EngineState, num_outstanding: int) -> None:
+    """Raises BrokenInvariantError. num_outstanding: requests that have come and not finished."""
+    decode, pool, chunked = state.decode, state.pool, state.chunked
+    for progress in decode:
+        decode.sync(progress)
+    members = [*decode]
+    inside = members if chunked is None else [*members, chunked]
+    waiting = [*state.queue]
+    _check_pool(state, members)
+    _require(2, len(inside) <= state.engine.max_running_requests)
+    _require(3, len({*inside, *waiting}) == len(inside) + len(waiting) == num_outstanding)
+    _require(4, all(p.generated_tokens < p.request.output_tokens for p in [*inside, *waiting]))
+    _require(4, all(p.generated_tokens >= 1 for p in members))
+    _require(4, all((p.first_token_s >= 0) == (p.generated_tokens > 0) for p in waiting))
+    _require(5, decode.context_tokens == sum(p.fill_tokens for p in members))
+    due = sum(p.kv_tokens % pool.page_size == 0 for p in members)
+    _require(5, decode.pages_needed(1) == due)
+
+
+def check_promises(before: Sequence[Progress], after: Sequence[Progress]) -> None:
+    """Raises BrokenInvariantError. before, after: the queue at a pass."""
+    waiting = {*after}
+    last_in = max((p.job.arrival for p in before if p not in waiting), default=-1)
+    _require(6, not any(p.job.is_promised and p.job.arrival < last_in for p in waiting & {*before}))
+
+
+def _check_pool(state: EngineState, members: list[Progress]) -> None:
+    pool = state.pool
+    on_device = members if state.chunked is None else [*members, state.chunked]
+    lengths = [p.prefilled_tokens if p is state.chunked else p.kv_tokens for p in on_device]
+    alone = sum(
+        pool.pages(length - p.tree_tokens) for length, p in zip(lengths, on_device, strict=True)
+    )
+    _require(1, alone == pool.alone_pages)
+    held = alone + pool.tree.locked_tokens // pool.page_size
+    _require(1, held == pool.held_pages)
+    _require(1, pool.held_pages + pool.evictable_pages <= pool.num_pages)
+    _check_tree(pool.tree, on_device, state.engine)
+
+
+def _check_tree(tree: RadixTree, on_device: list[Progress], engine: Engine) -> None:
+    holders = Counter(id(node) for p in on_device if p.node for node in p.node.path())
+    nodes = [*tree.nodes()]
+    there = [node for node in nodes if node.on_device]
+    _require(1, all(node.num_locks == holders[id(node)] for node in nodes))
+    _require(1, tree.locked_tokens == sum(len(node) for node in nodes if node.num_locks))
+    _require(1, tree.evictable_tokens == sum(len(node) for node in there if not node.num_locks))
+    _require(1, all(node.on_device or (node.on_host and not node.num_locks) for node in nodes))
+    _require(1, all(each.on_device for node in there for each in node.path()))
+    _require(1, tree.host_tokens == sum(len(node) for node in nodes if node.on_host))
+    _require(1, tree.host_tokens <= (engine.host_tier.num_tokens if engine.host_tier else 0))

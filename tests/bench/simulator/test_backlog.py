@@ -1,0 +1,51 @@
+"""What a server's backlog is said to take, against what it takes in the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.simulator.presets import H800_QWEN3_32B
+from bench.simulator.run import simulate
+from sage_sched.job import Job
+from sage_sched.routing.backlog import backlog_s, expected_left_tokens
+from tests.bench.simulator.traffic import CONFIG, known, request
+
+SERVER = H800_QWEN3_32B.server_facts()
+
+
+@pytest.mark.parametrize("number", [1, 20, 200, 1000])
+@pytest.mark.parametrize("mean_tokens", [60.0, 300.0])
+@pytest.mark.parametrize("policy", ["sage", "fcfs-fill"])
+def test_it_is_when_nine_in_ten_are_done(number: int, mean_tokens: float, policy: str) -> None:
+    """All are there at once; the forecast is the distribution that lengths are drawn from."""
+    rng = np.random.default_rng(number)
+    drawn = np.clip(rng.lognormal(np.log(mean_tokens), 0.8, 4000), 1, 2048).astype(int).tolist()
+    forecast = known(*drawn[:1000])
+    inputs = rng.integers(20, 600, number).tolist()
+    requests = [
+        request(0.0, *lengths, 2048, distribution=forecast)
+        for lengths in zip(inputs, drawn[1000:], strict=False)
+    ]
+    jobs = [Job(i, inputs[i], 2048, forecast, 0) for i in range(number)]
+    ttlt_s = simulate(H800_QWEN3_32B, policy, CONFIG, requests).ttlt_s
+    ratio = backlog_s(jobs, 0.7, SERVER) / np.quantile(ttlt_s, 0.9)
+    # A few that start together end one by one, the batch ever smaller.
+    assert (0.8 if number >= 200 else 0.4) < ratio < 1.4
+
+
+@pytest.mark.parametrize(
+    ("job", "grown", "left"),
+    [
+        (Job(0, 100, 1000, known(*[200] * 9), 0), 150, 50),
+        (Job(0, 100, 1000, known(*[200] * 9), 0), 300, 300),  # longer than any that was alike
+        (Job(0, 100, 1000, known(*[200] * 9), 0), 999, 1),
+        (Job(0, 10, 1000, None, 0), 0, 300),
+        (Job(0, 10, 1000, None, 0, has_fixed_length=True), 0, 1000),
+    ],
+)
+def test_each_token_done_makes_it_less(job: Job, grown: int, left: int) -> None:
+    before_s = backlog_s([job], 0.3, SERVER)
+    job.grow(grown)
+    assert expected_left_tokens(job, 0.3) == pytest.approx(left)
+    assert 0 < backlog_s([job], 0.3, SERVER) < before_s or grown in (0, 300)

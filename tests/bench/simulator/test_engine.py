@@ -1,0 +1,265 @@
+"""One simulated engine, on cases that can be worked out by hand, and on mixed traffic."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.simulator.node import Node
+from bench.simulator.presets import Engine
+from bench.simulator.request import Progress, SimRequest
+from bench.simulator.result import Result, alone_s
+from bench.simulator.run import make_node, simulate
+from bench.simulator.state import Options
+from bench.simulator.stock import STOCK
+from sage_sched.config import DecodeConfig
+from sage_sched.job import NO_HINTS, Hints
+from sage_sched.registry import policy_names
+from sage_sched.steps import attended_pairs
+from tests.bench.simulator.traffic import (
+    CHECKED,
+    CONFIG,
+    MANY_SLOTS,
+    SMALL,
+    STAY,
+    STEP_TIME,
+    burst,
+    mixed,
+    request,
+)
+
+pytestmark = pytest.mark.slow
+
+ROOMY = replace(SMALL, kv_pool_tokens=65536, page_size=1, max_prefill_tokens=8192)
+
+
+def prefill_s(new_tokens: int, done_tokens: int = 0) -> float:
+    return STEP_TIME.prefill_s(1, new_tokens, attended_pairs(done_tokens, new_tokens))
+
+
+def decode_s(*context_tokens: int) -> float:
+    return sum(STEP_TIME.decode_s(1, tokens) for tokens in context_tokens)
+
+
+def test_one_request_alone() -> None:
+    result = simulate(ROOMY, "fcfs", CONFIG, [request(1.0, 100, 4)], CHECKED)
+    assert result.ttft_s[0] == pytest.approx(prefill_s(100))
+    assert result.ttlt_s[0] == pytest.approx(prefill_s(100) + decode_s(101, 102, 103))
+    assert result.alone_s[0] == pytest.approx(result.ttlt_s[0])
+    assert result.metrics()["largest_slowdown"] == pytest.approx(1.0)
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_before_anyone_decodes() -> None:
+    requests = [request(0.0, 50, 10), request(0.01, 1200, 1)]  # it comes in the first's prefill
+    result = simulate(ROOMY, "fcfs", CONFIG, requests, CHECKED)
+    chunks_s = prefill_s(512) + prefill_s(512, 512) + prefill_s(176, 1024)
+    assert result.ttft_s[1] + 0.01 == pytest.approx(prefill_s(50) + chunks_s)
+    assert result.ttlt_s[0] == pytest.approx(prefill_s(50) + chunks_s + decode_s(*range(51, 60)))
+    assert alone_s(ROOMY, 1200, 1) == pytest.approx(chunks_s)
+
+
+TOGETHER = [request(0.0, 100, 3), request(0.0, 100, 1)]
+# The second comes while the first runs, which holds some 100 tokens and has 398 to go.
+APART = [request(0.0, 100, 200), request(0.05, 100, 1)]
+CHUNKED = [request(0.0, 600, 10), request(0.0, 100, 10)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "pool_tokens", "requests", "gets_in"),
+    [
+        ("fcfs", 1003, TOGETHER, "beside"),  # 2 x (100 + 400 + 1) tokens are set aside
+        ("fcfs", 1001, TOGETHER, "next"),  # then the first counts with 0.7 of its cap only
+        ("fcfs", 880, TOGETHER, "after"),  # 100 + 0.7 * 399 + 501 and one less
+        ("fcfs@clip=399", 1001, TOGETHER, "beside"),
+        ("fcfs@conservativeness=1.0", 800, APART, "after"),
+        ("fcfs@conservativeness=0.5", 800, APART, "next"),
+        # The last chunk sets aside 512 + 88 + 1 + 400, and 111 more for the other.
+        ("fcfs", 1100, CHUNKED, "after"),
+        ("fcfs-fill", 1100, CHUNKED, "beside"),
+    ],
+)
+def test_admission_sets_caps_aside(
+    policy: str, pool_tokens: int, requests: list[SimRequest], gets_in: str
+) -> None:
+    engine = replace(ROOMY, kv_pool_tokens=pool_tokens)
+    result = simulate(engine, policy, CONFIG, requests, CHECKED)
+    first_s = result.arrival_s + result.ttft_s
+    is_beside = first_s[1] == first_s[0]
+    is_after = first_s[1] > result.arrival_s[0] + result.ttlt_s[0]
+    assert gets_in == ("beside" if is_beside else "after" if is_after else "next")
+
+
+def test_a_full_batch_stays_so_until_a_request_leaves() -> None:
+    # Beside the first two the third does not fit at once (1380 - 100 - 0.7 * 399 - 501 < 501). As
+    # they run, SGLang comes to expect less of them, but it does not ask again.
+    engine = replace(ROOMY, kv_pool_tokens=1380)
+    requests = [request(0.0, 100, 380), request(0.001, 100, 380), request(0.002, 100, 1)]
+    result = simulate(engine, "fcfs", CONFIG, requests, CHECKED)
+    assert result.ttft_s[1] < 0.1
+    assert result.ttlt_s[2] > min(result.ttlt_s[:2])
+
+
+def test_one_that_runs_yields_to_a_newcomer_beside_a_chunk() -> None:
+    # The long prompt takes the last slot but for one that runs and is to go on for longest.
+    engine = replace(ROOMY, max_running_requests=2, swap_token_s=1e-6)
+    requests = [request(0.0, 50, 300), request(0.1, 1300, 2), request(0.14, 10, 2)]
+    result = simulate(engine, "srpt-oracle", CONFIG, requests, CHECKED)
+    assert result.num_yields[0] == 1
+    assert result.ttft_s[2] + 0.14 < result.ttft_s[1] + 0.1
+
+
+@pytest.mark.parametrize("is_mixed", [True, False])
+@pytest.mark.parametrize("decode", [DecodeConfig(), DecodeConfig(max_gap_ms=22.0)])
+@pytest.mark.parametrize("hints", [NO_HINTS, Hints(tpot_slo_ms=1.0)])
+def test_a_prompt_in_many_chunks_goes_on_though_none_of_the_others_may_leave(
+    is_mixed: bool, decode: DecodeConfig, hints: Hints
+) -> None:
+    # The prompt fits as it enters, with room for a few steps of the others. It takes more.
+    engine = replace(ROOMY, kv_pool_tokens=1500, chunked_prefill_size=16, mixed_chunk=is_mixed)
+    requests = [request(0.0, 10, 399, hints=hints)] * 8 + [request(0.5, 1000, 5)]
+    result = simulate(engine, "sage", replace(CONFIG, decode=decode), requests, STAY)
+    assert 0.5 + result.ttft_s[-1] < min(result.ttlt_s[:-1])
+
+
+def test_the_youngest_are_retracted() -> None:
+    result = simulate(MANY_SLOTS, "fcfs", CONFIG, burst(), CHECKED)
+    retracted = np.flatnonzero(result.num_retractions)
+    # The youngest that ran: those after them were still waiting.
+    assert retracted.tolist() == list(range(retracted[0], retracted[-1] + 1))
+    assert result.ttft_s[: retracted[-1] + 1].max() < result.ttft_s[retracted[-1] + 1 :].min()
+    assert retracted[0] > 50
+    # Prefilled once more, and only to the length that they had.
+    assert 16 < (result.prefill_tokens - 100 * 16) / retracted.size < 116
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("options", [STAY, CHECKED], ids=["stay", "preempt"])
+@pytest.mark.parametrize("policy", [*sorted(STOCK), *policy_names()])
+def test_invariants_hold_on_mixed_traffic(policy: str, options: Options, page_size: int) -> None:
+    engine = replace(SMALL, page_size=page_size)
+    requests = mixed(150, 6.0, 3, unknown=0.0 if policy == "srpt-oracle" else 0.1)
+    assert max(one.input_tokens for one in requests) > SMALL.chunked_prefill_size
+    result = simulate(engine, policy, CONFIG, requests, options)
+    assert (result.ttlt_s >= result.alone_s * (1 - 1e-9)).all()
+    if policy == "sage" or not options.preempt:
+        assert (result.num_yields.sum() > 0) == options.preempt
+    simulate(replace(MANY_SLOTS, page_size=page_size), policy, CONFIG, burst(), options)
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    def all_but_wall_s() -> dict[str, Any]:
+        result: Result = simulate(SMALL, "sage", CONFIG, mixed(200, 6.0, 4), CHECKED)
+        found = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
+        del found["wall_s"]
+        return {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in found.items()}
+
+    assert all_but_wall_s() == all_but_wall_s()
+
+
+def started(
+    policy: str,
+    requests: list[SimRequest],
+    finished: list[Progress],
+    options: Options,
+    engine: Engine = SMALL,
+) -> Node:
+    node = make_node(engine, policy, CONFIG, options, finished.append)
+    for index, each in enumerate(requests):
+        node.submit(each, index)
+    return node
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize("policy", ["fcfs", "hrrn", "ltr", "sage"])
+def test_leaps_are_steps(policy: str, is_mixed: bool) -> None:
+    engine = replace(SMALL, mixed_chunk=is_mixed)
+    hints = Hints(ttft_slo_ms=800.0, tpot_slo_ms=50.0)
+    requests = [replace(each, hints=hints) for each in mixed(80, 6.0, 5)]
+    leaped = simulate(engine, policy, CONFIG, requests)
+    finished: list[Progress] = []
+    node = started(policy, requests, finished, CHECKED, engine)
+    while node.num_outstanding:
+        before_s = node.now_s
+        node.advance(math.nextafter(before_s, math.inf))
+        if node.now_s == before_s:  # idle
+            node.advance(before_s + 0.01)
+            node.now_s = max(node.now_s, before_s + 0.01)
+    finished.sort(key=lambda progress: progress.index)
+    last_s = [progress.last_token_s for progress in finished]
+    assert last_s == pytest.approx(leaped.arrival_s + leaped.ttlt_s, rel=1e-6, abs=0.02)
+    # In a leap a token that is due as it comes may go either way.
+    on_time = np.array([progress.num_next_on_time for progress in finished])
+    assert np.abs(leaped.num_next_on_time - on_time).max() <= 1
+
+
+@pytest.mark.parametrize("policy", sorted({*STOCK, *policy_names()} - {"srpt-oracle"}))
+def test_no_decision_depends_on_a_true_length_that_is_not_yet_known(policy: str) -> None:
+    requests, until_s = mixed(120, 6.0, 6), 12.0
+
+    def found(requests: list[SimRequest]) -> tuple[list[Progress], object]:
+        """Those that have finished, and who is where, with what."""
+        finished: list[Progress] = []
+        node = started(policy, requests, finished, CHECKED)
+        node.advance(until_s)
+        for progress in node.state.decode:
+            node.state.decode.sync(progress)
+        inside = [(p.index, p.generated_tokens, p.num_retractions) for p in node.state.decode]
+        waits = [(p.index, p.generated_tokens, p.job.num_yields) for p in node.state.queue]
+        return finished, (inside, waits)
+
+    finished, where = found(requests)
+    known = {progress.index for progress in finished}
+    others = [
+        each if i in known else replace(each, output_tokens=each.max_new_tokens)
+        for i, each in enumerate(requests)
+    ]
+    assert others != requests
+    finished_too, where_too = found(others)
+    assert where_too == where
+    assert [p.index for p in finished_too] == [p.index for p in finished]
+    last_s = [p.last_token_s for p in finished]
+    assert [p.last_token_s for p in finished_too] == pytest.approx(last_s)
+
+
+def test_predictions_delay_all_but_stock_policies() -> None:
+    requests, options = [request(0.0, 10, 5)], Options(prediction_delay_s=0.5)
+    plain = simulate(SMALL, "ssjf", CONFIG, requests)
+    assert simulate(SMALL, "ssjf", CONFIG, requests, options).ttft_s[0] == plain.ttft_s[0] + 0.5
+    assert simulate(SMALL, "fcfs", CONFIG, requests, options).ttft_s[0] == plain.ttft_s[0]
+
+
+def test_a_yielding_request_comes_back_without_a_prefill() -> None:
+    engine = replace(ROOMY, max_running_requests=1, swap_token_s=1e-3)
+    requests = [request(0.0, 100, 300), request(1.0, 100, 3)]
+    result = simulate(engine, "srpt-oracle", CONFIG, requests, CHECKED)
+    assert result.num_yields.tolist() == [1, 0]
+    assert result.prefill_tokens == 200
+    # Out and in, what the first held at 1 s.
+    assert 2 * 100 < result.moved_tokens < 2 * 200
+    swap_s = result.moved_tokens * 1e-3
+    assert result.ttlt_s[0] == pytest.approx(sum(result.alone_s) + swap_s)
+
+
+ANY = request(0.0, 10, 5)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([], "no requests"),
+        ([request(2.0, 10, 5), request(1.0, 10, 5)], "request 1 comes"),
+        ([request(0.0, 10, 500)], "no possible lengths"),
+        ([request(0.0, 4000, 5)], "may need"),
+        ([request(0.0, 10, 5, spans=((1, 0, 9),))], "request 0 has spans of 9 tokens"),
+        ([ANY, replace(ANY, follows=1)], "request 1 follows none"),
+        ([ANY, replace(ANY, follows=0, pause_s=-1.0)], "request 1 follows none"),
+    ],
+)
+def test_impossible_requests_are_refused(bad: list[SimRequest], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate(SMALL, "fcfs", CONFIG, bad)

@@ -1,0 +1,224 @@
+"""The KV pool and its radix tree, and requests that share prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.simulator.pool import KvPool
+from bench.simulator.presets import WRITE_POLICIES
+from bench.simulator.radix_tree import HostTier, RadixTree
+from bench.simulator.request import Progress, SimRequest
+from bench.simulator.run import simulate
+from bench.simulator.stock import STOCK
+from sage_sched.job import Hints, Job
+from sage_sched.registry import policy_names
+from tests.bench.simulator.traffic import (
+    CHECKED,
+    CONFIG,
+    SMALL,
+    mixed,
+    request,
+)
+
+pytestmark = pytest.mark.slow
+
+DOCUMENT, OTHER = 1, 2
+
+
+def progress(stream: int, num_tokens: int, session: str = "", more: int = 0) -> Progress:
+    """Of a document, and of `more` tokens of its own."""
+    spans = ((stream, 0, num_tokens), (99, 0, more))[: 1 + (more > 0)]
+    hints = Hints(session=session)
+    asked = request(0.0, num_tokens + more, 5, spans=spans, hints=hints)
+    return Progress(asked, stream, Job(stream, num_tokens + more, 5, None, 0))
+
+
+def prefill(pool: KvPool, asked: Progress) -> int:
+    """All of it in one step; how many tokens were computed."""
+    pool.enter(asked, pool.cached(asked))
+    computed = asked.request.input_tokens - asked.tree_tokens
+    pool.hold(pool.pages(asked.request.input_tokens) - asked.tree_tokens // pool.page_size)
+    pool.publish(asked, asked.request.input_tokens)
+    asked.job.grow(1)
+    return computed
+
+
+def test_the_leaf_used_longest_ago_goes_first() -> None:
+    tree = RadixTree(1)
+    for stream in (DOCUMENT, OTHER):
+        tree.insert([(stream, 0, 10)])
+    tree.insert([(DOCUMENT, 0, 10), (7, 0, 3)])
+    tree.match([(OTHER, 0, 10)])
+    tree.evict(1)  # the three behind the document
+    assert tree.match([(DOCUMENT, 0, 10), (7, 0, 3)])[1] == 10
+    tree.evict(1)  # OTHER, as the document has just been asked for
+    assert tree.match([(OTHER, 0, 10)])[1] == 0
+    assert tree.evictable_tokens == 10
+
+
+def test_the_kv_of_the_session_that_comes_back_last_goes_first() -> None:
+    rates = {"soon": 0.1, "late": 0.01, "": 0.0}
+    tree = RadixTree(1)
+    tree.rate = rates.__getitem__
+    for number, session in enumerate(rates):
+        tree.insert([(number, 0, 10)], session)
+    assert tree.kept_for() == dict.fromkeys(rates, 10)
+    tree.evict(1)
+    assert tree.kept_for() == {"soon": 10, "late": 10}
+    rates["soon"] = 0.0  # it stays away
+    tree.evict(1)
+    assert tree.kept_for() == {"late": 10}
+
+
+def test_the_branch_that_a_session_has_left_is_nobodys() -> None:
+    tree = RadixTree(1)
+    tree.insert([(DOCUMENT, 0, 10), (7, 0, 3), (8, 0, 4)], "a")
+    tree.insert([(DOCUMENT, 0, 10), (9, 0, 5)], "b")
+    assert tree.kept_for() == {"a": 7, "b": 15}
+    tree.evict(4)  # what it left last is gone, what was before that is still there
+    tree.insert([(DOCUMENT, 0, 8), (11, 0, 6)], "a")
+    assert tree.kept_for() == {"a": 14, "b": 7, "": 3}
+
+
+@pytest.mark.parametrize(
+    ("rates", "writes_back", "found"),
+    [
+        ([0.1, 0.01, 0.05, 1.0], False, [19, 0, 0, 19]),
+        ([0.1, 0.01, 0.05, 1.0], True, [19, 0, 19, 19]),
+        ([0.0, 0.0, 0.0, 0.0], False, [0, 0, 19, 19]),  # what has waited longest is forgotten
+    ],
+)
+def test_host_memory_gives_up_the_session_that_comes_back_last(
+    rates: list[float], writes_back: bool, found: list[int]
+) -> None:
+    pool = KvPool(20, 1, HostTier(40, writes_back))
+    pool.tree.rate = lambda session: rates[int(session)]
+    for number in range(4):
+        each = progress(number, 20, session=str(number))
+        assert prefill(pool, each) == 20
+        pool.leave(each)
+    assert [pool.found_tokens(progress(number, 20)) for number in range(4)] == found
+
+
+@pytest.mark.parametrize("writes_back", [False, True])
+def test_what_the_device_evicts_comes_back_from_host_memory(writes_back: bool) -> None:
+    pool = KvPool(40, 1, HostTier(60, writes_back))
+    first, other = progress(DOCUMENT, 30), progress(OTHER, 25)
+    prefill(pool, first)
+    assert pool.tree.host_tokens == (0 if writes_back else 30)
+    pool.leave(first)
+    assert prefill(pool, other) == 25
+    assert (pool.held_pages, pool.evictable_pages) == (25, 0)
+    assert pool.tree.take_waited() == (30 if writes_back else 0)
+    pool.leave(other)
+    again = progress(DOCUMENT, 30, more=2)
+    assert (pool.found_tokens(again), pool.cached(again).host_tokens) == (30, 30)
+    assert prefill(pool, again) == 2
+    assert pool.tree.take_waited() == 30 + 25 * writes_back
+    assert pool.cached(again).host_tokens == 0
+
+
+_SEQUENCES = st.lists(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(_SEQUENCES, st.sampled_from([1, 4]), st.lists(st.integers(0, 40), max_size=5))
+def test_a_tree_finds_what_a_list_of_sequences_does(
+    sequences: list[list[tuple[int, int]]], page: int, evicted: list[int]
+) -> None:
+    """No memory of its own: the longest common beginning with any sequence that it was given."""
+    tree = RadixTree(page)
+    known: list[list[tuple[int, int]]] = []
+    streams: dict[tuple[tuple[int, int], ...], int] = {}
+    for parts in sequences:
+        spans = []
+        for number, (label, length) in enumerate(parts):
+            before = (*parts[:number], (label, 0))
+            spans.append((streams.setdefault(before, len(streams)), 0, length))
+        tokens = [(s, i) for s, first, end in spans for i in range(first, end)]
+        tokens = tokens[: len(tokens) // page * page]
+        best = max((_common(tokens, other) for other in known), default=0)
+        assert tree.match(spans)[1] == best // page * page
+        tree.insert(spans)
+        assert tree.match(spans)[1] == len(tokens)
+        known.append(tokens)
+    total = sum(len(node) for node in tree.nodes())
+    pages = {tuple(tokens[:n]) for tokens in known for n in range(page, len(tokens) + 1, page)}
+    assert tree.evictable_tokens == total == page * len(pages)
+    for num_tokens in evicted:
+        tree.evict(num_tokens)
+        assert tree.evictable_tokens == sum(len(node) for node in tree.nodes())
+
+
+def _common(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> int:
+    for number, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return number
+    return min(len(one), len(other))
+
+
+def _with_documents(num_requests: int, seed: int) -> list[SimRequest]:
+    """As mixed(), but half of each prompt is one of a few documents' beginning."""
+    rng = np.random.default_rng(seed)
+    shared = []
+    for number, each in enumerate(mixed(num_requests, 6.0, seed)):
+        half = each.input_tokens // 2
+        own = (100 + number, 0, each.input_tokens - half)
+        spans = ((int(rng.integers(4)), 0, half), own) if half else (own,)
+        shared.append(replace(each, spans=spans))
+    return shared
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("policy", [*sorted(STOCK), *policy_names()])
+def test_invariants_hold_where_prompts_are_shared(policy: str, page_size: int) -> None:
+    engine = replace(SMALL, page_size=page_size)
+    requests = _with_documents(150, 5)
+    result = simulate(engine, policy, CONFIG, requests, CHECKED)
+    assert result.prefill_tokens < sum(each.input_tokens for each in requests)
+
+
+@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "sage", "fcfs-fill"])
+def test_invariants_hold_with_a_host_tier(policy: str, write_policy: str) -> None:
+    engine = replace(SMALL, hicache_write_policy=write_policy)
+    computed = [
+        simulate(
+            replace(engine, hicache_ratio=ratio), policy, CONFIG, _with_documents(150, 5), CHECKED
+        ).prefill_tokens
+        for ratio in (0.0, 1.5)
+    ]
+    assert computed[1] < computed[0]
+
+
+def test_one_that_follows_comes_after_the_answer_and_a_pause() -> None:
+    spans = ((DOCUMENT, 0, 90), (OTHER, 0, 30))
+    requests = [
+        request(1.0, 100, 5, spans=((DOCUMENT, 0, 100),)),
+        request(0.0, 120, 5, spans=spans, follows=0, pause_s=2.0),
+        request(0.0, 20, 5, follows=1),
+    ]
+    result = simulate(SMALL, "fcfs", CONFIG, requests, CHECKED)
+    ends_s = result.arrival_s + result.ttlt_s
+    assert result.arrival_s[1:] == pytest.approx([ends_s[0] + 2.0, ends_s[1]])
+    assert result.prefill_tokens == 100 + 120 - 80 + 20  # pages of 16
+
+
+@pytest.mark.parametrize("policy", ["sage", "fcfs-fill", "uniboost"])
+def test_a_document_that_many_ask_about_at_once_is_computed_once(policy: str) -> None:
+    requests = [
+        request(0.0, 168, 5, spans=((DOCUMENT, 0, 160), (100 + number, 0, 8)))
+        for number in range(5)
+    ]
+    result = simulate(SMALL, policy, CONFIG, requests, CHECKED)
+    assert result.prefill_tokens == 160 + 5 * 8
+    together = simulate(SMALL, "fcfs", CONFIG, requests, CHECKED)
+    assert together.prefill_tokens > 2 * 168

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.simulator.run_metrics import fairness_metrics, largest_overtaking, run_metrics
+
+seconds = st.floats(0.0, 1e4)
+# Of a request: sent, to its first token, from there to its last, tokens, alone.
+timings = st.tuples(
+    seconds, st.floats(1e-3, 1e4), seconds, st.integers(1, 5000), st.floats(1e-3, 1e4)
+)
+
+
+def metrics(rows: list[tuple[float, float, float, int, float]]) -> dict[str, float]:
+    sent_s, to_first_s, to_last_s, tokens, alone_s = (np.array(c) for c in zip(*rows, strict=True))
+    first_s = sent_s + to_first_s
+    return run_metrics(sent_s, first_s, first_s + to_last_s, tokens, alone_s)
+
+
+def test_by_hand() -> None:
+    numbers = metrics(
+        [
+            (0.0, 1.0, 3.0, 30, 2.0),  # over at 4, waited for 2
+            (2.0, 1.0, 14.0, 15, 9.0),  # half of it over at 10, waited for 6
+            (10.0, 2.0, 4.0, 20, 4.0),  # the last to come, all of it in the drain, waited for 2
+        ]
+    )
+    assert numbers == {
+        "mean_waited_s": pytest.approx(10 / 3),
+        "median_waited_s": pytest.approx(2.0),
+        "p99_waited_s": pytest.approx(6.0, rel=0.02),
+        "arrivals_s": 10.0,
+        "arrivals_per_ttlt": pytest.approx(10.0 / ((4 + 15 + 6) / 3)),
+        "arriving_throughput": pytest.approx((30 + 1 + 14 / 2) / 10),
+        "drain_s": pytest.approx(7.0),
+        "drain_share": pytest.approx(2 / 3),
+    }
+
+
+@given(st.lists(timings, min_size=1, max_size=30))
+def test_all_are_numbers_within_bounds(rows: list[tuple[float, float, float, int, float]]) -> None:
+    numbers = metrics(rows)
+    assert np.isfinite(list(numbers.values())).all()
+    waited_s = [first + last - alone for _, first, last, _, alone in rows]
+    assert numbers["mean_waited_s"] == pytest.approx(np.mean(waited_s), abs=1e-6)
+    assert 0 <= numbers["drain_share"] <= 1
+    assert numbers["drain_s"] >= 0
+    produced = numbers["arriving_throughput"] * numbers["arrivals_s"]
+    assert 0 <= produced <= sum(tokens for _, _, _, tokens, _ in rows) * (1 + 1e-9)
+
+
+ARRIVAL_S = np.array([0.0, 1.0, 2.0])
+ALONE_S = np.array([10.0, 5.0, 20.0])
+
+
+@pytest.mark.parametrize(
+    ("last_s", "largest"),
+    [
+        ([40.0, 6.0, 30.0], 2.5),  # both overtake the first: 25 s of work beside its own 10
+        ([20.0, 50.0, 30.0], 20 / 15),  # the second found 10 s of work beside its own 5
+        ([10.0, 15.0, 35.0], 0.0),  # first come, first served
+    ],
+)
+def test_who_comes_later_and_ends_earlier_overtakes(last_s: list[float], largest: float) -> None:
+    assert largest_overtaking(ARRIVAL_S, np.array(last_s), ALONE_S) == largest
+
+
+def test_slowdowns_are_told_by_length_and_by_how_even_they_are() -> None:
+    last_s = ARRIVAL_S + ALONE_S * np.array([1.0, 2.0, 3.0])
+    prompts, answers = np.array([300, 200, 100]), np.array([1, 2, 3])
+    found = fairness_metrics(ARRIVAL_S, last_s, ALONE_S, prompts, answers)
+    assert (found["slowdown_short_answers"], found["slowdown_long_answers"]) == (1.0, 3.0)
+    assert (found["slowdown_short_prompts"], found["slowdown_long_prompts"]) == (3.0, 1.0)
+    assert found["jain_percent"] == pytest.approx(100 * 4 / (14 / 3))

@@ -1,0 +1,153 @@
+"""Deadlines in the simulator: tokens on time, mixed steps, and ProServe beside sage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.simulator.presets import Engine
+from bench.simulator.request import SimRequest
+from bench.simulator.run import simulate
+from sage_sched.config import DecodeConfig, SageConfig
+from sage_sched.job import NO_HINTS, Hints
+from sage_sched.policies.sage import SageParameters
+from sage_sched.steps import StepTime, attended_pairs
+from tests.bench.simulator.traffic import CHECKED, CONFIG, known, request
+
+ENGINE = Engine(
+    step_time=StepTime(0.02, 0.0, 2e-4, 1e-9, 0.03, 1e-4, 2e-6),
+    kv_pool_tokens=4000,
+    max_running_requests=16,
+    chunked_prefill_size=256,
+    swap_token_s=1e-6,
+)
+MIXED = replace(ENGINE, mixed_chunk=True)
+SHORT_STEPS = replace(ENGINE, step_time=StepTime(0.004, 0.0, 2e-4, 1e-9, 0.006, 1e-5, 2e-7))
+CLASSES = (
+    Hints(weight=2.0, ttft_slo_ms=500.0, tpot_slo_ms=45.0, slo_class="high"),
+    Hints(weight=1.0, ttft_slo_ms=2000.0, tpot_slo_ms=60.0, slo_class="low"),
+)
+
+
+def traffic(
+    num_requests: int, seed: int, classes: Sequence[Hints], rate: float = 1 / 0.15, more: int = 0
+) -> list[SimRequest]:
+    """more: tokens that each prompt has beside up to 600."""
+    rng = np.random.default_rng(seed)
+    requests = []
+    for arrival_s in np.cumsum(rng.exponential(1 / rate, num_requests)):
+        input_tokens = more + int(rng.integers(5, 600))
+        length = int(rng.integers(1, 200))
+        said = known(max(1, length // 2), length, 300)
+        hints = classes[int(rng.integers(len(classes)))]
+        requests.append(
+            request(float(arrival_s), input_tokens, length, 300, distribution=said, hints=hints)
+        )
+    return requests
+
+
+@pytest.mark.parametrize("engine", [SHORT_STEPS, MIXED], ids=["unmixed, short steps", "mixed"])
+def test_under_sage_a_promised_tpot_is_kept_by_who_stays(engine: Engine) -> None:
+    whole = replace(engine, chunked_prefill_size=1024)
+
+    def longest_gap_s(hints: Hints) -> float:
+        found = simulate(whole, "sage", CONFIG, traffic(150, 5, [hints]))
+        stayed = (found.num_yields == 0) & (found.num_retractions == 0)
+        assert stayed.mean() > 0.1
+        return float(found.longest_gap_s[stayed].max())
+
+    assert longest_gap_s(NO_HINTS) > 0.12
+    assert longest_gap_s(Hints(tpot_slo_ms=90.0)) < 0.095  # whoever joins makes the batch longer
+
+
+def test_those_that_run_decode_beside_a_prefill() -> None:
+    requests = [request(0.0, 100, 50, 300), request(0.2, 200, 2, 300)]
+    mixed, apart = (simulate(engine, "fcfs", CONFIG, requests) for engine in (MIXED, ENGINE))
+    pairs, step_time = attended_pairs(0, 200), ENGINE.step_time
+    # The step that prefills the second request: it reads the weights once.
+    beside_s = step_time.mixed_s(1, 200, pairs, 1, 106) - step_time.decode_s(1, 106)
+    saved_s = step_time.prefill_s(1, 200, pairs) - beside_s
+    assert saved_s == pytest.approx(0.02)
+    assert apart.ttlt_s[0] - mixed.ttlt_s[0] == pytest.approx(saved_s, abs=1e-6)
+
+
+@pytest.mark.parametrize("engine", [ENGINE, MIXED], ids=["unmixed", "mixed"])
+@pytest.mark.parametrize("policy", ["proserve", "proserve-expected"])
+def test_without_promises_it_is_sage_without_a_ttft_target(engine: Engine, policy: str) -> None:
+    requests = traffic(80, 2, [NO_HINTS])
+    ours = simulate(engine, policy, CONFIG, requests, CHECKED)
+    no_target = SageConfig(policy={"sage": SageParameters(ttft_ms=math.inf)})
+    sage = simulate(engine, "sage", no_target, requests, CHECKED)
+    assert ours.ttlt_s.tolist() == sage.ttlt_s.tolist()
+    assert sage.attainment() == {}
+
+
+def test_under_overload_weight_and_deadlines_count_and_hopeless_ones_cost_the_others_little() -> (
+    None
+):
+    crowd = traffic(150, 3, CLASSES, rate=4 / 0.15)  # twice as much as can be served
+    hopeless = replace(CLASSES[1], ttft_slo_ms=0.001, tpot_slo_ms=0.001, slo_class="hopeless")
+    mad = [replace(r, hints=hopeless) if i % 10 == 0 else r for i, r in enumerate(crowd)]
+    fcfs, ours, beside = (
+        simulate(MIXED, policy, CONFIG, requests, CHECKED).attainment()
+        for policy, requests in (
+            ("fcfs", crowd),
+            ("proserve-expected", crowd),
+            ("proserve-expected", mad),
+        )
+    )
+    assert ours["tdg_ratio"] > 1.5 * fcfs["tdg_ratio"]
+    assert ours["tdg_ratio_by_class"]["high"] > ours["tdg_ratio_by_class"]["low"]
+    assert beside["tdg_ratio_by_class"]["high"] > 0.9 * ours["tdg_ratio_by_class"]["high"]
+
+
+# Of an H800 with Qwen3-32B; and the classes of docs/policies.md.
+FIXED_S = 0.041
+DOCS = (
+    Hints(weight=2.0, ttft_slo_ms=1000.0, tpot_slo_ms=100.0, slo_class="interactive"),
+    Hints(ttft_slo_ms=5000.0, tpot_slo_ms=200.0, slo_class="default"),
+)
+
+
+def chat(rate: float, classes: Sequence[Hints]) -> list[SimRequest]:
+    return traffic(200, 3, classes, rate, more=600)
+
+
+def unmixed(fixed_s: float) -> Engine:
+    """Its prefills and decode steps take fixed_s beside what is in them."""
+    step_time = StepTime(fixed_s, 0.0, fixed_s / 230, 0.0, fixed_s, 0.0, fixed_s / 250_000)
+    return Engine(step_time, kv_pool_tokens=100_000, max_running_requests=64, swap_token_s=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["sage", "urgency", "fcfs-fill", "proserve"])
+def test_promises_leave_the_server_its_throughput(policy: str) -> None:
+    """A prefill in short pieces takes several times as long."""
+    fcfs, ours = (
+        simulate(unmixed(FIXED_S), name, CONFIG, chat(2.0, DOCS)).attainment()["slo_attainment"]
+        for name in ("fcfs", policy)
+    )
+    assert fcfs > 0.9
+    assert ours >= fcfs - 0.02
+
+
+def test_an_impossible_promise_hardly_delays_first_tokens() -> None:
+    hopeless = [Hints(tpot_slo_ms=0.001), *[NO_HINTS] * 19]
+    beside_s, plain_s = (
+        simulate(unmixed(FIXED_S), "sage", CONFIG, chat(2.0, hints)).ttft_s.mean()
+        for hints in (hopeless, [NO_HINTS])
+    )
+    assert beside_s < 1.25 * plain_s
+
+
+@pytest.mark.parametrize("fixed_s", [0.35, 0.7])
+def test_the_default_bound_on_gaps_suits_slow_servers(fixed_s: float) -> None:
+    requests = chat(0.02 / fixed_s, [NO_HINTS])
+    bounded_s, free_s = (
+        simulate(unmixed(fixed_s), "sage", SageConfig(decode=bound), requests).ttft_s.mean()
+        for bound in (DecodeConfig(), DecodeConfig(max_gap_ms=math.inf))
+    )
+    assert bounded_s < 1.1 * free_s

@@ -1,0 +1,80 @@
+"""SGLang's own policies in the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.simulator.request import SimRequest
+from bench.simulator.run import simulate
+from bench.simulator.stock import ShortestPrefillPolicy
+from tests.bench.simulator.traffic import (
+    CHECKED,
+    CONFIG,
+    MANY_SLOTS,
+    SMALL,
+    burst,
+    mixed,
+    request,
+)
+
+ONE_SLOT = replace(SMALL, max_running_requests=1)
+
+
+def order(policy: str, requests: list[SimRequest]) -> list[int]:
+    """In which these are served that arrive while another runs."""
+    all_requests = [request(0.0, 10, 100), *requests]
+    result = simulate(ONE_SLOT, policy, CONFIG, all_requests, CHECKED)
+    return [int(i) - 1 for i in np.argsort(result.arrival_s + result.ttft_s)[1:]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "inputs", "expected"),
+    [
+        ("fcfs", [300, 20, 100], [0, 1, 2]),
+        ("lpm", [300, 20, 100], [0, 1, 2]),
+        ("shortest-prefill-first", [300, 20, 100], [1, 2, 0]),
+        ("hrrn", [300, 20, 100], [1, 2, 0]),
+        ("hrrn", [300, 20] * 70, [*range(140)]),  # a long queue is left as it lies
+    ],
+)
+def test_orders(policy: str, inputs: list[int], expected: list[int]) -> None:
+    requests = [request(0.1 + 0.001 * i, tokens, 2) for i, tokens in enumerate(inputs)]
+    assert order(policy, requests)[:10] == expected[:10]
+
+
+def test_hrrn_weighs_waiting_by_length() -> None:
+    # The clock goes on by the stale count of the running batch, 10 tokens a step.
+    assert order("hrrn", [request(0.1, 100, 2), request(1.9, 90, 2)]) == [0, 1]
+
+
+def test_a_long_prompt_leaves_room_in_its_chunks_for_shorter_ones() -> None:
+    policy = ShortestPrefillPolicy()
+    assert policy.chunk_limit(1000, 512, 16, [20, 100, 2000]) == 512 - 32 - 112
+    assert policy.chunk_limit(50, 512, 16, [60]) is None
+    requests = [request(0.0, 1500, 2), request(0.01, 20, 2)]
+    stock = simulate(SMALL, "shortest-prefill-first", CONFIG, requests, CHECKED)
+    fcfs = simulate(SMALL, "fcfs", CONFIG, requests, CHECKED)
+    assert stock.ttft_s[1] < fcfs.ttft_s[1] - 0.05
+
+
+def test_a_retracted_request_queues_at_the_end() -> None:
+    # The last of the burst wait with those who came while they ran, and later.
+    late = [replace(each, arrival_s=20.5) for each in burst()[:30]]
+    result = simulate(MANY_SLOTS, "fcfs", CONFIG, burst() + late, CHECKED)
+    retracted = np.flatnonzero(result.num_retractions)
+    ends_s = result.arrival_s + result.ttlt_s
+    assert (retracted < 100).all()
+    assert ends_s[retracted].min() > ends_s[100]
+
+
+def test_to_fill_the_pool_under_fcfs_admits_more_and_overtakes_nobody() -> None:
+    requests = mixed(200, 8.0, 11)
+    stock, ours = (simulate(SMALL, name, CONFIG, requests) for name in ("fcfs", "fcfs-fill"))
+    assert ours.ttlt_s.mean() < 0.9 * stock.ttlt_s.mean()
+    assert (np.diff(ours.arrival_s + ours.ttft_s) > -1e-9).all()
+    assert ours.num_retractions.sum() == 0
+    unknown = [replace(each, distribution=None) for each in requests]
+    assert (simulate(SMALL, "fcfs-fill", CONFIG, unknown).ttlt_s == ours.ttlt_s).all()
