@@ -15,10 +15,8 @@ from bench.engines.server.server import ServerError
 from bench.engines.server.side_by_side import Settings, compare_policies
 from bench.experiment.on_servers import record_of
 from bench.experiment.records import METRIC_LISTS, Provenance, Record
-from bench.experiment.spec import Experiment, Load
 from bench.experiment.stats import METRICS, headline, summarize
-from bench.experiment.table import plain
-from bench.policies.arm import Arm
+from bench.experiment.table import as_experiment, plain
 from bench.policies.rival import policy_argument
 from bench.workloads.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES, requests_per_s
 from bench.workloads.prompt_source import load_workload
@@ -89,7 +87,7 @@ def compare_and_report(settings: Settings, summary_file: Path | None, as_json: b
     report = settings.servers.folder / "report.html"
     from bench.experiment.report import write_report  # matplotlib takes a second to load
 
-    write_report(as_experiment(records), runs, records, report)
+    write_report(as_experiment(records, **SHOWN), runs, records, report)
     if not as_json:
         print(f"runs: {settings.servers.folder / 'runs.jsonl'}\nreport: {report}")
     if num_invalid:
@@ -97,20 +95,16 @@ def compare_and_report(settings: Settings, summary_file: Path | None, as_json: b
     return 1 if num_invalid else 0
 
 
-def as_experiment(records: Sequence[Record]) -> Experiment:
-    """What was compared, for its table."""
-    return Experiment(
-        name="bench",
-        title="Policies compared on real servers",
-        arms=[Arm(policy=arm) for arm in dict.fromkeys(record.arm for record in records)],
-        loads=[Load(name=load) for load in dict.fromkeys(record.load for record in records)],
-        ratios=("mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_waited_s"),
-        columns=METRIC_LISTS["compared"],
-    )
+# How `sage-sched bench` shows a comparison.
+SHOWN = {
+    "title": "Policies compared on real servers",
+    "ratios": ("mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_waited_s"),
+    "columns": METRIC_LISTS["compared"],
+}
 
 
 def _told(settings: Settings, runs: Sequence[dict[str, Any]], records: Sequence[Record]) -> str:
-    table = plain(as_experiment(records), records)
+    table = plain(as_experiment(records, **SHOWN), records)
     medians = (
         f"Medians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired by\n"
         "seed, with their range."

@@ -11,8 +11,9 @@ from typing import Any
 
 from bench.experiment import goodput, records
 from bench.experiment.records import Record
-from bench.experiment.spec import Experiment
+from bench.experiment.spec import Experiment, Load, names
 from bench.experiment.stats import median, of_arm, ordered, ratio
+from bench.policies.arm import Arm
 
 _HEADINGS: dict[str, tuple[str, float]] = records.METRIC_LISTS["headings"]
 _TABLES: dict[str, Any] = tomllib.loads(
@@ -53,6 +54,20 @@ def rows(experiment: Experiment, found: Sequence[Record]) -> tuple[list[str], li
                     ]
                 )
     return head, body
+
+
+def as_experiment(found: Sequence[Record], **fields: Any) -> Experiment:
+    """Return the experiment that records tell of, if no file has it. fields: see Experiment."""
+    arms, loads = (ordered(getattr(r, of) for r in found) for of in ("arm", "load"))
+    about: dict[str, Any] = {"name": "records", "title": "", **fields}
+    return Experiment(
+        arms=[Arm(policy=arm) for arm in arms], loads=[Load(name=load) for load in loads], **about
+    )
+
+
+def experiment_named(name: str, found: Sequence[Record]) -> Experiment:
+    """Return an experiment that is a file; once the file is gone, what its records tell of it."""
+    return Experiment.read(name) if name in names() or not found else as_experiment(found)
 
 
 def _named(metric: str) -> tuple[str, float]:

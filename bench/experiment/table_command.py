@@ -8,8 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench.experiment import records
-from bench.experiment.spec import Experiment
-from bench.experiment.table import markdown, stale, within_slo
+from bench.experiment.table import experiment_named, markdown, stale, within_slo
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -25,7 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises SpecError where there is no such experiment, or a record is none."""
     for name in args.names:
-        experiment, found = Experiment.read(name), records.read(records.file_of(name))
+        found = records.read(records.file_of(name))
+        experiment = experiment_named(name, found)
         print(markdown(experiment, found))
         if experiment.sweeps:
             print(f"\n{within_slo(found)}")
@@ -39,12 +39,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pictures() -> list[tuple[Path, str]]:
-    """The pictures in docs, each with its file: those named `NAME-records.svg`."""
-    from bench.experiment.plot import against_load, mean_against_tail  # matplotlib takes a second
+    """Return the pictures in docs, named `NAME-records.svg`, and what records make of them."""
+    from bench.experiment.plot import against_load  # matplotlib takes a second to load
 
-    found = []
-    for file in sorted(DOCS.glob("*-records.svg")):
-        name = file.name.split("-records")[0]
-        draw = against_load if Experiment.read(name).sweeps else mean_against_tail
-        found.append((file, draw(records.read(records.file_of(name)))))
-    return found
+    files = sorted(DOCS.glob("*-records.svg"))
+    of_file = ((file, records.file_of(file.name.split("-records")[0])) for file in files)
+    return [(file, against_load(records.read(of))) for file, of in of_file]

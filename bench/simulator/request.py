@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.simulator.radix_tree import Span, TreeNode
-from bench.simulator.scores import Scores
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints, Job
 from sage_sched.slo import Promise
@@ -22,7 +21,7 @@ class SimRequest:
         share nothing.
     follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
-    hints: what was said of it. scores: what a probe says of its answer.
+    hints: what was said of it.
     adapter: its LoRA; "" for the model itself.
     """
 
@@ -36,7 +35,6 @@ class SimRequest:
     follows: int | None = None
     pause_s: float = 0.0
     hints: Hints = NO_HINTS
-    scores: Scores | None = None
     adapter: str = ""
 
 

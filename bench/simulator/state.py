@@ -11,7 +11,6 @@ from bench.simulator.pool import KvPool
 from bench.simulator.presets import Engine
 from bench.simulator.radix_tree import common_tokens
 from bench.simulator.request import Progress
-from bench.simulator.scores import Playback
 from bench.simulator.stock import Reserve, StockPolicy
 from sage_sched.admission import Headroom
 from sage_sched.config import SageConfig
@@ -111,7 +110,6 @@ class EngineState:
         self.num_queued = 0
         self.num_passes = 0
         self.num_yields: Counter[tuple[bool, Way]] = Counter()
-        self._playback: Playback | None = None
         if isinstance(policy, Policy):
             self.follow(policy)
 
@@ -119,7 +117,6 @@ class EngineState:
         """Go by a policy, which meets the unfinished requests in order of arrival."""
         self.policy = policy
         self.limits = self._config.decode.limits(policy)
-        self._playback = Playback(policy)
         self.pool.tree.rate = None
         if (sessions := self.limits.sessions) is not None:
             self.pool.tree.rate = lambda session: sessions.rate(session, self.now_s)
@@ -182,12 +179,6 @@ class EngineState:
             self.decode.sync(progress)
             progress.job.held_tokens = progress.kv_tokens
             jobs.append(progress.job)
-        if self._playback is not None:
-            self._playback.tell(
-                (progress.job, scores)
-                for progress in self.decode
-                if (scores := progress.request.scores) is not None
-            )
         return jobs
 
     def view(self) -> SchedulerView:

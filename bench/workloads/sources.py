@@ -9,7 +9,6 @@ from typing import Any
 from bench.policies.arm import SpecError
 from bench.simulator.presets import Engine
 from bench.workloads.agents import Agents
-from bench.workloads.hidden_states import HiddenStates
 from bench.workloads.lengths import RECORDINGS, Promised
 from bench.workloads.prompt_source import WORKLOADS, Prompts
 from bench.workloads.prompts import WorkloadError
@@ -17,7 +16,7 @@ from bench.workloads.source import Source
 from bench.workloads.triage import Urgent
 from bench.workloads.two_kinds import TwoKinds
 
-NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds", "hidden states")
+NAMES = (*WORKLOADS, *RECORDINGS, "triage", "agents", "two kinds")
 
 
 def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) -> Source:
@@ -32,8 +31,6 @@ def source_of(workload: Mapping[str, Any], engine: Engine, data: Path | None) ->
             return Prompts(data, name, **options)
         if name == "two kinds":
             return TwoKinds(**options)
-        if name == "hidden states":
-            return HiddenStates(**options)
         if name == "agents":
             return Agents(_given(data, name), engine, **options)
         if name == "triage":

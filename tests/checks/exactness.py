@@ -44,7 +44,6 @@ from bench.engines.server.policy_server import (
 )
 from bench.engines.server.server import Server, ServerError
 from bench.policies.fastserve import FastServeParameters
-from bench.real_model.answers import chat_ids
 from bench.real_model.fetch import fetch
 from bench.workloads.chats import prompts
 from predictor_store.data.warm import load_tokenizer
@@ -131,10 +130,14 @@ def chats(num_requests: int, model: Path) -> list[tuple[str, int]]:
     tokenizer = load_tokenizer(str(model))
     rng = random.Random(0)
     texts = [text for text, _ in prompts(4 * num_requests) if len(text) < _LONGEST_CHAT_CHARS]
-    return [
-        (tokenizer.decode(chat_ids(tokenizer, text)), rng.randint(_SHORTEST, _LONGEST))
-        for text in texts[:num_requests]
-    ]
+
+    def in_template(text: str) -> str:
+        turn = [{"role": "user", "content": text}]
+        found: str = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        return found
+
+    chosen = texts[:num_requests]
+    return [(in_template(text), rng.randint(_SHORTEST, _LONGEST)) for text in chosen]
 
 
 def crowd(num_requests: int, seed: int = 0) -> list[tuple[str, int]]:

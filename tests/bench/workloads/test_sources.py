@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bench.policies.arm import Arm
-from bench.workloads.hidden_states import HiddenStates
 from bench.workloads.lengths import Promised, read_lengths
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest
 from bench.workloads.source import Purpose
@@ -37,9 +36,7 @@ def test_levels_have_their_shares_whoever_says_them_and_lengths_do_not_depend(
     assert len(source.history) + len(source.lengths) == 60
 
 
-def test_without_recordings_there_is_nothing_to_simulate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_recordings_there_is_nothing_to_simulate(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="there is no file"):
         Urgent(tmp_path)
     (triage_like(tmp_path) / LENGTHS).unlink()
@@ -47,9 +44,6 @@ def test_without_recordings_there_is_nothing_to_simulate(
         Urgent(tmp_path)
     with pytest.raises(WorkloadError):
         read_lengths(tmp_path, "azure")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(WorkloadError, match=r"bench\.real_model\.answers --states"):
-        HiddenStates().requests(Arm(policy="sage"), np.zeros(1), 0, 1024, Purpose.REPORT)
 
 
 def test_what_is_reported_on_was_not_tuned_on_and_classes_have_priorities(tmp_path: Path) -> None:
