@@ -22,33 +22,42 @@ OF_SERVERS = {
     ),
     "run": (
         "patches.ops.run_command",
-        "run another launcher of SGLang (`dynamo.sglang`, say) that is to know our policies",
+        "run another launcher of SGLang, such as `dynamo.sglang`, with our policies",
     ),
-    "doctor": ("patches.ops.doctor", "say what keeps a server from starting here, and what to do"),
+    "doctor": (
+        "patches.ops.doctor",
+        "say whether a server would start here, and what to do if not",
+    ),
 }
 # Subcommand: its module, which has configure(parser) and run(args) -> exit status; what it does.
 COMMANDS = {
-    "demo": ("bench.experiment.demo", "see what it is worth: SGLang's policies tuned, and ours"),
+    "demo": ("bench.experiment.demo", "compare SGLang's tuned policies with ours"),
     "set": ("patches.ops.set_command", "change the settings of a running server"),
-    "explain": ("patches.ops.explain_command", "say what happened to requests and why, by a trace"),
+    "explain": (
+        "patches.ops.explain_command",
+        "say from a trace what happened to requests, and why",
+    ),
     "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),
-    "warm": ("predictor_store.data.warm", "fill the predictor's store from datasets"),
+    "warm": ("predictor_store.data.warm", "fill the predictor's store with answered prompts"),
     "predictor serve": (
         "predictor_store.service.serve_command",
         "serve one predictor to many servers",
     ),
     "train-probe": (
         "predictor_store.probe.command",
-        "train a probe on hidden states that a server wrote down",
+        "train a probe on hidden states that a server recorded",
     ),
-    "urgency train": ("predictor_store.urgency.command", "train a guess at how urgent prompts are"),
+    "urgency train": (
+        "predictor_store.urgency.command",
+        "train a model that guesses how urgent prompts are",
+    ),
     "store info": ("predictor_store.data.store_info", "show what the predictor's store holds"),
     "bench": ("bench.experiment.compare", "compare policies on real servers"),
     "bench run": ("bench.experiment.run_command", "run an experiment, simulated or on servers"),
     "bench list": ("bench.experiment.list_command", "list the experiments"),
     "bench table": ("bench.experiment.table_command", "show the results of experiments"),
     "bench fit": ("bench.engines.server.fit", "measure a server's step times"),
-    "bench predictor": ("bench.predictor.command", "hold predictors against answered prompts"),
+    "bench predictor": ("bench.predictor.command", "score predictors on answered prompts"),
 }
 
 
@@ -77,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing in ("", "sage_sched", *ALL):
             raise
         print(
-            f"sage-sched: the package {missing!r} is not installed; docs/install.md says what a "
+            f"sage-sched: the package {missing!r} is not installed; docs/index.md says what a "
             "host needs",
             file=sys.stderr,
         )

@@ -70,7 +70,7 @@ def test_the_command_says_what_it_does_in_an_empty_environment(
     assert "No module named 'patches'" in missing.stderr
 
 
-# By an extra that docs/install.md names: what is installed beside it without its requirements. Of
+# By an extra that docs/index.md names: what is installed beside it without its requirements. Of
 # faiss a host without a GPU has another build, which has the same modules.
 DOCUMENTED = {"gpu": ("faiss-cpu",), "cpu": ("sglang",)}
 # Each is run, in one process, as imports are most of it, and has to end well; but for the doctor,
@@ -101,7 +101,7 @@ for line in json.load(sys.stdin):
 
 def test_the_extras_are_those_that_are_documented() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    page = (ROOT / "docs" / "install.md").read_text()
+    page = (ROOT / "docs" / "index.md").read_text()
     assert set(re.findall(r"\[([a-z]+)\]\"", page)) == set(DOCUMENTED)
     # The others are what developers need.
     assert set(project["optional-dependencies"]) == {*DOCUMENTED, "docs", "test"}

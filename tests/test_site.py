@@ -10,14 +10,15 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from patches.refusals import REFUSED
 from sage_sched.cli import COMMANDS, OF_SERVERS
 from tests.browser import BROWSER, measured
+from tests.checks.pages import MODES
 from tests.pages import DOCS, blocks
 
 pytestmark = pytest.mark.slow
@@ -121,15 +122,11 @@ def test_what_a_command_names_is_there(page: str, command: str) -> None:
         assert importlib.util.find_spec(words[2]) is not None
 
 
-def test_the_modes_page_names_what_is_refused_and_tests_that_exist() -> None:
-    text = (DOCS / "modes.md").read_text(encoding="utf-8")
-    for name, reason in REFUSED.items():
-        flags = [f"`{flag}`" for flag in re.findall(r"--[a-z-]+|SGLANG_\w+", name)]
-        rows = [row for row in text.splitlines() if row.startswith("| ") and reason in row]
-        assert [row for row in rows if all(flag in row for flag in flags)], name
-    named = set(re.findall(r"`(tests/[a-z_/.]+)`", text))
-    assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []
+def test_the_tests_of_modes_are_there() -> None:
+    modes = tomllib.loads(MODES.read_text(encoding="utf-8"))["modes"]
+    assert [
+        path for mode in modes for path in mode["tested_by"] if not (ROOT / path).exists()
+    ] == []
 
 
 def test_what_troubleshooting_tells_to_look_at_is_reported() -> None:

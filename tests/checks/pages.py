@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +25,7 @@ from sage_sched.policies.sage import SageParameters
 from sage_sched.slo import SloClass
 
 ROOT = Path(__file__).parents[2]
+MODES = ROOT / "tests" / "engine" / "modes.toml"
 _BLOCK = re.compile(r"(<!-- from code: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -75,7 +77,7 @@ def metrics() -> Iterator[tuple[str, ...]]:
 
 def commands() -> Iterator[tuple[str, ...]]:
     """Yield the head and a row per command."""
-    yield "`sage-sched …`", "Does"
+    yield "Command", "Does"
     for name, (_, what) in (OF_SERVERS | COMMANDS).items():
         yield f"`{name}`", what
 
@@ -87,8 +89,16 @@ def refused() -> Iterator[tuple[str, ...]]:
         yield re.sub(r"(--[a-z-]+|SGLANG_\w+)", r"`\1`", name), reason
 
 
+def modes() -> Iterator[tuple[str, ...]]:
+    """Yield the head and a row per way to run SGLang that was tried."""
+    yield "Flag or feature", "Served", "Requests are preempted"
+    for mode in tomllib.loads(MODES.read_text(encoding="utf-8"))["modes"]:
+        yield mode["flag"], mode["served"], mode["preempts"]
+
+
 TABLES: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
-    "settings": settings, "metrics": metrics, "commands": commands, "refused": refused,
+    "settings": settings, "metrics": metrics, "commands": commands, "modes": modes,
+    "refused": refused,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Ways to run SGLang that few tests use (docs/modes.md): who yields there and comes back as it was,
+"""Ways to run SGLang that few tests use (modes.toml): who yields there and comes back as it was,
 and where requests go by the order alone."""
 
 from __future__ import annotations

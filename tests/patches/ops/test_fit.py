@@ -1,4 +1,4 @@
-"""All of it fits the installed SGLang, and the page on versions says what that is."""
+"""Our hooks and calls fit the installed SGLang."""
 
 from __future__ import annotations
 
@@ -13,21 +13,15 @@ from tests.nursery import Nursery
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[3] / "docs" / "versions.md"
+PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
 # In a process of its own, as it imports much of SGLang.
-CODE = "from patches.ops.fit import main, targets; assert main() == 0; print(*targets())"
+CODE = "from patches.ops.fit import main; assert main() == 0"
 
 
-def test_the_installed_sglang_fits_and_the_page_names_every_hook(nursery: Nursery) -> None:
+def test_the_installed_sglang_fits(nursery: Nursery) -> None:
     done = nursery.run(CODE)
     assert done.returncode == 0, done.stdout + done.stderr
-    verdict, hooked = done.stdout.splitlines()[-2:]
-    assert verdict.endswith(" fits")
-    rows = re.findall(r"^\| `([a-z_.]+(?:\.[A-Z]\w+)+)` \| (.*) \|$", PAGE.read_text(), re.M)
-    listed = [
-        f"sglang.srt.{owner}.{name}" for owner, row in rows for name in row[1:-1].split("`, `")
-    ]
-    assert sorted(listed) == sorted(hooked.split())
+    assert done.stdout.splitlines()[-1].endswith(" fits")
 
 
 def test_the_page_names_the_releases_that_are_supported() -> None:
