@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "train-probe": (
         "predictor_store.probe.command",
-        "train a probe on hidden states that a server recorded",
+        "train a probe on the hidden states of a server",
     ),
     "urgency train": (
         "predictor_store.urgency.command",
