@@ -29,13 +29,12 @@ class StepTimes(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
 class Scores(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]
     """Rank 0's probe scores. They ride the broadcast too. number: of the last score, counted since
     the start. arrivals, ages: one of each per row. steps: int8, rows of bins
-    (sage_sched.probe.refining.in_steps). is_believed: whether scores count."""
+    (sage_sched.probe.refining.in_steps)."""
 
     number: int
     arrivals: list[int]
     ages: list[int]
     steps: bytes
-    is_believed: bool
 
 
 class SetSettings(BaseReq, kw_only=True):  # type: ignore[call-arg, misc]

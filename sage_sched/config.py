@@ -99,7 +99,7 @@ class ProbeConfig:
     """A probe that reads hidden states, and the folder to record them in."""
 
     file: str = ""
-    """Probe for `sage+` and `trail`."""
+    """Probe for `trail`."""
     record: str = ""
     """Folder to record hidden states in, to train a probe. They leak text; only their owner can
     read them."""

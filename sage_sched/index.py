@@ -4,13 +4,13 @@ and how much of the answer there is."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from sage_sched.distribution import Floats, LengthDistribution, Refined
+from sage_sched.distribution import Floats, LengthDistribution
 from sage_sched.job import Job
 from sage_sched.steps import Cost, ServerFacts, num_steps, seconds_on
 
@@ -126,13 +126,11 @@ class Standing:
     """What is foreseen of a ranked job at its age: the index, its logarithm, and how many decode
     steps it has to go.
 
-    table, steps_table: by the prompt, at all ages. refined: whether the present values follow from
-    what was seen of the answer. interval: of ages, for which they hold; -1: not computed.
+    table, steps_table: at all ages. interval: of ages, for which the other values hold; -1: none.
     """
 
     table: IndexTable
     steps_table: MeanCost
-    refined: bool = False
     interval: int = -1
     index: float = 0.0
     log_index: float = 0.0
@@ -173,44 +171,19 @@ class Indices:
 
     def on_forecast(self, job: Job) -> None:
         """The cost, or what is cached of the job's prompt, has changed."""
-        standing_of(job).table.set_cost(self._cost, job.cached_input_tokens)
-        self.on_forecasts([job])
-
-    def on_forecasts(self, jobs: Sequence[Job]) -> None:
-        """What was seen of the jobs' answers has changed. Computed for all of them together, as
-        scores come after every step."""
-        for job in jobs:
-            standing = standing_of(job)
-            standing.refined, standing.interval = False, -1
-        seen = [(job, job.refined) for job in jobs if job.refined is not None]
-        for num_lengths in dict.fromkeys(refined.lengths.size for _, refined in seen):
-            self._refine([(job, r) for job, r in seen if r.lengths.size == num_lengths])
+        standing = standing_of(job)
+        standing.table.set_cost(self._cost, job.cached_input_tokens)
+        standing.interval = -1
 
     def of(self, job: Job) -> Standing:
         """The standing of a ranked job at its present age."""
         standing = standing_of(job)
         interval = job.generated_tokens // self.interval_tokens
-        if standing.interval != interval and not standing.refined:
+        if standing.interval != interval:
             standing.interval = interval
             age_tokens = job.generated_tokens
             _set(standing, standing.table.index(age_tokens), standing.steps_table.index(age_tokens))
         return standing
-
-    def _refine(self, seen: Sequence[tuple[Job, Refined]]) -> None:
-        """All with as many lengths."""
-        age = np.array([refined.age_tokens for _, refined in seen])
-        lengths = np.stack([refined.lengths for _, refined in seen])
-        weights = np.stack([refined.weights for _, refined in seen])
-        inputs = np.array([[job.input_tokens, job.cached_input_tokens] for job, _ in seen])
-        input_tokens, cached_tokens = inputs[:, :1], inputs[:, 1:]
-        spent = self._cost(input_tokens, age[:, None], cached_tokens) * (age[:, None] > 0)
-        costs = self._cost(input_tokens, lengths, cached_tokens) - spent
-        indices = gittins_index(weights, costs).tolist()
-        steps = ((lengths * weights).sum(axis=1) - age).tolist()
-        for (job, _), index, num_left in zip(seen, indices, steps, strict=True):
-            standing = standing_of(job)
-            standing.refined = True
-            _set(standing, index, num_left)
 
 
 def standing_of(job: Job) -> Standing:

@@ -34,8 +34,8 @@ class Policy(ABC):
         put in order in each plan.
     has_deadlines: whether it orders by them, and decides itself what a promised TPOT is worth.
     uses_clock: whether it reads SchedulerView.now_s or Job.arrival_s, which rank 0 then broadcasts.
-    refines_by: how it uses a probe's scores; "": not at all. If it does, servers need a probe.
-    refiner: makes a sage_sched.probe.Refiner from a probe's reading; None: Posterior.
+    refiner: makes a sage_sched.probe.Refiner from the edges of a probe's bins; then servers need
+        a probe. None: the policy uses no scores.
     refresh_interval_tokens: in a full batch, yields are considered again when a running job's age
         reaches a multiple of it.
     most_yields: a job that has left the device so often yields to nobody any more.
@@ -52,7 +52,6 @@ class Policy(ABC):
     has_deadlines: ClassVar[bool] = False
     retention: ClassVar[type[SessionReturns] | None] = None
     uses_clock: bool = False
-    refines_by: str = ""
     refiner: Callable[[Any], Any] | None = None
     refresh_interval_tokens: int = REFRESH_INTERVAL_TOKENS
     most_yields: int = 4
@@ -88,9 +87,6 @@ class Policy(ABC):
     def on_forecasts(self, jobs: Sequence[Job]) -> None:
         """These ranked jobs were revised by what was seen of their answers (Job.refined). Called
         for all at once, as scores come after every step."""
-        if self._kept is not None:
-            self._kept.on_forecasts(jobs)
-            return
         for job in jobs:
             self.on_forecast(job)
 

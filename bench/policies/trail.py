@@ -12,7 +12,7 @@ from sage_sched.fields import MOST, require_within
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, MeanCost
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.probe import Reading
+from sage_sched.probe import Edges
 from sage_sched.steps import num_steps
 from sage_sched.view import SchedulerView
 
@@ -101,12 +101,11 @@ class Trail(TrailPrompt):
     """
 
     Parameters = TrailParameters
-    refines_by = "trail"
     refresh_interval_tokens = 1
 
-    def refiner(self, reading: Reading) -> TrailFilter:
-        """The filter, over bins of the width of the reading's."""
-        return TrailFilter(float(reading.edges[1]))
+    def refiner(self, edges: Edges) -> TrailFilter:
+        """The filter, over bins of the width of the first."""
+        return TrailFilter(float(edges[1]))
 
     def on_arrival(self, job: Job) -> bool:
         """Its predicted length."""

@@ -61,10 +61,6 @@ class TrailFilter:
         """width_tokens: of a bin."""
         self._width_tokens = width_tokens
 
-    def wants(self, age_tokens: int) -> bool:
-        """At every one."""
-        return True
-
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
         """See sage_sched.probe.refining.Refiner."""
         p = np.exp(log_p)
@@ -89,10 +85,6 @@ class TrailFilter:
             assert isinstance(evidence, _Evidence)
             job.revise(Refined(evidence.age_tokens, evidence.age_tokens + middles, evidence.q))
         return [*turns]
-
-    def gain(self, job: Job) -> float | None:
-        """None: it has never known the prompt's forecast."""
-        return None
 
     def _step(
         self, jobs: Sequence[Job], ages: Sequence[int], rows: Sequence[int], gap: int, p: Floats

@@ -17,16 +17,17 @@ import numpy as np
 from patches.engine_types import Batch, Req
 from predictor_store.cached_file import own_file
 from predictor_store.probe.recording import ANSWERS, ROWS, about_recording, row_type
-from sage_sched.probe import DUE_INTERVAL_TOKENS, is_due
 
 logger = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = 64 << 20
 _QUEUE_BATCHES = 256
+# Ages: the powers of two below it, its multiples, and as often at a phase of each request's own.
+_INTERVAL_TOKENS = 32
 
 
 class Recorder:
-    """Records on rank 0: states at the ages at which scores are used, and at other ages that differ
+    """Records on rank 0: states at the same ages of all requests, and at other ages that differ
     between requests; and the length of each answer, once it is known. A thread of its own writes.
     What it cannot take is dropped, and the oldest segments are deleted when the folder is full.
     States reveal the text, so only the owner can read the files."""
@@ -123,5 +124,6 @@ class Recorder:
 
 
 def _is_wanted(age_tokens: int, arrival: int) -> bool:
-    phase = arrival * 7919 % DUE_INTERVAL_TOKENS
-    return is_due(age_tokens) or age_tokens % DUE_INTERVAL_TOKENS == phase
+    if age_tokens < _INTERVAL_TOKENS and age_tokens & (age_tokens - 1) == 0:
+        return True
+    return age_tokens % _INTERVAL_TOKENS in (0, arrival * 7919 % _INTERVAL_TOKENS)

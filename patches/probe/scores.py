@@ -14,7 +14,7 @@ from patches.probe.recorder import Recorder
 from predictor_store.probe.file import ProbeFile
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.probe import Refiner, Refining, from_steps, in_steps, refiner_of
+from sage_sched.probe import Refining, from_steps, in_steps, refiner_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +28,12 @@ PASSES_A_MESSAGE = 4
 
 def why_no_probe(policy: Policy, probing: Probing | None) -> str:
     """Why a policy cannot use the loaded probe; "" if it can, or needs none."""
-    if not policy.refines_by:
+    if policy.refiner is None:
         return ""
     if probing is None or probing.probe is None:
         return "none was loaded at the start (probe.file)"
     if probing.is_stale:
         return "the model's weights were updated since its probe was trained"
-    if policy.refines_by == "trail" and probing.probe.recipe != "trail":
-        return f"the one that was loaded is of recipe {probing.probe.recipe}, and not of trail"
     return ""
 
 
@@ -58,11 +56,10 @@ class Probing:
 
     def follow(self, policy: Policy, jobs: Sequence[Job]) -> None:
         """On all ranks: from now on go by another policy, which why_no_probe allows."""
-        refiner = refiner_of(policy, None if self.probe is None else self.probe.reading)
+        refiner = refiner_of(policy, None if self.probe is None else self.probe.edges)
         # What uses the scores; None if the policy uses none.
         self.refining = None if refiner is None else Refining(refiner, policy)
         self._drop(len(self._steps))
-        self._was_believed = True
         for job in jobs:
             self.arrived(job)
 
@@ -84,7 +81,7 @@ class Probing:
         (rows, bins), None without a probe. states: (rows, layers, hidden), None if not recorded."""
         try:
             if self._reads and self.refining is not None and logits is not None:
-                self._score(self.refining.refiner, batch, commits, logits)
+                self._score(batch, commits, logits)
             if self.recorder is not None and states is not None:
                 self.recorder.read(batch, commits, states)
         except Exception:
@@ -92,11 +89,11 @@ class Probing:
             logger.exception("hidden states are read no longer")
             self._reads, self.recorder = False, None
 
-    def _score(self, refiner: Refiner, batch: Batch, commits: Sequence[Any], logits: Any) -> None:
+    def _score(self, batch: Batch, commits: Sequence[Any], logits: Any) -> None:
         self._num_running = len(batch.reqs)
-        rows, arrivals, ages, wants = [], [], [], refiner.wants
+        rows, arrivals, ages = [], [], []
         for row, (req, commit) in enumerate(zip(batch.reqs, commits, strict=True)):
-            if commit is not None and wants(commit.output_index):
+            if commit is not None:
                 if not np.isfinite(logits[row]).all():
                     self._num_not_finite += 1
                     continue
@@ -115,21 +112,13 @@ class Probing:
 
     def news(self) -> Scores | None:
         """In every pass: what to tell all ranks. It is repeated until it comes back."""
-        if self.refining is None:
+        if self.refining is None or not self._steps or self._holds_back():
             return None
-        is_believed = self.refining.deserves_belief
-        if is_believed == self._was_believed and (not self._steps or self._holds_back()):
-            return None
-        if is_believed != self._was_believed:
-            how = "better" if is_believed else "worse"
-            logger.warning("the probe foretells answers %s than their prompts do", how)
-        self._was_believed = is_believed
         return Scores(
             number=self._number,
             arrivals=self._arrivals.copy(),
             ages=self._ages.copy(),
             steps=b"".join(row.tobytes() for row in self._steps),
-            is_believed=is_believed,
         )
 
     def _holds_back(self) -> bool:
@@ -146,7 +135,6 @@ class Probing:
             return
         # Rank 0 need not repeat what has come.
         self._drop(len(self._steps) - (self._number - scores.number) if self._steps else 0)
-        self.refining.believe(scores.is_believed)
         if scores.arrivals:
             steps = np.frombuffer(scores.steps, np.int8).reshape(len(scores.arrivals), -1)
             self.refining.scored(scores.arrivals, scores.ages, from_steps(steps))

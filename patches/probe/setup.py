@@ -43,10 +43,10 @@ def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
     and has none, or if the probe is not for this model."""
     name, config = server_args.schedule_policy, sage_config.probe
     policy = policy_named(name, sage_config.policy, _ANY_SERVER)
-    if policy.refines_by and not config.file:
+    if policy.refiner is not None and not config.file:
         raise UnsupportedServerError(
             f"--schedule-policy {name} needs a probe: set probe.file (docs/probe.md says how to "
-            f"train one), or choose {'trail-prompt' if name == 'trail' else 'sage'}."
+            f"train one), or choose trail-prompt."
         )
     if not config.file and not config.record:
         return
@@ -76,11 +76,6 @@ def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
         raise UnsupportedServerError(
             f"the probe {config.file} reads layer {probe.layer}, allowed: 0 to {num_layers - 2} of "
             f"the {num_layers} of {folder}."
-        )
-    if policy.refines_by == "trail" and probe.recipe != "trail":
-        raise UnsupportedServerError(
-            f"the probe {config.file} is of recipe {probe.recipe}, and --schedule-policy {name} "
-            "takes one of recipe trail: sage-sched train-probe --recipe trail."
         )
 
 

@@ -7,24 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from predictor_store.probe.quality import Quality
 from predictor_store.probe.recording import Recording
-from predictor_store.probe.weights import Quality
 from predictor_store.terminal import add_json, print_found, speaker
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", type=Path, metavar="DIR", help="what probe.record named")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="for the probe")
-    parser.add_argument(
-        "--recipe", choices=("log", "trail"), default="log",
-        help="log: bins that double, for sage+; trail: the paper's (default: %(default)s)",
-    )  # fmt: skip
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, write, report. Raises RecordingError, TrainingError if the recording does not do."""
-    from predictor_store.probe.training import RECIPES, TrainingError, train
+    from predictor_store.probe.training import TrainingError, train
 
     say = speaker(args)
     if (args.out.parent / "config.json").exists():
@@ -34,13 +30,9 @@ def run(args: argparse.Namespace) -> int:
         )
     recording = Recording.read(args.recording)
     say(f"{len(recording.ages)} rows of {len(recording.lengths)} answers", flush=True)
-    trained = train(recording, RECIPES[args.recipe], say=lambda line: say(line, flush=True))
+    trained = train(recording, say=lambda line: say(line, flush=True))
     trained.probe.write(args.out)
-    layer, reading = trained.probe.layer, trained.probe.reading
-    found: dict[str, Any] = {
-        "layer": layer, "alpha": reading.alpha, "beta": reading.beta.tolist(),
-        "gamma": reading.gamma, "band_ages": reading.band_ages.tolist(),
-    }  # fmt: skip
+    found: dict[str, Any] = {"layer": trained.probe.layer}
     if args.json:
         found["by_age"] = {
             name: {age: asdict(score) for age, score in quality.items()}

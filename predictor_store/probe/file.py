@@ -7,18 +7,18 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sage_sched.fields import MALFORMED, UserError
-from sage_sched.probe import Reading
+from sage_sched.probe import Edges
 
-FORMAT = "sage-sched probe 2"
+FORMAT = "sage-sched probe 3"
 # What must be so, and what may be.
-_ALLOWED = {"format": (FORMAT,), "pooling": ("last",), "recipe": ("log", "trail")}
+_ALLOWED = {"format": FORMAT, "pooling": "last"}
 _ARRAYS = ("w1", "b1", "w2", "b2")
 # No probe has larger sizes; a file is not read to find out that it lied.
 _MOST_HIDDEN, _MOST_BINS = 65_536, 256
@@ -37,8 +37,7 @@ class ProbeFile:
     """A network hidden -> inner -> ReLU -> bins, float32, and what belongs to it.
 
     w1: (inner, hidden). b1: (inner,). w2: (bins, inner). b2: (bins,). layer: whose output it reads,
-    from 0; of a prompt, at its last token. fingerprint: of the model. recipe: "log" or "trail", the
-    kind of bins.
+    from 0; of a prompt, at its last token. fingerprint: of the model. edges: of the bins.
     """
 
     w1: NDArray[np.float32]
@@ -47,8 +46,7 @@ class ProbeFile:
     b2: NDArray[np.float32]
     layer: int
     fingerprint: str
-    recipe: str
-    reading: Reading
+    edges: Edges
 
     @property
     def hidden_size(self) -> int:
@@ -69,13 +67,11 @@ class ProbeFile:
         about = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
-            "recipe": self.recipe,
             "layer": self.layer,
             "hidden_size": self.hidden_size,
             "pooling": "last",
+            "edges": self.edges.tolist(),
         }
-        for each in fields(self.reading):
-            about[each.name] = np.asarray(getattr(self.reading, each.name)).tolist()
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         save_file(arrays, path, metadata={"sage_sched": json.dumps(about)})
 
@@ -98,7 +94,7 @@ class ProbeFile:
         cls, about: Mapping[str, object], arrays: Mapping[str, NDArray[np.float32]]
     ) -> ProbeFile:
         for name, allowed in _ALLOWED.items():
-            if about[name] not in allowed:
+            if about[name] != allowed:
                 raise ValueError(f"its {name} is {about[name]!r:.60}, allowed: {allowed}")
         hidden, inner = int(str(about["hidden_size"])), arrays["w1"].shape[0]
         edges = np.asarray(about["edges"], np.int64)
@@ -114,20 +110,10 @@ class ProbeFile:
                 raise ValueError(f"{name} is {found}, allowed: float32{shape}")
             if not np.all(np.isfinite(arrays[name])):
                 raise ValueError(f"{name} is not finite")
-        reading = Reading(
-            edges,
-            np.asarray(about["band_ages"], np.int64),
-            np.asarray(about["log_base"], np.float64),
-            float(str(about["alpha"])),
-            np.asarray(about["beta"], np.float64),
-            float(str(about["gamma"])),
-        )
-        layer, of, recipe = (
-            int(str(about["layer"])),
-            str(about["fingerprint"]),
-            str(about["recipe"]),
-        )
-        return cls(**arrays, layer=layer, fingerprint=of, recipe=recipe, reading=reading)
+        if edges[0] != 0 or np.any(np.diff(edges) <= 0):
+            raise ValueError(f"edges are {edges.tolist()!r:.80}, allowed: 0, then rising")
+        layer, of = int(str(about["layer"])), str(about["fingerprint"])
+        return cls(**arrays, layer=layer, fingerprint=of, edges=edges)
 
 
 def fingerprint(folder: Path) -> str:

@@ -29,8 +29,6 @@ class SageParameters:
     regret: float = 8.0
     """A request is not overtaken once the work since it came exceeds (1 + `regret`) times the
     work before it. `inf`: no bound."""
-    posterior: bool = False
-    """Whether a probe refines the predictions of running requests."""
 
     def __post_init__(self) -> None:
         require_within("policy.sage.ttft_ms", self.ttft_ms, 0, MOST, or_inf=True)
@@ -47,11 +45,9 @@ class Sage(Policy):
     unless the starvation bound demands it (sage_sched.fairness.promises). A running request that
     was promised a TPOT is not preempted for a start.
 
-    sage+ follows a probe: the index of a running request also uses the model's hidden states.
     """
 
     Parameters = SageParameters
-    variants: ClassVar = {"sage+": {"posterior": True}}
     retention = SessionReturns
     indices_type: ClassVar[type[Indices]] = Indices
     # No limit is needed: a request preempts others only when it starts and when it is promised its
@@ -61,7 +57,6 @@ class Sage(Policy):
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
         self._indices = self.indices_type(server)
         super().__init__(parameters, server, self._indices)
-        self.refines_by = "posterior" if parameters.posterior else ""
         self.uses_clock = parameters.ttft_ms < math.inf
         self._starts = Starts(parameters.ttft_ms / 1e3, self._indices)
         self._promises = Promises(parameters.regret)

@@ -1,8 +1,7 @@
-"""Feeds a probe's scores to the forecasts of running requests, as long as it deserves belief."""
+"""Feeds a probe's scores to the predictions of running requests."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -13,36 +12,27 @@ from numpy.typing import NDArray
 from sage_sched.distribution import Floats
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.probe.posterior import DUE_INTERVAL_TOKENS, Posterior, Reading
 
-# A probe is believed as long as it foretold this many latest answers better than their prompts did.
-NUM_ANSWERS_JUDGED = 512
+# In bin b more than edges[b] tokens are left, and at most edges[b + 1]. Shape (bins + 1,), from 0.
+Edges = NDArray[np.int64]
 # The resolution of scores in messages, from the likeliest bin down.
 _STEP_NATS = 1 / 16
 _LEAST_NATS = -127 * _STEP_NATS
 
 
 class Refiner(Protocol):
-    """Refines the forecasts of jobs by a probe's scores.
+    """Refines the predictions of jobs by a probe's scores.
 
     Every tensor-parallel rank has one, and all get the same scores in the same order.
     """
 
-    def wants(self, age_tokens: int) -> bool:
-        """Whether it uses scores at this age."""
-
     def refine(self, jobs: Sequence[Job], ages: Sequence[int], log_p: Floats) -> list[Job]:
-        """Revise these jobs (Job.revise) by scores at these ages; returns those that were revised.
-        Tell their policy (Policy.on_forecasts) afterwards.
+        """Revise these jobs (Job.revise) by scores at these ages; returns the revised ones. Call
+        Policy.on_forecasts for them afterwards.
 
         log_p: ln P(the rest of the answer at that age is in bin), shape (jobs, bins). An age that
         is not above a job's last one is ignored (a token was computed again).
         """
-
-    def gain(self, job: Job) -> float | None:
-        """For an answer that has ended at its present age: by how many nats its length was foretold
-        better than by the prompt alone, at the age of the last scores. None without scores, or
-        without a forecast to compare with."""
 
 
 def in_steps(log_p: Floats) -> NDArray[np.int8]:
@@ -59,31 +49,24 @@ def from_steps(steps: NDArray[np.int8]) -> Floats:
     return normalized
 
 
-def refiner_of(policy: Policy, reading: Reading | None) -> Refiner | None:
+def refiner_of(policy: Policy, edges: Edges | None) -> Refiner | None:
     """The refiner of this policy; None if it takes no scores or there is no probe."""
-    if reading is None or not policy.refines_by:
+    if edges is None or policy.refiner is None:
         return None
-    refiner: Refiner = (policy.refiner or Posterior)(reading)
+    refiner: Refiner = policy.refiner(edges)
     return refiner
 
 
 class Refining:
-    """Feeds scores to a refiner, and judges the probe. Every tensor-parallel rank has one, and all
-    get the same scores.
-
-    deserves_belief: the opinion of this rank; rank 0's is told to all (believe).
-    """
+    """Feeds scores to a refiner. Every tensor-parallel rank has one and gets the same scores."""
 
     def __init__(self, refiner: Refiner, policy: Policy) -> None:
-        self.refiner = refiner
+        self._refiner = refiner
         self._policy = policy
         # Weakly, so that it keeps no request alive.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
-        self._gains: deque[float] = deque(maxlen=NUM_ANSWERS_JUDGED)
-        self._is_believed = True
         self._why_stopped = ""
         self._num_scores = 0
-        self._num_late = 0
 
     def arrived(self, job: Job) -> None:
         self._jobs[job.arrival] = job
@@ -97,57 +80,24 @@ class Refining:
         known = [row for row, job in enumerate(jobs) if job is not None]
         if not known:
             return
-        refined = self.refiner.refine(
+        refined = self._refiner.refine(
             [job for job in jobs if job is not None], [ages[row] for row in known], log_p[known]
         )
         self._num_scores += len(refined)
-        for job in refined:
-            age_tokens = -1 if job.refined is None else job.refined.age_tokens
-            self._num_late += job.generated_tokens - age_tokens > DUE_INTERVAL_TOKENS
-        if self._is_believed:
-            self._policy.on_forecasts(refined)
-        else:
-            for job in refined:
-                job.revise(None)
+        self._policy.on_forecasts(refined)
 
     def ended(self, job: Job) -> None:
-        """Its answer is complete, at its present age."""
+        """Its answer is complete."""
         self._jobs.pop(job.arrival, None)
-        if (gain := self.refiner.gain(job)) is not None:
-            self._gains.append(gain)
-
-    @property
-    def deserves_belief(self) -> bool:
-        """Whether the last answers were foretold better than by their prompts; true until there are
-        enough."""
-        return len(self._gains) < NUM_ANSWERS_JUDGED or sum(self._gains) >= 0
-
-    def believe(self, is_believed: bool) -> None:
-        """Whether scores count from now on. They are processed in any case, so that a probe can win
-        belief back."""
-        if is_believed != self._is_believed:
-            self._is_believed = is_believed
-            if not is_believed:
-                self._forget()
 
     def stop(self, why: str) -> None:
         """Ignore scores from now on, as the model is another."""
         self._why_stopped = why
-        self._forget()
-
-    def _forget(self) -> None:
         seen = [job for _, job in sorted(self._jobs.items()) if job.refined is not None]
         for job in seen:
             job.revise(None)
         self._policy.on_forecasts(seen)
 
     def stats(self) -> dict[str, object]:
-        """Counters for /server_info. mean_gain_nats: of the last answers, see deserves_belief.
-        num_late: scores that came when the next ones were already due."""
-        return {
-            "num_scores": self._num_scores,
-            "num_late": self._num_late,
-            "mean_gain_nats": float(np.mean(self._gains)) if self._gains else 0.0,
-            "is_believed": self._is_believed,
-            "stopped": self._why_stopped,
-        }
+        """Counters for /server_info."""
+        return {"num_scores": self._num_scores, "stopped": self._why_stopped}

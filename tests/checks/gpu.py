@@ -206,7 +206,7 @@ class Checks:
         """One that says anything at all."""
         hidden = json.loads((model / "config.json").read_text(encoding="utf-8"))["hidden_size"]
         file = self.folder / "probe"
-        probe(fingerprint(model), hidden_size=hidden, recipe="trail").write(file)
+        probe(fingerprint(model), hidden_size=hidden).write(file)
         return file
 
     def _drafts(self) -> Path:

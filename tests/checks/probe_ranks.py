@@ -27,7 +27,6 @@ from bench.engines.server.server import ServerError
 from predictor_store.data.warm import Observation
 from predictor_store.probe.file import ProbeFile, fingerprint
 from sage_sched.config import ProbeConfig, SageConfig, StepTimeConfig
-from sage_sched.probe import Reading
 from tests.checks.exactness import STRICT, TWO_RANKS, ask, crowd
 
 _OUTPUT = Path("results/probe-ranks")
@@ -52,8 +51,7 @@ def noise(model: Path, seed: int = 0) -> ProbeFile:
         b2=np.zeros(bins, np.float32),
         layer=0,
         fingerprint=fingerprint(model),
-        recipe="trail",
-        reading=Reading(_EDGES, np.array([0]), np.full((1, bins), -np.log(bins)), gamma=0.0),
+        edges=_EDGES,
     )
 
 

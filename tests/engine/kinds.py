@@ -124,7 +124,7 @@ def yielding(model: Path, folder: Path) -> SageServer:
 def two_ranks(model: Path, folder: Path) -> SageServer:
     """Like `yielding`, on two ranks, with SGLang's priorities, an admin's key, and a probe that
     says anything at all."""
-    probe(fingerprint(model), recipe="trail").write(folder / "probe")
+    probe(fingerprint(model)).write(folder / "probe")
     return SageServer(
         model,
         folder,

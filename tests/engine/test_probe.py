@@ -33,7 +33,7 @@ record = "{record}"
 
 def started(model: Path, folder: Path) -> SageServer:
     """Under trail, with a probe that says anything at all."""
-    probe(fingerprint(model), recipe="trail").write(folder / "probe")
+    probe(fingerprint(model)).write(folder / "probe")
     settings = SETTINGS.format(probe=folder / "probe", record=folder / "recorded")
     return SageServer(
         model,

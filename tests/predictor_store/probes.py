@@ -9,9 +9,8 @@ import numpy as np
 
 from predictor_store.probe.file import ProbeFile
 from predictor_store.probe.recording import ANSWERS, ROWS, about_recording, row_type
-from sage_sched.probe import Reading
 
-EDGES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 1 << 20])
+EDGES = 50 * np.arange(9)
 
 
 def probe(
@@ -19,13 +18,11 @@ def probe(
     *,
     hidden_size: int = 128,
     layer: int = 0,
-    recipe: str = "log",
     seed: int = 0,
 ) -> ProbeFile:
     """One that says anything at all."""
     rng = np.random.default_rng(seed)
     bins = EDGES.size - 1
-    edges = EDGES if recipe == "log" else 50 * np.arange(bins + 1)
     return ProbeFile(
         rng.normal(size=(16, hidden_size)).astype(np.float32),
         np.zeros(16, np.float32),
@@ -33,8 +30,7 @@ def probe(
         np.zeros(bins, np.float32),
         layer=layer,
         fingerprint=fingerprint,
-        recipe=recipe,
-        reading=Reading(edges, np.array([0, 16]), np.log(np.full((2, bins), 1 / bins))),
+        edges=EDGES,
     )
 
 

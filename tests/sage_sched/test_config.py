@@ -51,8 +51,8 @@ def test_what_it_says_of_itself_is_parsed_to_the_same() -> None:
         ({"policy": {"regret": 2.0}}, ["policy.regret", "unknown policy", "sage"]),
         ({"policy": {"sage": 2.0}}, ["policy.sage", "2.0"]),
         (
-            {"policy": {"sage+": {"regret": 1.0}}},
-            ["policy.sage+", "variant", "policy.sage"],
+            {"policy": {"proserve-expected": {"eta": 1.0}}},
+            ["policy.proserve-expected", "variant", "policy.proserve"],
         ),
         ({"policy": {"ssjf": {"x": 1.0}}}, ["policy.ssjf", "x", "none"]),
         ({"preemption": {"host_pool_gib": -1}}, ["preemption.host_pool_gib", "-1", "0 to"]),

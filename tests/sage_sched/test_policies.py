@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -203,35 +202,6 @@ def test_the_oracle_takes_true_lengths_only() -> None:
     assert oracle.on_arrival(nearly_done)
     assert oracle.on_arrival(short)
     assert serving_order(oracle, waiting(nearly_done, short)) == [0, 1]
-
-
-@pytest.mark.parametrize("age", [0, 200, 1800])
-def test_what_was_seen_of_an_answer_counts_as_if_it_had_been_known(age: int) -> None:
-    seen, fresh, unseen = job(30, age=age), job(1500, 4000, age=age), job(30, age=age)
-    policy = ranking("sage+", seen, fresh, unseen)
-    known = fresh.distribution.with_tail(4096)  # type: ignore[union-attr]
-    left = known.surviving(age)
-    assert left is not None
-    seen.revise(Refined(age, left.lengths.astype(float), left.weights))
-    policy.on_forecasts([seen])
-    assert policy.key(seen, IDLE) == pytest.approx(policy.key(fresh, IDLE))
-    assert policy.key(seen, IDLE) != policy.key(unseen, IDLE)
-    # If nothing of it is believed any more, it is what its prompt says.
-    seen.revise(None)
-    policy.on_forecasts([seen])
-    assert policy.key(seen, IDLE) == policy.key(unseen, IDLE)
-
-
-def test_what_was_seen_counts_by_the_cost_that_is_known_now() -> None:
-    one = job(1500, 4000, age=200)
-    policy = ranking("sage+", one)
-    one.revise(Refined(200, np.array([300.0, 500.0]), np.array([0.5, 0.5])))
-    policy.on_forecasts([one])
-    before = policy.key(one, IDLE)
-    slower = replace(SERVER, step_time=replace(SERVER.step_time, decode_base_s=9.0))
-    policy.on_server(slower)
-    policy.on_forecast(one)
-    assert policy.key(one, IDLE) > before
 
 
 def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:

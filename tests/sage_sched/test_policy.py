@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from bench.engines.server import plugins
-from sage_sched.policies.sage import Sage, SageParameters
 from sage_sched.registry import (
     ENTRY_POINT_GROUP,
     RIVALS,
@@ -19,6 +18,7 @@ from sage_sched.registry import (
     policy_type,
     section_of,
 )
+from sage_sched.slo import Proserve, ProserveParameters
 from tests.sage_sched.strategies import SERVER
 
 _THEIRS = """
@@ -47,10 +47,10 @@ for name in ("urgency", "gone"):
 
 
 def test_a_variant_has_what_it_fixes_and_the_rest_of_its_section() -> None:
-    assert policy_type("sage+") is Sage
-    assert section_of("sage+") == section_of("sage") == "sage"
-    policy = policy_named("sage+", {"sage": SageParameters(regret=9.0)}, SERVER)
-    assert policy.parameters == SageParameters(regret=9.0, posterior=True)
+    assert policy_type("proserve-expected") is Proserve
+    assert section_of("proserve-expected") == section_of("proserve") == "proserve"
+    policy = policy_named("proserve-expected", {"proserve": ProserveParameters(eta=9.0)}, SERVER)
+    assert policy.parameters == ProserveParameters(eta=9.0, density="expected")
 
 
 def test_policies_of_comparisons_are_found_by_name_and_loaded_when_they_are_named() -> None:

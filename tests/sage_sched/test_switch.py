@@ -55,7 +55,7 @@ def test_what_is_given_changes_and_all_else_stays() -> None:
         ),
         ({"policy": {"sage": {"regret": "much"}}}, "policy.sage.regret is 'much'"),
         ({"policy": {"sage": {"regrets": 1.0}}}, "unknown field of section policy.sage 'regrets'"),
-        ({"policy": {"sage+": {"regret": 1.0}}}, "of which it is a variant"),
+        ({"policy": {"proserve-expected": {"eta": 1.0}}}, "of which it is a variant"),
         ({"policy": 3}, "policy is 3"),
         ({"preemption": True}, "section preemption is True"),
         ({"preemption": {"host_pool_gib": -1}}, "preemption.host_pool_gib is -1.0, allowed: 0 to "),
