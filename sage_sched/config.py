@@ -61,6 +61,9 @@ class PredictorConfig:
     encoder: str = "static"
     """Turns prompts into vectors. `static` is quick; `minilm` takes 5 to 10 ms of a core and
     suits long documents."""
+    threshold: float = 0.0
+    """Above 0: SageSched's published rule in place of ours. Past prompts of this cosine or more
+    count alike; the paper has 0.8. Use it with `minilm`."""
     deadline_ms: float = 1000.0
     """A request that waits longer for its prediction goes on with the distribution of all
     lengths."""
@@ -74,6 +77,7 @@ class PredictorConfig:
     def __post_init__(self) -> None:
         allowed = ", ".join(ENCODERS)
         require(self.encoder in ENCODERS, "predictor.encoder", self.encoder, allowed)
+        require_within("predictor.threshold", self.threshold, 0, 1)
         require_within("predictor.deadline_ms", self.deadline_ms, 1e-3, MOST)
         if self.service:
             try:

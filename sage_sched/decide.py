@@ -55,7 +55,7 @@ def decide(view: SchedulerView, policy: Policy, limits: Limits) -> Plan:
     limits.fair_shares.look(view)
     policy.on_pass(view)
     limits.swap_out.look(view, line.begun)
-    headroom = Headroom.of(view, limits.sessions)
+    headroom = policy.headroom(view, limits.sessions)
     if view.is_short and view.may_leave and (yields := make_room(view, policy, headroom)):
         return Plan(
             (),

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+from sage_sched.admission import Headroom
 from sage_sched.index import REFRESH_INTERVAL_TOKENS, Indices
 from sage_sched.job import Job
 from sage_sched.line import Line, place_of
@@ -147,6 +148,10 @@ class Policy(ABC):
     def budget(self, view: SchedulerView) -> Budget | None:
         """How much this pass may prefill; None leaves it to SGLang."""
         return None
+
+    def headroom(self, view: SchedulerView, sessions: SessionReturns | None) -> Headroom:
+        """What admission keeps free. sessions: see sage_sched.limits."""
+        return Headroom.of(view, sessions)
 
 
 class FcfsFill(Policy):

@@ -27,8 +27,8 @@ POLICIES: dict[str, type[Policy]] = {
 # Policies that only comparisons run. bench.policies has them under these names; it is imported
 # only when one of them is asked for.
 RIVALS = (
-    "fastserve", "ltr", "sage-mean", "sage-output", "sage-overall", "sage-resource-bound",
-    "sagesched", "ssjf", "trail", "trail-prompt", "uniboost", "urgency-arrival", "urgency-order",
+    "fastserve", "ltr", "sagesched", "ssjf", "trail", "trail-prompt", "uniboost",
+    "urgency-arrival", "urgency-order",
 )  # fmt: skip
 # A package offers its policies in this group of entry points: a name, and a subclass of Policy.
 ENTRY_POINT_GROUP = "sage_sched.policies"

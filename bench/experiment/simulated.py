@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bench.engines.baseline import Saturation, sustained
 from bench.experiment.spec import Load
-from bench.policies import deadline_rivals, programs
+from bench.policies import deadline_rivals, programs, proserve_parts
 from bench.policies.arm import Arm
 from bench.policies.routers import router_named
 from bench.simulator.apart import simulate_apart
@@ -32,14 +32,18 @@ from bench.workloads.arrivals import (
 from bench.workloads.prompts import WorkloadError
 from bench.workloads.source import Purpose, Source
 from bench.workloads.sources import source_of
-from sage_sched.policy import NoParameters, Policy
+from sage_sched.policy import Policy
 from sage_sched.slo import Promise
 
 # What a request waits for its prediction on a server, at most.
 PREDICTION_DELAY_S = 0.002
 _CAPACITY_SEED = 1
 _ORDERS_BY_LENGTH = ("hrrn", "shortest-prefill-first")
-_RIVALS: dict[str, type[Policy]] = {**deadline_rivals.RIVALS, **programs.RIVALS}
+_RIVALS: dict[str, type[Policy]] = {
+    **deadline_rivals.RIVALS,
+    **proserve_parts.PARTS,
+    **programs.RIVALS,
+}
 
 
 @dataclass(frozen=True)
@@ -125,5 +129,5 @@ def served(
             engine, arm.policy, arm.config, requests, options, num_nodes=num_nodes, router=router
         )
     rival = _RIVALS.get(arm.policy)
-    policy = rival(NoParameters(), engine.server_facts()) if rival else arm.policy
+    policy = rival(rival.Parameters(), engine.server_facts()) if rival else arm.policy
     return simulate(engine, policy, arm.config, requests, options)

@@ -15,10 +15,6 @@ from sage_sched.policy import Policy
 POLICIES: dict[str, type[Policy]] = {
     "fastserve": FastServe,
     "ltr": Ltr,
-    "sage-mean": variants.SageMean,
-    "sage-output": variants.SageOutput,
-    "sage-overall": variants.SageOverall,
-    "sage-resource-bound": variants.SageResourceBound,
     "sagesched": SageSched,
     "ssjf": Ssjf,
     "trail": Trail,

@@ -12,7 +12,7 @@ from sage_sched.config import SageConfig
 from sage_sched.fields import ConfigError, UserError
 
 T = TypeVar("T")
-PREDICTORS = ("semantic", "threshold alone", "input length", "none", "truth")
+PREDICTORS = ("semantic", "input length", "none", "truth")
 
 
 class SpecError(UserError, ValueError):

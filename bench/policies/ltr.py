@@ -1,4 +1,4 @@
-"""LTR: by the rank of the predicted length, with a guard against starvation."""
+"""LTR: the answer that is likely the shorter one first, with a guard against starvation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ class LtrParameters:
 
 
 class Ltr(Ssjf):
-    """Learning to rank (Fu et al. 2024, section 3.3): shorter before longer, of which nothing but
-    the rank matters, so any increasing score is the same policy; here the predicted mean length.
+    """Learning to rank (Fu et al. 2024, section 3.3): by the predicted median length.
+
+    The paper's model learns which of two answers is longer, not how long they are. So a rare long
+    answer does not count for its length, as it does in SSJF's mean.
 
     A request that has waited for starvation_pools KV pools of served tokens goes ahead of all
     others and stays there. The paper counts scheduling steps instead, which are of no fixed size.
@@ -42,6 +44,13 @@ class Ltr(Ssjf):
         self._most_tokens = parameters.starvation_pools * server.kv_pool_tokens
         # Those that have begun to wait and do not starve yet, by arrival.
         self._patient: list[Job] = []
+
+    def on_arrival(self, job: Job) -> bool:
+        """Compute its median length."""
+        if job.distribution is None:
+            return False
+        job.memo = float(job.distribution.capped(job.max_new_tokens).quantile(0.5))
+        return True
 
     def on_wait(self, job: Job) -> None:
         """From now on it may begin to starve."""
@@ -57,6 +66,6 @@ class Ltr(Ssjf):
         return view.served_tokens - job.served_at_arrival_tokens > self._most_tokens
 
     def key(self, job: Job, view: SchedulerView) -> float:
-        """The predicted mean length, unless it starves."""
+        """The predicted median length, unless it starves."""
         starved = job.generated_tokens == 0 and self._starves(job, view)
         return _STARVED if starved else super().key(job, view)

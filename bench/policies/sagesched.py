@@ -5,13 +5,34 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from bench.policies.variants import output_cost, overall_cost, resource_bound_cost
+from sage_sched.admission import Headroom
 from sage_sched.fields import MOST, require, require_within
 from sage_sched.index import IndexTable, Indices, MeanCost
 from sage_sched.job import Job
 from sage_sched.policy import Policy
-from sage_sched.steps import ServerFacts, seconds_on
+from sage_sched.session_returns import SessionReturns
+from sage_sched.steps import Cost, ServerFacts, num_steps, seconds_on
 from sage_sched.view import SchedulerView
+
+
+def resource_bound_cost(server: ServerFacts) -> Cost:
+    """KV tokens held, summed over decode steps; attention work grows alike (section 3.2)."""
+    return lambda input_tokens, output_tokens, cached_tokens=0: (
+        output_tokens * output_tokens / 2 + input_tokens * output_tokens
+    )
+
+
+def output_cost(server: ServerFacts) -> Cost:
+    """Decode steps (Fig. 10)."""
+    return num_steps
+
+
+def overall_cost(server: ServerFacts) -> Cost:
+    """Tokens, an output token priced as two of input (Fig. 10)."""
+    return lambda input_tokens, output_tokens, cached_tokens=0: (
+        input_tokens - cached_tokens + 2.0 * output_tokens
+    )
+
 
 COSTS = {
     "resource-bound": resource_bound_cost,
@@ -20,24 +41,28 @@ COSTS = {
     "seconds": seconds_on,
 }
 INDICES: dict[str, type[IndexTable]] = {"gittins": IndexTable, "mean": MeanCost}
+HEADROOMS = ("none", "priced")
 
 
 @dataclass(frozen=True, slots=True)
 class SageSchedParameters:
-    """Settings of sagesched.
+    """Settings of sagesched. The predictor is a setting of its own, [predictor].
 
-    cost: one of COSTS. The paper's is resource-bound (section 3.2); section 4 compares output and
-        overall with it.
+    cost: one of COSTS. The paper's is resource-bound (section 3.2); Fig. 10 compares output and
+        overall with it; seconds is that of sage.
     index: gittins, or mean (Fig. 11).
     bucket_tokens: a running request's index is computed anew every so many tokens (section 4.1).
+    headroom: none, as in vLLM, where a prompt enters if it fits; or priced, as under sage
+        (sage_sched.admission).
     """
 
     cost: str = "resource-bound"
     index: str = "gittins"
     bucket_tokens: int = 200
+    headroom: str = "none"
 
     def __post_init__(self) -> None:
-        for name, known in (("cost", COSTS), ("index", INDICES)):
+        for name, known in (("cost", COSTS), ("index", INDICES), ("headroom", HEADROOMS)):
             value = getattr(self, name)
             require(value in known, f"policy.sagesched.{name}", value, ", ".join(known))
         require_within("policy.sagesched.bucket_tokens", self.bucket_tokens, 1, MOST)
@@ -65,6 +90,12 @@ class SageSched(Policy):
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
         return self.key(waiting, view) < self.key(running, view)
+
+    def headroom(self, view: SchedulerView, sessions: SessionReturns | None) -> Headroom:
+        if self.parameters.headroom == "priced":
+            return super().headroom(view, sessions)
+        reserve_tokens = view.server.reserve_tokens
+        return Headroom(reserve_tokens, view.page_size, reserve_tokens)
 
 
 def _indices(parameters: SageSchedParameters, server: ServerFacts) -> Indices:

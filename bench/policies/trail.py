@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from bench.policies.trail_filter import TrailFilter
 from sage_sched.fields import MOST, require_within
-from sage_sched.index import REFRESH_INTERVAL_TOKENS, MeanCost
 from sage_sched.job import Job
 from sage_sched.policy import Policy
 from sage_sched.probe import Edges
-from sage_sched.steps import num_steps
 from sage_sched.view import SchedulerView
+
+# The paper's rank of minus infinity: before any remaining length, and among themselves by arrival.
+_FIRST = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class TrailParameters(TrailPromptParameters):
 
 @dataclass(slots=True)
 class _Memo:
-    """left_tokens: what is predicted to be left of the answer, by its age in tokens. limit_tokens:
-    the age from which on it no longer yields."""
+    """end_tokens: the predicted length of the answer. limit_tokens: the age from which on it no
+    longer yields."""
 
-    left_tokens: Callable[[int], float]
+    end_tokens: float
     limit_tokens: float
 
 
@@ -47,54 +47,42 @@ def _memo(job: Job) -> _Memo:
 
 
 class TrailPrompt(Policy):
-    """TRAIL (Shahout et al., ICLR 2025, section 3.3) as far as the prompt tells: by the predicted
-    remaining length; a running request may yield while its age is less than limit times its first
-    prediction.
+    """TRAIL by the prompt alone (Shahout et al., ICLR 2025, section 4.2: TRAIL-BERT).
 
-    The remaining length is the mean of the prompt's distribution given the age (the paper's
-    TRAIL-BERT).
+    A request's rank is its first prediction minus its age. From limit times its first prediction
+    on, it goes before all others and never leaves (appendix C: a rank of minus infinity).
     """
 
     Parameters = TrailPromptParameters
 
     def on_arrival(self, job: Job) -> bool:
-        """Compute its remaining length at all ages."""
+        """Its predicted length."""
         if job.distribution is None:
             return False
-        left_tokens = _by_prompt(job)
-        job.memo = _Memo(left_tokens, self.parameters.limit * left_tokens(0))
+        first_tokens = job.mean_tokens()
+        job.memo = _Memo(first_tokens, self._limit_tokens(first_tokens))
         return True
-
-    def on_forecast(self, job: Job) -> None:
-        """The remaining length anew. What it was first predicted to be stays."""
-        _memo(job).left_tokens = _by_prompt(job)
 
     def key(self, job: Job, view: SchedulerView) -> float:
         """The predicted remaining length."""
-        return _memo(job).left_tokens(job.generated_tokens)
+        memo, age = _memo(job), job.generated_tokens
+        if age and age >= memo.limit_tokens:
+            return _FIRST
+        return max(0.0, memo.end_tokens - age)
 
     def should_preempt(
         self, running: Job, waiting: Job, price_s: float, view: SchedulerView
     ) -> bool:
-        """If less is left of the waiting job, and the running one is young enough."""
-        ahead = self.key(waiting, view) < self.key(running, view)
-        return ahead and running.generated_tokens < _memo(running).limit_tokens
+        """If less is left of the waiting job."""
+        return self.key(waiting, view) < self.key(running, view)
 
-
-def _by_prompt(job: Job) -> Callable[[int], float]:
-    assert job.distribution is not None
-    return MeanCost(
-        job.distribution,
-        num_steps,
-        input_tokens=job.input_tokens,
-        max_tokens=job.max_new_tokens,
-        interval_tokens=REFRESH_INTERVAL_TOKENS,
-    ).index
+    def _limit_tokens(self, first_tokens: float) -> float:
+        limit: float = self.parameters.limit
+        return math.floor(limit * first_tokens)
 
 
 class Trail(TrailPrompt):
-    """TRAIL with hidden states: a running request may yield during its first floor(limit * first
-    prediction) tokens.
+    """TRAIL with hidden states.
 
     The prompt's forecast orders those that have not begun. From the prefill on the remaining length
     is predicted anew at each token (bench.policies.trail_filter).
@@ -107,14 +95,6 @@ class Trail(TrailPrompt):
         """The filter, over bins of the width of the first."""
         return TrailFilter(float(edges[1]))
 
-    def on_arrival(self, job: Job) -> bool:
-        """Its predicted length."""
-        if job.distribution is None:
-            return False
-        first_tokens = job.mean_tokens()
-        job.memo = _Memo(lambda age: first_tokens, self._limit_tokens(first_tokens))
-        return True
-
     def on_forecast(self, job: Job) -> None:
         """What is left of it, by now. The limit is that of the first prediction by a hidden state,
         the middle of its likeliest bin."""
@@ -124,9 +104,4 @@ class Trail(TrailPrompt):
         if job.revision == 1:
             first = refined.lengths[refined.weights.argmax()] - refined.age_tokens
             _memo(job).limit_tokens = self._limit_tokens(float(first))
-        left_tokens = float(refined.lengths @ refined.weights) - refined.age_tokens
-        _memo(job).left_tokens = lambda age: left_tokens
-
-    def _limit_tokens(self, first_tokens: float) -> float:
-        limit: float = self.parameters.limit
-        return math.floor(limit * first_tokens)
+        _memo(job).end_tokens = float(refined.lengths @ refined.weights)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.workloads.foresight import of_all_records, of_threshold
+from bench.workloads.foresight import of_all_records
 from predictor_store.predict import predictor
 from predictor_store.predict.history import History
+from predictor_store.predict.threshold import predict_by_threshold
 from sage_sched.distribution import LengthDistribution
 
 Candidate = Callable[[History, NDArray[np.float32]], LengthDistribution | None]
@@ -31,6 +32,6 @@ def _input_length(history: History, vector: NDArray[np.float32]) -> LengthDistri
 CANDIDATES: dict[str, Candidate] = {
     BLIND: lambda history, vector: of_all_records(history),
     "input length": _input_length,
-    THRESHOLD: of_threshold,
+    THRESHOLD: lambda history, vector: predict_by_threshold(history, vector, 0.8),
     DEFAULT: predictor.predict,
 }

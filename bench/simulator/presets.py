@@ -30,6 +30,8 @@ class Engine:
     schedule_conservativeness: scales what SGLang's own admission expects of answers.
     clip_max_new_tokens: the most tokens that admission expects of an answer; SGLang's
         SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION.
+    reserves: whether admission is SGLang's own under our policies too: it reserves memory for
+        answers.
     reserved_decode_tokens: --num-reserved-decode-tokens, of an engine that only decodes.
     mixed_chunk: --enable-mixed-chunk.
     swap_token_s: seconds for one token's KV to host memory or back; the device waits meanwhile.
@@ -49,6 +51,7 @@ class Engine:
     max_prefill_tokens: int = 16384
     schedule_conservativeness: float = 1.0
     clip_max_new_tokens: int = 4096
+    reserves: bool = False
     reserved_decode_tokens: int = 512
     mixed_chunk: bool = False
     swap_token_s: float = 0.0

@@ -147,7 +147,7 @@ class EngineState:
     @property
     def reserve(self) -> Headroom | Reserve:
         """What admission keeps free."""
-        if isinstance(self.policy, StockPolicy):
+        if isinstance(self.policy, StockPolicy) or self.engine.reserves:
             clip_tokens = self.engine.clip_max_new_tokens
             return Reserve(self.ratio.value, clip_tokens, self.engine.page_size)
         return self.headroom

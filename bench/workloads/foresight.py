@@ -15,10 +15,11 @@ from bench.workloads.prompts import (
     WorkloadRequest,
 )
 from predictor_store.predict import predictor
-from predictor_store.predict.embedder import Embedder
+from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
 from predictor_store.predict.history import History
 from predictor_store.predict.minilm import MODEL
 from predictor_store.predict.regression import GeneralLength
+from predictor_store.predict.threshold import predict_by_threshold
 from predictor_store.store.file import Record
 from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
@@ -38,15 +39,13 @@ class Foresight:
     """
 
     workload: Workload
-    config: PredictorConfig
     tokenizer: Callable[[str], int]
     # By encoder and prompt.
     _vectors: dict[tuple[str, str], NDArray[np.float32]] = field(default_factory=dict)
     _input_tokens: dict[str, int] = field(default_factory=dict)
 
-    def read(self, requests: Sequence[WorkloadRequest], encoder: str | None = None) -> None:
-        """Embed their prompts and the history's, once. encoder: None for the one of config."""
-        encoder = encoder or self.config.encoder
+    def read(self, requests: Sequence[WorkloadRequest], encoder: str = DEFAULT_ENCODER) -> None:
+        """Embed their prompts and the history's, once."""
         prompts = [observation.prompt for observation in self.workload.observations()]
         prompts += [request.prompt for request in requests]
         new = [p for p in dict.fromkeys(prompts) if (encoder, p) not in self._vectors]
@@ -72,18 +71,18 @@ class Foresight:
         history.fit()
         return history
 
-    def semantic(self) -> Predict:
-        """The predictor that the server runs."""
-        encoder = self.config.encoder
+    def semantic(self, config: PredictorConfig) -> Predict:
+        """The predictor that a server with this configuration runs."""
+        encoder, threshold = config.encoder, config.threshold
         history = self.history(encoder)
-        return lambda request: predictor.predict(history, self._vectors[encoder, request.prompt])
 
-    def of_threshold(self, cosine: float) -> Predict:
-        """SageSched's predictor, by eight matches at least."""
-        history = self.history("minilm")
-        return lambda request: of_threshold(
-            history, self._vectors["minilm", request.prompt], cosine, min_matches=8
-        )
+        def predict(request: WorkloadRequest) -> LengthDistribution | None:
+            vector = self._vectors[encoder, request.prompt]
+            if threshold:
+                return predict_by_threshold(history, vector, threshold)
+            return predictor.predict(history, vector)
+
+        return predict
 
     def of_input_length(self) -> Predict:
         """The history's requests of the most similar input length (SageSched, Fig. 9)."""
@@ -100,8 +99,9 @@ class Foresight:
 
     def blind(self) -> Predict:
         """The distribution of all lengths."""
-        history = self.history(self.config.encoder)
-        everything = of_all_records(history)
+        lengths = [observation.output_tokens for observation in self.workload.observations()]
+        everything = LengthDistribution.from_samples(lengths, "prior")
+        everything = everything.compressed(predictor.MAX_ATOMS)
         return lambda request: everything
 
 
@@ -115,18 +115,6 @@ def of_all_records(history: History) -> LengthDistribution | None:
     """All records, equally weighted."""
     slots = np.arange(len(history))
     return predictor.distribution(history, slots, np.ones(slots.size), "prior")
-
-
-def of_threshold(
-    history: History, vector: NDArray[np.float32], cosine: float = 0.8, min_matches: int = 1
-) -> LengthDistribution | None:
-    """SageSched's rule (section 3.1): records at this cosine or more count alike; all records if
-    there are fewer than min_matches. The cosine is one of MiniLM's vectors."""
-    cosines, slots = history.nearest(vector, predictor.NUM_NEAREST)
-    matches = slots[cosines >= cosine]
-    if matches.size < min_matches:
-        return of_all_records(history)
-    return predictor.distribution(history, matches, np.ones(matches.size), "warm")
 
 
 def token_counter() -> Callable[[str], int]:

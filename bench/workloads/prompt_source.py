@@ -30,7 +30,6 @@ from bench.workloads.prompts import (
     stable_hash,
 )
 from bench.workloads.source import Purpose, Source
-from sage_sched.config import PredictorConfig
 
 # mixed: real prompts, half of the lengths drawn; generated ones without a data folder.
 _OF_DATA: dict[str, Callable[[Path], Workload]] = {
@@ -86,8 +85,7 @@ class Prompts(Source):
     ) -> list[SimRequest]:
         foresight = self._foresight
         chosen = self._chosen(len(arrivals_s), seed, purpose)
-        encoder = "minilm" if arm.predictor == "threshold alone" else None
-        foresight.read(chosen, encoder)
+        foresight.read(chosen, arm.config.predictor.encoder)
         predict = self._predict(arm, cap)
         return [
             SimRequest(
@@ -123,14 +121,12 @@ class Prompts(Source):
             return truth
         foresight = self._foresight
         match arm.predictor:
-            case "threshold alone":
-                predict = foresight.of_threshold(0.8)
             case "input length":
                 predict = foresight.of_input_length()
             case "none":
                 predict = foresight.blind()
             case _:
-                predict = foresight.semantic()
+                predict = foresight.semantic(arm.config.predictor)
         if arm.wrong_by != 1:
             predict = changed(predict, lambda found: found.scaled(arm.wrong_by))
         return with_noise(predict, cap) if arm.noise else predict
@@ -138,4 +134,4 @@ class Prompts(Source):
 
 @functools.cache
 def _foresight(data: Path | None, name: str) -> Foresight:
-    return Foresight(load_workload(data, name), PredictorConfig(), token_counter())
+    return Foresight(load_workload(data, name), token_counter())

@@ -25,9 +25,11 @@ class Urgent(Source):
     """Prompts of triage, as urgent as somebody says (Arm.said_by), with lengths that do not depend
     on them, foreseen as well as usual. Their classes are the expert's levels, "1" to "5"."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, gain: float = USUAL_GAIN) -> None:
         """Half of the lengths, of the logs of Semantic Scheduling, is what servers know of the
-        other half. Raises WorkloadError where there are none."""
+        other half. gain: of the forecasts, see Supposed. Raises WorkloadError where there are no
+        logs."""
+        self._gain = gain
         labelled = rows_with(data / LABELS, "prompt", "urgency_ktas", "urgency_nurse")
         expert = [int(row["urgency_ktas"]) for row in labelled]
         # The model is trained on the other four fifths each time.
@@ -48,7 +50,7 @@ class Urgent(Source):
         drawn = self._drawn(len(arrivals_s), seed)
         rng = np.random.default_rng([seed, 13])
         lengths = self.lengths[rng.integers(len(self.lengths), size=len(arrivals_s))]
-        foreseen = Supposed(lengths[:, 1].tolist()).predictions(USUAL_GAIN, seed)
+        foreseen = Supposed(lengths[:, 1].tolist()).predictions(self._gain, seed)
         return [
             SimRequest(
                 arrival_s=float(arrival_s),
@@ -80,10 +82,16 @@ class Urgent(Source):
         return np.array([rng.choice(by_level[level - 1]) for level in levels.tolist()])
 
     def _levels(self, who: str, drawn: NDArray[np.int64], seed: int) -> list[int]:
-        """As the expert, the nurse, the model, nobody or pure chance says them."""
+        """As the expert, the nurse, the model, nobody or pure chance says them. With "expert, 0.3
+        wrong" three in ten of the expert's are any of the four other levels."""
         if who == "nobody":
             return [DEFAULT_URGENCY] * len(drawn)
         if who == "chance":
             shuffled = np.random.default_rng([seed, 17]).permutation(self._said["expert"][drawn])
             return [int(level) for level in shuffled]
-        return [int(level) for level in self._said[who][drawn]]
+        who, _, errors = who.partition(", ")
+        levels = self._said[who][drawn]
+        rng = np.random.default_rng([seed, 19])
+        is_wrong = rng.random(len(drawn)) < float(errors.removesuffix(" wrong") or 0)
+        others = (levels - 1 + rng.integers(1, 5, len(drawn))) % 5 + 1
+        return [int(level) for level in np.where(is_wrong, others, levels)]

@@ -21,6 +21,7 @@ from predictor_store.predict.embedder import dimension, fingerprint
 from predictor_store.predict.history import Fitting, History, Place
 from predictor_store.predict.quality import WINDOW, Forecast, RollingQuality
 from predictor_store.predict.regression import GeneralLength
+from predictor_store.predict.threshold import predict_by_threshold
 from predictor_store.store.file import Record
 from predictor_store.store.store import Store, folder_of
 from sage_sched.config import SageConfig, StoreConfig
@@ -80,6 +81,8 @@ class ModelHistory:
 
     def forecast(self, vector: NDArray[np.float32], scope: str, session: str = "") -> Forecast:
         """vector: of described(). scope: a name of asked.Scope. session: see Asked."""
+        if threshold := self._config.predictor.threshold:
+            return Forecast(predict_by_threshold(self._history, vector, threshold), self.prior)
         said = predictor.predict(self._history, vector, scope)
         if said is not None:
             lengths = self._sessions.get(session, NEW_SESSION).lengths

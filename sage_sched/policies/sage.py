@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sage_sched.fairness import Promises
 from sage_sched.fields import MOST, require_within
@@ -49,13 +48,12 @@ class Sage(Policy):
 
     Parameters = SageParameters
     retention = SessionReturns
-    indices_type: ClassVar[type[Indices]] = Indices
     # No limit is needed: a request preempts others only when it starts and when it is promised its
     # turn. With a limit, long requests that have reached it fill the memory.
     most_yields = sys.maxsize
 
     def __init__(self, parameters: SageParameters, server: ServerFacts) -> None:
-        self._indices = self.indices_type(server)
+        self._indices = Indices(server)
         super().__init__(parameters, server, self._indices)
         self.uses_clock = parameters.ttft_ms < math.inf
         self._starts = Starts(parameters.ttft_ms / 1e3, self._indices)

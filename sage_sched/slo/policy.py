@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sage_sched.distribution import Floats
 from sage_sched.fields import require, require_within
@@ -263,13 +264,16 @@ class Proserve(Policy):
             if behind.any():
                 budget_s = max(min(budget_s, _CATCH_UP * float(tpot_s[behind].min())), least_s)
         urgent = slide.is_urgent(queue, budget_s)
-        # Next tokens do not tell whether there is time for the whole answers of all others first.
-        by_density = np.ones_like(urgent) if ours.density == "expected" else urgent
-        found = keys(queue, by_density)
+        found = keys(queue, self._by_density(urgent))
         for (_, p), key, is_urgent in zip(begun, found.tolist(), urgent.tolist(), strict=False):
             p.key, p.is_urgent = key, is_urgent
         waiting.key[:], waiting.urgent[:] = found[len(begun) :], urgent[len(begun) :]
         self._budget = self._in_tokens(budget_s, view)
+
+    def _by_density(self, urgent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which jobs go by density. With density expected all do: next tokens do not tell whether
+        there is time for the whole answers of all others first."""
+        return np.ones_like(urgent) if self.parameters.density == "expected" else urgent
 
     def _eta(self, begun: list[Pair], remain_s: Floats, num_running: int, step_s: float) -> float:
         """The shortest batch, as a share of the smallest TPOT (ours).

@@ -68,9 +68,9 @@ def simulate_runs(
     by_run = [sample(workload.evaluation, len(r["requests"]["class"]), r["seed"]) for r in runs]
     predict = None
     if any(_is_ours(run) for run in runs):
-        foresight = Foresight(workload, _settings(runs[0]).predictor, len)
-        foresight.read([request for chosen in by_run for request in chosen])
-        predict = foresight.semantic()
+        foresight, config = Foresight(workload, len), _settings(runs[0]).predictor
+        foresight.read([request for chosen in by_run for request in chosen], config.encoder)
+        predict = foresight.semantic(config)
     return [
         _simulated(run, chosen, predict if _is_ours(run) else None, step_time)
         for run, chosen in zip(tqdm(runs, desc="simulating"), by_run, strict=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from bench.policies.variants import output_cost, overall_cost, resource_bound_cost
+from bench.policies.sagesched import COSTS
 from sage_sched import decide as deciding
 from sage_sched.config import StepTimeConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
@@ -14,7 +14,7 @@ from sage_sched.job import Job
 from sage_sched.limits import Limits
 from sage_sched.plan import Plan
 from sage_sched.policy import Policy
-from sage_sched.steps import ServerFacts, seconds_on
+from sage_sched.steps import ServerFacts
 from sage_sched.view import SchedulerView
 
 MAX_LENGTH = 5000
@@ -76,6 +76,4 @@ def distributions(draw: st.DrawFn, max_size: int = 40) -> LengthDistribution:
     return LengthDistribution.from_samples(lengths, draw(st.sampled_from(SOURCES)), weights)
 
 
-costs = st.sampled_from(
-    [cost_on(SERVER) for cost_on in (seconds_on, output_cost, overall_cost, resource_bound_cost)]
-)
+costs = st.sampled_from([cost_on(SERVER) for cost_on in COSTS.values()])

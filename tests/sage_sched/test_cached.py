@@ -21,7 +21,7 @@ def answered(arrival: int, input_tokens: int) -> Job:
     return Job(arrival, input_tokens, 100, KNOWN, 0)
 
 
-@pytest.mark.parametrize("name", ["sage", "sage-overall", "uniboost", "fastserve"])
+@pytest.mark.parametrize("name", ["sage", "uniboost", "fastserve"])
 def test_the_longer_prompt_goes_first_if_most_of_it_is_cached(name: str) -> None:
     policy = policy_named(name, {}, SERVER)
     shorter, cached = answered(0, 3000), answered(1, 3500)

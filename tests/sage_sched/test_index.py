@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.policies.variants import resource_bound_cost
+from bench.policies.sagesched import resource_bound_cost
 from sage_sched.distribution import LengthDistribution
 from sage_sched.index import IndexTable, MeanCost
 from sage_sched.steps import Cost, num_steps

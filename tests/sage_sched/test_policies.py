@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,12 +42,12 @@ def true_job(length: int, **about: int) -> Job:
     return one
 
 
-def order(name: str, jobs: list[Job], served: int = 0, **parameters: float) -> list[int]:
+def order(name: str, jobs: list[Job], served: int = 0, **parameters: Any) -> list[int]:
     """The positions in which the policy serves these jobs."""
     return serving_order(ranking(name, *jobs, **parameters), waiting(*jobs, served_tokens=served))
 
 
-def ranking(name: str, *jobs: Job, **parameters: float) -> Policy:
+def ranking(name: str, *jobs: Job, **parameters: Any) -> Policy:
     """The policy, with jobs that have come."""
     policy = policy_named(
         name, {section_of(name): policy_type(name).Parameters(**parameters)}, SERVER
@@ -107,12 +108,13 @@ def test_every_key_is_a_number(
 def test_gittins_prefers_a_gamble_that_the_mean_does_not() -> None:
     # SageSched, Fig. 6. Nine in ten end at 10 tokens, one at 4000: mean 409 against 200.
     gamble, middling = job(*[10] * 9, 4000), job(200, arrival=1)
-    assert order("sage-output", [gamble, middling]) == [0, 1]
-    assert order("ssjf", [gamble, middling]) == [1, 0]
-    assert order(
-        "sage-mean",
-        [gamble, middling],
-    ) == [1, 0]
+    for policy, parameters, expected in (
+        ("sagesched", {}, [0, 1]),
+        ("sagesched", {"index": "mean"}, [1, 0]),
+        ("ssjf", {}, [1, 0]),
+        ("ltr", {}, [0, 1]),  # the median
+    ):
+        assert order(policy, [gamble, middling], **parameters) == expected
 
 
 def test_a_lost_gamble_loses_its_place() -> None:
@@ -125,9 +127,10 @@ def test_a_lost_gamble_loses_its_place() -> None:
 def test_costs_disagree_about_a_long_prompt() -> None:
     # Same answer, or nearly: the output cost does not see the prompt, all the others do.
     long_prompt, short_prompt = job(90, input_tokens=3000), job(100, input_tokens=10, arrival=1)
-    assert order("sage-output", [long_prompt, short_prompt]) == [0, 1]
-    for name in ("sage-overall", "sage-resource-bound", "sage"):
-        assert order(name, [long_prompt, short_prompt]) == [1, 0]
+    jobs = [long_prompt, short_prompt]
+    assert order("sagesched", jobs, cost="output") == [0, 1]
+    for cost in ("overall", "resource-bound", "seconds"):
+        assert order("sagesched", jobs, cost=cost) == [1, 0]
 
 
 def test_the_measured_cost_is_in_seconds_of_the_server() -> None:
@@ -150,8 +153,12 @@ def test_trail_prompt_yields_while_young_and_to_a_shorter_one_only() -> None:
     assert not policy.should_preempt(running, longer, 0.0, IDLE)
     running.generated_tokens = 799
     assert policy.should_preempt(running, shorter, 0.0, IDLE)
-    running.generated_tokens = 801  # past 0.8 of its first prediction
+    running.generated_tokens = 810  # past 0.8 of its first prediction
     assert not policy.should_preempt(running, shorter, 0.0, IDLE)
+    # It is the last to leave when memory runs out, however little is left of others.
+    ending = job(100, age=1)
+    assert policy.on_arrival(ending)
+    assert policy.key(running, IDLE) < policy.key(ending, IDLE)
 
 
 @pytest.mark.parametrize("name", ["ssjf", "ltr", "uniboost"])
@@ -208,15 +215,13 @@ def test_trail_goes_by_hidden_states_and_yields_while_young() -> None:
     running, shorter = job(1000), job(100, arrival=1)
     policy = ranking("trail", running, shorter)
     assert policy.key(running, IDLE) == 1000
-    for age in (0, 1):
+    for age in (0, 1, 199):
         weights = np.array([0.0, 1.0]) if age == 0 else np.array([0.5, 0.5])
         running.generated_tokens = age
         running.revise(Refined(age, age + np.array([50.0, 250.0]), weights))
         policy.on_forecasts([running])
-    assert policy.key(running, IDLE) == 150
-    assert policy.should_preempt(running, shorter, 0.0, IDLE)
+        assert policy.key(running, IDLE) == (250 if age == 0 else 150)
+        assert policy.should_preempt(running, shorter, 0.0, IDLE)
     # The limit is that of the first prediction, 250.
-    running.generated_tokens = 199
-    assert policy.should_preempt(running, shorter, 0.0, IDLE)
     running.generated_tokens = 200
     assert not policy.should_preempt(running, shorter, 0.0, IDLE)

@@ -124,7 +124,7 @@ def test_every_dispatcher_has_its_row() -> None:
     assert all(record.metrics["mean_e2e_latency_ms"] > 0 for record in found)
 
 
-@pytest.mark.parametrize("name", ["best-effort", "gaps", "paper"])
+@pytest.mark.parametrize("name", ["best-effort", "gaps"])
 def test_what_needs_no_data_runs_small(name: str) -> None:
     experiment = small(name)
     found = run(experiment, Options(), lambda _: None)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.policies import trail
 from bench.policies.sagesched import SageSchedParameters
 from bench.policies.srpt_oracle import SrptOracleParameters
 from bench.policies.trail import TrailPromptParameters
@@ -43,14 +42,9 @@ PURE = SageConfig(policy={"srpt-oracle": SrptOracleParameters(preempt_margin=0.0
 
 @pytest.fixture(autouse=True)
 def _without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests yield as often as they should, by indices that are nearly always new and
-    do not age."""
+    """Requests yield as often as they should, by indices that are nearly always new."""
     monkeypatch.setattr(Policy, "most_yields", 1_000_000)
-    for refreshed, name, tokens in (
-        (Policy, "refresh_interval_tokens", 10),
-        (trail, "REFRESH_INTERVAL_TOKENS", 10),
-    ):
-        monkeypatch.setattr(refreshed, name, tokens)
+    monkeypatch.setattr(Policy, "refresh_interval_tokens", 10)
 
 
 def traffic(

@@ -11,12 +11,13 @@ from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
 pytestmark = pytest.mark.slow
+SHIPPED, PUBLISHED = PredictorConfig(), PredictorConfig(encoder="minilm", threshold=0.8)
 
 
 @pytest.fixture(scope="module")
 def foresight() -> Foresight:
     workload = chats.generated(150)
-    found = Foresight(workload, PredictorConfig(), len)
+    found = Foresight(workload, len)
     found.read(workload.evaluation)
     found.read(workload.evaluation, "minilm")
     return found
@@ -24,9 +25,9 @@ def foresight() -> Foresight:
 
 def test_the_predictor_is_the_servers(foresight: Foresight) -> None:
     request = foresight.workload.evaluation[0]
-    predicted = foresight.semantic()(request)
+    predicted = foresight.semantic(SHIPPED)(request)
     assert predicted is not None
-    again = Foresight(foresight.workload, PredictorConfig(), len)
+    again = Foresight(foresight.workload, len)
     again.read([request])
     vector = again._vectors["static", request.prompt]
     served = predictor.predict(again.history("static"), vector)
@@ -40,8 +41,8 @@ def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight)
     request = foresight.workload.evaluation[0]
     other = WorkloadRequest(request.prompt, request.output_tokens + 77, request.class_name)
     for predict in (
-        foresight.semantic(),
-        foresight.of_threshold(0.8),
+        foresight.semantic(SHIPPED),
+        foresight.semantic(PUBLISHED),
         foresight.of_input_length(),
         foresight.blind(),
     ):
@@ -50,18 +51,18 @@ def test_no_prediction_but_the_truth_depends_on_the_length(foresight: Foresight)
     assert truth(request).lengths.tolist() == [request.output_tokens]
 
 
-def test_the_threshold_alone_says_nothing_of_a_stranger(foresight: Foresight) -> None:
+def test_the_published_rule_says_nothing_of_a_stranger(foresight: Foresight) -> None:
     stranger = WorkloadRequest("zxqv blorp", 5, "chat")
     foresight.read([stranger], "minilm")
     foresight.read([stranger])
-    assert foresight.of_threshold(0.8)(stranger) == foresight.blind()(stranger)
-    assert foresight.semantic()(stranger) != foresight.blind()(stranger)
+    assert foresight.semantic(PUBLISHED)(stranger) == foresight.blind()(stranger)
+    assert foresight.semantic(SHIPPED)(stranger) != foresight.blind()(stranger)
 
 
 def test_input_length_takes_the_requests_of_like_length() -> None:
     requests = [WorkloadRequest("a" * (1 + i), 10 * (1 + i // 100), "chat") for i in range(400)]
     workload = Workload(tuple(requests), (), "made up")
-    predicted = Foresight(workload, PredictorConfig(), len).of_input_length()
+    predicted = Foresight(workload, len).of_input_length()
     found = predicted(WorkloadRequest("b" * 390, 1, "chat"))
     assert found is not None
     assert found.lengths.tolist() == [40]

@@ -1,0 +1,39 @@
+"""ProServe with one part left out (its Fig. 15). Simulated only."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sage_sched.plan import Budget
+from sage_sched.policy import Policy
+from sage_sched.slo import Proserve
+from sage_sched.view import SchedulerView
+
+
+class OnlyDeadline(Proserve):
+    """All requests by deadline."""
+
+    def _by_density(self, urgent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return np.zeros_like(urgent)
+
+
+class OnlyDensity(Proserve):
+    """All requests by density."""
+
+    def _by_density(self, urgent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return np.ones_like(urgent)
+
+
+class NotLatencyAware(Proserve):
+    """Batches of SGLang's size, however long they take."""
+
+    def budget(self, view: SchedulerView) -> Budget | None:
+        return None
+
+
+PARTS: dict[str, type[Policy]] = {
+    "proserve-deadline": OnlyDeadline,
+    "proserve-density": OnlyDensity,
+    "proserve-unaware": NotLatencyAware,
+}
