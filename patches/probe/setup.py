@@ -45,8 +45,8 @@ def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
     policy = policy_named(name, sage_config.policy, _ANY_SERVER)
     if policy.refiner is not None and not config.file:
         raise UnsupportedServerError(
-            f"--schedule-policy {name} needs a probe: set probe.file (docs/probe.md says how to "
-            f"train one), or choose trail-prompt."
+            f"--schedule-policy {name} needs a probe: set probe.file (see docs/predictor.md for "
+            f"how), or choose trail-prompt."
         )
     if not config.file and not config.record:
         return
@@ -70,7 +70,7 @@ def refuse_probe(server_args: Any, sage_config: SageConfig) -> None:
         if of_probe != of_model:
             raise UnsupportedServerError(
                 f"the probe {config.file} is of another model: its {what} is {of_probe}, that of "
-                f"{folder} is {of_model}. Train one for this model (docs/probe.md)."
+                f"{folder} is {of_model}. Train one for this model (docs/predictor.md)."
             )
     if not 0 <= probe.layer < num_layers - 1:
         raise UnsupportedServerError(

@@ -1,4 +1,4 @@
-"""Training a probe on what a server has recorded (docs/probe.md)."""
+"""Training a probe on what a server has recorded (docs/predictor.md)."""
 
 from __future__ import annotations
 

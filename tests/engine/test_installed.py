@@ -107,7 +107,7 @@ def test_it_serves_and_the_pages_commands_run(
     cache = cache_with_encoder(tmp_path_factory)
     reader = Reader(installed, somebodys_folder(tmp_path / "work"), model, cache)
 
-    said = [reader.types(command) for command in reader.commands_of("warm.md")]
+    said = [reader.types(command) for command in reader.commands_of("predictor.md")]
     assert "num_records: 3\n" in said[-1]
 
     doctor, serve, generate, info = reader.commands_of("index.md")
