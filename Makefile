@@ -68,7 +68,7 @@ sbom: $(VENV)/ready
 site: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# On a host with a GPU (docs/gpu.md); elsewhere each check says why it is left out.
+# On a host with a GPU (docs/benchmarking.md); elsewhere each check says why it is left out.
 gpu-check: $(VENV)/ready
 	$(BIN)/python -m tests.checks.gpu
 

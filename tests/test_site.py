@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.glob("*.md"))
 # Pages whose commands tests/engine/test_installed.py runs as they stand.
-RUN = {"index.md", "first-day.md", "predictor.md", "compare.md"}
+RUN = {"index.md", "first-day.md", "predictor.md", "benchmarking.md"}
 
 
 @pytest.fixture(scope="module")

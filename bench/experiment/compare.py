@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policies", nargs="+", default=DEFAULT_POLICIES, type=policy_argument, metavar="NAME",
         help="values of --schedule-policy, SGLang's own also tuned, as fcfs@conservativeness=0.3 "
-        "(see docs/bench.md); ratios are to the first (default: %(default)s)",
+        "(see docs/benchmarking.md); ratios are to the first (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--rates", nargs="+", default=["0.3x", "2x"], type=_rate, metavar="RATE",

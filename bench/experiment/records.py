@@ -50,7 +50,7 @@ class Record:
     """One run of an arm under a load.
 
     engine: sim, clock or server. metrics: by the names of SGLang's bench_serving where it has one
-    (docs/bench.md).
+    (docs/benchmarking.md).
     """
 
     experiment: str

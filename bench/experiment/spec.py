@@ -1,4 +1,4 @@
-"""What an experiment is, as a TOML file says it: arms under loads, with seeds (docs/bench.md)."""
+"""An experiment from a TOML file: arms under loads, with seeds (docs/benchmarking.md)."""
 
 from __future__ import annotations
 

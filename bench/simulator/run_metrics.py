@@ -15,7 +15,7 @@ def run_metrics(
     output_tokens: NDArray[np.int64],
     unloaded_s: Numbers,
 ) -> dict[str, float]:
-    """By the names that docs/bench.md explains.
+    """By the names that docs/benchmarking.md explains.
 
     Of each request: when it was sent, when its first and its last token came, how many tokens its
     answer has, and its time to the last token alone on the server.

@@ -70,8 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-time", metavar="FILE", help="what sage-sched bench fit has written")
     parser.add_argument(
         "--policy", type=simulated_policy, metavar="NAME",
-        help="yours, as fcfs or fcfs@conservativeness=0.3,clip=1024 (docs/bench.md; default: the "
-        "server's, or fcfs)",
+        help="yours, as fcfs or fcfs@conservativeness=0.3,clip=1024 (docs/benchmarking.md). "
+        "Default: the server's, or fcfs",
     )  # fmt: skip
     parser.add_argument(
         "--policies", nargs="+", type=simulated_policy, default=DEFAULT_POLICIES, metavar="NAME",

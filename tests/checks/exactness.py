@@ -283,7 +283,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--server-flags", type=shlex.split, default=[], help="SGLang's, for both")
     parser.add_argument(
         "--real", action="store_true",
-        help="a real language model, which ends its answers itself (docs/real-model.md)",
+        help="a real language model, which ends its answers itself (docs/benchmarking.md)",
     )  # fmt: skip
     args = parser.parse_args(argv)
     try:

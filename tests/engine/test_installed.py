@@ -117,7 +117,7 @@ def test_it_serves_and_the_pages_commands_run(
         reader.port = str(server.port)
         assert '"completion_tokens":16' in reader.types(generate)
         assert "num_records" in reader.types(info)
-        for command_line in reader.commands_of("compare.md"):
+        for command_line in reader.commands_of("benchmarking.md"):
             benchmarked = reader.types_stock(command_line, nursery)
             assert re.search(r"Successful requests: +2", benchmarked)
         state = requests.get(f"{server.url}/server_info", timeout=60).json()["internal_states"][0]
