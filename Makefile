@@ -46,7 +46,7 @@ test-release: $(VENV)/ready
 	$(BIN)/python -m tests.checks.canary --release $(RELEASE)
 	PYTHONPATH=$(CURDIR)/results/releases/$(RELEASE) $(PYTEST) tests/patches tests/engine
 
-# Two servers behind a router, as docs/cluster.md has them.
+# Two servers behind a router: docs/examples/two-servers.sh.
 two-servers: $(VENV)/ready
 	$(PYTHON) -m venv results/router
 	results/router/bin/pip install --quiet smg==1.13.0

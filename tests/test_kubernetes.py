@@ -15,7 +15,7 @@ import yaml
 from patches.series import SERIES
 from predictor_store.service import serve_command
 from sage_sched.config import SageConfig
-from tests.pages import DOCS, blocks
+from tests.pages import DOCS
 
 MANIFEST = DOCS / "kubernetes.yaml"
 
@@ -85,8 +85,7 @@ def test_server_and_predictor_meet_at_one_address(manifest: dict[str, Any]) -> N
 
 
 def test_llm_d_scores_by_a_metric_of_ours() -> None:
-    all_shown = [yaml.safe_load(block.code) for block in blocks(DOCS / "cluster.md", "yaml")]
-    (shown,) = [each for each in all_shown if each.get("kind") == "EndpointPickerConfig"]
+    shown = yaml.safe_load((DOCS / "examples" / "llm-d.yaml").read_text(encoding="utf-8"))
     plugins = {plugin.get("name", plugin["type"]): plugin for plugin in shown["plugins"]}
     (engine,) = plugins["core-metrics-extractor"]["parameters"]["engineConfigs"]
     (metric,) = engine["customMetrics"]

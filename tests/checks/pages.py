@@ -17,6 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from patches.http.gateways import AGENT_HINTS, CLASS_HEADERS, HEADERS
 from patches.refusals import REFUSED
 from patches.series import SERIES
 from sage_sched.cli import COMMANDS, OF_SERVERS
@@ -96,9 +97,19 @@ def modes() -> Iterator[tuple[str, ...]]:
         yield mode["flag"], mode["served"], mode["preempts"]
 
 
+def gateways() -> Iterator[tuple[str, ...]]:
+    """Yield the head and a row per header or field of others that is a hint."""
+    yield "Header or field", "Our hint"
+    fields_of_body = {f"nvext.agent_hints.{name}": hint for name, hint in AGENT_HINTS.items()}
+    for name, hint in (HEADERS | fields_of_body).items():
+        yield f"`{name}`", hint.replace("_", " ") if hint == "expected_tokens" else f"`{hint}`"
+    for name in CLASS_HEADERS:
+        yield f"`{name}`", "the class"
+
+
 TABLES: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     "settings": settings, "metrics": metrics, "commands": commands, "modes": modes,
-    "refused": refused,
+    "refused": refused, "gateways": gateways,
 }  # fmt: skip
 
 

@@ -30,8 +30,8 @@ STATUSES = """\
 """
 
 
-def test_the_page_has_all_that_is_typed() -> None:
-    typed = two_servers.blocks(two_servers.PAGE.read_text(encoding="utf-8"))
+def test_the_example_has_all_steps() -> None:
+    typed = two_servers.steps()
     assert len(typed) == 7
     for code in typed:
         subprocess.run(["bash", "-n", "-c", code], check=True)

@@ -1,6 +1,6 @@
-"""Two servers behind a router, one of them killed and started again under load, as the page says.
+"""Two servers behind a router, one of them killed and started again under load.
 
-`python -m tests.checks.two_servers --smg PATH` types the example of docs/cluster.md into one shell,
+`python -m tests.checks.two_servers --smg PATH` types docs/examples/two-servers.sh into one shell,
 on a small model on the CPU and in a folder of its own, and counts what was lost. PATH is the
 program of smg 1.13 (`python3 -m venv router && router/bin/pip install smg==1.13.0`, then
 router/bin/smg). Exit code 1 if more was lost than what ran on the server that was killed, or the
@@ -40,8 +40,7 @@ from bench.engines.server.policy_server import CPU_ENGINE_FLAGS, CPU_ENV
 from tests.checks import mooncake_stand_in
 from tests.checks.pair import flags_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
-_TYPED = "tests.checks.two_servers"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "two-servers.sh"
 _FIRST, _SECOND = "http://127.0.0.1:30001", "http://127.0.0.1:30002"
 _GAUGE, _ANSWERED = "sage:backlog_seconds", "sglang:num_requests"
 # Fewer at once than are asked, so that some wait.
@@ -73,10 +72,9 @@ class NotFollowedError(RuntimeError):
     """The example went no further. The message has what was said last."""
 
 
-def blocks(page: str) -> list[str]:
-    """The commands of the page that are typed here, in its order."""
-    found = re.findall(r"^<!-- (.*?) -->\n```sh\n(.*?)^```$", page, re.M | re.S)
-    return [code for why_not_run, code in found if _TYPED in why_not_run]
+def steps() -> list[str]:
+    """Return the commands of the example, step by step."""
+    return re.split(r"^# \d+\. .*\n", EXAMPLE.read_text(encoding="utf-8"), flags=re.M)[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +183,9 @@ def wait_for(condition: Callable[[], bool], what: str) -> float:
 
 
 def _typed(folder: Path) -> list[str]:
-    """What the page types, with a small model."""
+    """Return the steps of the example, with a small model."""
     model = " ".join([str(write_model(folder / "model")), *_FLAGS])
-    return [code.replace("MODEL", model) for code in blocks(PAGE.read_text(encoding="utf-8"))]
+    return [code.replace("MODEL", model) for code in steps()]
 
 
 def _environment(smg: Path, folder: Path) -> dict[str, str]:
@@ -271,7 +269,7 @@ def measure_apart(smg: Path, folder: Path, killed: str) -> int:
 
 
 def measure(smg: Path, folder: Path) -> int:
-    """Follow the page; what was found is printed. The exit code."""
+    """Follow the example and print what was found. Return the exit code."""
     serve, route, load, look, kill, restart, end = _typed(folder)
 
     def metrics(url: str) -> str:

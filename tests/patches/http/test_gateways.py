@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from patches.http.gateways import (
 )
 from sage_sched.job import CLIENTS_HINTS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text(encoding="utf-8")
 SAID = {"x-llm-d-slo-ttft-ms": "250", "x-smg-tenant-id": "a", "x-dynamo-request-priority": "-3"}
 BODY = {"nvext": {"agent_hints": {"osl": 40, "priority": 5, "latency_sensitivity": 1.0}}}
 
@@ -63,10 +61,6 @@ def test_other_bodies_have_no_hints(body: object) -> None:
     assert gateway_hints("body", {}, body) == {}
 
 
-def test_the_page_lists_all() -> None:
-    rows = dict(re.findall(r"^\| `([\w.-]+)` \| (.+?) \|$", PAGE, re.M))
-    ours = {**HEADERS, **{f"nvext.agent_hints.{name}": hint for name, hint in AGENT_HINTS.items()}}
-    for name, hint in ours.items():
-        assert f"`{hint}`" in rows[name] or hint == "expected_tokens", name
-    assert set(CLASS_HEADERS) < rows.keys()
-    assert {*ours.values()} - {"priority", "expected_tokens"} <= {*CLIENTS_HINTS}
+def test_every_hint_is_one_that_clients_may_give() -> None:
+    ours = {*HEADERS.values(), *AGENT_HINTS.values()}
+    assert ours - {"priority", "expected_tokens"} <= {*CLIENTS_HINTS}

@@ -9,6 +9,7 @@ import http.client
 import itertools
 import json
 import os
+import runpy
 import socket
 import stat
 import threading
@@ -38,7 +39,7 @@ from predictor_store.store.store import Store
 from sage_sched.address import Address
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 from sage_sched.distribution import LengthDistribution
-from tests.pages import DOCS, blocks
+from tests.pages import DOCS
 
 TOKEN = "a token that nobody guesses"
 
@@ -686,9 +687,7 @@ def test_the_example_of_the_page_tells_a_frontend_what_the_service_expects(
 ) -> None:
     if not service.over_tcp:
         pytest.skip("the example asks over TCP")
-    (example,) = (block.code for block in blocks(DOCS / "cluster.md", "python"))
-    ours: dict[str, Any] = {}
-    exec(example, ours)
+    ours = runpy.run_path(str(DOCS / "examples" / "dynamo_osl.py"))
     link = service.connect("one")
     for handle in range(20):
         ask(link, handle, "How high is the Zugspitze?")
