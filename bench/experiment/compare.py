@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.engines.clock.device import device_note
-from bench.engines.server.options import configure_servers, servers_of
+from bench.engines.server.options import configure_servers
 from bench.engines.server.server import ServerError
-from bench.engines.server.side_by_side import Settings, compare_policies
-from bench.experiment.on_servers import record_of
-from bench.experiment.records import METRIC_LISTS, Provenance, Record
-from bench.experiment.stats import METRICS, headline, summarize
-from bench.experiment.table import as_experiment, plain
+from bench.experiment import records
+from bench.experiment.records import METRIC_LISTS, Record
+from bench.experiment.run import run as run_experiment
+from bench.experiment.spec import Experiment, Load, Options
+from bench.experiment.stats import headline, summarize
+from bench.experiment.table import plain
+from bench.policies.arm import Arm
 from bench.policies.rival import policy_argument
-from bench.workloads.arrivals import LOADS, PULSE_REQUESTS, SUSTAINED_SERVICE_TIMES, requests_per_s
-from bench.workloads.prompt_source import load_workload
-from bench.workloads.prompts import WorkloadError
+from bench.workloads.arrivals import (
+    LOADS,
+    PULSE_REQUESTS,
+    RECORDED,
+    SUSTAINED_SERVICE_TIMES,
+    requests_per_s,
+)
+from predictor_store.config_file import read_config
 from predictor_store.terminal import add_json, at_least_one, print_json
 
 DEFAULT_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "sage")
@@ -38,18 +45,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--seeds", type=at_least_one, default=5, help="default: %(default)s")
     parser.add_argument(
-        "--load", choices=LOADS, default="pulse",
+        "--load", choices=(*LOADS, RECORDED), default="pulse",
         help=f"pulse: {PULSE_REQUESTS} Poisson arrivals; sustained: Poisson arrivals for "
         f"{SUSTAINED_SERVICE_TIMES:g} times as long as a request is in service on a full server; "
-        "bursts: as a pulse, in crowds (default: %(default)s)",
+        "bursts: as a pulse, in crowds; recorded: a stretch of the trace in --data "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--num-requests", type=at_least_one, help="a run; default: as many as the load has"
     )
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE",
-        help='arrival times instead of a pulse\'s, rows with a field "t" in seconds',
-    )  # fmt: skip
     parser.add_argument(
         "--max-new-tokens", type=at_least_one, default=2048,
         help="every request's cap; longer answers are cut below it (default: %(default)s)",
@@ -60,74 +64,95 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, server_env: Mapping[str, str] | None = None) -> int:
-    """0; 1 where a run was invalid. Raises UserError where nothing could be compared.
+    """Return 0, or 1 if a run was invalid. Raises UserError if nothing could be compared.
 
-    server_env: the servers' environment, where args.server_flags is not left to its default.
+    server_env: the servers' environment, if args.server_flags is not left to its default.
     """
-    settings = settings_of(args, server_env or {})
-    return compare_and_report(settings, args.summary, args.json)
+    experiment = experiment_of(args)
+    found = compare(args, experiment, server_env or {})
+    return report(experiment, found, args.output, args.summary, as_json=args.json)
 
 
-def compare_and_report(settings: Settings, summary_file: Path | None, as_json: bool = False) -> int:
-    """Run the comparison, print its table (or its summary as JSON), write summary and report; the
-    exit status of run."""
-    runs = list(compare_policies(settings))
-    num_invalid = sum(not run["valid"] for run in runs)
-    if num_invalid == len(runs):
-        raise ServerError(f"all runs are invalid, the first because: {runs[0]['invalid_reason']}")
-    made_by = Provenance.of_now()
-    records = [record_of(run, METRICS, made_by) for run in runs if run["valid"]]
+def experiment_of(args: argparse.Namespace) -> Experiment:
+    """Return the experiment that the options of configure describe. Raises ConfigError."""
+    sections = read_config(args.sage_config).sections()
+    return Experiment(
+        name=args.output.absolute().name,
+        title="Policies compared on real servers",
+        arms=[Arm(policy=policy, settings=sections) for policy in dict.fromkeys(args.policies)],
+        loads=[
+            Load(
+                name=rate, mix="bench", rate=rate, workload={"name": args.workload},
+                arrivals=args.load, num_requests=args.num_requests,
+                max_new_tokens=args.max_new_tokens, capacity_by=args.policies[0],
+                **({"preset": args.device_clock} if args.device_clock else {}),
+            )
+            for rate in args.rates
+        ],
+        ratios=("mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_waited_s"),
+        columns=METRIC_LISTS["compared"],
+        seeds=args.seeds,
+        engine="clock" if args.device_clock else "server",
+        speed=args.speed,
+    )  # fmt: skip
+
+
+def compare(
+    args: argparse.Namespace, experiment: Experiment, server_env: Mapping[str, str]
+) -> list[Record]:
+    """Run the comparison; its records are also in output/records. Raises UserError."""
+    # Ended from outside (`timeout`, CI), the servers end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    options = Options(
+        data=args.data, output=args.output.absolute().parent, model=args.model_path,
+        server_flags=args.server_flags, server_env=server_env,
+    )  # fmt: skip
+    file = records.file_of(experiment.name, args.output / "records")
+    file.unlink(missing_ok=True)
+    return run_experiment(experiment, options, lambda made: records.write(file, [made]))
+
+
+def report(
+    experiment: Experiment,
+    found: Sequence[Record],
+    folder: Path,
+    summary_file: Path | None = None,
+    *,
+    as_json: bool = False,
+) -> int:
+    """Print the table (or the summary as JSON), write summary and report; the exit status of run.
+
+    Raises ServerError if no run is valid.
+    """
+    valid = [record for record in found if not record.problem]
+    if not valid:
+        raise ServerError(f"all runs are invalid, the first because: {found[0].problem}")
+    summary = summarize(valid)
     if summary_file is not None:
         summary_file.parent.mkdir(parents=True, exist_ok=True)
-        summary_file.write_text(json.dumps(summarize(records), indent=2) + "\n", encoding="utf-8")
+        summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if as_json:
-        print_json(summarize(records))
+        print_json(summary)
     else:
-        print(_told(settings, runs, records), flush=True)
-    report = settings.servers.folder / "report.html"
+        print(_text(experiment, valid), flush=True)
     from bench.experiment.report import write_report  # matplotlib takes a second to load
 
-    write_report(as_experiment(records, **SHOWN), runs, records, report)
+    write_report(experiment, found, folder / "report.html")
     if not as_json:
-        print(f"runs: {settings.servers.folder / 'runs.jsonl'}\nreport: {report}")
-    if num_invalid:
-        print(f"{num_invalid} of {len(runs)} runs are invalid, see the report", file=sys.stderr)
+        print(f"runs: {folder / 'records'}\nreport: {folder / 'report.html'}")
+    if num_invalid := len(found) - len(valid):
+        print(f"{num_invalid} of {len(found)} runs are invalid, see the report", file=sys.stderr)
     return 1 if num_invalid else 0
 
 
-# How `sage-sched bench` shows a comparison.
-SHOWN = {
-    "title": "Policies compared on real servers",
-    "ratios": ("mean_e2e_latency_ms", "p99_e2e_latency_ms", "mean_waited_s"),
-    "columns": METRIC_LISTS["compared"],
-}
-
-
-def _told(settings: Settings, runs: Sequence[dict[str, Any]], records: Sequence[Record]) -> str:
-    table = plain(as_experiment(records, **SHOWN), records)
+def _text(experiment: Experiment, found: Sequence[Record]) -> str:
     medians = (
-        f"Medians over {settings.num_seeds} seeds; ratios to {settings.policies[0]}, paired by\n"
+        f"Medians over {experiment.seeds} seeds; ratios to {found[0].arm}, paired by\n"
         "seed, with their range."
     )
-    lines = [device_note(runs[0]["settings"]), medians, table, headline(records)]
+    note = device_note(found[0].about["settings"])
+    lines = [note, medians, plain(experiment, found), headline(found)]
     return "\n" + "\n\n".join(filter(None, lines)) + "\n"
-
-
-def settings_of(args: argparse.Namespace, server_env: Mapping[str, str]) -> Settings:
-    """By the options of configure. Raises WorkloadError, ConfigError."""
-    if args.trace is not None and args.load != "pulse":
-        raise WorkloadError(f"--trace has arrival times of its own: not with --load {args.load}")
-    return Settings(
-        workload=load_workload(args.data, args.workload),
-        servers=servers_of(args, server_env),
-        policies=tuple(args.policies),
-        rates=tuple(args.rates),
-        num_seeds=args.seeds,
-        num_requests=args.num_requests,
-        load=args.load,
-        max_new_tokens=args.max_new_tokens,
-        trace=args.trace,
-    )
 
 
 def _rate(text: str) -> str:

@@ -7,7 +7,6 @@ prompts come from templates; how long their answers are, a real model said (benc
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,11 @@ import numpy as np
 from bench.experiment.lanes import Lane, picture
 from bench.experiment.records import Record
 from bench.experiment.report import html_table, write_page
-from bench.experiment.run import Options, best_tuned
+from bench.experiment.run import best_tuned
 from bench.experiment.run import run as run_experiment
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import Experiment
-from bench.experiment.stats import median, of_arm, ratio
+from bench.experiment.spec import Experiment, Options
+from bench.experiment.stats import against, median, of_arm
 from bench.experiment.table import plain
 from bench.policies.arm import Arm
 
@@ -52,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
         seeds=args.seeds or experiment.seeds,
     )
     print(_plan(experiment, loaded, capacity), flush=True)
-    found = run_experiment(experiment, Options(output=args.output), lambda _: None)
+    made = run_experiment(experiment, Options(output=args.output), lambda _: None)
+    found = [record for record in made if not record.problem]
     best = _best_of_sglang(experiment, found)
     experiment = replace(experiment, reference=best.name)
     says = sentence(found, experiment.loads[0].name, best.name)
     report = args.output / experiment.name / "report.html"
     shown = (best, Arm(policy=OURS))
-    lanes = [_lane(experiment, loaded, arm, found, report.parent) for arm in shown]
+    lanes = [_lane(experiment, loaded, arm, found) for arm in shown]
     write_page(
         report,
         "What scheduling is worth where requests queue",
@@ -72,26 +72,21 @@ def run(args: argparse.Namespace) -> int:
     )
     print(f"\n{plain(experiment, found)}\n\n{_how(experiment)}\n{_limit(capacity)}")
     print(f"report: {report}\n\n{says}")
-    return 0 if len(found) == len(experiment.arms) * experiment.seeds else 1
+    return int(len(found) < len(made))
 
 
 def sentence(found: Sequence[Record], load: str, best: str) -> str:
-    """What came of it. best: the arm of SGLang's that ratios are to."""
-    ours, theirs = of_arm(found, load, OURS), of_arm(found, load, best)
-    mean, waited, tail = (
-        ratio(ours, theirs, metric)
-        for metric in ("mean_e2e_latency_ms", "mean_waited_s", "p99_e2e_latency_ms")
-    )
-    if mean is None or waited is None or tail is None:
+    """Return what came of it, for people. best: SGLang's arm that ratios are to."""
+    arms = of_arm(found, load, OURS), of_arm(found, load, best)
+    if not all(arms):
         return f"There are no valid runs of {OURS} and {best} to compare."
-    seconds = [median(arm, "mean_e2e_latency_ms") / 1e3 for arm in (ours, theirs)]
-    good = [median(arm, "good_share") for arm in (ours, theirs)]
+    ours_s, theirs_s = (median(arm, "mean_e2e_latency_ms") / 1e3 for arm in arms)
+    good = [round(100 * median(arm, "good_share")) for arm in arms]
+    theirs = f"SGLang's best tuned policy ({best})"
     return (
-        f"Under {OURS} an answer was complete after {seconds[0]:.0f} s on average, under the best "
-        f"of SGLang's tuned policies ({best}) after {seconds[1]:.0f} s: {mean.median:.2f} of it "
-        f"({mean.low:.2f} to {mean.high:.2f} over the seeds). The wait was {waited.median:.2f}, "
-        f"the 99th percentile {tail.median:.2f} of it. Of the requests {good[0]:.0%} instead of "
-        f"{good[1]:.0%} were good: first token within 2 s, at most 100 ms per token after it."
+        f"{against(OURS, ours_s, theirs, theirs_s)}. Of 100 requests {good[0]} were good under "
+        f"{OURS}, and {good[1]} under SGLang's: the first token within 2 s, and then at most "
+        "100 ms per token."
     )
 
 
@@ -128,24 +123,22 @@ def _best_of_sglang(experiment: Experiment, found: Sequence[Record]) -> Arm:
     return min((arm for arm in experiment.arms if arm.name != OURS), key=mean)
 
 
-def _lane(
-    experiment: Experiment, loaded: Loaded, arm: Arm, found: Sequence[Record], folder: Path
-) -> Lane | None:
-    """Its first valid run; None if there is none."""
+def _lane(experiment: Experiment, loaded: Loaded, arm: Arm, found: Sequence[Record]) -> Lane | None:
+    """Return the picture of an arm's first valid run; None if there is none."""
     waited_s = median(of_arm(found, loaded.load.name, arm.name), "mean_waited_s")
     title = f"{arm.name}: requests waited {waited_s:.0f} s on average"
     if experiment.engine == "sim":
         result = served(loaded.load, arm, loaded.requests(arm, experiment.first_seed))
         arrival, first, last = result.arrival_s, result.ttft_s, result.ttlt_s
-    else:
-        runs = map(json.loads, (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines())
-        valid = (run["requests"] for run in runs if run["valid"] and run["policy"] == arm.policy)
-        if (columns := next(valid, None)) is None:
-            return None
+        pauses = result.pauses_s
+    elif runs := of_arm(found, loaded.load.name, arm.name):
+        columns = runs[0].about["requests"]
         names = ("sent_ms", "ttft_ms", "e2e_latency_ms")
-        sent, first, last = (np.array(columns[name], float) / 1e3 for name in names)
-        arrival = sent - sent.min()
-    return Lane(title, arrival, arrival + first, arrival + last, is_ours=arm.name == OURS)
+        arrival, first, last = (np.array(columns[name], float) / 1e3 for name in names)
+        pauses = columns["pauses_s"]
+    else:
+        return None
+    return Lane(title, arrival, arrival + first, arrival + last, pauses, is_ours=arm.name == OURS)
 
 
 def _how(experiment: Experiment) -> str:

@@ -15,13 +15,17 @@ _WAITS, _ANSWERED, _OURS = "#c9c9c9", "#4c78a8", "#d62728"
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One run. arrival_s, first_s, last_s: when each request came, and when its first and last
-    token did, in seconds since the run began; shape (requests,)."""
+    """One run, in seconds since some moment before it.
+
+    arrival_s, first_s, last_s: when each request came, and when its first and last token did, shape
+    (requests,). pauses_s: from when until when its answer paused.
+    """
 
     title: str
     arrival_s: NDArray[np.float64]
     first_s: NDArray[np.float64]
     last_s: NDArray[np.float64]
+    pauses_s: Sequence[Sequence[Sequence[float]]]
     is_ours: bool = False
 
 
@@ -30,7 +34,7 @@ def picture(lanes: Sequence[Lane]) -> str:
     if there are no lanes."""
     if not lanes:
         return ""
-    end_s = max(float(lane.last_s.max()) for lane in lanes)
+    end_s = max(float(lane.last_s.max() - lane.arrival_s.min()) for lane in lanes)
     parts = [_lane(lane, end_s) for lane in lanes]
     ticks = np.linspace(0, end_s, 5)
     axis = "".join(f"<span>{tick:.0f} s</span>" for tick in ticks)
@@ -40,23 +44,29 @@ def picture(lanes: Sequence[Lane]) -> str:
             *parts,
             f'<div class="axis">{axis}</div>',
             "<figcaption>Each line is one request, in the order of their arrival: grey while it "
-            "waits for its first token, coloured while its answer comes.</figcaption></figure>",
+            "waits, for its first token or swapped out; coloured while its answer "
+            "comes.</figcaption></figure>",
         ]
     )
 
 
 def _lane(lane: Lane, end_s: float) -> str:
     color = _OURS if lane.is_ours else _ANSWERED
+    began_s = float(lane.arrival_s.min())
     order = np.argsort(lane.arrival_s, kind="stable")
+
+    def x(at_s: float) -> float:
+        return (at_s - began_s) / end_s * 1000
+
     height = _LINE_PX * len(order)
     bars = []
     for row, i in enumerate(order):
         y = row * _LINE_PX + _LINE_PX / 2
-        arrival, first, last = (
-            float(times[i]) / end_s * 1000 for times in (lane.arrival_s, lane.first_s, lane.last_s)
-        )
-        bars.append(f'<path d="M{arrival:.1f} {y}H{first:.1f}" stroke="{_WAITS}"/>')
-        bars.append(f'<path d="M{first:.1f} {y}H{max(last, first + 1):.1f}" stroke="{color}"/>')
+        arrival, first, last = (x(at[i]) for at in (lane.arrival_s, lane.first_s, lane.last_s))
+        answered = [(first, max(last, first + 1), color)]
+        paused = [(x(start_s), x(until_s), _WAITS) for start_s, until_s in lane.pauses_s[i]]
+        for start, end, stroke in [(arrival, first, _WAITS), *answered, *paused]:
+            bars.append(f'<path d="M{start:.1f} {y}H{end:.1f}" stroke="{stroke}"/>')
     return (
         f"<h3>{escape(lane.title)}</h3>"
         f'<svg viewBox="0 0 1000 {height}" preserveAspectRatio="none" role="img" '

@@ -50,7 +50,8 @@ class Record:
     """One run of an arm under a load.
 
     engine: sim, clock or server. metrics: by the names of SGLang's bench_serving where it has one
-    (docs/benchmarking.md).
+    (docs/benchmarking.md). problem: why a run on servers must not be counted, or "". about: the
+    settings, counters and requests of a run on servers; bench/records does without.
     """
 
     experiment: str
@@ -61,6 +62,8 @@ class Record:
     engine: str
     metrics: Mapping[str, float]
     made_by: Provenance = field(default_factory=Provenance)
+    problem: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -79,7 +82,8 @@ class Record:
     def line(self) -> str:
         """As parse reads it, metrics to five digits."""
         rounded = {name: float(f"{value:.5g}") for name, value in self.metrics.items()}
-        return json.dumps(asdict(replace(self, metrics=rounded)))
+        fields = asdict(replace(self, metrics=rounded))
+        return json.dumps({k: v for k, v in fields.items() if v or k not in ("problem", "about")})
 
 
 def file_of(experiment: str, folder: Path = FOLDER) -> Path:

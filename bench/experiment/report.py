@@ -11,20 +11,18 @@ from bench.engines.clock.device import device_note
 from bench.experiment import plot
 from bench.experiment.records import Record
 from bench.experiment.spec import Experiment
-from bench.experiment.stats import headline, ordered
+from bench.experiment.stats import headline
 from bench.experiment.table import rows
 
-Run = Mapping[str, Any]
 _STYLE = Path(__file__).with_suffix(".css")
 
 
-def write_report(
-    experiment: Experiment, runs: Sequence[Run], records: Sequence[Record], path: Path
-) -> None:
-    """Settings, table and plots of a comparison. experiment: what was compared, for its table."""
-    valid = [run for run in runs if run["valid"]]
-    seeds = sorted({run["seed"] for run in valid})
-    first, note = runs[0]["policy"], device_note(valid[0]["settings"])
+def write_report(experiment: Experiment, found: Sequence[Record], path: Path) -> None:
+    """Write settings, table and plot of a comparison, of which one run at least is valid."""
+    records = [record for record in found if not record.problem]
+    seeds = {record.seed for record in records}
+    settings = records[0].about["settings"]
+    first, note = records[0].arm, device_note(settings)
     sections = [
         *(f"<p><b>{escape(line)}</b></p>" for line in (headline(records), note) if line),
         f"<p>Medians over {len(seeds)} seeds. Ratios are to <b>{escape(first)}</b> on the same "
@@ -34,11 +32,11 @@ def write_report(
         "server. Arrivals: how long requests came, in mean TTLTs. Drain: what the server took "
         "after the last arrival.</p>",
         html_table(experiment, records),
-        _invalid(runs),
+        _invalid(found),
         "<h2>Mean against tail, by arrival rate</h2>",
         f"<figure>{plot.mean_against_tail(records)}</figure>",
         "<h2>Settings</h2>",
-        _settings(valid[0]),
+        _settings(settings),
     ]
     write_page(path, "sage-sched: policies compared on real servers", sections)
 
@@ -71,21 +69,18 @@ def html_table(experiment: Experiment, records: Sequence[Record]) -> str:
     return "\n".join([*lines, "</table></div>"])
 
 
-def _invalid(runs: Sequence[Run]) -> str:
-    lost = [run for run in runs if not run["valid"]]
-    if not lost:
-        return ""
-    reasons = ordered(
-        f"{run['policy']}, rate {run['rate']}, seed {run['seed']}: {run['invalid_reason']}"
-        for run in lost
+def _invalid(found: Sequence[Record]) -> str:
+    items = "".join(
+        f"<li>{escape(f'{lost.arm}, {lost.load}, seed {lost.seed}: {lost.problem}')}</li>"
+        for lost in found
+        if lost.problem
     )
-    items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
-    return f"<p>Left out as invalid:</p><ul>{items}</ul>"
+    return f"<p>Left out as invalid:</p><ul>{items}</ul>" if items else ""
 
 
-def _settings(run: Run) -> str:
+def _settings(settings: Mapping[str, Any]) -> str:
     items = "".join(
         f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>"
-        for name, value in run["settings"].items()
+        for name, value in settings.items()
     )
     return f"<dl>{items}</dl>"

@@ -5,51 +5,58 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
+from bench.engines.baseline import Saturation
 from bench.experiment.records import Provenance, Record, of_metrics
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import TUNED, Experiment, Load
+from bench.experiment.spec import TUNED, Experiment, Options
 from bench.policies.arm import Arm, SpecError
 from bench.simulator.pool import OutOfMemoryError
 from bench.simulator.result import Result, Served
 from bench.workloads.source import Purpose
 
-ENGINES = ("sim", "clock", "server")
 
+class Outcome(NamedTuple):
+    """What came of an arm and a seed; see Record."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Of a run. data: see bench.workloads.sources. output: for what servers write. model:
-    the servers' own, on the engine `server`. jobs: how many simulations at a time."""
-
-    data: Path | None = None
-    output: Path = Path("results")
-    model: Path | None = None
-    jobs: int = 1
-    server_flags: Sequence[str] | None = None
+    arm: Arm
+    seed: int
+    metrics: dict[str, float]
+    problem: str
+    about: Mapping[str, Any]
 
 
 def run(
-    experiment: Experiment, options: Options, on_record: Callable[[Record], None]
+    experiment: Experiment,
+    options: Options,
+    on_record: Callable[[Record], None],
+    servers: Callable[..., Any] | None = None,
 ) -> list[Record]:
-    """All records, each also told as it is made. Raises SpecError, WorkloadError, ServerError."""
+    """Return all records, each also given to on_record as it is made.
+
+    servers: a kind of bench.experiment.servers.Servers. Raises SpecError, WorkloadError,
+    ServerError.
+    """
     found = []
-    for record in _records(experiment, options):
+    for record in _records(experiment, options, servers):
         on_record(record)
         found.append(record)
     return found
 
 
-def _records(experiment: Experiment, options: Options) -> Iterator[Record]:
+def _records(
+    experiment: Experiment, options: Options, servers: Callable[..., Any] | None
+) -> Iterator[Record]:
+    made_by = Provenance.of_now()
     alike: Loaded | None = None
     best: Arm | None = None
     for load in experiment.loads:
@@ -62,16 +69,21 @@ def _records(experiment: Experiment, options: Options) -> Iterator[Record]:
             arms.insert(0, best)
             if load.capacity_by == TUNED:
                 loaded = replace(loaded, load=replace(load, capacity_by=best.policy))
+        of_load = replace(experiment, arms=arms, loads=[loaded.load])
+        if experiment.engine == "server":
+            loaded = replace(loaded, measure=partial(_sustained, of_load, loaded, options))
         alike = loaded
-        if experiment.engine == "sim" or loaded.source.workload is None:
-            yield from _of_requests(experiment, loaded, arms, options)
-            continue
-        from bench.experiment.on_servers import records_of_prompts  # SGLang takes a while
-
-        yield from records_of_prompts(
-            experiment, loaded, arms,
-            output=options.output, model=options.model, server_flags=options.server_flags,
-        )  # fmt: skip
+        if experiment.engine == "sim":
+            runs, columns = product(arms, experiment.all_seeds), experiment.metrics
+            found = _simulated(loaded, runs, columns, Purpose.REPORT, options.jobs)
+        else:
+            found = _on_servers(of_load, loaded, options, servers)
+        for arm, seed, metrics, problem, about in found:
+            yield Record(
+                experiment=experiment.name, load=load.name, arm=arm.name, policy=arm.policy,
+                seed=seed, engine=experiment.engine, metrics=metrics, made_by=made_by,
+                problem=problem, about=about,
+            )  # fmt: skip
 
 
 def best_tuned(experiment: Experiment, loaded: Loaded, jobs: int = 1) -> Arm:
@@ -88,40 +100,11 @@ def best_tuned(experiment: Experiment, loaded: Loaded, jobs: int = 1) -> Arm:
     found: dict[str, list[float]] = {}
     for at in loads:
         runs = product(tuning.arms(), tuning.seeds)
-        for arm, _, metrics in _simulated(at, runs, [tuning.by], Purpose.TUNING, jobs):
+        for arm, _, metrics, *_ in _simulated(at, runs, [tuning.by], Purpose.TUNING, jobs):
             found.setdefault(arm.policy, []).append(sign * metrics[tuning.by])
     means = {policy: float(np.mean(values)) for policy, values in found.items()}
     # Not a number for a setting under which a server would end.
     return Arm(policy=min(means, key=lambda policy: np.nan_to_num(means[policy], nan=np.inf)))
-
-
-def _of_requests(
-    experiment: Experiment, loaded: Loaded, arms: Sequence[Arm], options: Options
-) -> Iterator[Record]:
-    """Simulated; or, if they have lengths alone, on real servers on the device clock."""
-    load, columns = loaded.load, (*experiment.columns, *experiment.ratios)
-    seeds = range(experiment.first_seed, experiment.first_seed + experiment.seeds)
-    runs, made_by = product(arms, seeds), Provenance.of_now()
-    if experiment.engine == "server":
-        raise SpecError(f"load {load.name} has no prompts: allowed: --engine sim or clock")
-    if experiment.engine == "sim":
-        found = _simulated(loaded, runs, columns, Purpose.REPORT, options.jobs)
-    else:
-        found = _on_servers(experiment, loaded, runs, columns, options.output)
-    for arm, seed, metrics in found:
-        yield Record(
-            experiment=experiment.name,
-            load=load.name,
-            arm=arm.name,
-            policy=arm.policy,
-            seed=seed,
-            engine=experiment.engine,
-            metrics=metrics,
-            made_by=made_by,
-        )
-
-
-Found = tuple[Arm, int, dict[str, float]]
 
 
 def _simulated(
@@ -130,7 +113,7 @@ def _simulated(
     columns: Sequence[str],
     purpose: Purpose,
     jobs: int,
-) -> Iterator[Found]:
+) -> Iterator[Outcome]:
     """The metrics of each arm and seed, as they are ready."""
     _ = loaded.rate_per_s  # once, and not in each process
     simulate = partial(_simulate, loaded, columns, purpose)
@@ -147,49 +130,69 @@ def _simulated(
             yield future.result()
 
 
-_in_child: Callable[[tuple[Arm, int]], Found] | None = None
+_in_child: Callable[[tuple[Arm, int]], Outcome] | None = None
 
 
-def _call_in_child(run: tuple[Arm, int]) -> Found:
+def _call_in_child(run: tuple[Arm, int]) -> Outcome:
     assert _in_child is not None
     return _in_child(run)
 
 
 def _simulate(
     loaded: Loaded, columns: Sequence[str], purpose: Purpose, run: tuple[Arm, int]
-) -> Found:
+) -> Outcome:
     arm, seed = run
     try:
         result = served(loaded.load, arm, loaded.requests(arm, seed, purpose), seed)
     except OutOfMemoryError:
         if purpose != Purpose.TUNING:
             raise
-        return arm, seed, dict.fromkeys(columns, math.nan)
-    return arm, seed, measured(result, columns, loaded.load) | {"offered_rate": loaded.rate_per_s}
+        return Outcome(arm, seed, dict.fromkeys(columns, math.nan), "", {})
+    return Outcome(arm, seed, measured(result, columns, loaded), "", {})
 
 
 def _on_servers(
     experiment: Experiment,
     loaded: Loaded,
-    runs: Iterable[tuple[Arm, int]],
-    columns: Sequence[str],
-    output: Path,
-) -> Iterator[Found]:
-    from bench.experiment.session_servers import SessionServers  # SGLang takes a while
+    options: Options,
+    servers: Callable[..., Any] | None,
+) -> Iterator[Outcome]:
+    from bench.experiment.servers import Servers  # SGLang takes a while to load
 
-    folder = output / experiment.name
-    servers = SessionServers(loaded.load, loaded.source, folder, experiment.speed)
-    with contextlib.closing(servers):
+    in_turn = experiment.engine == "server"
+    runs = _in_turn(experiment) if in_turn else product(experiment.arms, experiment.all_seeds)
+    with contextlib.closing((servers or Servers)(experiment, loaded, options)) as serve:
         for arm, seed in tqdm([*runs], desc=loaded.load.name, unit="run"):
-            found = servers(arm, loaded.requests(arm, seed), seed)
-            metrics = measured(found, columns, loaded.load)
-            yield arm, seed, metrics | {"offered_rate": loaded.rate_per_s}
+            ran = serve.run(arm, seed)
+            metrics = {}
+            if ran.served is not None:
+                metrics = measured(ran.served, experiment.metrics, loaded)
+                decided = ran.about["counters"].get("decisions", {})
+                metrics |= of_metrics(decided, experiment.metrics)
+            yield Outcome(arm, seed, metrics, ran.problem, ran.about)
 
 
-def measured(served: Served, columns: Iterable[str], load: Load) -> dict[str, float]:
+def _sustained(experiment: Experiment, loaded: Loaded, options: Options) -> Saturation:
+    from bench.experiment.servers import Servers
+
+    with contextlib.closing(Servers(experiment, loaded, options)) as serve:
+        return serve.sustained()
+
+
+def _in_turn(experiment: Experiment) -> Iterator[tuple[Arm, int]]:
+    """Each seed begins with another arm, so that a host that grows slower favours none."""
+    arms = experiment.arms
+    for seed in experiment.all_seeds:
+        first = seed % len(arms)
+        for arm in (*arms[first:], *arms[:first]):
+            yield arm, seed
+
+
+def measured(served: Served, columns: Iterable[str], loaded: Loaded) -> dict[str, float]:
     """What a record of a run keeps. A column is a metric of Served.metrics, or of some classes of
     requests alone: `p99_ttft_ms:LS`, `mean_waited_per_token_ms:1+2`."""
-    metrics = {**served.metrics(), **served.session_metrics()}
+    load = loaded.load
+    metrics = {**served.metrics(), **served.session_metrics(), "offered_rate": loaded.rate_per_s}
     is_simulated = isinstance(served, Result)
     if tuple(load.measured) != (0.0, 1.0):
         served = served.arrived_within(*load.measured)

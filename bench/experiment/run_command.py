@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+
+from tqdm import tqdm
 
 from bench.engines.server.server import ServerError
 from bench.experiment import goodput, records
-from bench.experiment.run import ENGINES, Options, changed
+from bench.experiment.records import Record
+from bench.experiment.run import changed
 from bench.experiment.run import run as run_experiment
-from bench.experiment.spec import Experiment
+from bench.experiment.spec import ENGINES, Experiment, Options
 from bench.experiment.table import aligned, plain
 from bench.policies.arm import SpecError
 from bench.workloads.prompts import WorkloadError
@@ -47,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 2, with a line on stderr, where it cannot be run."""
+    """Return 0; 1 if a run was invalid; 2, with a line on stderr, if it cannot be run."""
     folder = records.FOLDER if args.record else args.output / "records"
     try:
         experiment = changed(
@@ -59,15 +62,27 @@ def run(args: argparse.Namespace) -> int:
             data=args.data, output=args.output, model=args.model_path,
             server_flags=args.server_flags, jobs=args.jobs,
         )  # fmt: skip
-        found = run_experiment(experiment, options, lambda made: records.write(file, [made]))
+        found = run_experiment(experiment, options, lambda made: _keep(made, file, args.record))
     except (ConfigError, SpecError, ServerError, WorkloadError, ValueError) as error:
         print(f"sage-sched bench run: {error}", file=sys.stderr)
         return 2
+    valid = [record for record in found if not record.problem]
+    status = int(len(valid) < len(found))
     if args.json:
         print_json([asdict(record) for record in found])
-        return 0
-    print(f"\n{experiment.title}\n\n{plain(experiment, found)}")
+        return status
+    if not valid:
+        return status
+    print(f"\n{experiment.title}\n\n{plain(experiment, valid)}")
     if experiment.sweeps:
-        print(f"\nRequests per second within the SLO\n\n{aligned(*goodput.rows(found))}")
+        print(f"\nRequests per second within the SLO\n\n{aligned(*goodput.rows(valid))}")
     print(f"\nrecords: {file}")
-    return 0
+    return status
+
+
+def _keep(made: Record, file: Path, for_pages: bool) -> None:
+    """Write a record; those for pages without their requests."""
+    if made.problem:
+        tqdm.write(f"invalid: {made.arm}, {made.load}, seed {made.seed}: {made.problem}")
+        return
+    records.write(file, [replace(made, about={}) if for_pages else made])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,11 +48,16 @@ _RIVALS: dict[str, type[Policy]] = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A load, and what its requests come from. alike: another load of the same mix."""
+    """A load, and what its requests come from.
+
+    alike: another load of the same mix. measure: what one engine sustains, if the simulator is not
+    to say.
+    """
 
     load: Load
     data: Path | None
     alike: Loaded | None = None
+    measure: Callable[[], Saturation] | None = None
 
     @functools.cached_property
     def source(self) -> Source:
@@ -66,6 +71,8 @@ class Loaded:
         """What one engine sustains under capacity_by."""
         if self.alike is not None and self.alike.load.capacity_by == self.load.capacity_by:
             return self.alike.saturated
+        if self.measure is not None:
+            return self.measure()
         arm, cap = Arm(policy=_by_arrival(self.load.capacity_by)), self.load.max_new_tokens
 
         def serve(arrivals_s: NDArray[np.float64]) -> Result:

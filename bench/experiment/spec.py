@@ -17,6 +17,7 @@ from bench.workloads.arrivals import LOADS, RECORDED, requests_per_s
 FOLDER = Path(__file__).parents[1] / "experiments"
 # Of a load's capacity_by: the best setting of SGLang's policies.
 TUNED = "tuned"
+ENGINES = ("sim", "clock", "server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,15 @@ class Experiment:
     tuned: Tuning | None = None
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of its table."""
+        return (*self.columns, *self.ratios)
+
+    @property
+    def all_seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    @property
     def sweeps(self) -> bool:
         """Whether its mixes have several rates."""
         return any(load.mix != load.name for load in self.loads)
@@ -167,6 +177,23 @@ class Experiment:
         require(len(labels) == len(set(labels)), name, "arms", "of the same label", labels)
         require(bool(arms), name, "arms", "nothing", ["at least one policy"])
         return experiment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of a run.
+
+    data: the folder of datasets. output: for all that servers write. jobs: simulations at a time.
+    model: of servers; None for a small one. server_flags: SGLang's; None for those of a CPU.
+    server_env: on another host than a CPU, where flags are given.
+    """
+
+    data: Path | None = None
+    output: Path = Path("results")
+    model: Path | None = None
+    jobs: int = 1
+    server_flags: Sequence[str] | None = None
+    server_env: Mapping[str, str] = field(default_factory=dict)
 
 
 def names() -> list[str]:

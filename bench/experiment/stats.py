@@ -83,28 +83,36 @@ def _row(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> dict[
     }
 
 
-def headline(records: Sequence[Record]) -> str:
-    """What came of `sage` under the last load, in one sentence; "" where it was not compared."""
-    load, first = ordered(record.load for record in records)[-1], records[0].arm
-
-    def mean_ratio(arm: str) -> Ratio | None:
-        ours, theirs = (of_arm(records, load, name) for name in (arm, first))
-        return ratio(ours, theirs, "mean_e2e_latency_ms")
-
-    ratios = {
-        arm: found
-        for arm in ordered(record.arm for record in records)
-        if (found := mean_ratio(arm)) is not None
-    }
-    if first == "sage" or not {"sage", first} <= set(ratios):
-        return ""
-    ours = ratios.pop("sage")
-    best = min(ratios, key=lambda arm: ratios[arm].median)
-    sentence = (
-        f"Under sage the mean time to the last token was {ours.median:.2f} of what it was under "
-        f"{first} ({ours.low:.2f} to {ours.high:.2f} over the seeds)"
+def against(ours: str, ours_s: float, theirs: str, theirs_s: float) -> str:
+    """Return who finished answers sooner, for people, without a full stop."""
+    change = 1 - ours_s / theirs_s
+    by = f"{abs(change):.0%}".replace("%", " %")
+    how = "no sooner and no later" if by == "0 %" else f"{by} {'sooner' if change > 0 else 'later'}"
+    return (
+        f"{ours} finished answers in {seconds(ours_s)} on average, {theirs} in "
+        f"{seconds(theirs_s)}: {how}"
     )
+
+
+def seconds(value_s: float) -> str:
+    """Return a time to two digits or more."""
+    return f"{value_s:.0f} s" if value_s >= 10 else f"{value_s:.2g} s"
+
+
+def headline(records: Sequence[Record]) -> str:
+    """Return what came of `sage` under the last load, compared with the first arm and the best of
+    the others; "" if it was not compared."""
+    load, first = ordered(record.load for record in records)[-1], records[0].arm
+    mean_s = {
+        arm: found / 1e3
+        for arm in ordered(record.arm for record in records)
+        if (found := median(of_arm(records, load, arm), "mean_e2e_latency_ms")) == found
+    }
+    if first == "sage" or not {"sage", first} <= set(mean_s):
+        return ""
+    ours_s = mean_s.pop("sage")
+    best = min(mean_s, key=lambda arm: mean_s[arm])
+    sentence = against("`sage`", ours_s, f"`{first}`", mean_s[first])
     if best == first:
         return f"{sentence}."
-    share = ours.median / ratios[best].median
-    return f"{sentence}, and {share:.2f} of what it was under {best}, the best of the others."
+    return f"{sentence}. The best of the others was `{best}`, in {seconds(mean_s[best])}."

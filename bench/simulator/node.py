@@ -16,7 +16,7 @@ from bench.simulator.executor import scheduling_pass
 from bench.simulator.on_time import num_on_time
 from bench.simulator.prefill_adder import Part
 from bench.simulator.presets import Engine
-from bench.simulator.request import Progress, SimRequest
+from bench.simulator.request import PAUSE_S, Progress, SimRequest
 from bench.simulator.state import EngineState, Options
 from bench.simulator.stock import StockPolicy
 from sage_sched.config import SageConfig
@@ -208,6 +208,7 @@ class Node:
         progress.job.grow(progress.generated_tokens + 1)
         if progress.first_token_s >= 0:
             progress.longest_gap_s = max(progress.longest_gap_s, self.now_s - progress.token_s)
+            _note_pause(progress, self.now_s)
             self.gaps[round((self.now_s - progress.token_s) * GAPS_PER_S)] += 1
         progress.token_s = self.now_s
         if progress.first_token_s < 0:
@@ -255,6 +256,7 @@ class Node:
                     steps, first_s, growth_s, due_s, promise.tpot_s
                 )
             gap_s = self.now_s + first_s - progress.token_s
+            _note_pause(progress, self.now_s + first_s)
             self.gaps[round(gap_s * GAPS_PER_S)] += 1
             progress.longest_gap_s = max(progress.longest_gap_s, gap_s, last_s * (steps > 1))
             progress.token_s = self.now_s + seconds
@@ -280,6 +282,12 @@ class Node:
 
     def _retract(self) -> None:
         self.state.retract()
+
+
+def _note_pause(progress: Progress, token_s: float) -> None:
+    """Note the gap before a token that comes then, if it is a pause."""
+    if token_s - progress.token_s >= PAUSE_S:
+        progress.pauses_s.append((progress.token_s, token_s))
 
 
 def _due_s(progress: Progress, token: int) -> float:

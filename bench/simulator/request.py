@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.simulator.radix_tree import Span, TreeNode
 from sage_sched.distribution import LengthDistribution
 from sage_sched.job import NO_HINTS, Hints, Job
 from sage_sched.slo import Promise
+
+# A gap between two tokens is a pause from this on: prefills hold tokens up for less.
+PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class SimRequest:
     there is none. class_name: for reports.
     spans: its prompt's tokens, by what they share with other prompts (radix_tree.Span); () if they
         share nothing.
+    prompt: its text, for real servers; "" if it has lengths alone.
     follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
     hints: what was said of it.
@@ -36,6 +40,7 @@ class SimRequest:
     pause_s: float = 0.0
     hints: Hints = NO_HINTS
     adapter: str = ""
+    prompt: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +55,7 @@ class Progress:
         and how long that is.
     swapped: whether its KV is in host memory.
     token_s: when its newest token came. longest_gap_s: between two of its tokens.
+    pauses_s: when gaps of PAUSE_S or more began and ended.
     promise: when its tokens are due; None if whenever. num_next_on_time: of those but the first.
     """
 
@@ -68,6 +74,7 @@ class Progress:
     first_token_s: float = -1.0
     last_token_s: float = -1.0
     num_retractions: int = 0
+    pauses_s: list[tuple[float, float]] = field(default_factory=list)
     promise: Promise | None = None
     num_next_on_time: int = 0
 

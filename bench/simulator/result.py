@@ -32,7 +32,8 @@ class Served:
     idle engine. input_tokens, answer_tokens: its true lengths. num_next_on_time: of its tokens but
     the first, those that came when they were promised. hints: what was said of it. class_names:
     what kind of request it is, which nobody was told.
-    longest_gap_s: between two tokens of its answer. gaps: of all answers, how often each gap
+    longest_gap_s: between two tokens of its answer. pauses_s: when its gaps of PAUSE_S or more
+    began and ended. gaps: of all answers, how often each gap
     came, in 1/GAPS_PER_S; empty where nobody counted.
     duration_s: from the first arrival to the last token.
     cached_tokens: of all prompts, those that nobody had to compute; None where nobody counted.
@@ -48,6 +49,7 @@ class Served:
     hints: tuple[Hints, ...]
     class_names: NDArray[np.str_]
     longest_gap_s: NDArray[np.float64]
+    pauses_s: tuple[tuple[tuple[float, float], ...], ...]
     gaps: Counter[int]
     duration_s: float
     cached_tokens: int | None
@@ -153,11 +155,13 @@ class Served:
             for field in fields(Served)
             if isinstance(getattr(self, field.name), np.ndarray)
         }
-        hints = tuple(h for h, is_of in zip(self.hints, chosen, strict=True) if is_of)
+        places = np.flatnonzero(chosen)
+        hints = tuple(self.hints[place] for place in places)
+        pauses_s = tuple(self.pauses_s[place] for place in places)
         last_s = arrays["arrival_s"] + arrays["ttlt_s"]
         duration_s = float(last_s.max() - arrays["arrival_s"].min())
         nobody: dict[str, Any] = {"cached_tokens": None, "gaps": Counter()}
-        return Served(**arrays, hints=hints, duration_s=duration_s, **nobody)
+        return Served(**arrays, hints=hints, pauses_s=pauses_s, duration_s=duration_s, **nobody)
 
     def attainment(self) -> dict[str, Any]:
         """How far requests got what they were promised."""

@@ -151,6 +151,7 @@ def result_of(
         num_next_on_time=np.array([p.num_next_on_time for p in ordered]),
         cached_tokens=sum(request.input_tokens for request in requests) - prefill_tokens,
         num_retractions=np.array([p.num_retractions for p in ordered]),
+        pauses_s=tuple(tuple(p.pauses_s) for p in ordered),
         longest_gap_s=np.array([p.longest_gap_s for p in ordered]),
         num_yields=np.array([p.job.num_yields for p in ordered]),
         yields=sum((node.state.num_yields for node in nodes), Counter()),

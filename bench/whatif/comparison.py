@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.experiment.goodput import rate_within
+from bench.experiment.stats import against, seconds
 from bench.experiment.table import aligned
 from bench.whatif.simulation import Outcome
 from bench.workloads.prompts import WorkloadError
@@ -124,23 +125,25 @@ def _draws(num_requests: int, seed: int) -> Iterator[NDArray[np.int64]]:
 
 
 def sentence(rows: Sequence[Row], policy: str) -> str:
-    """What this policy would bring, or, if it is the first, what it brings; "" if it is not among
-    them."""
-    first, *others = rows
+    """Return what this policy would bring, for people, or brings, if it is the first; "" if it is
+    not among them."""
+    first = rows[0]
     row = next((row for row in rows if row.policy == policy), None)
     if row is None:
         return ""
-    rivals = [other for other in others if other is not row]
+    rivals = [other for other in rows if other not in (row, first)]
     best = min(rivals, key=lambda other: other.mean_ratio.value, default=None)
-    beside = "" if best is None else f"; the best of the others, {best.policy}: mean"
+    mean_s = seconds(row.mean_ttlt_s)
     if row is first:
-        beside += "" if best is None else f" {best.mean_ratio} of that, p99 {best.p99_ratio}"
-        return f"Under {policy}, as now: mean TTLT {row.mean_ttlt_s:.2f} s{beside}."
-    beside += "" if best is None else f" {best.mean_ratio}"
-    more = 100 * (row.throughput / first.throughput - 1) if first.throughput > 0 else 0.0
-    tokens = f"{abs(more):.0f} % {'more' if more >= 0 else 'fewer'} tokens/s"
-    instead = f"Under {policy}, instead of {first.policy}: mean TTLT {row.mean_ratio}"
-    return f"{instead}, p99 {row.p99_ratio}, {tokens}{beside}."
+        said = f"`{policy}`, as now, finishes answers in {mean_s} on average."
+    else:
+        ours, theirs = f"`{policy}`", f"your policy, `{first.policy}`,"
+        said = against(ours, row.mean_ttlt_s, theirs, first.mean_ttlt_s)
+        low, high = (round(100 * (1 - end)) for end in (row.mean_ratio.high, row.mean_ratio.low))
+        said += f" (90 % interval: {low} % to {high} %)."
+    if best is None:
+        return said
+    return f"{said} The best of the others is `{best.policy}`, in {seconds(best.mean_ttlt_s)}."
 
 
 def good_table(good: Mapping[str, Sequence[float]], multiples: Sequence[float]) -> str:

@@ -99,6 +99,23 @@ class Prompts(Source):
             for at, request in zip(arrivals_s, chosen, strict=True)
         ]
 
+    def for_servers(
+        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
+    ) -> list[SimRequest]:
+        """Return prompts, none of them twice unless they measure a capacity: a server would know
+        the answer. Servers count the input tokens, and predict."""
+        is_history = purpose == Purpose.CAPACITY
+        chosen = self.workload.drawn(
+            len(arrivals_s), seed, from_history=is_history, again=is_history
+        )
+        return [
+            SimRequest(
+                float(at), 0, request.output_tokens, cap, None, request.class_name,
+                prompt=request.prompt,
+            )
+            for at, request in zip(arrivals_s, chosen, strict=False)
+        ]  # fmt: skip
+
     def _chosen(self, number: int, seed: int, purpose: Purpose) -> list[WorkloadRequest]:
         return self.workload.drawn(
             number,

@@ -43,6 +43,12 @@ class Source(ABC):
         The same for all arms but for what is foreseen and said of them. cap: their max_new_tokens.
         """
 
+    def for_servers(
+        self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
+    ) -> list[SimRequest]:
+        """Return what real servers are asked; fewer than arrivals if prompts would come again."""
+        return self.requests(arm, arrivals_s, seed, cap, purpose)
+
     def all_answers(self) -> LengthDistribution:
         """What servers are to foresee of every answer, where no text tells its length."""
         raise NotImplementedError

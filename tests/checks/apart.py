@@ -14,30 +14,19 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from bench.engines.clock.device import Device
 from bench.engines.clock.priority import go_first
-from bench.engines.server.model import write_model
-from bench.engines.server.policy_server import (
-    CPU_ENGINE_FLAGS,
-    CPU_ENV,
-    CPU_MODEL,
-    PolicyServers,
-)
+from bench.engines.server.policy_server import PolicyServers
 from bench.engines.server.server import Server
-from bench.engines.server.side_by_side import Settings, compare_policies
 from bench.experiment import records
-from bench.experiment.on_servers import record_of
-from bench.experiment.records import Provenance, Record
-from bench.experiment.run import changed, measured
-from bench.experiment.session_servers import SessionServers
-from bench.experiment.simulated import Loaded
-from bench.experiment.spec import Experiment
+from bench.experiment.records import Record
+from bench.experiment.run import changed, run
+from bench.experiment.servers import Servers
+from bench.experiment.spec import Experiment, Options
 from bench.experiment.table import plain
 from bench.policies.arm import Arm
 from bench.simulator.presets import Engine
@@ -72,84 +61,31 @@ class _Pairs(PolicyServers):
         return Pair(start)
 
 
-class _PairsOfLengths(SessionServers):
-    """For requests of lengths alone."""
+class _PairServers(Servers):
+    """Serves an arm's requests on a pair."""
 
-    def _servers(self, arm: Arm) -> PolicyServers:
-        return _Pairs.of(super()._servers(arm), self._load.engine_of(arm))
+    def servers_of(self, arm: Arm) -> PolicyServers:
+        return _Pairs.of(super().servers_of(arm), self._load.engine_of(arm))
 
 
-def measure(experiment: Experiment, loaded: Loaded, args: argparse.Namespace) -> int:
-    """Every arm, each with all seeds; records are kept as they are made. The exit code."""
+def measure(experiment: Experiment, args: argparse.Namespace) -> int:
+    """Run every arm, each with all seeds; records are kept as they are made. The exit code."""
     file = records.file_of(experiment.name, records.FOLDER if args.record else _OUTPUT)
     command = shlex.join(["python", "-m", "tests.checks.apart", *sys.argv[1:]])
-    made_by, found = replace(Provenance.of_now(), command=command), []
-    of_arm = _asked_for_lengths if loaded.source.workload is None else _asked_prompts
-    for arm in experiment.arms:
-        for record in of_arm(experiment, loaded, arm, args, made_by):
-            found.append(record)
-            records.write(file, [record])
-    print(f"\n{plain(experiment, found)}\n\nrecords: {file}")
-    return int(len(found) < len(experiment.arms) * experiment.seeds)
 
+    def keep(made: Record) -> None:
+        print(made.arm, made.seed, made.problem, made.about.get("device"), flush=True)
+        if not made.problem:
+            made_by = replace(made.made_by, command=command)
+            about = {} if args.record else made.about
+            records.write(file, [replace(made, made_by=made_by, about=about)])
 
-def _asked_prompts(
-    experiment: Experiment, loaded: Loaded, arm: Arm, args: argparse.Namespace, made_by: Provenance
-) -> Iterator[Record]:
-    model = write_model(_OUTPUT / "model", **CPU_MODEL)
-    for run in compare_policies(_settings(experiment, loaded, arm, args, model)):
-        print(arm.name, run["seed"], run["invalid_reason"], run["device"], flush=True)
-        if run["valid"]:
-            yield record_of(
-                run, (*experiment.columns, *experiment.ratios), made_by,
-                experiment=experiment.name, load=loaded.load.name, arm=arm.name, engine="clock",
-            )  # fmt: skip
-
-
-def _asked_for_lengths(
-    experiment: Experiment, loaded: Loaded, arm: Arm, args: argparse.Namespace, made_by: Provenance
-) -> Iterator[Record]:
-    """Raises ServerError where a server fails, or the host is too slow for the clock."""
-    columns = (*experiment.columns, *experiment.ratios)
-    fewer = replace(loaded.load, num_requests=args.num_requests or loaded.load.num_requests)
-    loaded = replace(loaded, load=fewer)
-    with closing(_PairsOfLengths(fewer, loaded.source, _OUTPUT / "lengths", args.speed)) as serve:
-        first_seed = experiment.first_seed if args.first_seed is None else args.first_seed
-        for seed in range(first_seed, first_seed + experiment.seeds):
-            served = serve(arm, loaded.requests(arm, seed), seed)
-            yield Record(
-                experiment=experiment.name, load=loaded.load.name, arm=arm.name, policy=arm.policy,
-                seed=seed, engine="clock", made_by=made_by,
-                metrics=measured(served, columns, fewer),
-            )  # fmt: skip
-
-
-def _settings(
-    experiment: Experiment, loaded: Loaded, arm: Arm, args: argparse.Namespace, model: Path
-) -> Settings:
-    load, engine, workload = loaded.load, loaded.load.engine_of(arm), loaded.source.workload
-    assert workload is not None
-    # A server would know the answer to a prompt that comes again.
-    most = workload.drawn(len(loaded.arrivals_s(experiment.first_seed)), 0, again=False)
-    one = PolicyServers(
-        model=model,
-        folder=_OUTPUT / arm.name.replace(" ", "-"),
-        flags=CPU_ENGINE_FLAGS,
-        env=CPU_ENV,
-        sage=arm.config,
-        device=Device(load.preset, args.speed, engine),
-    )
-    return Settings(
-        workload=workload,
-        servers=_Pairs.of(one, engine),
-        policies=(arm.policy,),
-        rates=(f"{loaded.rate_per_s:.3f}",),
-        num_seeds=experiment.seeds,
-        first_seed=experiment.first_seed if args.first_seed is None else args.first_seed,
-        num_requests=args.num_requests or len(most),
-        load=load.arrivals,
-        max_new_tokens=load.max_new_tokens,
-    )
+    options = Options(data=args.data, output=_OUTPUT)
+    found = run(experiment, options, keep, _PairServers)
+    valid = [record for record in found if not record.problem]
+    if valid:
+        print(f"\n{plain(experiment, valid)}\n\nrecords: {file}")
+    return int(len(valid) < len(found))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,7 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         Experiment.read(args.experiment),
         engine="clock", seeds=args.seeds, loads=[args.load], arms=args.arms,
     )  # fmt: skip
-    return measure(experiment, Loaded(experiment.loads[0], args.data), args)
+    first_seed = experiment.first_seed if args.first_seed is None else args.first_seed
+    loads = [
+        replace(load, num_requests=args.num_requests or load.num_requests)
+        for load in experiment.loads
+    ]
+    experiment = replace(experiment, first_seed=first_seed, speed=args.speed, loads=loads)
+    return measure(experiment, args)
 
 
 if __name__ == "__main__":

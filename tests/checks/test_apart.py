@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.engines.server.side_by_side import Settings
 from bench.experiment import records
+from bench.experiment.servers import Ran, Servers
 from bench.experiment.simulated import Loaded, served
-from bench.experiment.spec import Experiment, Load
+from bench.experiment.spec import Experiment, Load, Options
 from bench.policies.arm import Arm
 from bench.simulator.presets import PRESETS
 from bench.simulator.result import alone_s
 from sage_sched.steps import StepTime
-from tests.bench.experiment.runs import run
-from tests.bench.recordings import azure_like
 from tests.checks import apart
 
 _PRESET = "h800-qwen3-32b"
@@ -37,13 +33,20 @@ def experiment_of(*arms: Arm, **load: Any) -> Experiment:
     """Of generated prompts, ten a second."""
     given = {"workload": {"name": "mixed"}, "rate": "10", "apart": True, "preset": _PRESET}
     loads = [Load(name="ten", **{**given, **load})]
-    return Experiment(name="apart", title="", arms=arms, loads=loads, seeds=1, first_seed=7)
+    return Experiment(
+        name="apart", title="", arms=arms, loads=loads, seeds=1, first_seed=7, engine="clock",
+        speed=2.0,
+    )  # fmt: skip
 
 
 def asked(**changes: Any) -> argparse.Namespace:
     """The options of a command."""
-    given = {"record": False, "speed": 2.0, "first_seed": None, "num_requests": 6}
-    return argparse.Namespace(**{**given, **changes})
+    return argparse.Namespace(**{"record": False, "data": None, **changes})
+
+
+def servers_of(experiment: Experiment, arm: Arm) -> Any:
+    loaded = Loaded(experiment.loads[0], None)
+    return apart._PairServers(experiment, loaded, Options()).servers_of(arm)
 
 
 @pytest.fixture(autouse=True)
@@ -51,32 +54,16 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_arms_differ_in_what_they_keep_free_and_in_nothing_that_is_asked() -> None:
-    experiment = experiment_of(_KEEPS_8, Arm(policy="sage"))
-    loaded = Loaded(experiment.loads[0], None)
-    told = [apart._settings(experiment, loaded, arm, asked(), Path()) for arm in experiment.arms]
-    assert [each.servers.flags[-2:] for each in told] == [
+def test_arms_differ_in_what_they_keep_free() -> None:
+    experiment = experiment_of(_KEEPS_8, Arm(policy="fcfs"))
+    assert [servers_of(experiment, arm).flags[-2:] for arm in experiment.arms] == [
         ("--num-reserved-decode-tokens", "8"), ("--num-reserved-decode-tokens", "512"),
     ]  # fmt: skip
-    assert [each.policies for each in told] == [("fcfs",), ("sage",)]
-    for each in told:
-        assert (each.rates, each.num_requests, each.first_seed) == (("10.000",), 6, 7)
-        assert (each.load, each.max_new_tokens) == ("sustained", 4096)
 
 
-def test_no_prompt_comes_twice() -> None:
-    experiment = experiment_of(_KEEPS_8, num_requests=100_000)
-    loaded = Loaded(experiment.loads[0], None)
-    told = apart._settings(experiment, loaded, _KEEPS_8, asked(num_requests=None), Path())
-    workload = told.workload
-    assert told.num_requests == len({r.prompt for r in workload.drawn(100_000, 7, again=False)})
-
-
-def test_the_kv_of_a_token_takes_its_time_at_the_servers_speed(tmp_path: Path) -> None:
-    experiment = experiment_of(Arm(policy="sage"))
-    loaded = Loaded(experiment.loads[0], None)
-    told = apart._settings(experiment, loaded, experiment.arms[0], asked(), tmp_path)
-    pair: Any = told.servers.server("sage", "any")
+def test_the_kv_of_a_token_takes_its_time_at_the_servers_speed() -> None:
+    experiment = experiment_of(Arm(policy="fcfs"))
+    pair: Any = servers_of(experiment, experiment.arms[0]).server("fcfs", "any")
     for server, mode in ((pair.prefill, "prefill"), (pair.decode, "decode")):
         token_s = float(server._env["SAGE_TEST_KV_TOKEN_S"])
         assert token_s == pytest.approx(PRESETS[_PRESET].swap_token_s / 2)
@@ -86,43 +73,27 @@ def test_the_kv_of_a_token_takes_its_time_at_the_servers_speed(tmp_path: Path) -
 
 
 def test_a_run_that_does_not_count_is_not_kept_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made_up(settings: Settings) -> Iterator[dict[str, Any]]:
-        (policy,) = settings.policies
-        yield {**run(policy, 7), "valid": policy == "fcfs", "device": None}
+    def run(self: Servers, arm: Arm, seed: int) -> Ran:
+        if arm.policy != "fcfs":
+            return Ran(None, "late")
+        return Ran(served(self._load, arm, self._loaded.requests(arm, seed)), "", {"counters": {}})
 
-    monkeypatch.setattr(apart, "compare_policies", made_up)
-    experiment = experiment_of(_KEEPS_8, Arm(policy="sage"))
-    assert apart.measure(experiment, Loaded(experiment.loads[0], None), asked()) == 1
+    monkeypatch.setattr(Servers, "run", run)
+    experiment = experiment_of(_KEEPS_8, Arm(policy="sage"), num_requests=6)
+    assert apart.measure(experiment, asked()) == 1
     (kept,) = records.read(Path("results/apart/apart.jsonl"))
     assert kept.key == ("apart", "ten", "fcfs, 8 kept free", 7, "clock")
     assert kept.made_by.command.startswith("python -m tests.checks.apart")
 
 
-def test_requests_of_lengths_alone_are_asked_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiment = experiment_of(Arm(policy="proserve"), workload={"name": "azure"}, rate="2")
-    loaded = Loaded(experiment.loads[0], azure_like(tmp_path))
-
-    def made_up(self: Any, arm: Arm, requests: Any, seed: int) -> Any:
-        assert len(requests) == 6
-        return served(loaded.load, arm, requests)
-
-    monkeypatch.setattr(apart._PairsOfLengths, "__call__", made_up)
-    assert apart.measure(experiment, loaded, asked()) == 0
-    (kept,) = records.read(Path("results/apart/apart.jsonl"))
-    assert kept.key == ("apart", "ten", "proserve", 7, "clock")
-
-
 @pytest.mark.long
 def test_a_pair_takes_the_time_of_its_steps_and_of_its_kv() -> None:
-    experiment = experiment_of(Arm(policy="sage", engine=_SLOW), max_new_tokens=8)
-    loaded = Loaded(experiment.loads[0], None)
-    assert apart.measure(experiment, loaded, asked()) == 0
+    arm = Arm(policy="sage", engine=_SLOW)
+    experiment = experiment_of(arm, max_new_tokens=8, num_requests=6)
+    assert apart.measure(experiment, asked()) == 0
     (kept,) = records.read(Path("results/apart/apart.jsonl"))
     assert kept.key == ("apart", "ten", "sage", 7, "clock")
-    (line,) = Path("results/apart/sage/runs.jsonl").read_text().splitlines()
-    columns, engine = json.loads(line)["requests"], loaded.load.engine_of(experiment.arms[0])
+    columns, engine = kept.about["requests"], experiment.loads[0].engine_of(arm)
     tokens = columns["input_tokens"]
     for i, ttlt_ms in enumerate(columns["e2e_latency_ms"]):
         least_s = alone_s(engine, tokens[i], columns["output_tokens"][i])

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from bench.engines.clock.device import device_note
 from bench.engines.server.server import ServerError
-from bench.engines.server.side_by_side import compare_policies
 from bench.experiment import compare as command
+from bench.experiment import records
 from bench.whatif.command import read_step_time
 from bench.workloads.prompt_source import load_workload
 from bench.workloads.prompts import WorkloadError
 from predictor_store.terminal import print_json, speaker
 from sage_sched.fields import ConfigError
-from tests.checks.validation import misordered, read_runs, simulate_runs, summarize, table
+from tests.checks.validation import misordered, simulate_runs, summarize, table
 
 POLICIES = (
     "fcfs", "fcfs@conservativeness=0.3", "fcfs@conservativeness=0.1", "hrrn",
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", type=Path, nargs="?", metavar="RUNS",
-        help="runs.jsonl of a comparison (default: the comparison that the other options describe "
+        help="records of a comparison (default: the comparison that the other options describe "
         "is made first)",
     )  # fmt: skip
     parser.add_argument(
@@ -51,20 +51,22 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0; 1 where a run was invalid; 2, with a line on stderr, where nothing can be compared."""
     num_invalid = 0
-    file = args.output / "runs.jsonl" if args.runs is None else args.runs
     try:
         if args.runs is None:
-            num_invalid = sum(
-                not run["valid"] for run in compare_policies(command.settings_of(args, {}))
-            )
-        runs = read_runs(file)
+            made = command.compare(args, command.experiment_of(args), {})
+            runs = [record for record in made if not record.problem]
+            num_invalid = len(made) - len(runs)
+        else:
+            runs = records.read(args.runs)
+        if not runs:
+            raise ValueError(f"{args.runs or args.output} has no valid run")
         step_time = read_step_time(args.step_time) if args.step_time else None
         workload = load_workload(args.data, args.workload)
         points = simulate_runs(runs, workload, step_time)
     except (ConfigError, ServerError, WorkloadError, OSError, ValueError) as error:
         print(f"tests.checks.validate: {error}", file=sys.stderr)
         return 2
-    note = device_note(runs[0]["settings"])
+    note = device_note(runs[0].about["settings"])
     summary, say = summarize(points), speaker(args)
     if args.json:
         print_json(summary)
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     say(f"\nsummary: {summary_file}")
     if num_invalid:
-        print(f"{num_invalid} runs are invalid and left out, see {file}", file=sys.stderr)
+        print(f"{num_invalid} runs are invalid and left out", file=sys.stderr)
     return 1 if num_invalid else 0
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from bench.experiment.records import Record
 from bench.experiment.stats import ordered
 from bench.experiment.table import aligned
 from bench.policies.rival import Rival
@@ -45,27 +44,17 @@ class Point:
     simulated_s: tuple[float, float]
 
 
-def read_runs(file: Path) -> list[dict[str, Any]]:
-    """The valid runs. Raises ValueError where there is none."""
-    try:
-        runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        valid = [run for run in runs if run["valid"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} holds no runs of `sage-sched bench`: {error!r}") from error
-    if not valid:
-        raise ValueError(f"{file} has no valid run")
-    return valid
-
-
 def simulate_runs(
-    runs: Sequence[dict[str, Any]], workload: Workload, step_time: StepTime | None
+    runs: Sequence[Record], workload: Workload, step_time: StepTime | None
 ) -> list[Point]:
     """Each run's requests, arrivals and lengths, simulated with the settings that it ran with.
 
     step_time: of the server, where it had no device clock. Raises ValueError where the runs are of
     another workload, or need a step_time.
     """
-    by_run = [sample(workload.evaluation, len(r["requests"]["class"]), r["seed"]) for r in runs]
+    by_run = [
+        sample(workload.evaluation, len(run.about["requests"]["class"]), run.seed) for run in runs
+    ]
     predict = None
     if any(_is_ours(run) for run in runs):
         foresight, config = Foresight(workload, len), _settings(runs[0]).predictor
@@ -77,17 +66,17 @@ def simulate_runs(
     ]
 
 
-def _is_ours(run: dict[str, Any]) -> bool:
-    return Rival.parse(run["policy"]).policy in policy_names()
+def _is_ours(run: Record) -> bool:
+    return Rival.parse(run.policy).policy in policy_names()
 
 
 def _simulated(
-    run: dict[str, Any],
+    run: Record,
     chosen: Sequence[WorkloadRequest],
     predict: Predict | None,
     step_time: StepTime | None,
 ) -> Point:
-    config, columns = _settings(run), run["requests"]
+    config, columns = _settings(run), run.about["requests"]
     if columns["class"] != [request.class_name for request in chosen]:
         raise ValueError("the runs are of another workload: give --data as the comparison had")
     requests = [
@@ -95,35 +84,35 @@ def _simulated(
             arrival_s=columns["sent_ms"][i] / 1e3,
             input_tokens=columns["input_tokens"][i],
             output_tokens=columns["output_tokens"][i],
-            max_new_tokens=run["settings"]["max_new_tokens"],
+            max_new_tokens=run.about["settings"]["max_new_tokens"],
             distribution=None if predict is None else predict(request),
             class_name=request.class_name,
         )
         for i, request in enumerate(chosen)
     ]
     metrics = simulate(
-        engine_of(run["settings"], step_time),
-        run["policy"],
+        engine_of(run.about["settings"], step_time),
+        run.policy,
         config,
         sorted(requests, key=lambda request: request.arrival_s),
         Options(preempt=config.preemption.enabled, prediction_delay_s=_prediction_delay_s(run)),
     ).metrics()
     measured_s, simulated_s = (
         (found["mean_e2e_latency_ms"] / 1e3, found["p99_e2e_latency_ms"] / 1e3)
-        for found in (run, metrics)
+        for found in (run.metrics, metrics)
     )
-    return Point(run["policy"], run["rate"], run["seed"], measured_s, simulated_s)
+    return Point(run.policy, run.load, run.seed, measured_s, simulated_s)
 
 
-def _settings(run: dict[str, Any]) -> SageConfig:
-    return SageConfig.parse(run["settings"]["sage"])
+def _settings(run: Record) -> SageConfig:
+    return SageConfig.parse(run.about["settings"]["sage"])
 
 
-def _prediction_delay_s(run: dict[str, Any]) -> float:
+def _prediction_delay_s(run: Record) -> float:
     """The median, life-size; 0 under a stock policy."""
-    predictor = run["counters"].get("predictor", {})
+    predictor = run.about["counters"].get("predictor", {})
     delay_ms = float(predictor.get("prediction_latency_p50_ms", 0.0))
-    return delay_ms / 1e3 * float(run["settings"].get("speed", 1.0))
+    return delay_ms / 1e3 * float(run.about["settings"].get("speed", 1.0))
 
 
 def engine_of(settings: dict[str, Any], step_time: StepTime | None) -> Engine:

@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.simulator.request import SimRequest
+from bench.simulator.request import PAUSE_S, SimRequest
 from bench.simulator.result import Served
 from sage_sched.gap import GAPS_PER_S
 from sage_sched.slo import Promise
@@ -57,6 +58,11 @@ class Answer:
     @property
     def ttlt_s(self) -> float:
         return self.last_token_s - self.sent_s
+
+    def pauses_s(self) -> tuple[tuple[float, float], ...]:
+        """When the client had no token for PAUSE_S or more: from and until."""
+        when = [at_s for at_s, _ in self.seen]
+        return tuple(gap for gap in pairwise(when) if gap[1] - gap[0] >= PAUSE_S)
 
     def token_s(self) -> NDArray[np.float64]:
         """When each token came, evenly between two looks; shape (output_tokens,)."""
@@ -200,6 +206,7 @@ def as_seen(
         np.array([answer.first_token_s for answer in answers]),
         np.array([answer.last_token_s for answer in answers]),
         num_next_on_time=np.array([_num_on_time(*pair) for pair in pairs]),
+        pauses_s=tuple(answer.pauses_s() for answer in answers),
         longest_gap_s=np.array([each.max(initial=0.0) for each in gaps_s]),
         gaps=Counter(np.rint(np.concatenate(gaps_s) * GAPS_PER_S).astype(int).tolist()),
         cached_tokens=sum(answer.cached_tokens for answer in answers),

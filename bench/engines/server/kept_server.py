@@ -1,4 +1,4 @@
-"""The server of the run at hand: a fresh one, or the one before, as if nothing had been."""
+"""One server per policy, reset between runs."""
 
 from __future__ import annotations
 
@@ -42,31 +42,32 @@ class Run:
 
 
 class KeptServer:
-    """One server at a time, until it is closed.
+    """A policy's server, until it is closed.
 
     On a bare host every run has a server of its own. On a device clock, where it does not matter
-    when a run takes place, a server stays for all the runs of its policy that follow one another,
-    as starting one takes longer than many a run.
+    when a run takes place, the server stays, as starting one takes longer than many a run.
     """
 
-    def __init__(self, servers: PolicyServers) -> None:
-        self._servers = servers
-        self._policy = ""
+    def __init__(self, servers: PolicyServers, policy: str) -> None:
+        self.servers = servers
+        self._policy = policy
         self._server: Server | None = None
 
     def run(
         self,
-        policy: str,
         name: str,
         send: Callable[[str], list[Answer]],
         prepare: Callable[[str], None] = lambda url: None,
     ) -> Run:
-        """Send requests to a server of this policy; again, if the host holds its device clock up,
-        as it may have been busy for a while. name: of the log. prepare: what comes before, and does
-        not count. Both are given the server's URL. Raises ServerError."""
-        device = self._servers.device
+        """Send requests to the server; again if the host holds its device clock up, as it may have
+        been busy for a while.
+
+        name: of the log. prepare: what comes before, and does not count. Both are given the
+        server's URL. Raises ServerError.
+        """
+        device = self.servers.device
         for _ in range(_TRIES):
-            server = self._get(policy, name)
+            server = self._get(name)
             prepare(server.url)
             before = internal_state(server)
             answers = send(server.url)
@@ -81,19 +82,18 @@ class KeptServer:
             tqdm.write(f"{name}: {late}")
         return Run(answers, counters, use, late)
 
-    def _get(self, policy: str, name: str) -> Server:
+    def _get(self, name: str) -> Server:
         """A server that has nothing in its caches, and in its history no more than was warmed.
 
         name: of its log, if it is started now. Raises ServerError.
         """
-        is_same = policy == self._policy and self._servers.device is not None
-        if self._server is not None and self._server.running() and is_same:
+        stays = self.servers.device is not None
+        if self._server is not None and self._server.running() and stays:
             reset(self._server)
         else:
             self.close()
-            self._server = self._servers.server(policy, name).__enter__()
-            self._policy = policy
-        if self._servers.device is not None:
+            self._server = self.servers.server(self._policy, name).__enter__()
+        if stays:
             hurry_predictions(self._server)
         return self._server
 

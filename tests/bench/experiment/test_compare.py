@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.experiment import records
 from bench.experiment.stats import METRICS
 from predictor_store.config_file import read_config
 from sage_sched.cli import main
@@ -23,26 +24,28 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     arguments += ["--output", str(output), "--summary", str(summary_file)]
     assert main(["bench", *arguments]) == 0
 
-    runs = [json.loads(line) for line in (output / "runs.jsonl").read_text().splitlines()]
-    assert [run["policy"] for run in runs] == [tuned, "sage"]
+    file = output / "records" / "out.jsonl"
+    runs = records.read(file)
+    assert [run.policy for run in runs] == [tuned, "sage"]
     for run in runs:
-        assert run["valid"]
-        assert run["completed"] == 12
-        assert run["request_rate"] == 20
-        assert max(run["requests"]["output_tokens"]) < 64
-        assert run["settings"]["sglang"]
-        assert run["settings"]["cpu"]
-        assert run["settings"]["arrivals"] == "bursts"
-    fcfs, sage = (run["requests"] for run in runs)
+        assert not run.problem
+        assert run.metrics["offered_rate"] == 20
+        assert len(run.about["requests"]["output_tokens"]) == 12
+        assert max(run.about["requests"]["output_tokens"]) < 64
+        settings = run.about["settings"]
+        assert settings["sglang"]
+        assert settings["cpu"]
+        assert settings["arrivals"] == "bursts"
+    fcfs, sage = (run.about["requests"] for run in runs)
     for same in ("class", "input_tokens", "output_tokens"):
         assert fcfs[same] == sage[same]
     # Under our policy every request of the run was ranked; the stock server has no such counter.
-    assert runs[0]["counters"] == {}
-    assert sum(runs[1]["counters"]["num_ranked"].values()) >= 12
+    assert runs[0].about["counters"] == {}
+    assert sum(runs[1].about["counters"]["num_ranked"].values()) >= 12
 
     summary = json.loads(summary_file.read_text())
     assert list(summary) == [tuned, "sage"]
-    log = (output / "logs" / f"{tuned}-20-seed-0.log").read_text()
+    log = next((output / "logs").glob(f"{tuned}*seed-0.log")).read_text()
     assert "'schedule_conservativeness': 0.3" in log
     for by_rate in summary.values():
         assert set(by_rate["20"]) == set(METRICS)
@@ -55,14 +58,15 @@ def test_a_small_comparison_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     step_time = tmp_path / "step_time.yaml"
     step_time.write_text("step_time: {decode_base_ms: 5.0}\n")
     options = ["--step-time", str(step_time), "--output", str(tmp_path / "validate")]
-    assert validate.main([str(output / "runs.jsonl"), *options]) == 0
+    assert validate.main([str(file), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     measured = {
         line.split()[1]: float(line.split()[2]) for line in lines if line.split()[:1] == ["20"]
     }
     assert set(measured) == {tuned, "sage"}
     for run in runs:
-        assert measured[run["policy"]] == pytest.approx(run["mean_e2e_latency_ms"] / 1e3, abs=0.01)
+        mean_s = run.metrics["mean_e2e_latency_ms"] / 1e3
+        assert measured[run.policy] == pytest.approx(mean_s, abs=0.01)
 
 
 @pytest.mark.server

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import pytest
 
 from bench.experiment import demo
 from bench.experiment.lanes import Lane, picture
-from bench.experiment.run import Options
+from bench.experiment.records import Record
+from tests.bench.experiment.runs import on_server
 from tests.browser import BROWSER, measured
 
 
@@ -38,7 +39,7 @@ class _Tags(HTMLParser):
 
 def test_the_report_opens_with_one_sentence_and_one_picture_of_two_lanes(shown: Path) -> None:
     text = (shown / "report.html").read_text(encoding="utf-8")
-    places = [text.index(part) for part in ("Under sage an answer", 'class="lanes"', "<table>")]
+    places = [text.index(part) for part in ("sage finished answers", 'class="lanes"', "<table>")]
     assert places == sorted(places)
     tags = _Tags(text).tags
     assert tags.count("svg") == 2
@@ -62,54 +63,42 @@ def test_the_best_tuned_policy_has_a_queue_and_sage_a_shorter_one(
     assert min(waited_s.values()) > 2
     assert ours < min(waited_s.values())
     last = said.splitlines()[-1]
-    assert last.startswith("Under sage an answer was complete after ")
-    ours_good, theirs_good = map(
-        int, re.search(r"(\d+)% instead of (\d+)% were good", last).groups()
-    )
+    assert re.match(r"sage finished answers in \d+ s on average, SGLang's .*: \d+ % sooner", last)
+    ours_good, theirs_good = map(int, re.search(r"(\d+) were good.* (\d+) under", last).groups())
     assert ours_good > theirs_good
 
 
-def test_a_lane_on_servers_is_read_from_what_they_wrote(
+def test_a_lane_on_servers_is_that_of_the_first_valid_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = {"sent_ms": [500, 1500], "ttft_ms": [100, 200], "e2e_latency_ms": [1000, 3000]}
     drawn: list[Lane] = []
 
-    def served(experiment: demo.Experiment, options: Options, on_record: object) -> list[object]:
-        runs = [
-            run
+    def run(experiment: demo.Experiment, *_: object) -> list[Record]:
+        load = experiment.loads[0].name
+        return [
+            replace(on_server(arm.policy, seed, problem, rate=load), arm=arm.name)
             for arm in experiment.arms
-            for run in (
-                {"policy": arm.policy, "seed": 0, "valid": False, "errors": ["late"]},
-                {"policy": arm.policy, "seed": 1, "valid": True, "requests": requests},
-            )
-            if run["valid"] or arm.policy == "sage"
+            for seed, problem in ((0, "late"), (1, "" if arm.policy == "sage" else "late"))
         ]
-        folder = options.output / experiment.name
-        folder.mkdir(parents=True)
-        (folder / "runs.jsonl").write_text("".join(f"{json.dumps(run)}\n" for run in runs))
-        return []
 
-    monkeypatch.setattr(demo, "run_experiment", served)
+    monkeypatch.setattr(demo, "run_experiment", run)
     monkeypatch.setattr(demo, "picture", lambda lanes: drawn.extend(lanes) or "")
-    # No record of a run that was valid: told so, and no success.
+    # Some runs were invalid: told so, and no success.
     assert demo.run(argparse.Namespace(simulate=False, seeds=1, output=tmp_path)) == 1
-    for lane in drawn:
-        assert lane.arrival_s.tolist() == [0.0, 1.0]
-        assert lane.first_s.tolist() == [0.1, 1.2]
-        assert lane.last_s.tolist() == [1.0, 4.0]
-    assert [lane.is_ours for lane in drawn] == [False, True]
+    (lane,) = drawn
+    assert (lane.arrival_s[0], lane.first_s[0], lane.last_s[0]) == (0.5, 0.6, 1.5)
+    assert lane.is_ours
 
 
-def test_without_a_valid_run_there_is_no_picture() -> None:
+def test_lanes_share_one_scale_and_show_pauses_as_waiting() -> None:
     assert picture([]) == ""
-
-
-def test_lanes_share_one_scale() -> None:
     short, long = np.array([1.0]), np.array([10.0])
-    page = picture([Lane("a", short * 0, short, short), Lane("b", long * 0, long, long)])
+    page = picture(
+        [Lane("a", short * 0, short, short, [[]]), Lane("b", long * 0, short, long, [[[4, 6]]])]
+    )
     assert "M0.0 1.5H100.0" in page  # a tenth of the width
-    assert "M0.0 1.5H1000.0" in page
+    assert "M100.0 1.5H1000.0" in page
+    assert '<path d="M400.0 1.5H600.0" stroke="#c9c9c9"/>' in page
 
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium here")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.experiment.stats import seconds
 from bench.simulator.presets import PRESETS
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import endings, good_table, sentence
@@ -50,8 +51,11 @@ def test_the_interval_tells_of_better_and_worse_predictions() -> None:
     assert (fcfs.mean_ratio.low, fcfs.mean_ratio.value, fcfs.mean_ratio.high) == (1.0, 1.0, 1.0)
     assert sage.mean_ratio.low < sage.mean_ratio.value < sage.mean_ratio.high
     assert sage.mean_ratio.value == pytest.approx(sage.mean_ttlt_s / fcfs.mean_ttlt_s)
-    assert f"mean TTLT {sage.mean_ratio}" in sentence(answer.rows, "sage")
-    assert f"sage: mean {sage.mean_ratio} of that" in sentence(answer.rows, "fcfs")
+    said = sentence(answer.rows, "sage")
+    assert said.startswith(f"`sage` finished answers in {seconds(sage.mean_ttlt_s)} on average")
+    assert f"your policy, `fcfs`, in {seconds(fcfs.mean_ttlt_s)}: " in said
+    assert said.endswith(" %).")
+    assert "`fcfs`, as now, finishes answers in" in sentence(answer.rows, "fcfs")
     known = replace(SMALL, crps_gain=0.4)
     surer = asked(traffic(), "fcfs", "sage", num_seeds=2, server=known).rows[1].mean_ratio
     assert surer.high - surer.low < sage.mean_ratio.high - sage.mean_ratio.low
@@ -209,7 +213,7 @@ def test_the_command(
 ) -> None:
     argv = [*command, "--policies", "fcfs", "sage", "--seeds", "1", "--output", f"{tmp_path}/out"]
     assert main([*argv, "--load", "2", "--max-new-tokens", "400"]) == 0
-    assert "Under sage, instead of lpm: mean TTLT" in capsys.readouterr().out
+    assert "`sage` finished answers in" in capsys.readouterr().out
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [row["policy"] for row in summary["rows"]] == ["lpm", "fcfs", "sage"]
     assert (tmp_path / "out" / "whatif.svg").read_text().startswith("<svg")

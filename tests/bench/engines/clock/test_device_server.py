@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -19,9 +19,12 @@ from bench.engines.server.policy_server import (
     PolicyServers,
     scheduler_state,
 )
-from bench.engines.server.server import Server, ServerError
-from bench.engines.server.side_by_side import Settings, compare_policies
-from bench.simulator.presets import Engine
+from bench.engines.server.server import Server
+from bench.experiment.records import Record
+from bench.experiment.run import run
+from bench.experiment.spec import Experiment, Load, Options
+from bench.policies.arm import Arm
+from bench.simulator.presets import PRESETS
 from bench.simulator.result import alone_s
 from bench.workloads import chats
 from sage_sched.config import SageConfig, StepTimeConfig
@@ -30,61 +33,54 @@ from sage_sched.steps import StepTime
 pytestmark = pytest.mark.server
 
 # Steps that any host computes in time.
-SLOW = Engine(
-    StepTime(0.2, 0.0, 1e-4, 0.0, 0.1, 0.0, 1e-5),
-    kv_pool_tokens=4096,
-    max_running_requests=8,
-    swap_token_s=5e-5,
-)
+SLOW = {
+    "step_time": StepTime(0.2, 0.0, 1e-4, 0.0, 0.1, 0.0, 1e-5),
+    "kv_pool_tokens": 4096,
+    "max_running_requests": 8,
+    "swap_token_s": 5e-5,
+}
 LONGEST_STEP_S = 0.3
+PRESET = "h800-qwen3-32b"
 NUM_REQUESTS = 6
 # Of a comparison, and before it to warm a server up.
 NUM_SERVED = NUM_REQUESTS + 8
 
 
-def settings(folder: Path, model: Path, engine: Engine, policies: Sequence[str]) -> Settings:
-    device = Device("test", 2.0, engine)
-    return Settings(
-        workload=chats.generated(600),
-        servers=PolicyServers(
-            model=model,
-            folder=folder,
-            flags=CPU_ENGINE_FLAGS,
-            env=CPU_ENV,
-            sage=SageConfig(),
-            device=device,
-        ),
-        policies=tuple(policies),
-        rates=("10",),
-        num_seeds=2,
-        num_requests=NUM_REQUESTS,
-        max_new_tokens=8,
-    )
+def compared(folder: Path, model: Path, *policies: str, seeds: int, **engine: Any) -> list[Record]:
+    load = Load(
+        name="ten", rate="10", num_requests=NUM_REQUESTS, max_new_tokens=8, arrivals="pulse",
+        workload={"name": "chats"}, engine=SLOW | engine,
+    )  # fmt: skip
+    experiment = Experiment(
+        name="on clock", title="", arms=[Arm(policy=policy) for policy in policies], loads=[load],
+        seeds=seeds, engine="clock", speed=2.0,
+    )  # fmt: skip
+    return run(experiment, Options(output=folder, model=model), lambda _: None)
 
 
 def test_steps_and_moves_take_the_modelled_time(tmp_path: Path, model: Path) -> None:
-    asked = settings(tmp_path, model, SLOW, ["fcfs", "sage"])
-    runs = list(compare_policies(asked))
-    assert [(run["policy"], run["seed"]) for run in runs] == [
+    runs = compared(tmp_path, model, "fcfs", "sage", seeds=2)
+    assert [(each.policy, each.seed) for each in runs] == [
         ("fcfs", 0), ("fcfs", 1), ("sage", 0), ("sage", 1),
     ]  # fmt: skip
-    for run in runs:
-        columns = run["requests"]
+    engine = replace(PRESETS[PRESET], **SLOW)
+    for each in runs:
+        about, columns = each.about, each.about["requests"]
         # Whatever the host does meanwhile, nobody is sooner than the device alone would be.
         for i, ttlt_ms in enumerate(columns["e2e_latency_ms"]):
-            fastest_s = alone_s(SLOW, columns["input_tokens"][i], columns["output_tokens"][i])
+            fastest_s = alone_s(engine, columns["input_tokens"][i], columns["output_tokens"][i])
             assert ttlt_ms / 1e3 >= fastest_s - 1e-3
-        steps = run["device"]["num_steps"]
+        steps, device_s = about["device"]["num_steps"], about["device"]["device_s"]
         # The last step is launched before it is known that the one before was the last.
-        assert 0.1 * steps <= run["device"]["device_s"] <= run["duration"] + LONGEST_STEP_S
-        assert run["settings"]["device clock"] == "test"
+        assert 0.1 * steps <= device_s <= each.metrics["duration"] + LONGEST_STEP_S
+        assert about["settings"]["device clock"] == PRESET
     # What a move takes is the device's too, in the server's own time.
-    sage = [run["counters"] for run in runs if run["policy"] == "sage"]
-    seen_us = 1e6 * SLOW.swap_token_s
+    sage = [each.about["counters"] for each in runs if each.policy == "sage"]
+    seen_us = 1e6 * engine.swap_token_s
     assert sage[0]["preemption"]["swap_token_us"] == pytest.approx(seen_us / 2)
     # One server a policy, whose history begins anew with each run.
-    assert len(list((tmp_path / "logs").iterdir())) == 2
-    num_warmed = len(asked.workload.observations())
+    assert len(list((tmp_path / "on clock" / "logs").iterdir())) == 2
+    num_warmed = len(chats.answered().observations())
     for counters in sage:
         assert num_warmed <= counters["predictor"]["num_records"] <= num_warmed + NUM_SERVED
     assert sum(sage[1]["num_ranked"].values()) == NUM_REQUESTS
@@ -94,9 +90,12 @@ def test_a_server_learns_its_devices_times(tmp_path: Path, model: Path) -> None:
     """From proportions that are quite others. What is learned are the device's own seconds, however
     late the host is."""
     truth = StepTime(0.005, 0.002, 1e-4, 1e-7, 0.004, 1e-3, 4e-6)
-    servers = settings(tmp_path, model, replace(SLOW, step_time=truth), ["sage"]).servers
-    device = replace(servers.device, speed=1.0)  # type: ignore[type-var]
-    learning = replace(servers, device=device)
+    engine = replace(PRESETS[PRESET], **{**SLOW, "step_time": truth})
+    learning = PolicyServers(
+        model=model, folder=tmp_path, flags=CPU_ENGINE_FLAGS, env=CPU_ENV, sage=SageConfig(),
+        device=Device("test", 1.0, engine),
+    )  # fmt: skip
+    learning.warm(chats.answered().observations())
     prompts = [f"Item {i}. " * (1 + i % 50) for i in range(90)]
     with learning.server("sage", "learning") as server:
         before = scheduler_state(server)["step_time"]
@@ -123,12 +122,6 @@ def _answer(server: Server, prompt: str, num_tokens: int) -> None:
 
 def test_a_host_that_is_too_slow_is_refused(tmp_path: Path, model: Path) -> None:
     """Steps of a microsecond: no host computes them in time."""
-    absurd = replace(SLOW, step_time=StepTime(1e-6, 0.0, 0.0, 0.0, 1e-6, 0.0, 0.0))
-    asked = settings(tmp_path, model, absurd, ["fcfs"])
-    said = r"held the device up .* overloaded"
-    (run,) = compare_policies(replace(asked, num_seeds=1))
-    assert not run["valid"]
-    assert re.search(said, run["invalid_reason"])
-    # Nor can it tell what the first policy sustains.
-    with pytest.raises(ServerError, match=said):
-        list(compare_policies(replace(asked, rates=("2x",))))
+    absurd = StepTime(1e-6, 0.0, 0.0, 0.0, 1e-6, 0.0, 0.0)
+    (found,) = compared(tmp_path, model, "fcfs", seeds=1, step_time=absurd)
+    assert re.search(r"held the device up .* overloaded", found.problem)

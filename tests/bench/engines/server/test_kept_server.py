@@ -22,15 +22,15 @@ def held_up(
     """Of a server whose host holds each try up for so long: what is found, and what was sent."""
     states = iter(s for late in late_s for s in (_did(0.0, 0), _did(late, num_unpredicted)))
     servers: Any = SimpleNamespace(device=Device.named("h800-qwen3-32b", 1.0))
-    kept, sent = KeptServer(servers), list[str]()
-    monkeypatch.setattr(kept, "_get", lambda policy, name: SimpleNamespace(url=policy))
+    kept, sent = KeptServer(servers, "sage"), list[str]()
+    monkeypatch.setattr(kept, "_get", lambda name: SimpleNamespace(url="sage"))
     monkeypatch.setattr(kept_server, "internal_state", lambda _: next(states))
 
     def send(url: str) -> list[Answer]:
         sent.append(url)
         return [Answer(0.0, ((2.0, 9),))]
 
-    return kept.run("sage", "any", send, prepare=lambda url: sent.append("prepared")), sent
+    return kept.run("any", send, prepare=lambda url: sent.append("prepared")), sent
 
 
 def _did(late_s: float, num_unpredicted: int) -> dict[str, Any]:

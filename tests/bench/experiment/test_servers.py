@@ -1,0 +1,119 @@
+"""What servers are asked, and what must not be counted."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.engines.server.client import Answer
+from bench.engines.server.kept_server import KeptServer, Run
+from bench.experiment import servers as module
+from bench.experiment.servers import Ran, Servers
+from bench.experiment.simulated import Loaded
+from bench.experiment.spec import Experiment, Load, Options
+from bench.policies.arm import Arm, SpecError
+from bench.workloads.forced_length import LENGTH_KEY
+from bench.workloads.prompts import WorkloadError
+from bench.workloads.two_kinds import LS_URGENCY
+from sage_sched.job import DEFAULT_URGENCY, Hints
+from tests.bench.engines.server.test_client import REQUEST
+
+SHARED = replace(
+    REQUEST, hints=Hints(session="one", urgency=LS_URGENCY, ttft_slo_ms=9.0), spans=((7, 0, 40),)
+)
+LONGER = replace(SHARED, input_tokens=60, spans=((7, 0, 40), (8, 0, 20)), follows=0, pause_s=3.0)
+ANSWERED = Answer(0.0, ((1.0, 1), (2.0, 9)), 40, 7)
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, run: Run) -> tuple[dict[str, Any], Ran]:
+    """What was sent, and what came of it, if a server answers so."""
+    sent: dict[str, Any] = {}
+
+    class Kept(KeptServer):
+        def run(self, name: str, send: Any, prepare: Any = None) -> Run:
+            send("")
+            return run
+
+    def drive(url: str, bodies: Any, arrivals_s: Any, **more: Any) -> list[Answer]:
+        sent.update(bodies=bodies, **more)
+        return []
+
+    load = Load(name="any", rate="1", workload={"name": "two kinds"})
+    arm = Arm(policy="sage")
+    experiment = Experiment(name="any", title="", arms=[arm], loads=[load], engine="clock")
+    servers = Servers(experiment, Loaded(load, None), Options())
+    monkeypatch.setattr(module, "drive", drive)
+    monkeypatch.setattr(module, "KeptServer", Kept)
+    monkeypatch.setattr(servers, "servers_of", lambda arm: None)
+    monkeypatch.setattr(servers, "_facts", lambda servers: {})
+    return sent, servers._serve(arm, [SHARED, LONGER], "any")
+
+
+def test_a_server_is_told_what_the_simulator_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, found = ran(monkeypatch, Run([ANSWERED] * 2, {}, None, ""))
+    first, second = sent["bodies"]
+    assert len(second["input_ids"]) == 60
+    assert second["input_ids"][:40] == first["input_ids"]
+    said = {LENGTH_KEY: 9, "session": "one", "urgency": LS_URGENCY, "ttft_slo_ms": 9.0}
+    assert first["sampling_params"]["custom_params"] == said
+    assert first["priority"] == DEFAULT_URGENCY - LS_URGENCY
+    assert (sent["follows"], sent["pauses_s"]) == ([None, 0], [0.0, 3.0])
+    seen = found.served
+    assert seen is not None
+    assert (seen.ttlt_s.tolist(), seen.cached_tokens) == ([2.0, 2.0], 14)
+
+
+@pytest.mark.parametrize(
+    ("run", "problem"),
+    [
+        (Run([ANSWERED], {}, None, "late"), "late"),
+        (Run([Answer(0.0, error="no")], {}, None, ""), "1 of 1 requests failed: no"),
+    ],
+)
+def test_a_run_that_must_not_be_counted_has_no_figures(
+    run: Run, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, found = ran(monkeypatch, run)
+    assert (found.served, found.problem) == (None, problem)
+
+
+@pytest.mark.parametrize(
+    ("engine", "arm", "load", "message"),
+    [
+        ("server", {}, {"workload": {"name": "two kinds"}}, "has no prompts"),
+        ("server", {"engine": {"page_size": 16}}, {}, "cannot differ"),
+        ("clock", {"engine": {"page_size": 16}}, {}, ""),
+        ("clock", {"predictor": "none"}, {}, "cannot differ"),
+        ("clock", {}, {"nodes": 2}, "cannot differ"),
+    ],
+)
+def test_servers_differ_as_servers_can(
+    engine: str, arm: dict[str, Any], load: dict[str, Any], message: str
+) -> None:
+    of = Load(name="any", rate="1", **{"workload": {"name": "chats"}, **load})
+    arms = [Arm(policy="sage", **arm)]
+    experiment = Experiment(name="any", title="", arms=arms, loads=[of], engine=engine)
+    with pytest.raises(SpecError, match=message) if message else nullcontext():
+        Servers(experiment, Loaded(of, None), Options())
+
+
+def test_no_prompt_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def servers_for(arrivals: str) -> Servers:
+        load = Load(
+            name="any", rate="1", num_requests=10_000, workload={"name": "chats"}, arrivals=arrivals
+        )
+        arms = [Arm(policy="fcfs")]
+        experiment = Experiment(name="any", title="", arms=arms, loads=[load], engine="clock")
+        servers = Servers(experiment, Loaded(load, None), Options())
+        monkeypatch.setattr(servers, "_serve", lambda arm, requests, label: asked.extend(requests))
+        return servers
+
+    servers_for("sustained").run(Arm(policy="fcfs"), 0)
+    assert 200 < len(asked) == len({request.prompt for request in asked})
+    with pytest.raises(WorkloadError, match="needs 10000 prompts"):
+        servers_for("pulse").run(Arm(policy="fcfs"), 0)
