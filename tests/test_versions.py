@@ -12,6 +12,7 @@ from patches.compat import SUPPORTED_RELEASES
 from tests.checks import lock
 
 ROOT = Path(__file__).parents[1]
+CHANGELOG = ROOT / "CHANGELOG.md"
 
 
 def test_the_pinned_sglang_is_a_supported_one() -> None:
@@ -77,4 +78,5 @@ def test_the_container_is_of_a_supported_release_and_not_root() -> None:
 def test_one_version_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[(\d\S*)\] - \d{4}-\d\d-\d\d$", CHANGELOG.read_text(), re.M)
+    assert released[0] == version
