@@ -39,6 +39,7 @@ COMMANDS = {
     ),
     "whatif": ("bench.whatif.command", "simulate your own traffic under other policies"),
     "warm": ("predictor_store.data.warm", "fill the predictor's store with answered prompts"),
+    "formats": ("predictor_store.logs.formats_command", "list the formats of logs"),
     "predictor serve": (
         "predictor_store.service.serve_command",
         "serve one predictor to many servers",

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.workloads import datasets
-from predictor_store.data.datasets import Reader
-from predictor_store.data.warm import Observation
+from predictor_store.data.observations import Observation, Observations
+from predictor_store.logs.reader import ReadOptions
 
 # Longer answers are loops.
 MAX_TOKENS = 4096
@@ -57,7 +57,7 @@ def observations(dataset: str, filters: Mapping[str, str]) -> list[Observation]:
     """Of any dataset that `sage-sched warm` reads. Raises DatasetError."""
     return [
         replace(row, output_tokens=min(row.output_tokens, MAX_TOKENS))
-        for row in Reader(dataset, filters=filters)
+        for row in Observations([dataset], ReadOptions(filters=filters))
     ]
 
 

@@ -14,8 +14,8 @@ from bench.predictor.candidates import BLIND, CANDIDATES, THRESHOLD
 from bench.predictor.general import held_out, read_sets
 from bench.predictor.quality import Quality, quality
 from bench.predictor.replay import NUM_FIRST, replay
-from predictor_store.data.files import DatasetError
 from predictor_store.data.warm import Observation
+from predictor_store.logs.errors import DatasetError
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder
 from predictor_store.predict.regression import GeneralLength
 from predictor_store.terminal import add_json, at_least_one, field_and_value, print_json

@@ -23,7 +23,7 @@ from bench.predictor.answers import SETS, by_prompt, read, shuffled
 from bench.workloads import datasets
 from bench.workloads.foresight import embedded
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data.files import DatasetError
+from predictor_store.logs.errors import DatasetError
 from predictor_store.predict.embedder import Embedder, fingerprint
 from predictor_store.predict.regression import SHIPPED_FILE, GeneralLength
 from sage_sched.config import ENCODERS

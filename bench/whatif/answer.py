@@ -10,6 +10,7 @@ from typing import Any
 from bench.whatif.comparison import Comparison, Row, compare
 from bench.whatif.engine import OwnServer
 from bench.whatif.log import Logged, TrafficLog
+from bench.whatif.sessions import links_of
 from bench.whatif.simulation import Slo, most_tokens, outcomes, predicts, requests_of, shares_good
 from bench.whatif.told import Told, told_of
 from bench.workloads.prompts import WorkloadError
@@ -61,6 +62,7 @@ def answer_of(
             f"no request of the log fits the engine, whose KV pool has {engine.kv_pool_tokens} "
             "tokens"
         )
+    links = links_of(engine, fits)
     requests = [replace(one, arrival_s=one.arrival_s / load) for one in fits]
     if any(map(predicts, policies)):
         told = told_of(
@@ -72,14 +74,16 @@ def answer_of(
     tables: dict[str, Comparison] = {}
     good: dict[str, list[float]] = {}
     for name, tokens in caps.items():
-        simulated = requests_of(engine, requests, tokens)
+        simulated = requests_of(engine, requests, links, tokens)
         found = outcomes(engine, policies, simulated, told, config)
         tables[name] = compare(found)
         if not good:
             good = shares_good(engine, found, simulated, told, config, multiples, slo or Slo())
-    notes = [f"log: {log.description}; {len(requests)} requests of {log.arrivals_s / load:.0f} s"]
-    if log.num_unusable:
-        notes.append(f"left out: {log.num_unusable} rows, the first: {log.first_unusable}")
+    span_s = log.arrivals_s / load
+    rate = f", {len(requests) / span_s:.3g} requests/s" if span_s > 0 else ""
+    notes = [f"log: {len(requests)} requests of {span_s:.4g} s{rate}"]
+    if followers := sum(link.follows is not None for link in links):
+        notes.append(f"sessions: {followers} of them come after another's answer and a pause")
     if too_long := len(log.requests) - len(fits):
         notes.append(f"left out: {too_long} requests that are too long for the engine")
     notes += [

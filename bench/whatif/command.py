@@ -17,11 +17,13 @@ from bench.simulator.stock import STOCK
 from bench.whatif.answer import Answer, answer_of
 from bench.whatif.comparison import endings, good_table, sentence, table
 from bench.whatif.engine import OwnServer, of_file, of_preset, of_running
-from bench.whatif.read import read_log
+from bench.whatif.log import TrafficLog
+from bench.whatif.read import MOST_REQUESTS, read_log
 from bench.whatif.simulation import Slo
 from predictor_store.ask_server import add_key, key_of
 from predictor_store.config_file import read_config
 from predictor_store.data.warm import load_tokenizer
+from predictor_store.logs.options import add_options, read_options
 from predictor_store.terminal import (
     add_json,
     at_least_one,
@@ -44,15 +46,13 @@ OURS = "sage"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Simulates a log of your own traffic under your policy, SGLang's others and ours. "
-        "docs/whatif.md says what can be read."
+        "Simulates a log of your own traffic under your policy, SGLang's others and ours."
     )
     parser.add_argument(
         "log", nargs="+", type=Path, metavar="LOG",
-        help="SGLang's request log, a shadow record, bench_serving's .jsonl, a "
-        "trace of Mooncake's, or CSV or JSON lines of arrival, input and output tokens; files, or "
-        "folders of such",
+        help="in any of the formats that sage-sched formats lists; files, or folders of such",
     )  # fmt: skip
+    add_options(parser)
     engine = parser.add_mutually_exclusive_group(required=True)
     engine.add_argument(
         "--server",
@@ -98,8 +98,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="and each further token, on average, within this (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
-        "--limit", type=at_least_one, metavar="N", help="take the first N requests alone"
-    )
+        "--limit", type=at_least_one, metavar="N",
+        help=f"read the first N requests alone (default: {MOST_REQUESTS})",
+    )  # fmt: skip
     parser.add_argument(
         "--seeds", type=at_least_one, default=3,
         help="of supposed predictions, where there are no prompts (default: %(default)s)",
@@ -111,8 +112,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--sage-config", metavar="FILE", help="settings of our policies")
     parser.add_argument(
-        "--tokenizer", metavar="MODEL_PATH", help="to read prompts that are token ids"
-    )
+        "--tokenizer", metavar="MODEL_PATH",
+        help="reads prompts that are token ids, and counts texts if the log has no lengths",
+    )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, default=Path("results/whatif"), metavar="DIR",
         help="for picture and summary (default: %(default)s)",
@@ -125,20 +127,21 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args.sage_config)
     server = _server(args)
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
-    log = read_log(args.log, tokenizer).first(args.limit)
     _prepare(args.output)
+    log = read_log(args.log, tokenizer, read_options(args), args.limit)
+    say = speaker(args)
+    say("\n".join(map(printable, log.lines)), flush=True)
     answer = answer_of(
         log, server, _policies(args, server), config,
         load=args.load, cap_tokens=args.max_new_tokens, store=args.store, num_seeds=args.seeds,
         multiples=sorted(set(args.multiples)), slo=Slo(args.ttft_ms, args.tpot_ms),
     )  # fmt: skip
-    say = speaker(args)
     say("\n".join(map(printable, answer.notes)))
     say(f"\nRatios to {answer.rows[0].policy}, with intervals of 90 %.")
     for caps, found in answer.tables.items():
         say(f"\n{caps}\n" if caps else "")
         say(table(found.rows))
-        say(f"{endings(found.ended_s, OURS)}\n")
+        say(f"{endings(found.ended_s, OURS)}\n".lstrip("\n"))
         if said := sentence(found.rows, OURS):
             say(said)
     say(
@@ -147,10 +150,10 @@ def run(args: argparse.Namespace) -> int:
     )
     say(good_table(answer.good, answer.multiples))
     if args.json:
-        print_json(_summary(answer))
+        print_json(_summary(log, answer))
     sys.stdout.flush()
     try:
-        picture = _write(answer, args.output)
+        picture = _write(log, answer, args.output)
     except OSError as error:
         raise UserError(f"no picture: {error}") from error
     say(f"\npicture: {picture}")
@@ -179,11 +182,12 @@ def _policies(args: argparse.Namespace, server: OwnServer) -> list[str]:
     return list(dict.fromkeys([own, *args.policies]))
 
 
-def _summary(answer: Answer) -> dict[str, Any]:
+def _summary(log: TrafficLog, answer: Answer) -> dict[str, Any]:
     """rows: at the least caps; without_caps: those without any, if the log does not say which.
     ended_s, of each: see Comparison."""
     first, *others = answer.tables.values()
     return {
+        "log": log.lines,
         "notes": answer.notes,
         "rows": [asdict(row) for row in first.rows],
         "ended_s": first.ended_s,
@@ -194,10 +198,10 @@ def _summary(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _write(answer: Answer, folder: Path) -> Path:
+def _write(log: TrafficLog, answer: Answer, folder: Path) -> Path:
     from bench.whatif.plot import ratios_to_first  # matplotlib takes a second to load
 
-    text = json.dumps(_summary(answer), indent=2) + "\n"
+    text = json.dumps(_summary(log, answer), indent=2) + "\n"
     (folder / "summary.json").write_text(text, encoding="utf-8")
     picture = folder / "whatif.svg"
     picture.write_text(ratios_to_first(answer.rows, "\n".join(answer.notes[:2])), encoding="utf-8")

@@ -2,133 +2,143 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import itertools
-import json
-import zlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from tqdm import tqdm
-
-from bench.whatif import tables
-from bench.whatif.log import Collected, Logged, TrafficLog, blocks_of
+from bench.whatif.log import Logged, TrafficLog, blocks_of, in_order
 from bench.workloads.prompts import WorkloadError
-from predictor_store.data import server_records
-from predictor_store.data.files import MOST_LINE_CHARS, text_lines
-from predictor_store.data.server_records import Answered
-from sage_sched.fields import MALFORMED
+from predictor_store.logs.errors import RowError
+from predictor_store.logs.reader import LogReader, ReadOptions, Source
+from predictor_store.logs.request import LoggedRequest
+from predictor_store.logs.summary import (
+    cautions_of_lengths,
+    cautions_of_times,
+    counts_of,
+    lines_of,
+)
+from predictor_store.logs.tokens import num_tokens
+from predictor_store.predict.features import excerpt
 
-_OF_LOG = "requests of SGLang's request log"
+# More than anybody waits for, and what fits into memory.
+MOST_REQUESTS = 100_000
+_NO_ARRIVAL, _NO_LENGTH = "without an arrival time", "without an answer length"
+# The arrival of a request that says how long after another's answer it came.
+_LATER = math.inf
+_HELP = {
+    _NO_ARRIVAL: "It takes a log that says when each request came; `sage-sched formats` lists "
+    "them. Others can warm the predictor: `sage-sched warm`",
+    _NO_LENGTH: "--tokenizer MODEL_PATH counts the tokens of answers that are texts",
+}
 
 
-def read_log(paths: Sequence[Path], tokenizer: Any = None) -> TrafficLog:
-    """All that the files hold, and those of folders. tokenizer: see server_records.read_line.
-    Raises WorkloadError, which names the file."""
-    files = [file for path in paths for file in _files(path)]
-    into = Collected()
-    for file in files:
-        try:
-            _read(file, into, tokenizer)
-        except (OSError, EOFError, zlib.error, csv.Error, ValueError) as error:
-            raise WorkloadError(f"cannot read {file}: {error}") from error
-    return into.log([str(path) for path in paths])
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    found = sorted(file for file in path.rglob("*") if file.is_file())
+def read_log(
+    paths: Sequence[Path],
+    tokenizer: Any = None,
+    options: ReadOptions | None = None,
+    limit: int | None = None,
+) -> TrafficLog:
+    """The requests of files and folders, no more than limit. Raises DatasetError, WorkloadError."""
+    reader = LogReader([str(path) for path in paths], options, tokenizer)
+    sources = reader.sources()
+    found, most = list[Logged](), limit or MOST_REQUESTS
+    for source in sources:
+        found += _requests_of(source, tokenizer, most - len(found))
+    lines = lines_of(reader, sources)
     if not found:
-        raise WorkloadError(f"there is no file in {path}")
-    return found
+        raise WorkloadError(_nothing_of_use(reader, sources))
+    if len(found) == most:
+        lines.append(f"no more than {most} requests are read: --limit N takes another number")
+    cautions = [
+        *cautions_of_times([each.arrival_s for each in found]),
+        *cautions_of_lengths([each.output_tokens for each in found]),
+    ]
+    return TrafficLog(in_order(found), (*lines, *(f"CAUTION: {said}" for said in cautions)))
 
 
-def _read(path: Path, into: Collected, tokenizer: Any) -> None:
-    with path.open("rb") as opened:
-        is_gzip = opened.read(2) == b"\x1f\x8b"
-        opened.seek(0)
-        with gzip.open(opened) if is_gzip else opened as file:
-            _read_open(file, path, into, tokenizer)  # type: ignore[arg-type]
+def _requests_of(source: Source, tokenizer: Any, most: int) -> list[Logged]:
+    if most <= 0:
+        return []
+    found = list[tuple[Logged, float | None]]()
+    sessions = set[str]()
+    for place, request in source:
+        try:
+            logged = _logged(request, tokenizer, sessions)
+        except RowError as error:
+            source.counts.leave_out(place, error)
+            continue
+        if logged.session:
+            sessions.add(logged.session)
+        source.counts.used += 1
+        found.append((logged, request.end))
+        if len(found) == most:
+            break
+    return _in_seconds(found, source)
 
 
-def _read_open(file: IO[bytes], path: Path, into: Collected, tokenizer: Any) -> None:
-    lines = tqdm(
-        text_lines(file), desc=f"reading {path.name}", unit="line", mininterval=1, leave=False
-    )
-    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    first = next(numbered, None)
-    if first is None:
-        return
-    if tables.is_header(first[1]):
-        _read_csv(first[1], numbered, path, into)
-    else:
-        _read_lines(itertools.chain([first], numbered), path, into, tokenizer)
+def _in_seconds(found: Sequence[tuple[Logged, float | None]], source: Source) -> list[Logged]:
+    scale = source.context.clock.scale()
+    scaled, last_s = list[Logged](), dict[str, float]()
+    for each, end in found:
+        arrival_s = each.arrival_s * scale
+        if each.arrival_s is _LATER:
+            arrival_s = last_s[each.session] + (each.pause_s or 0.0)
+        last_s[each.session] = arrival_s
+        scaled.append(replace(each, arrival_s=arrival_s, ttlt_s=_ttlt_s(each, end, scale)))
+    return scaled
 
 
-def _logged(found: Answered) -> Logged:
-    blocks, block_tokens = blocks_of(found.ids or found.prompt)
+def _ttlt_s(logged: Logged, end: float | None, scale: float) -> float | None:
+    if logged.ttlt_s is not None or end is None or end < logged.arrival_s:
+        return logged.ttlt_s
+    return (end - logged.arrival_s) * scale
+
+
+def _logged(request: LoggedRequest, tokenizer: Any, sessions: set[str]) -> Logged:
+    """sessions: that have a request already. Raises RowError, which says what is missing."""
+    arrival = request.arrival
+    if arrival is None and request.pause_s is not None and request.session in sessions:
+        arrival = _LATER
+    if arrival is None:
+        raise RowError(_NO_ARRIVAL)
+    input_tokens, output_tokens = request.input_tokens, request.output_tokens
+    if output_tokens is None:
+        if not request.output or tokenizer is None:  # one that calls a tool has no text
+            raise RowError(_NO_LENGTH)
+        output_tokens = num_tokens(tokenizer, request.output)
+    if input_tokens is None:
+        if not request.prompt or tokenizer is None:
+            raise RowError("without a prompt length")
+        input_tokens = num_tokens(tokenizer, request.prompt)
+    if min(input_tokens, output_tokens) < 1:
+        raise RowError("with no tokens", f"{input_tokens} of input and {output_tokens} of output")
+    blocks, block_tokens = request.blocks, request.block_tokens
+    if not blocks:
+        blocks, block_tokens = blocks_of(request.ids or request.prompt)
     return Logged(
-        arrival_s=found.arrival_s,
-        input_tokens=found.input_tokens,
-        output_tokens=found.output_tokens,
-        cap_tokens=found.cap_tokens,
-        is_cut=found.is_cut,
-        prompt=found.prompt,
+        arrival_s=arrival,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cap_tokens=request.cap_tokens,
+        is_cut=request.is_cut,
+        prompt=excerpt(request.prompt),
+        prompt_chars=len(request.prompt),
         blocks=blocks,
         block_tokens=block_tokens,
-        ttlt_s=found.ttlt_s,
+        ttlt_s=request.ttlt_s,
+        forecast=request.forecast,
+        session=request.session,
+        id=request.id,
+        parent=request.parent,
+        pause_s=request.pause_s,
     )
 
 
-def _read_csv(head: str, rows: Iterator[tuple[int, str]], path: Path, into: Collected) -> None:
-    csv.field_size_limit(MOST_LINE_CHARS)  # prompts are long
-    names = next(csv.reader([head.strip()]))
-    # csv takes a text that goes over several lines, so that it is to see the lines itself.
-    reader = csv.reader(line for _, line in rows)
-    for number in itertools.count(2):
-        place = f"{path}: row {number}"
-        try:
-            values = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            into.leave_out(f"{place}: {error}")
-        else:
-            _add(into, tables.TABLE, place, dict(zip(names, values, strict=False)))
-
-
-def _add(into: Collected, kind: str, place: str, row: dict[str, Any]) -> None:
-    try:
-        if kind == tables.BENCH_SERVING:
-            for request in tables.requests_of_run(row):
-                into.add(kind, place, request)
-        else:
-            into.add(kind, place, tables.request_of(row, kind))
-    except MALFORMED as error:
-        into.leave_out(f"{place} is not as {kind} are: {error}")
-
-
-def _read_lines(
-    numbered: Iterator[tuple[int, str]], path: Path, into: Collected, tokenizer: Any
-) -> None:
-    """JSON lines, and SGLang's log, whose other lines do not matter."""
-    for number, line in server_records.without_noise(numbered):
-        _read_line(line, f"{path}:{number}", tokenizer, into)
-
-
-def _read_line(line: str, place: str, tokenizer: Any, into: Collected) -> None:
-    try:
-        for row in server_records.read_line(line, tokenizer):
-            if isinstance(row, Answered):
-                into.add(_OF_LOG, place, _logged(row))
-            elif isinstance(row, dict):
-                _add(into, tables.kind_of(row), place, row)
-            else:
-                raise ValueError("it is no object")
-    except json.JSONDecodeError as error:
-        into.leave_out(f"{place} is no JSON, no header of columns, and no server's line ({error})")
-    except MALFORMED as error:
-        into.leave_out(f"{place} is no line of a log: {error!r}")
+def _nothing_of_use(reader: LogReader, sources: Sequence[Source]) -> str:
+    formats = ", ".join(dict.fromkeys(source.format.name for source in sources))
+    reasons = [reason for source in sources for reason in source.counts.left_out]
+    help_ = next((f". {_HELP[reason]}" for reason in reasons if reason in _HELP), "")
+    names = ", ".join(reader.paths)
+    return f"{names}: no request found, in format {formats}: {counts_of(sources)}{help_}"

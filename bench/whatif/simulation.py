@@ -18,6 +18,7 @@ from bench.simulator.result import Result
 from bench.simulator.run import simulate
 from bench.simulator.state import Options
 from bench.whatif.log import BLOCK_CHARS, Logged
+from bench.whatif.sessions import Link
 from bench.whatif.told import Forecasts, Told
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names
@@ -44,12 +45,12 @@ def most_tokens(engine: Engine, request: Logged) -> int:
 
 
 def requests_of(
-    engine: Engine, requests: Sequence[Logged], cap_tokens: int | None
+    engine: Engine, requests: Sequence[Logged], links: Sequence[Link], cap_tokens: int | None
 ) -> list[SimRequest]:
     """For the simulator, without predictions; each fits the engine. cap_tokens: of those of whose
     cap the log says nothing; None: the rest of the context."""
     found = []
-    for request, prompt in zip(requests, spans_of(requests), strict=True):
+    for request, prompt, link in zip(requests, spans_of(requests), links, strict=True):
         most = most_tokens(engine, request)
         cap = (cap_tokens if request.cap_tokens is None else request.cap_tokens) or most
         found.append(
@@ -61,6 +62,8 @@ def requests_of(
                 distribution=None,
                 class_name="log",
                 spans=prompt,
+                follows=link.follows,
+                pause_s=link.pause_s,
             )
         )
     return found
@@ -168,6 +171,6 @@ def spans_of(requests: Sequence[Logged]) -> list[tuple[Span, ...]]:
 def _tokens_of_text_block(requests: Sequence[Logged]) -> int:
     """One number for the whole log, or prompts that are alike would not be cut alike."""
     told = [request for request in requests if request.blocks and not request.block_tokens]
-    num_chars = sum(len(request.prompt) for request in told)
+    num_chars = sum(request.prompt_chars for request in told)
     num_tokens = sum(request.input_tokens for request in told)
     return max(1, round(BLOCK_CHARS * num_tokens / num_chars)) if num_chars else 1

@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.workloads.prompts import Workload, WorkloadError, WorkloadRequest, stable_hash
-from predictor_store.data.files import DatasetError, raw_rows
+from predictor_store.logs.errors import DatasetError
+from predictor_store.logs.rows import raw_rows
 
 INSTRUCTION_MODEL = "text-davinci-003"
 CHAT_MODEL = "Meta-Llama-3-8B-Instruct"

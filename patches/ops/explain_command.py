@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor_store.data.files import text_lines
+from predictor_store.logs.lines import text_lines
 from predictor_store.terminal import add_json, print_json, printable
 from sage_sched.fields import UserError
 

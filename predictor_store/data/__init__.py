@@ -1,5 +1,4 @@
-"""Prompts and answers out of data sets and logs, and the store that they fill.
+"""The store of past prompts, filled from logs and data sets, and shown.
 
-Doors: `files` (raw rows of anything), `datasets` (prompts and lengths), `server_records` (SGLang's
-request log), `warm` (Observation, and the command) and the command in `store_info`.
+Doors: `observations` (prompts and lengths out of files), `warm` and `store_info` (commands).
 """

@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,13 +15,24 @@ import numpy as np
 from tqdm import tqdm
 
 from predictor_store.cached_file import expanded
-from predictor_store.data.datasets import Observation as Observation
-from predictor_store.data.datasets import Reader
-from predictor_store.data.files import DatasetError
+from predictor_store.data.observations import Observation as Observation
+from predictor_store.data.observations import Observations
+from predictor_store.logs.errors import DatasetError
+from predictor_store.logs.options import add_options, read_options
+from predictor_store.logs.summary import cautions_of_lengths
+from predictor_store.logs.tokens import num_tokens
 from predictor_store.predict.embedder import DEFAULT_ENCODER, Embedder, dimension, fingerprint
 from predictor_store.store.file import Record, StoreError
 from predictor_store.store.store import Store, folder_of, recorded_capacity
-from predictor_store.terminal import add_json, add_store, at_least_one, field_and_value, print_found
+from predictor_store.terminal import (
+    add_json,
+    add_store,
+    at_least_one,
+    field_and_value,
+    print_found,
+    printable,
+    speaker,
+)
 from predictor_store.torchvision_schemas import define_missing
 from sage_sched.config import ENCODERS, StoreConfig
 
@@ -63,10 +75,10 @@ def warm_store(
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "datasets", nargs="+", metavar="DATASET",
-        help="a file (JSON lines, a JSON array or Parquet, gzip too), of prompts with answers or "
-        "their lengths, or of conversations (messages, ShareGPT); or SGLang's request log, or a "
-        "folder of them",
+        help="prompts with answers or their lengths, in any of the formats that sage-sched formats "
+        "lists; files, or folders of such",
     )  # fmt: skip
+    add_options(parser)
     add_store(parser)
     parser.add_argument(
         "--capacity", type=at_least_one, metavar="N",
@@ -94,24 +106,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises UserError if a dataset, the tokenizer or the store is bad."""
-    print_found(_warm(args), args.json)
+    say = speaker(args)
+    print_found(_warm(args, say), args.json)
     return 0
 
 
-def _warm(args: argparse.Namespace) -> dict[str, Any]:
+def _warm(args: argparse.Namespace, say: Callable[..., None]) -> dict[str, Any]:
     folder = folder_of(StoreConfig(path=args.store))
     capacity = args.capacity or recorded_capacity(folder) or StoreConfig().capacity
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
-    readers = [Reader(name, dict(args.filter), tokenizer) for name in args.datasets]
-    rows = tqdm(itertools.chain.from_iterable(readers), desc="reading", unit="row", mininterval=1)
+    rows = Observations(args.datasets, read_options(args), tokenizer)
     observations = uniform_sample(rows, min(capacity, args.limit or capacity))
     if tokenizer is not None:
         observations = [counted(each, tokenizer) for each in observations]
+    cautions = cautions_of_lengths([each.output_tokens for each in observations])
+    lines = [*rows.lines(), *(f"CAUTION: {said}" for said in cautions)]
+    say("\n".join(map(printable, lines)), flush=True)
     num_records = warm_store(folder, observations, StoreConfig(capacity=capacity), args.encoder)
-    counts = ("num_read", "num_filtered", "num_malformed")
+    counts = [source.counts for source in rows.sources]
+    left_out = sum((each.left_out for each in counts), Counter[str]())
     return {
-        **{name: sum(getattr(reader, name) for reader in readers) for name in counts},
-        "malformed": dict(itertools.chain.from_iterable(reader.malformed for reader in readers)),
+        **({"log": lines} if args.json else {}),
+        "num_read": sum(each.read for each in counts),
+        "num_filtered": sum(each.filtered for each in counts),
+        "num_left_out": left_out.total(),
+        "left_out": dict(left_out),
         "num_put": len(observations),
         "store": str(folder),
         "num_records": num_records,
@@ -132,20 +151,14 @@ def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
 
 
 def counted(of: Observation, tokenizer: Any) -> Observation:
-    """With the tokens of what is known by its text. What a server recorded is better than what was
-    cut from its log."""
+    """With the tokens of what is known by its text alone."""
     if of.output is not None:
-        output_tokens = max(1, _num_tokens(tokenizer, of.output))
-        of = dataclasses.replace(of, output_tokens=output_tokens, input_tokens=0)
+        of = dataclasses.replace(of, output_tokens=num_tokens(tokenizer, of.output))
     if of.input_tokens:
         return of
-    return dataclasses.replace(of, input_tokens=_num_tokens(tokenizer, of.prompt))
-
-
-def _num_tokens(tokenizer: Any, text: str) -> int:
-    # The tokenizer takes UTF-8, which has no lone surrogates.
-    tokenizable = text.encode("utf-8", "replace").decode("utf-8")
-    return len(tokenizer(tokenizable, add_special_tokens=False, verbose=False)["input_ids"])
+    per_char = num_tokens(tokenizer, of.prompt) / len(of.prompt)
+    input_tokens = round(per_char * max(of.prompt_chars, len(of.prompt)))
+    return dataclasses.replace(of, input_tokens=input_tokens)
 
 
 def load_tokenizer(model_path: str) -> Any:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor_store.data.files import DatasetError, RowError, raw_rows
+from predictor_store.logs.errors import DatasetError, RowError
+from predictor_store.logs.rows import raw_rows
 from predictor_store.terminal import add_json, print_json
 from predictor_store.urgency.head import NUM_LEVELS, UNDER_COST, fit
 

@@ -20,6 +20,7 @@ from typing import Any
 from patches.http.gateways import AGENT_HINTS, CLASS_HEADERS, HEADERS
 from patches.refusals import REFUSED
 from patches.series import SERIES
+from predictor_store.logs.registry import FORMATS
 from sage_sched.cli import COMMANDS, OF_SERVERS
 from sage_sched.config import SageConfig, StepTimeConfig
 from sage_sched.policies.sage import SageParameters
@@ -107,9 +108,16 @@ def gateways() -> Iterator[tuple[str, ...]]:
         yield f"`{name}`", "the class"
 
 
+def formats() -> Iterator[tuple[str, ...]]:
+    """Yield the head and a row per format of logs."""
+    yield "`--format`", "What it is", "What it has"
+    for each in FORMATS:
+        yield f"`{each.name}`", each.title, each.gives
+
+
 TABLES: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     "settings": settings, "metrics": metrics, "commands": commands, "modes": modes,
-    "refused": refused, "gateways": gateways,
+    "refused": refused, "gateways": gateways, "formats": formats,
 }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_the_shadow_changes_nothing_and_writes_down_what_it_said(
     assert len(log.requests) > len(PROMPTS)
     assert all(one.forecast is not None for one in log.requests)
     assert not any(one.prompt for one in log.requests)
-    assert log.num_unusable == 0
+    assert "left out" not in " ".join(log.lines)
     # SGLang can dump these requests all the same, and no object of ours is in its pickle.
     (dumped,) = dumps.rglob("*.pkl")
     assert b"patches" not in dumped.read_bytes()

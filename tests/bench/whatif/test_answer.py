@@ -38,7 +38,7 @@ def traffic(num_requests: int = 120, **more: Any) -> TrafficLog:
     lengths = np.where(rng.random(num_requests) < 0.7, 20, 300).tolist()
     fields = {"cap_tokens": 400, **more}
     requests = [Logged(at, 50, n, **fields) for at, n in zip(arrivals, lengths, strict=True)]
-    return TrafficLog(tuple(requests), "made up")
+    return TrafficLog(tuple(requests))
 
 
 def asked(log: TrafficLog, *policies: str, server: OwnServer = SMALL, **more: Any) -> Answer:
@@ -72,7 +72,7 @@ def test_a_policy_under_which_the_scheduler_ends_has_a_line_and_the_others_go_on
     engine = replace(SMALL.engine, kv_pool_tokens=12_000, chunked_prefill_size=1024)
     server = replace(SMALL, engine=replace(engine, max_running_requests=256))
     ends = "shortest-prefill-first@clip=16"
-    answer = asked(TrafficLog(tuple(requests), ""), ends, "fcfs", "sage", server=server)
+    answer = asked(TrafficLog(tuple(requests)), ends, "fcfs", "sage", server=server)
     (found,) = answer.tables.values()
     assert [row.policy for row in found.rows] == ["fcfs", "sage"]
     assert 0 < found.ended_s[ends] < answer.rows[0].mean_ttlt_s + arrivals[-1]
@@ -81,7 +81,7 @@ def test_a_policy_under_which_the_scheduler_ends_has_a_line_and_the_others_go_on
     assert f"{ends}: SGLang's scheduler ends here after {found.ended_s[ends]:.0f} s" in said
     assert "sage serves this log to its end" in said
     with pytest.raises(WorkloadError, match="each of these policies"):
-        asked(TrafficLog(tuple(requests), ""), ends, server=server)
+        asked(TrafficLog(tuple(requests)), ends, server=server)
 
 
 def test_good_requests_get_fewer_the_faster_they_come() -> None:

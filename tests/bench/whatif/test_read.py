@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 from bench.whatif.log import TrafficLog
 from bench.whatif.read import read_log
 from bench.whatif.simulation import spans_of
-from bench.workloads.prompts import WorkloadError
-from predictor_store.data.datasets import Reader
-from predictor_store.data.files import DatasetError
+from predictor_store.data.observations import Observations
+from predictor_store.logs.errors import DatasetError
 from sage_sched.distribution import LengthDistribution
+from sage_sched.fields import UserError
 
 TEXT = "Say 'meta_info': {'prompt_tokens': 7}."
 META = {"prompt_tokens": 12, "completion_tokens": 30, "e2e_latency": 2.5}
@@ -62,21 +61,21 @@ def test_the_request_log_as_a_server_writes_it(request_log: Path) -> None:
     assert sorted(r.is_cut for r in log.requests) == [False, True]
     assert {r.ttlt_s for r in log.requests} == {2.5}
     assert {r.prompt for r in log.requests} == {TEXT}
-    assert log.num_unusable == 0
+    assert "2 requests used" in log.lines[-1]
 
 
 def test_a_request_log_in_text_is_refused_and_the_flag_named(tmp_path: Path) -> None:
     folder = written_log("text", tmp_path / "log")
-    with pytest.raises(WorkloadError, match="--log-requests-format json"):
+    with pytest.raises(DatasetError, match="--log-requests-format json"):
         read_log([folder])
     with pytest.raises(DatasetError, match="--log-requests-format json"):
-        list(Reader(str(folder)))
+        Observations([str(folder)])
 
 
 def test_what_servers_wrote_warms_a_store_too(request_log: Path, tmp_path: Path) -> None:
     """Warnings, progress bars and all."""
-    reader = Reader(str(request_log))
-    assert [(r.prompt, r.output_tokens, r.input_tokens, r.censored) for r in reader] == [
+    found = Observations([str(request_log)])
+    assert [(r.prompt, r.output_tokens, r.input_tokens, r.censored) for r in found] == [
         (TEXT, 30, 12, False), (TEXT, 30, 12, True),
     ]  # fmt: skip
     written = request_log.read_text()
@@ -86,10 +85,11 @@ def test_what_servers_wrote_warms_a_store_too(request_log: Path, tmp_path: Path)
     noise += "".join(f"\rLoading, shards: {done}% |" for done in range(3)) + "\r"
     for text in (bare, noise + written + noise):
         log = read(tmp_path / "server.log", text)
-        assert (len(log.requests), log.num_unusable) == (2, 0)
-        reader = Reader(str(tmp_path / "server.log"))
-        assert (len(list(reader)), reader.num_malformed) == (2, 0)
-    with pytest.raises(WorkloadError, match="is no JSON, no header of columns"):
+        assert len(log.requests) == 2
+        assert "left out" not in " ".join(log.lines)
+        found = Observations([str(tmp_path / "server.log")])
+        assert (len(list(found)), found.sources[0].counts.left_out.total()) == (2, 0)
+    with pytest.raises(DatasetError, match="that is no JSON"):
         read(tmp_path / "server.log", noise)
 
 
@@ -106,59 +106,29 @@ def test_prompts_that_are_token_ids_are_read_with_a_tokenizer(tmp_path: Path) ->
     assert [(r.cap_tokens, r.prompt) for r in log.requests] == [(0, "")] * 2
     assert len(log.requests[0].blocks) == 200 // 64
     with pytest.raises(DatasetError, match="token ids: --tokenizer"):
-        list(Reader(str(folder)))
-    row, _ = Reader(str(folder), tokenizer=Words())
+        list(Observations([str(folder)]))
+    row, _ = Observations([str(folder)], tokenizer=Words())
     assert (row.prompt, row.output_tokens) == ("200 words", 30)
 
 
-OWN = "arrival_s,input_tokens,output_tokens,max_tokens,prompt\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "found", "num_unusable"),
-    [
-        (
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-            "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.6805900,396,109\n",
-            [(0.0, 374, 44, None), (4.0, 396, 109, None)],
-            0,
-        ),
-        (OWN + '5,3,4,9,"a, b"\n6,none,4,9,c\n7,3,4.5,9,d\n', [(0.0, 3, 4, 9)], 2),
-        # A stray carriage return costs its row alone, and texts may be long.
-        (
-            OWN + '1,2,3,,a\r\n2,2,3,,b\rc\r\n3,2,3,,"d\ne"\r\n4,2,3,,"' + "word " * 50_000 + '"',
-            [(float(i), 2, 3, None) for i in range(4)],
-            1,
-        ),
-        (OWN.replace("\n", "\r") + "1,2,3\r2,2,3", [(0.0, 2, 3, None), (1.0, 2, 3, None)], 0),
-    ],
-)
-def test_tables_by_any_of_the_usual_names(
-    tmp_path: Path, text: str, found: list[tuple[float, int, int, int | None]], num_unusable: int
-) -> None:
-    log = read(tmp_path / "table.csv", text)
-    assert lengths(log) == [pytest.approx(one) if None not in one else one for one in found]
-    assert log.num_unusable == num_unusable
-
-
-def test_json_lines_shadow_records_and_mooncake_together(tmp_path: Path) -> None:
+def test_predictions_of_a_shadow_record_and_blocks_of_a_trace(tmp_path: Path) -> None:
     said = LengthDistribution.from_samples([5, 9], "history")
-    rows: list[dict[str, Any]] = [
-        {"arrival_s": 3.0, "input_tokens": 7, "output_tokens": 5, "prediction": said.as_fields()},
+    record = {"arrival_s": 3.0, "input_tokens": 7, "output_tokens": 5, "max_new_tokens": 9}
+    records = [record | {"prediction": said.as_fields()}, record | {"prediction": None}]
+    trace = [
         {"timestamp": 2000, "input_length": 600, "output_length": 6, "hash_ids": [1, 2]},
         {"timestamp": 2500, "input_length": 700, "output_length": 6, "hash_ids": [1, 3]},
-        {"t": 4.5, "prompt_tokens": 70, "completion_tokens": 50},
     ]
-    with gzip.open(tmp_path / "mixed.jsonl.gz", "wt") as file:
-        file.write("\n".join(json.dumps(row) for row in rows) + "\n{broken\n")
-    log = read_log([tmp_path / "mixed.jsonl.gz"])
-    assert [r.arrival_s for r in log.requests] == [0.0, 0.5, 1.0, 2.5]
+    (tmp_path / "a").write_text("".join(f"{json.dumps(row)}\n" for row in records) + "{broken\n")
+    (tmp_path / "b").write_text("".join(f"{json.dumps(row)}\n" for row in trace))
+    log = read_log([tmp_path])
+    assert [r.arrival_s for r in log.requests] == [0.0, 0.5, 1.0, 1.0]
     assert [r.forecast for r in log.requests] == [None, None, said, None]
-    assert log.num_unusable == 1
+    assert "1 that is no JSON" in " ".join(log.lines)
     spans = spans_of(log.requests)
     assert spans[0][0] == spans[1][0] == (1, 0, 512)
     assert spans[0][1][0] != spans[1][1][0]
-    assert (spans[2], spans[3]) == ((), ())
+    assert spans[2] == ()
 
 
 RUN = {
@@ -179,19 +149,31 @@ def test_bench_serving_has_lengths_and_no_arrivals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "log"),
-        ("nothing,of,use\n1,2,3\n", "log"),
-        ("[]\n", "log"),
-        ("\x80junk", "log"),
-        (json.dumps(RUN | AT_ONCE | {"max_concurrency": 8}), "no log of arrivals"),
+        ("", "is empty"),
+        ("nothing,of,use\n1,2,3\n", "no known format"),
+        ("[]\n", "is empty"),
+        ("\x80junk", "no known format"),
+        (json.dumps(RUN | AT_ONCE | {"max_concurrency": 8}), "without arrivals"),
         (json.dumps({k: v for k, v in RUN.items() if k != "input_lens"}), "--output-details"),
+        ('{"messages": [], "usage": {"completion_tokens": 3}}', "without an arrival time.*formats"),
+        ('{"t": 1, "input_tokens": 3, "output": "So."}', "--tokenizer MODEL_PATH counts"),
     ],
 )
-def test_what_holds_no_request_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(WorkloadError, match=said):
+def test_what_holds_no_request_is_named_and_says_what_is_missing(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
         read(tmp_path / "log", text)
-    with pytest.raises(WorkloadError, match="no-such-file"):
+    with pytest.raises(UserError, match="no-such-file"):
         read_log([tmp_path / "no-such-file"])
+
+
+def test_no_more_requests_are_read_than_the_limit(tmp_path: Path) -> None:
+    rows = "".join(f"{i},7,5\n" for i in range(50))
+    (tmp_path / "log").write_text(f"t,input,output\n{rows}")
+    log = read_log([tmp_path / "log"], limit=30)
+    assert len(log.requests) == 30
+    assert "no more than 30 requests are read" in " ".join(log.lines)
 
 
 def test_prompts_that_begin_alike_share_their_beginning(tmp_path: Path) -> None:

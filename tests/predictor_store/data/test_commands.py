@@ -66,24 +66,28 @@ def test_recorded_lengths_go_into_the_store(
     assert first.origin == second.origin == "warm"
     assert first.vector @ embedder.embed(["one"])[0] > 0.999
     out = capsys.readouterr().out
-    assert out.startswith("num_read: 3\nnum_filtered: 0\nnum_malformed: 1\n")
-    assert f"malformed.{data}:2: " in out
+    assert out.startswith(f"{data}: table, by input prompt_tokens, output output_tokens")
+    assert "2 requests used; left out: 1 that is no JSON" in out
+    assert "num_read: 3\nnum_filtered: 0\nnum_left_out: 1\n" in out
     assert "num_put: 2\n" in out
     assert "output_tokens.p50: 15\n" in out
 
 
-def test_output_is_counted_with_the_tokenizer(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_recorded_lengths_come_first_and_texts_are_counted(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     data = lines(
         tmp_path / "d.jsonl",
-        {"prompt": "a b c", "output": "one two \ud800 four", "output_tokens": 99},
+        {"prompt": "a b c", "output": "one two \ud800 four"},
+        {"prompt": "a", "output": "one two", "output_tokens": 99},
         {"prompt": "a", "output_tokens": 7},
         {"prompt": "a", "output": ""},
     )
     assert warm(data, "--store", tmp_path / "s", "--tokenizer", tokenizer_folder) == 0
     assert [(r.output_tokens, r.input_tokens) for r in stored(tmp_path / "s")] == [
         (4, 3),
+        (99, 1),
         (7, 1),
-        (1, 1),
     ]
 
 
@@ -132,7 +136,7 @@ def test_warm_data_does_not_push_history_out(
     ("arguments", "said"),
     [
         (["{missing}"], "there is no file"),
-        (["{bad}"], "no usable row (fields seen: x"),
+        (["{bad}"], "in no known format (fields seen: x"),
         (["{good}", "--filter", "model=none"], "--filter left out"),
         (["{good}", "--tokenizer", "{missing}"], "there is no such folder"),
         (
@@ -198,7 +202,8 @@ def test_programs_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert warm(data, "--store", tmp_path / "s", "--json") == 0
     warmed = json.loads(capsys.readouterr().out)
     assert (warmed["num_read"], warmed["num_put"], warmed["num_records"]) == (2, 1, 1)
-    assert list(warmed["malformed"]) == [f"{data}:2"]
+    assert warmed["left_out"] == {"that is no JSON": 1}
+    assert f"{data}:2" in "".join(warmed["log"])
     assert main(["store", "info", "--json", "--store", str(tmp_path / "s")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["num_records"], found["num_warm"], found["in_use_by"]) == (1, 1, None)

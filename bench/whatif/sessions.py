@@ -1,0 +1,62 @@
+"""Which requests of a log came after the answer to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.simulator.presets import Engine
+from bench.simulator.result import alone_s
+from bench.whatif.log import Logged
+
+
+class Link(NamedTuple):
+    """follows: the place of the request whose answer this one waited for; None for none. pause_s:
+    between that answer and this request."""
+
+    follows: int | None = None
+    pause_s: float = 0.0
+
+
+def links_of(engine: Engine, requests: Sequence[Logged]) -> list[Link]:
+    """One for each request, in order of arrival.
+
+    A request follows its parent, or the last of its session that had ended when it came. If the log
+    does not say when requests ended, it follows the last of its session, and its pause is what lay
+    between the two, less what the engine would have taken for the first alone.
+    """
+    by_id: dict[str, int] = {}
+    by_session: dict[str, list[int]] = {}
+    links = []
+    for place, request in enumerate(requests):
+        earlier = by_session.setdefault(request.session, []) if request.session else []
+        before = by_id.get(request.parent)
+        if before is None:
+            before = _last_ended(requests, earlier, request)
+        links.append(Link() if before is None else _link(engine, requests, before, request))
+        if request.id:
+            by_id[request.id] = place
+        earlier.append(place)
+    return links
+
+
+def _last_ended(requests: Sequence[Logged], earlier: Sequence[int], request: Logged) -> int | None:
+    if not earlier or request.pause_s is not None:
+        return earlier[-1] if earlier else None
+    ends = [
+        (each.arrival_s + each.ttlt_s, place)
+        for place in earlier
+        if (each := requests[place]).ttlt_s is not None
+    ]
+    if not ends:
+        return earlier[-1]
+    ended = [place for end_s, place in ends if end_s <= request.arrival_s]
+    return ended[-1] if ended else None
+
+
+def _link(engine: Engine, requests: Sequence[Logged], before: int, request: Logged) -> Link:
+    if request.pause_s is not None:
+        return Link(before, request.pause_s)
+    first = requests[before]
+    took_s = first.ttlt_s or alone_s(engine, first.input_tokens, first.output_tokens)
+    return Link(before, max(0.0, request.arrival_s - first.arrival_s - took_s))

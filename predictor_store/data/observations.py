@@ -1,0 +1,96 @@
+"""Prompts and the lengths of their answers, out of logs and data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from predictor_store.logs.errors import DatasetError, RowError
+from predictor_store.logs.reader import LogReader, ReadOptions
+from predictor_store.logs.request import LoggedRequest
+from predictor_store.logs.summary import counts_of, lines_of
+from predictor_store.predict.features import excerpt
+
+_MOST_NAMED = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A prompt and how long its answer was, in tokens.
+
+    prompt: what is read of it; prompt_chars: of the whole, 0 if that is all. output_tokens: 0 if
+    only its text, output, is known. input_tokens: 0 if unknown. censored: the answer was cut off at
+    output_tokens by its cap.
+    """
+
+    prompt: str
+    output_tokens: int
+    input_tokens: int = 0
+    censored: bool = False
+    output: str | None = None
+    prompt_chars: int = 0
+
+
+class Observations:
+    """Iterates over those of files and folders, and counts what else is there.
+
+    tokenizer: with one, an answer's text is as good as a recorded length, and prompts that are
+    token ids are read.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], options: ReadOptions | None = None, tokenizer: Any = None
+    ) -> None:
+        """Raises DatasetError if one of them cannot be read."""
+        self._reader = LogReader(paths, options, tokenizer)
+        self._has_tokenizer = tokenizer is not None
+        self.sources = self._reader.sources()
+
+    def __iter__(self) -> Iterator[Observation]:
+        """Raises DatasetError if a file breaks, or none has a usable row."""
+        for source in self.sources:
+            for place, request in source:
+                try:
+                    observation = self._observation(request)
+                except RowError as error:
+                    source.counts.leave_out(place, error)
+                else:
+                    source.counts.used += 1
+                    yield observation
+        if not any(source.counts.used for source in self.sources):
+            raise DatasetError(self._nothing_of_use())
+
+    def lines(self) -> list[str]:
+        """What was recognised, for people."""
+        return lines_of(self._reader, self.sources)
+
+    def _observation(self, request: LoggedRequest) -> Observation:
+        if not request.prompt:
+            why = "they are token ids: --tokenizer reads them" if request.ids else ""
+            raise RowError("without a prompt", why)
+        length = request.output_tokens
+        if length is None and not request.output:  # an answer that calls a tool has no text
+            raise RowError("without an answer length")
+        if length is None and not self._has_tokenizer:
+            raise RowError("without an answer length", "--tokenizer counts its text")
+        if length == 0:
+            raise RowError("with no tokens", "its answer has none")
+        cap = request.cap_tokens
+        is_cut = request.is_cut or (cap is not None and length is not None and 0 < cap <= length)
+        return Observation(
+            excerpt(request.prompt),
+            length or 0,
+            request.input_tokens or 0,
+            is_cut,
+            request.output if length is None else None,
+            len(request.prompt),
+        )
+
+    def _nothing_of_use(self) -> str:
+        seen = sorted({name for source in self.sources for name in source.seen})
+        formats = ", ".join(dict.fromkeys(source.format.name for source in self.sources))
+        return (
+            f"{', '.join(self._reader.paths)}: no usable row, in format {formats} (fields seen: "
+            f"{', '.join(seen[:_MOST_NAMED]) or 'none'}): {counts_of(self.sources)}"
+        )

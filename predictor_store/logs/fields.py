@@ -1,0 +1,115 @@
+"""Fields of a row, by any of the names that tools give them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from predictor_store.logs.clock import UNITS
+from predictor_store.logs.errors import RowError
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_UNIT_WORDS = {
+    **{unit: unit for unit in UNITS}, "sec": "s", "secs": "s", "second": "s", "seconds": "s",
+    "msec": "ms", "millis": "ms", "milliseconds": "ms", "micros": "us", "microseconds": "us",
+    "nano": "ns", "nanos": "ns", "nanoseconds": "ns", "unixnano": "ns",
+}  # fmt: skip
+_MOST_TOKENS = 2**31
+
+
+class Row:
+    """A row of a log. usage: which field was taken for what, over all rows."""
+
+    def __init__(self, data: Mapping[str, Any], usage: dict[str, str]) -> None:
+        self.data = data
+        self.usage = usage
+
+    def find(self, meaning: str, *paths: str) -> Any:
+        """The first of these fields that has a value; None if none has. Dots lead into objects."""
+        for path in paths:
+            value = value_at(self.data, path)
+            if value is not None:
+                if meaning:
+                    self.usage.setdefault(meaning, path)
+                return value
+        return None
+
+    def tokens(self, meaning: str, *paths: str) -> int | None:
+        """The same, a number of tokens. Raises RowError."""
+        value = self.find(meaning, *paths)
+        return None if value is None else whole(value, meaning)
+
+    def seconds(self, meaning: str, *paths: str, unit: str = "s") -> float | None:
+        """The same, a length of time in seconds. Raises RowError."""
+        value = self.find(meaning, *paths)
+        return None if value is None else duration_s(value, meaning, unit)
+
+    def text(self, *paths: str) -> str:
+        """The same, as a name; "" if there is none."""
+        value = self.find("", *paths)
+        return "" if value is None else str(value)
+
+    def used(self, meaning: str, name: str) -> None:
+        self.usage.setdefault(meaning, name)
+
+
+def value_at(data: Any, path: str) -> Any:
+    """None where there is none, or an empty one."""
+    if isinstance(data, Mapping) and path in data:
+        value = data[path]
+    elif "." in path:
+        head, _, rest = path.partition(".")
+        inner = data.get(head) if isinstance(data, Mapping) else None
+        if isinstance(inner, list) and rest.partition(".")[0].isdigit():
+            number, _, rest = rest.partition(".")
+            inner = inner[int(number)] if int(number) < len(inner) else None
+            return value_at(inner, rest) if rest else inner
+        return value_at(parsed(inner), rest) if inner is not None else None
+    else:
+        return None
+    is_nan = isinstance(value, float) and value != value
+    return None if value == "" or is_nan else value
+
+
+def parsed(value: Any) -> Any:
+    """An object or array that stands in a text; any other value as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[", '"')):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def whole(value: Any, name: str) -> int:
+    """A number of tokens. Raises RowError."""
+    try:
+        # A column with gaps comes out of a table as floats, and out of CSV as a text.
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number < _MOST_TOKENS or number != number // 1:
+        raise RowError("with a malformed number of tokens", f"{name} is {value!r:.60}")
+    return int(number)
+
+
+def duration_s(value: Any, name: str, unit: str) -> float:
+    """Raises RowError."""
+    try:
+        number = float(value) * UNITS[unit]
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number < 1e9:
+        raise RowError("with a malformed time", f"{name} is {value!r:.60}")
+    return number
+
+
+@functools.lru_cache(10_000)
+def plain_name(name: str) -> tuple[str, str | None]:
+    """A field's name without case, marks and unit, and the unit if it ends in one."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    unit = _UNIT_WORDS.get(words[-1]) if len(words) > 1 else None
+    return "".join(words[:-1] if unit else words), unit

@@ -1,0 +1,42 @@
+"""What a format of logs is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from predictor_store.logs.clock import Clock
+from predictor_store.logs.fields import Row
+from predictor_store.logs.request import LoggedRequest
+
+
+@dataclass(slots=True)
+class Context:
+    """What a format needs beside the row.
+
+    clock: of the file. tokenizer: decodes token ids; None if there is none. asked: of all files so
+    far, requests whose answers stand elsewhere, by id. notes: on the whole file, for people.
+    """
+
+    clock: Clock
+    tokenizer: Any = None
+    asked: dict[str, LoggedRequest] = field(default_factory=dict)
+    notes: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of logs or data sets.
+
+    name: for --format. title: whose it is and how to get it, for people. example: a row. gives:
+    what it has, for people. recognizes: whether a row is of this format. read: the requests of a
+    row; raises RowError, NoRequestError or MALFORMED.
+    """
+
+    name: str
+    title: str
+    example: str
+    gives: str
+    recognizes: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Row, Context], Iterator[LoggedRequest]]

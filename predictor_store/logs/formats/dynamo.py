@@ -1,0 +1,70 @@
+"""Dynamo's request traces, also of its agent traces: an event a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from predictor_store.logs.errors import NoRequestError
+from predictor_store.logs.fields import Row, value_at
+from predictor_store.logs.format import Context, Format
+from predictor_store.logs.messages import answer_of, cap_of, prompt_of, usage_tokens, was_cut
+from predictor_store.logs.request import LoggedRequest
+
+
+def _is_event(row: Mapping[str, Any]) -> bool:
+    return str(row.get("schema")).startswith("dynamo.") and "event_type" in row
+
+
+def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+    if row.data["event_type"] == "request_payload":
+        yield _with_texts(row)
+        return
+    if row.data["event_type"] != "request_end" or "request" not in row.data:
+        raise NoRequestError
+    ttlt_s = row.seconds("time to last token", "request.total_time_ms", unit="ms")
+    start = row.find("arrival", "request.request_received_ms")
+    if start is not None:
+        arrival = context.clock.read(start, "ms")
+    else:
+        end = row.find("arrival", "event_time_unix_ms")
+        arrival = context.clock.read(end, "ms") - (ttlt_s or 0.0)
+    replay = value_at(row.data, "request.replay") or {}
+    yield LoggedRequest(
+        arrival=arrival,
+        input_tokens=row.tokens("input", "request.input_tokens", "request.replay.input_length"),
+        output_tokens=row.tokens("output", "request.output_tokens"),
+        is_cut=was_cut(value_at(row.data, "request.finish_reason_metadata.finish_reason")),
+        ttlt_s=ttlt_s,
+        blocks=tuple(map(int, replay.get("input_sequence_hashes") or ())),
+        block_tokens=int(replay.get("trace_block_size") or 0),
+        session=row.text(
+            "agent_context.session_id", "agent_context.program_id", "agent_context.workflow_id"
+        ),
+    )
+
+
+def _with_texts(row: Row) -> LoggedRequest:
+    """A payload has no times."""
+    request, response = (value_at(row.data, f"payload.{of}") for of in ("request", "response"))
+    num_in, num_out = usage_tokens(value_at(response, "usage"))
+    return LoggedRequest(
+        input_tokens=num_in,
+        output_tokens=num_out,
+        output=answer_of(response),
+        prompt=prompt_of(request),
+        cap_tokens=cap_of(row, "payload.request"),
+        is_cut=was_cut(value_at(response, "choices.0.finish_reason")),
+    )
+
+
+FORMAT = Format(
+    "dynamo",
+    "Dynamo's request traces: `DYN_REQUEST_TRACE=1`, prompts from `request_payload` records",
+    '{"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": '
+    '1790000001500, "request": {"request_received_ms": 1790000000097, "input_tokens": 305, '
+    '"output_tokens": 157, "total_time_ms": 1400.0}}',
+    "arrivals, lengths, shared prefixes, sessions; prompts",
+    _is_event,
+    _read,
+)

@@ -1,0 +1,72 @@
+"""Langfuse's observations, from its UI, its API or blob storage: generations count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from predictor_store.logs.errors import NoRequestError, RowError
+from predictor_store.logs.fields import Row, parsed, value_at
+from predictor_store.logs.format import Context, Format
+from predictor_store.logs.messages import answer_of, cap_of, prompt_of, usage_tokens
+from predictor_store.logs.request import LoggedRequest
+
+_USAGES = (
+    "usageDetails",
+    "usage_details",
+    "usage",
+    "providedUsageDetails",
+    "provided_usage_details",
+)
+_INPUTS = ("promptTokens", "prompt_tokens", "inputUsage", "input_usage", "inputTokens")
+_OUTPUTS = ("completionTokens", "completion_tokens", "outputUsage", "output_usage", "outputTokens")
+_TYPES = {
+    "GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
+    "GUARDRAIL",
+}  # fmt: skip
+
+
+def _is_observation(row: Mapping[str, Any]) -> bool:
+    has_start = "startTime" in row or "start_time" in row
+    is_typed = str(row.get("type")).upper() in _TYPES
+    is_traced = "traceId" in row or "trace_id" in row
+    return has_start and (is_typed or (is_traced and any(name in row for name in _USAGES[:2])))
+
+
+def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+    if str(row.data.get("type") or "GENERATION").upper() != "GENERATION":
+        raise NoRequestError
+    if str(row.data.get("level")).upper() == "ERROR":
+        raise RowError("that failed", str(row.data.get("statusMessage"))[:80])
+    num_in, num_out = usage_tokens(row.find("output", *_USAGES))
+    end = row.find("end", "endTime", "end_time")
+    yield LoggedRequest(
+        arrival=context.clock.read(row.find("arrival", "startTime", "start_time")),
+        end=None if end is None else context.clock.read(end),
+        input_tokens=row.tokens("input", *_INPUTS) if num_in is None else num_in,
+        output_tokens=row.tokens("output", *_OUTPUTS) if num_out is None else num_out,
+        cap_tokens=_cap(row),
+        prompt=prompt_of(row.data.get("input")),
+        output=answer_of(parsed(row.data.get("output"))),
+        session=row.text("sessionId", "session_id", "traceId", "trace_id"),
+    )
+
+
+def _cap(row: Row) -> int | None:
+    places = ("modelParameters", "model_parameters")
+    names = [f"{place}.{name}" for place in places for name in ("maxTokens", "max_tokens")]
+    value = next((found for name in names if (found := value_at(row.data, name))), None)
+    is_number = str(value).isdigit()  # Langfuse shows a missing one as "Infinity"
+    return int(str(value)) if is_number else cap_of(row, "input") if not value else None
+
+
+FORMAT = Format(
+    "langfuse",
+    "Langfuse's observations: exports of its UI, API answers, blob storage",
+    '{"type": "GENERATION", "traceId": "t", "startTime": "2026-09-21T14:13:20.097Z", "endTime": '
+    '"2026-09-21T14:13:22.3Z", "input": "[{\\"role\\": \\"user\\", \\"content\\": \\"Why?\\"}]", '
+    '"usageDetails": {"input": 305, "output": 157, "total": 462}}',
+    "arrivals, lengths, prompts, traces as sessions",
+    _is_observation,
+    _read,
+)

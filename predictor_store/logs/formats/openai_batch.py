@@ -1,0 +1,71 @@
+"""Files of OpenAI's batch API, which vLLM's and SGLang's batch runners read and write too, and
+results of Anthropic's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from predictor_store.logs.errors import NoRequestError, RowError
+from predictor_store.logs.fields import Row, value_at
+from predictor_store.logs.format import Context, Format
+from predictor_store.logs.formats.openai_chat import answered
+from predictor_store.logs.messages import cap_of, prompt_of
+from predictor_store.logs.request import LoggedRequest
+
+_NOTE = "the prompts of a batch are in its input file: name both files to have them"
+
+
+def _is_input(row: Mapping[str, Any]) -> bool:
+    return "custom_id" in row and isinstance(row.get("body", row.get("params")), Mapping)
+
+
+def _is_output(row: Mapping[str, Any]) -> bool:
+    return "custom_id" in row and ("response" in row or "result" in row)
+
+
+def _read_input(row: Row, context: Context) -> Iterator[LoggedRequest]:
+    body = row.data.get("body", row.data.get("params"))
+    context.asked[str(row.data["custom_id"])] = LoggedRequest(
+        prompt=prompt_of(body), cap_tokens=cap_of(row, "body", "params")
+    )
+    raise NoRequestError
+    yield  # this makes it a generator, as the readers of other formats are
+
+
+def _read_output(row: Row, context: Context) -> Iterator[LoggedRequest]:
+    status = value_at(row.data, "response.status_code") or 200
+    outcome = value_at(row.data, "result.type") or "succeeded"
+    if row.data.get("error") or status >= 400 or outcome != "succeeded":
+        raise RowError("that failed", str(row.data.get("error") or status)[:80])
+    body = value_at(row.data, "response.body") or value_at(row.data, "result.message") or {}
+    request = answered(row, body, "response.body" if "response" in row.data else "result.message")
+    created = row.find("arrival", "response.body.created", "response.body.created_at")
+    if created is not None:
+        request.arrival = context.clock.read(created, "s")
+    if asked := context.asked.get(str(row.data["custom_id"])):
+        request.prompt, request.cap_tokens = asked.prompt, asked.cap_tokens
+    else:
+        context.notes.add(_NOTE)
+    yield request
+
+
+INPUT = Format(
+    "openai-batch-input",
+    "an input file of OpenAI's batch API; name it beside the output file, which has the lengths",
+    '{"custom_id": "r0", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": '
+    '[{"role": "user", "content": "Why?"}], "max_tokens": 64}}',
+    "prompts, caps",
+    _is_input,
+    _read_input,
+)
+OUTPUT = Format(
+    "openai-batch",
+    "an output file of OpenAI's batch API",
+    '{"custom_id": "r0", "response": {"status_code": 200, "body": {"created": 1790000000, '
+    '"choices": [{"message": {"content": "So."}}], "usage": {"prompt_tokens": 9, '
+    '"completion_tokens": 3}}}, "error": null}',
+    "lengths, answers; times in whole seconds; prompts if the input file is named too",
+    _is_output,
+    _read_output,
+)

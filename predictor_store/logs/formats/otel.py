@@ -1,0 +1,163 @@
+"""OpenTelemetry spans with the attributes of generative AI: OTLP's JSON, Jaeger's and flat rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from predictor_store.logs.clock import Clock
+from predictor_store.logs.errors import NoRequestError, RowError
+from predictor_store.logs.fields import Row, parsed, value_at
+from predictor_store.logs.format import Context, Format
+from predictor_store.logs.messages import answer_of, prompt_of, was_cut
+from predictor_store.logs.request import LoggedRequest
+
+_ATTRIBUTES = ("attributes", "tags", "SpanAttributes", "span_attributes", "Attributes")
+_STARTS = (
+    "startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "start", "Timestamp",
+    "timestamp",
+)  # fmt: skip
+_ENDS = ("endTimeUnixNano", "end_time_unix_nano", "end_time", "endTime", "end")
+_SPAN_IDS = (
+    "spanId",
+    "span_id",
+    "SpanId",
+    "spanID",
+    "context",
+    "traceId",
+    "trace_id",
+    *_STARTS[:2],
+)
+_TRACES = ("traceId", "trace_id", "TraceId", "traceID", "context.trace_id")
+_INPUTS = (
+    "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.usage.prompt_tokens",
+    "llm.token_count.prompt", "ai.usage.inputTokens", "ai.usage.promptTokens",
+)  # fmt: skip
+_OUTPUTS = (
+    "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.usage.completion_tokens",
+    "llm.token_count.completion", "ai.usage.outputTokens", "ai.usage.completionTokens",
+)  # fmt: skip
+_PROMPTS = ("gen_ai.input.messages", "gen_ai.prompt", "input.value", "ai.prompt.messages")
+_ANSWERS = ("gen_ai.output.messages", "gen_ai.completion", "output.value", "ai.response.text")
+# They repeat the usage of the calls within them, or are no generation.
+_OTHERS = {"embeddings", "execute_tool", "invoke_agent", "create_agent", "invoke_workflow"}
+
+
+def _is_trace(row: Mapping[str, Any]) -> bool:
+    return any(True for _ in _spans_of(row)) or any(_names_usage(name) for name in row)
+
+
+def _names_usage(name: str) -> bool:
+    return name.removeprefix("attributes.") in _OUTPUTS or name == "gen_ai"
+
+
+def _spans_of(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The spans of a batch of OTLP's, of a trace, or the row itself."""
+    for name in ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "spans"):
+        if isinstance(row.get(name), list):
+            for inner in row[name]:
+                yield from _spans_of(inner)
+            return
+    has_attributes = any(isinstance(parsed(row.get(name)), Mapping | list) for name in _ATTRIBUTES)
+    if has_attributes and any(name in row for name in _SPAN_IDS):
+        yield row
+
+
+def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+    spans = [*_spans_of(row.data)] or [row.data]
+    found = []
+    for span in spans:
+        attributes = Row(_attributes_of(span), row.usage)
+        if attributes.find("output", *_OUTPUTS) is None or _is_other(attributes):
+            continue
+        if _failed(span):
+            if len(spans) == 1:
+                raise RowError("that failed", str(span.get("status"))[:80])
+            context.notes.add("spans that failed are left out")
+            continue
+        found.append(_request(Row(span, row.usage), attributes, context.clock))
+    if not found:
+        raise NoRequestError
+    yield from found
+
+
+def _request(span: Row, attributes: Row, clock: Clock) -> LoggedRequest:
+    start, end = (_time(span, meaning, names, clock) for meaning, names in _BOUNDS)
+    reasons = attributes.find("finish", "gen_ai.response.finish_reasons")
+    return LoggedRequest(
+        arrival=start,
+        end=end,
+        input_tokens=attributes.tokens("input", *_INPUTS),
+        output_tokens=attributes.tokens("output", *_OUTPUTS),
+        cap_tokens=attributes.tokens("cap", "gen_ai.request.max_tokens", "llm.request.max_tokens"),
+        is_cut=was_cut(parsed(reasons)),
+        prompt=prompt_of(attributes.find("prompt", *_PROMPTS) or _numbered(attributes.data)),
+        output=answer_of(attributes.find("answer", *_ANSWERS)),
+        session=attributes.text("gen_ai.conversation.id", "session.id") or span.text(*_TRACES),
+    )
+
+
+_BOUNDS = (("arrival", _STARTS), ("end", _ENDS))
+
+
+def _time(span: Row, meaning: str, names: tuple[str, ...], clock: Clock) -> float | None:
+    value = span.find(meaning, *names)
+    if isinstance(value, list) and len(value) == 2:  # JavaScript's: seconds and nanoseconds
+        return clock.read(float(value[0]) + float(value[1]) / 1e9, "s")
+    is_nano = any(span.data.get(name) is not None for name in names[:2])
+    return None if value is None else clock.read(value, "ns" if is_nano else None)
+
+
+def _attributes_of(span: Mapping[str, Any]) -> dict[str, Any]:
+    """By their full names, whatever form they have."""
+    found = {name.removeprefix("attributes."): value for name, value in span.items()}
+    for place in _ATTRIBUTES:
+        of = parsed(span.get(place))
+        if isinstance(of, Mapping):
+            found.update(of)
+        for each in of if isinstance(of, list) else ():
+            if isinstance(each, Mapping) and "key" in each:
+                found[each["key"]] = _value(each.get("value"))
+    return found
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    inner = next(iter(value.values()), None)
+    if isinstance(inner, Mapping) and isinstance(inner.get("values"), list):
+        return [_value(each) for each in inner["values"]]
+    return inner
+
+
+def _numbered(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Messages whose parts stand in attributes of their own."""
+    messages = list[dict[str, Any]]()
+    while (content := attributes.get(f"gen_ai.prompt.{len(messages)}.content")) is not None:
+        role = attributes.get(f"gen_ai.prompt.{len(messages)}.role", "user")
+        messages.append({"role": role, "content": content})
+    return messages
+
+
+def _is_other(attributes: Row) -> bool:
+    kind = value_at(attributes.data, "openinference.span.kind") or "LLM"
+    return attributes.text("gen_ai.operation.name") in _OTHERS or kind != "LLM"
+
+
+def _failed(span: Mapping[str, Any]) -> bool:
+    status = span.get("status", span.get("StatusCode"))
+    code = value_at(status, "code") or value_at(status, "status_code") or status
+    return code == 2 or str(code).upper().endswith("ERROR")
+
+
+FORMAT = Format(
+    "otel",
+    "OpenTelemetry's spans with `gen_ai` attributes: OTLP JSON, Jaeger's JSON, flat rows",
+    '{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "t", "spanId": "s", '
+    '"startTimeUnixNano": "1790000000097000000", "endTimeUnixNano": "1790000002300000000", '
+    '"attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "305"}}, {"key": '
+    '"gen_ai.usage.output_tokens", "value": {"intValue": "157"}}]}]}]}]}',
+    "arrivals, lengths, caps, prompts if they are recorded, traces as sessions",
+    _is_trace,
+    _read,
+)

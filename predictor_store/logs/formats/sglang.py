@@ -1,0 +1,88 @@
+"""SGLang's request log, and what a server in shadow mode writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from predictor_store.logs.errors import NoRequestError
+from predictor_store.logs.fields import Row, value_at
+from predictor_store.logs.format import Context, Format
+from predictor_store.logs.formats import table
+from predictor_store.logs.messages import was_cut
+from predictor_store.logs.request import LoggedRequest
+from sage_sched.distribution import LengthDistribution
+
+# SGLang cuts longer texts in their middle at --log-requests-level 2.
+_CUT_TEXT_CHARS = 2048 + len("...")
+
+
+def _is_event(row: Mapping[str, Any]) -> bool:
+    return str(row.get("event")).startswith("request.")
+
+
+def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
+    if row.data["event"] != "request.finished":
+        raise NoRequestError
+    asked, meta = row.data["obj"], row.data["out"]["meta_info"]
+    row.used("arrival", "timestamp - e2e_latency")
+    ids: Any = asked.get("input_ids")
+    if not (isinstance(ids, list) and ids and isinstance(ids[0], int) and "..." not in ids):
+        ids = ()
+    text = asked.get("text")
+    if not isinstance(text, str):
+        tokenizer = context.tokenizer
+        text = str(tokenizer.decode(list(ids))) if ids and tokenizer is not None else ""
+    elif len(text) == _CUT_TEXT_CHARS:
+        text = text[:1024]  # its beginning, which is what is read most of
+    ttlt_s = row.seconds("time to last token", "out.meta_info.e2e_latency") or 0.0
+    reason = meta.get("finish_reason")
+    yield LoggedRequest(
+        arrival=context.clock.read(row.data["timestamp"], "s") - ttlt_s,
+        input_tokens=row.tokens("input", "out.meta_info.prompt_tokens"),
+        output_tokens=row.tokens("output", "out.meta_info.completion_tokens"),
+        cap_tokens=_cap_of(asked),
+        is_cut=was_cut(reason),
+        prompt=text,
+        ids=ids,
+        ttlt_s=ttlt_s,
+    )
+
+
+def _cap_of(asked: Mapping[str, Any]) -> int | None:
+    # As in sglang/srt/sampling/sampling_params.py: 128 if nobody names it, none if it is null.
+    sampling = asked.get("sampling_params")
+    if not isinstance(sampling, Mapping):
+        return None
+    cap = sampling.get("max_new_tokens", 128)
+    return 0 if cap is None else int(cap)
+
+
+def _read_shadow(row: Row, context: Context) -> Iterator[LoggedRequest]:
+    for request in table.read(row, context):
+        if (forecast := row.data["prediction"]) is not None:
+            request.forecast = LengthDistribution.from_fields(forecast)
+        yield request
+
+
+REQUEST_LOG = Format(
+    "sglang",
+    "SGLang's request log: `--log-requests --log-requests-level 2 --log-requests-format json`, or "
+    '`POST /configure_logging` with `{"log_requests": true, "log_requests_level": 2, '
+    '"log_requests_format": "json"}`; prompts from level 2',
+    '{"timestamp": "2026-09-21T14:13:20", "event": "request.finished", "obj": {"text": "Why?", '
+    '"sampling_params": {"max_new_tokens": 64}}, "out": {"meta_info": {"prompt_tokens": 12, '
+    '"completion_tokens": 30, "e2e_latency": 2.5, "finish_reason": {"type": "stop"}}}}',
+    "arrivals, lengths, caps, prompts",
+    _is_event,
+    _read,
+)
+SHADOW = Format(
+    "shadow",
+    "a record of shadow mode: `--sage-shadow FILE`",
+    '{"arrival_s": 3.0, "input_tokens": 7, "output_tokens": 5, "max_new_tokens": 64, "is_cut": '
+    'false, "ttlt_s": 0.4, "prediction": null}',
+    "arrivals, lengths, caps, predictions",
+    lambda row: "prediction" in row and value_at(row, "arrival_s") is not None,
+    _read_shadow,
+)

@@ -1,0 +1,75 @@
+"""The JSON values of a text, one after the other: those of an array, or objects over any number of
+lines each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+# Before a value of an array, or after its last.
+_BETWEEN = re.compile(r"\s*(\[\s*\]|[\[\],])\s*")
+# Read at a time.
+_CHARS = 2**20
+# A longer value is not held.
+MOST_CHARS = 2**29
+# No word or number of JSON that is cut off is longer.
+_TOKEN_CHARS = 40
+
+
+def json_values(pieces: Iterator[str], *, is_array: bool) -> Iterator[Any]:
+    """Little more than one value is held at a time. Raises ValueError where it is no such text."""
+    decode = json.JSONDecoder().raw_decode
+    text, at, number, is_whole = "", 0, 0, False
+    while True:
+        try:
+            begin, is_end = _begin(text, at, number, is_array)
+            if is_end:
+                if is_array and (text[begin:] or any(piece.strip() for piece in pieces)):
+                    raise ValueError("something follows the array")
+                if is_array or is_whole:
+                    return
+            row, end = decode(text, begin)
+            if end == len(text) and not is_whole:
+                raise json.JSONDecodeError("a number may go on", text, end)
+        except (ValueError, RecursionError) as error:
+            if is_whole or not _may_go_on(error, text) or len(text) - at > MOST_CHARS:
+                raise ValueError(f"after value {number}: {error}") from error
+            text, is_whole = _more(text[at:], pieces)
+            at = 0
+            continue
+        number, at = number + 1, end
+        yield row
+
+
+def _begin(text: str, at: int, number: int, is_array: bool) -> tuple[int, bool]:
+    """Where the next value begins, and whether there is none. Raises ValueError."""
+    if not is_array:
+        begin = len(text) - len(text[at:].lstrip()) if at < len(text) else at
+        return begin, begin == len(text)
+    between = _BETWEEN.match(text, at)
+    mark, begin = (between[1], between.end()) if between else ("", at)
+    is_end = mark.endswith("]") and (mark == "]") is (number > 0)
+    if not is_end and mark != ("," if number else "["):
+        raise json.JSONDecodeError("a comma or bracket is missing", text, at)
+    return begin, is_end
+
+
+def _may_go_on(error: Exception, text: str) -> bool:
+    """Whether a text is wrong only because it ends here."""
+    return isinstance(error, json.JSONDecodeError) and (
+        error.msg.startswith("Unterminated string")
+        or error.pos >= len(text.rstrip()) - _TOKEN_CHARS
+    )
+
+
+def _more(text: str, pieces: Iterator[str]) -> tuple[str, bool]:
+    """The text with about as much again, at least _CHARS, and whether that is all."""
+    held, num_chars, wanted = [text], len(text), max(_CHARS, 2 * len(text))
+    for piece in pieces:
+        held.append(piece)
+        num_chars += len(piece)
+        if num_chars >= wanted:
+            return "".join(held), False
+    return "".join(held), True

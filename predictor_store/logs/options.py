@@ -1,0 +1,44 @@
+"""Options of commands that read logs."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo
+
+from predictor_store.logs.clock import UNITS
+from predictor_store.logs.reader import ReadOptions
+from predictor_store.logs.registry import BY_NAME
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", choices=sorted(BY_NAME), default="", metavar="NAME",
+        help="of the logs, one of those that sage-sched formats lists (default: as recognised)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time-unit", choices=UNITS, help="of times that are plain numbers (default: as found)"
+    )
+    parser.add_argument(
+        "--tz", type=_zone, metavar="ZONE",
+        help="of dates without a zone, as Europe/Berlin or +02:00 (default: UTC)",
+    )  # fmt: skip
+
+
+def read_options(args: argparse.Namespace) -> ReadOptions:
+    """filters: of a command that has that option."""
+    filters = dict(getattr(args, "filter", ()))
+    return ReadOptions(args.format, args.time_unit, args.tz, filters)
+
+
+def _zone(text: str) -> tzinfo:
+    if text.upper() in ("UTC", "Z"):
+        return UTC
+    try:
+        if text[:1] in "+-":
+            return datetime.fromisoformat(f"2000-01-01T00:00{text}").tzinfo or UTC
+        return ZoneInfo(text)
+    except (ValueError, OSError, KeyError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time zone, as Europe/Berlin or +02:00"
+        ) from error

@@ -1,0 +1,187 @@
+"""Files to requests, and what was recognised."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import tzinfo
+from pathlib import Path
+from typing import Any
+
+from predictor_store.cached_file import expanded
+from predictor_store.logs.clock import Clock
+from predictor_store.logs.errors import DatasetError, NoRequestError, RowError
+from predictor_store.logs.fields import Row
+from predictor_store.logs.format import Context, Format
+from predictor_store.logs.registry import BY_NAME, detected, rows_within
+from predictor_store.logs.request import LoggedRequest
+from predictor_store.logs.rows import raw_rows
+from sage_sched.fields import MALFORMED
+
+# Rows by which a format is recognised.
+_NUM_LOOKED_AT = 32
+_MOST_SEEN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a user says of logs. format: its name, "" to recognise it; time_unit: of plain numbers;
+    zone: of dates that have none; filters: values, as text, that fields must have."""
+
+    format: str = ""
+    time_unit: str | None = None
+    zone: tzinfo | None = None
+    filters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Rows of a file. left_out: by reason; first: where the first of each reason is, and what is
+    special to it. other: rows that are no requests. filtered: by the user."""
+
+    read: int = 0
+    used: int = 0
+    other: int = 0
+    filtered: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def leave_out(self, place: str, error: RowError) -> None:
+        self.left_out[error.kind] += 1
+        self.first.setdefault(error.kind, f"{place}: {error}")
+
+
+@dataclass(slots=True)
+class Source:
+    """One file. seen: names of its fields. used: the field that was taken for each meaning."""
+
+    path: str
+    format: Format
+    context: Context
+    filters: Mapping[str, str]
+    counts: Counts = field(default_factory=Counts)
+    used: dict[str, str] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+
+    def __iter__(self) -> Iterator[tuple[str, LoggedRequest]]:
+        """(place, request) of all that can be read. Raises DatasetError."""
+        for place, raw in raw_rows(self.path):
+            if isinstance(raw, RowError) or not isinstance(raw, Mapping):
+                self.counts.read += 1
+                error = raw if isinstance(raw, RowError) else RowError("that is no object")
+                self.counts.leave_out(place, error)
+                continue
+            for row in rows_within(raw, self.format):
+                self.counts.read += 1
+                yield from self._requests_of(place, row)
+
+    def _requests_of(
+        self, place: str, row: Mapping[str, Any]
+    ) -> Iterator[tuple[str, LoggedRequest]]:
+        if len(self.seen) < _MOST_SEEN:
+            self.seen.update(map(str, row))
+        if any(_as_text(row.get(name)) != value for name, value in self.filters.items()):
+            self.counts.filtered += 1
+            return
+        try:
+            for request in self.format.read(Row(row, self.used), self.context):
+                yield place, request
+        except NoRequestError:
+            self.counts.other += 1
+        except RowError as error:
+            self.counts.leave_out(place, error)
+        except MALFORMED as error:
+            self.counts.leave_out(place, RowError("that are malformed", repr(error)[:120]))
+
+
+class LogReader:
+    """Reads files, or all files in folders, in any of the formats.
+
+    skipped: files of folders that are no logs, and why.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], options: ReadOptions | None = None, tokenizer: Any = None
+    ) -> None:
+        self.paths = paths
+        self.options = options or ReadOptions()
+        self.skipped: list[str] = []
+        self._tokenizer = tokenizer
+        self._asked: dict[str, LoggedRequest] = {}
+
+    def sources(self) -> list[Source]:
+        """Each file's, to be read in this order. Raises DatasetError."""
+        found = []
+        for path in self.paths:
+            files = _files_in(path)
+            for file in files or [path]:
+                try:
+                    found.append(self._opened(file))
+                except DatasetError as error:
+                    if not files:
+                        raise
+                    self.skipped.append(str(error))
+        if not found:
+            more = f"; {self.skipped[0]}" if self.skipped else ""
+            raise DatasetError(f"{', '.join(self.paths)}: no log found{more}")
+        # Answers of a batch are read after what was asked.
+        return sorted(found, key=lambda source: source.format.name != "openai-batch-input")
+
+    def _opened(self, path: str) -> Source:
+        with contextlib.closing(raw_rows(path)) as rows:
+            first = list(itertools.islice(rows, _NUM_LOOKED_AT))
+        named = self.options.format
+        format_ = BY_NAME[named] if named else detected(row for _, row in first)
+        if format_ is None:
+            raise DatasetError(_unknown(path, first))
+        context = Context(
+            Clock(self.options.time_unit, self.options.zone), self._tokenizer, self._asked
+        )
+        return Source(path, format_, context, self.options.filters)
+
+
+def _files_in(path: str) -> list[str]:
+    """The files of a folder, without hidden ones; [] if it is none. Raises DatasetError."""
+    try:
+        folder = expanded(path)
+        if not folder.is_dir():
+            return []
+        found = [
+            file
+            for file in sorted(folder.rglob("*"))
+            if file.is_file() and not any(_is_hidden(part) for part in _parts(file, folder))
+        ]
+    except OSError as error:
+        raise DatasetError(f"cannot read {path}: {error}") from error
+    if not found:
+        raise DatasetError(f"there is no file in {path}")
+    return [str(file) for file in found]
+
+
+def _parts(file: Path, folder: Path) -> tuple[str, ...]:
+    return file.relative_to(folder).parts
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
+def _unknown(path: str, first: Sequence[tuple[str, Any]]) -> str:
+    if not first:
+        return f"{path} is empty"
+    seen = {str(name) for _, row in first if isinstance(row, Mapping) for name in row}
+    wrong = next((f"; {place}: {row}" for place, row in first if isinstance(row, RowError)), "")
+    fields = ", ".join(sorted(seen)[:_MOST_SEEN]) or "none"
+    return (
+        f"{path} is in no known format (fields seen: {fields}{wrong}). `sage-sched formats` lists "
+        "the formats, --format names one; call fields of your own arrival_s, input_tokens, "
+        "output_tokens, prompt, output"
+    )
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

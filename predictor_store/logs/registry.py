@@ -1,0 +1,80 @@
+"""All formats, and which of them a file is in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from predictor_store.logs.format import Format
+from predictor_store.logs.formats import (
+    aiperf,
+    azure,
+    bench_serving,
+    burstgpt,
+    conversations,
+    dynamo,
+    guidellm,
+    inference_perf,
+    langfuse,
+    litellm,
+    mooncake,
+    openai_batch,
+    openai_chat,
+    otel,
+    sglang,
+    table,
+    weka,
+)
+
+# The first that recognises a row has it.
+FORMATS: tuple[Format, ...] = (
+    sglang.REQUEST_LOG, sglang.SHADOW, bench_serving.FORMAT, aiperf.FORMAT, guidellm.FORMAT,
+    inference_perf.FORMAT, dynamo.FORMAT, mooncake.BAILIAN, mooncake.MOONCAKE, weka.FORMAT,
+    burstgpt.FORMAT, azure.FORMAT, litellm.FORMAT, langfuse.FORMAT, otel.FORMAT,
+    openai_batch.OUTPUT, openai_batch.INPUT, conversations.WILDCHAT, conversations.LMSYS,
+    conversations.ULTRACHAT, openai_chat.FORMAT, conversations.SHAREGPT, table.TABLE,
+)  # fmt: skip
+BY_NAME = {each.name: each for each in FORMATS}
+# Objects that stand around rows in exports, and lists in them.
+_AROUND = (
+    "row", "_source", "hits", "event", "standard_logging_object", "record", "log", "json",
+    "jsonPayload", "data", "value",
+)  # fmt: skip
+_MOST_LEVELS = 4
+
+
+def format_of(row: Mapping[str, Any]) -> Format | None:
+    """The first format that recognises it."""
+    return next((each for each in FORMATS if each.recognizes(row)), None)
+
+
+def rows_within(
+    row: Mapping[str, Any], wanted: Format | None = None, level: int = 0
+) -> list[Mapping[str, Any]]:
+    """The row, or, if no format recognises it, the rows that it holds, as exports have them in a
+    list or an object. wanted: the only format that counts."""
+    is_known = wanted.recognizes(row) if wanted else format_of(row) is not None
+    if is_known or level == _MOST_LEVELS:
+        return [row]
+    inner: list[Any] = []
+    for name, value in row.items():
+        if isinstance(value, Mapping) and name in _AROUND:
+            inner.append(value)
+        elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
+            inner += value
+    found = [each for one in inner for each in rows_within(one, wanted, level + 1)]
+    if wanted:
+        return [each for each in found if wanted.recognizes(each)] or [row]
+    return [each for each in found if format_of(each)] or [row]
+
+
+def detected(rows: Iterable[Any]) -> Format | None:
+    """The format of most of these rows."""
+    votes = Counter[str]()
+    for row in rows:
+        if isinstance(row, Mapping):
+            for each in rows_within(row)[:100]:
+                if found := format_of(each):
+                    votes[found.name] += 1
+    return BY_NAME[votes.most_common(1)[0][0]] if votes else None

@@ -1,0 +1,59 @@
+"""Lines of an SGLang server's own log, among which its request log stands.
+
+That is --log-requests with --log-requests-format json, in a server's log or in files of
+--log-requests-target (sglang/srt/utils/request_logger.py and log_utils.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from predictor_store.logs.errors import RowError
+
+_LINE = re.compile(r"\[\d{4}-\d\d-\d\d ")
+# The most that is held back of lines that may be noise, each with what holding it takes.
+_MOST_STRAY_CHARS, _STRAY_CHARS = 2**24, 200
+_TEXT_FORMAT = "] Finish: obj="
+
+
+def is_line(line: str) -> bool:
+    """Whether a server wrote it: it begins with date and time."""
+    return _LINE.match(line) is not None
+
+
+def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Numbers and lines of a server's log, without warnings and progress bars between its own. Of
+    any other file all lines; those that begin no JSON object come last."""
+    strays, num_chars, is_log = list[tuple[int, str]](), 0, False
+    for number, line in numbered:
+        if is_line(line):
+            is_log = True
+            strays.clear()
+        if is_line(line) or line.lstrip().startswith("{"):
+            yield number, line
+        elif not is_log:
+            strays.append((number, line))
+            num_chars += len(line) + _STRAY_CHARS
+            if num_chars > _MOST_STRAY_CHARS:  # no log has so much before its first line
+                yield from strays
+                strays.clear()
+                num_chars = 0
+    yield from strays
+
+
+def rows_of_line(line: str) -> list[Any]:
+    """The JSON of a line, or a RowError; nothing of a server's line that has none."""
+    is_server = is_line(line)
+    try:
+        return [json.loads(line[line.find("{") :] if is_server else line)]
+    except (ValueError, RecursionError) as error:
+        if not is_server:
+            return [RowError("that is no JSON", str(error))]
+        if _TEXT_FORMAT in line:
+            return [
+                RowError("in SGLang's text format", "it is not read: --log-requests-format json")
+            ]
+        return []

@@ -1,0 +1,114 @@
+"""What was recognised in a log and how much of it is used, for people; and what is implausible."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor_store.logs.clock import MOST_RATE
+from predictor_store.logs.reader import LogReader, Source
+
+_MOST_FILES = 5
+_ORDER = ("arrival", "input", "output", "cap", "blocks")
+# Below it, a log of more than an hour has gaps that are no traffic, or another unit.
+_LEAST_RATE, _LONG_S = 0.01, 3600.0
+# Of answers of the same length; of ranks in the file with those of arrivals; of times that a log
+# is as long as its middle 98 %.
+_SAME_SHARE, _LEAST_ORDER, _FAR = 0.9, 0.3, 100.0
+# Fewer requests show none of that.
+_LEAST_REQUESTS = 20
+
+
+def lines_of(reader: LogReader, sources: Sequence[Source]) -> list[str]:
+    """The first lines of output of a command that reads logs."""
+    lines = []
+    for source in sources[:_MOST_FILES]:
+        lines.append(f"{source.path}: {source.format.name}{_fields(source)}")
+        if times := source.context.clock.said():
+            lines.append(f"  times: {times}")
+        lines.append(f"  {counts_of([source])}")
+        lines += [f"  note: {note}" for note in sorted(source.context.notes)]
+        lines += [f"CAUTION: {said}" for said in source.context.clock.cautions()]
+    if len(sources) > _MOST_FILES:
+        lines.append(f"and {len(sources) - _MOST_FILES} more files; all: {counts_of(sources)}")
+    if reader.skipped:
+        more = f" and {len(reader.skipped) - 1} more" if len(reader.skipped) > 1 else ""
+        lines.append(f"not read: {reader.skipped[0]}{more}")
+    return lines
+
+
+def _fields(source: Source) -> str:
+    named = [f"{of} {source.used[of]}" for of in _ORDER if of in source.used]
+    return f", by {', '.join(named)}" if named else ""
+
+
+def counts_of(sources: Sequence[Source]) -> str:
+    """How many rows are used, and why others are not."""
+    left_out, first = Counter[str](), dict[str, str]()
+    for source in sources:
+        left_out += source.counts.left_out
+        first = source.counts.first | first
+    said = f"{sum(source.counts.used for source in sources)} requests used"
+    if other := sum(source.counts.other for source in sources):
+        said += f"; {other} rows are no requests"
+    if filtered := sum(source.counts.filtered for source in sources):
+        said += f"; --filter left out {filtered}"
+    if left_out:
+        reasons = ", ".join(f"{number} {kind}" for kind, number in left_out.most_common())
+        said += f"; left out: {reasons}; the first: {first[left_out.most_common(1)[0][0]]}"
+    return said
+
+
+def cautions_of_times(arrivals_s: Sequence[float]) -> list[str]:
+    """arrivals_s: in the order of the log."""
+    times = np.asarray(arrivals_s, dtype=float)
+    if times.size < 2:
+        return []
+    span_s = float(times.max() - times.min())
+    if span_s == 0.0:
+        return [
+            "all requests arrive at once: if that is not so, its times are missing, or they are in "
+            "another field"
+        ]
+    found, rate = [], times.size / span_s
+    if times.size >= _LEAST_REQUESTS:
+        is_slow = rate < _LEAST_RATE and span_s > _LONG_S
+        if is_slow or rate > MOST_RATE:
+            found.append(
+                f"{times.size} requests in {span_s:.3g} s are {rate:.2g} requests/s: if that is "
+                "not so, name the unit of its times with --time-unit"
+            )
+        low, high = np.percentile(times, [1, 99])
+        if span_s > _FAR * (high - low) > 0:
+            found.append(
+                f"some times lie far from the others: the log takes {span_s:.3g} s, and its middle "
+                f"98 % {high - low:.3g} s"
+            )
+        if _rank_correlation(times) < _LEAST_ORDER:
+            found.append(
+                "its rows are in no order of arrival: check that the right field is taken for it"
+            )
+    return found
+
+
+def cautions_of_lengths(output_tokens: Sequence[int]) -> list[str]:
+    """Answers that a cap may have cut."""
+    if len(output_tokens) < _LEAST_REQUESTS:
+        return []
+    longest = max(output_tokens)
+    at_cap = sum(length == longest for length in output_tokens)
+    if at_cap < _SAME_SHARE * len(output_tokens):
+        return []
+    return [
+        f"{at_cap} of {len(output_tokens)} answers have {longest} tokens: if a cap cut them, how "
+        "long they would have been is not known, and no prediction can be judged by them"
+    ]
+
+
+def _rank_correlation(times: NDArray[np.float64]) -> float:
+    """Between places in the log and times; newest first counts as an order too."""
+    ranks = np.argsort(np.argsort(times, kind="stable"), kind="stable")
+    return abs(float(np.corrcoef(ranks, np.arange(times.size))[0, 1]))

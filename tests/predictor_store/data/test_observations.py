@@ -1,0 +1,219 @@
+"""Prompts and lengths of answers out of data sets, as warm takes them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor_store.data.observations import Observation, Observations
+from predictor_store.logs.errors import DatasetError
+from predictor_store.logs.reader import ReadOptions
+from tests.predictor_store.samples import lines
+
+PLAIN = {"prompt": "p", "output_tokens": 5}
+
+
+class Words:
+    """A tokenizer of so many words."""
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(f"word{number}" for number in ids)
+
+
+def read(
+    dataset: Path | str, counts_tokens: bool = True, **filters: str
+) -> tuple[list[Observation], dict[str, int]]:
+    """Observations, and the number of rows left out by reason."""
+    options = ReadOptions(filters=filters)
+    found = Observations([str(dataset)], options, Words() if counts_tokens else None)
+    rows = list(found)
+    return rows, dict(found.sources[0].counts.left_out)
+
+
+FORMS: dict[str, tuple[dict[str, Any], str, str | None, int | None]] = {
+    "record": ({"prompt": "p", "output_tokens": 7}, "p", None, 7),
+    "record with output": ({"prompt": "p", "output_tokens": 7, "output": "o"}, "p", None, 7),
+    "alpaca": (
+        {"instruction": "do", "input": "this", "output": "done"},
+        "do\n\nthis",
+        "done",
+        None,
+    ),
+    "alpaca, no input": ({"instruction": "do", "input": "", "output": "done"}, "do", "done", None),
+    "question": ({"question": "q", "answer": "a"}, "q", "a", None),
+    "sharegpt": (
+        {
+            "id": "x",
+            "conversations": [
+                {"from": "system", "value": "be kind"},
+                {"from": "human", "value": "hi"},
+                {"from": "gpt", "value": "hello"},
+                {"from": "human", "value": "again"},
+                {"from": "gpt", "value": "what"},
+            ],
+        },
+        "hi",
+        "hello",
+        None,
+    ),
+    "sharegpt that begins with an answer": (
+        {
+            "conversations": [
+                {"from": "gpt", "value": "left over"},
+                {"from": "human", "value": "hi"},
+                {"from": "gpt", "value": "hello"},
+            ]
+        },
+        "hi",
+        "hello",
+        None,
+    ),
+    "openai": (
+        {
+            "messages": [
+                {"role": "system", "content": "be kind"},
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "hello"},
+            ]
+        },
+        "hi",
+        "hello",
+        None,
+    ),
+    "openai parts": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "what is"},
+                        {"type": "image_url", "image_url": {"url": "x"}},
+                        {"type": "text", "text": "this"},
+                    ],
+                },
+                {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]},
+            ]
+        },
+        "what is\nthis",
+        "a cat",
+        None,
+    ),
+    "prompt as messages": (
+        {"prompt": [{"role": "user", "content": "hi"}], "completion_tokens": 3},
+        "hi",
+        None,
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_every_form(
+    tmp_path: Path, form: tuple[dict[str, Any], str, str | None, int | None]
+) -> None:
+    raw, prompt, output, output_tokens = form
+    rows, left_out = read(lines(tmp_path / "d.jsonl", raw, raw))
+    assert [(r.prompt, r.output, r.output_tokens) for r in rows] == [
+        (prompt, output, output_tokens or 0)
+    ] * 2
+    assert not left_out
+
+
+MALFORMED: dict[str, Any] = {
+    "not JSON": '{"prompt": "p", ',
+    "no object": [1, 2],
+    "a number": 5,
+    "null": None,
+    "no prompt": {"id": 5, "output_tokens": 3},
+    "prompt no text": {"prompt": 5, "output_tokens": 3},
+    "empty prompt": {"prompt": "", "output_tokens": 3},
+    "no length": {"prompt": "p"},
+    "null length": {"prompt": "p", "output_tokens": None},
+    "negative": {"prompt": "p", "output_tokens": -3},
+    "zero": {"prompt": "p", "output_tokens": 0},
+    "fraction": {"prompt": "p", "output_tokens": 1.5},
+    "a word": {"prompt": "p", "output_tokens": "many"},
+    "true": {"prompt": "p", "output_tokens": True},
+    "huge": {"prompt": "p", "output_tokens": 10**400},
+    "output no text": {"prompt": "p", "output": {"x": 1}},
+    "only the machine speaks": {"conversations": [{"from": "gpt", "value": "hello"}]},
+    "conversation of words": {"conversations": ["hi", "hello"]},
+    "empty conversation": {"conversations": []},
+    "deep": '{"a":' * 100_000,
+}
+
+
+@pytest.mark.parametrize("bad", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_row_is_left_out_and_named(tmp_path: Path, bad: Any) -> None:
+    path = lines(tmp_path / "d.jsonl", PLAIN, bad, PLAIN)
+    found = Observations([str(path)], None, Words())
+    assert len(list(found)) == 2
+    (source,) = found.sources
+    assert source.counts.left_out.total() == 1
+    (first,) = source.counts.first.values()
+    assert first.startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63, 1e30, -5, 1.5, "x", True, math.inf])
+def test_a_number_that_is_none_costs_its_row(number: object, tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", PLAIN, PLAIN | {"prompt_tokens": number})
+    rows, left_out = read(path)
+    assert (len(rows), list(left_out.values())) == (1, [1])
+
+
+def test_long_prompts_are_held_in_part(tmp_path: Path) -> None:
+    (row,), _ = read(lines(tmp_path / "d.jsonl", PLAIN | {"prompt": "a" * 50_000}))
+    assert len(row.prompt) < 5_000
+    assert row.prompt_chars == 50_000
+
+
+def test_filters_take_equal_values_only(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "d.jsonl",
+        PLAIN | {"model": "a", "greedy": False, "n": 1},
+        PLAIN | {"model": "b", "greedy": False, "n": 1},
+        PLAIN,
+    )
+    rows, left_out = read(path, model="a", greedy="false", n="1")
+    assert (len(rows), left_out) == (1, {})
+
+
+def test_an_answer_at_its_cap_is_censored(tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", *[PLAIN | {"cap": cap} for cap in (4, 5, 6, None)], PLAIN)
+    rows, _ = read(path)
+    assert [row.censored for row in rows] == [True, True, False, False, False]
+
+
+def test_without_a_tokenizer_output_alone_is_not_enough(tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", PLAIN, {"prompt": "p", "output": "o"})
+    rows, left_out = read(path, counts_tokens=False)
+    assert (len(rows), left_out) == (1, {"without an answer length": 1})
+    with pytest.raises(DatasetError, match="--tokenizer counts its text"):
+        read(lines(tmp_path / "e.jsonl", {"prompt": "p", "output": "o"}), counts_tokens=False)
+
+
+def test_nothing_usable_says_which_fields_were_seen(tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", {"frage": "x", "antwort": "y"})
+    with pytest.raises(DatasetError, match=r"fields seen: antwort, frage.*sage-sched formats"):
+        read(path)
+    with pytest.raises(DatasetError, match=r"fields seen: output_tokens, prompt.*--filter left"):
+        read(lines(tmp_path / "e.jsonl", PLAIN), frage="z")
+    with pytest.raises(DatasetError, match="there is no file"):
+        read(tmp_path / "missing.jsonl")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DatasetError, match="there is no file in"):
+        read(tmp_path / "folder")
+
+
+def test_the_record_form_of_the_optional_data(shared_data: Path) -> None:
+    rows, left_out = read(
+        shared_data / "alpaca_eval.jsonl.gz",
+        counts_tokens=False,
+        model="Meta-Llama-3-8B-Instruct",
+    )
+    assert len(rows) == 805
+    assert not left_out
+    assert all(row.input_tokens > 0 for row in rows)

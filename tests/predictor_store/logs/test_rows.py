@@ -1,0 +1,171 @@
+"""Rows of files of every kind, whole and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from predictor_store.logs import json_values, lines, server_lines
+from predictor_store.logs.errors import DatasetError, RowError
+from predictor_store.logs.rows import raw_rows
+
+ROWS: list[dict[str, Any]] = [
+    {"t": 1, "prompt": "a, ] [", "deep": {"x": [1, 2]}},
+    {"t": 2, "prompt": '\\"]', "deep": {"x": []}},
+]
+
+
+def zstd(content: bytes) -> bytes:
+    return bytes(pyarrow.Codec("zstd").compress(content))
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return bytes(sink.getvalue())
+
+
+def json_lines(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+def array(rows: list[dict[str, Any]]) -> bytes:
+    return b"\n " + json.dumps(rows, indent=2).encode() + b"\n \n"
+
+
+def pretty(rows: list[dict[str, Any]]) -> bytes:
+    return "\n".join(json.dumps(row, indent=1) for row in rows).encode()
+
+
+KINDS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
+    "json lines": json_lines,
+    "with a mark of byte order": lambda rows: b"\xef\xbb\xbf" + json_lines(rows),
+    "of Windows": lambda rows: json_lines(rows).replace(b"\n", b"\r\n"),
+    "array": array,
+    "array in a line": lambda rows: json.dumps(rows).encode(),
+    "objects over many lines": pretty,
+    "gzip": lambda rows: gzip.compress(json_lines(rows)),
+    "zstd": lambda rows: zstd(json_lines(rows)),
+    "array in gzip": lambda rows: gzip.compress(array(rows)),
+    "objects in zstd": lambda rows: zstd(pretty(rows)),
+    "parquet": parquet,
+}
+
+
+def read(folder: Path, content: bytes, name: str = "log") -> tuple[list[Any], list[str]]:
+    """Rows, and of those that cannot be read the reasons."""
+    path = folder / name
+    path.write_bytes(content)
+    found = [row for _, row in raw_rows(str(path))]
+    good = [row for row in found if not isinstance(row, RowError)]
+    return good, [str(row) for row in found if isinstance(row, RowError)]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 2**20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_rows_out_of_files_of_every_kind(
+    tmp_path: Path, kind: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_values, "_CHARS", piece)
+    assert read(tmp_path, KINDS[kind](ROWS)) == (ROWS, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ('t,"a, b"\n1,"x, y"\n', [{"t": "1", "a, b": "x, y"}]),
+        ("t\ta\n1\tx\n", [{"t": "1", "a": "x"}]),
+        ("t;a\n1;x\n\n2;y", [{"t": "1", "a": "x"}, {"t": "2", "a": "y"}]),
+        ("\ufefft,a\r1,x\r2", [{"t": "1", "a": "x"}, {"t": "2"}]),
+        ('t,a\n1,"x\ny"\n', [{"t": "1", "a": "x\ny"}]),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_tables_of_texts(
+    tmp_path: Path, text: str, rows: list[dict[str, str]], encoding: str
+) -> None:
+    text = text.lstrip("\ufeff") if encoding == "utf-16" else text
+    assert read(tmp_path, text.encode(encoding), "log.csv") == (rows, [])
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", " [ \n] ", "{}"])
+def test_files_without_a_row(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text.encode())[0] in ([], [{}])
+
+
+@pytest.mark.parametrize(
+    ("text", "num_good"),
+    [
+        ('[{"a": 5},\n{"b": ', 1), ("[1 2]", 1), ("[1,]", 1), ("[,1]", 0), ("[1", 1),
+        ("[1][2]", 1), ("[1] 2", 1), ("[" * 100_000, 0), ("[,]", 0),
+        ('{\n"a": 5}\n{"b": \n', 1), ('{\n"a": 5}\n7 8 x', 3),
+    ],
+)  # fmt: skip
+def test_broken_json_gives_what_comes_before(tmp_path: Path, text: str, num_good: int) -> None:
+    good, wrong = read(tmp_path, text.encode())
+    assert len(good) == num_good
+    assert len(wrong) == 1
+    assert wrong[0].startswith("where the file breaks off")
+
+
+def test_a_first_line_that_is_cut_off_costs_that_line(tmp_path: Path) -> None:
+    content = b'{"t": 1, "prompt": "a\n' + json_lines(ROWS) + b'{"t": \xff}\n'
+    good, wrong = read(tmp_path, content)
+    assert good == ROWS
+    assert len(wrong) == 2
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd])
+@pytest.mark.parametrize("num_lost", [1, 2000])
+def test_a_truncated_file_gives_what_comes_before(
+    tmp_path: Path, compress: Callable[[bytes], bytes], num_lost: int
+) -> None:
+    rows = [{"prompt": f"prompt {i * 7919 % 100_003}", "output_tokens": 5} for i in range(50_000)]
+    good, wrong = read(tmp_path, compress(json_lines(rows))[:-num_lost])
+    assert good == rows[: len(good)] != []
+    assert wrong[-1].startswith("where the file breaks off")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04junk", "zip archive: unpack it"),
+        (b"\0\1\2\3", "neither text, Parquet"),
+        (parquet(ROWS)[:-20], "cannot read"),
+    ],
+)
+def test_what_is_no_log_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    with pytest.raises(DatasetError, match=said):
+        read(tmp_path, content)
+    with pytest.raises(DatasetError, match="there is no file"):
+        list(raw_rows(str(tmp_path / "missing")))
+
+
+def test_a_line_that_never_ends_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MOST_LINE_CHARS", 1000)
+    monkeypatch.setattr(json_values, "MOST_CHARS", 1000)
+    monkeypatch.setattr(json_values, "_CHARS", 100)
+    monkeypatch.setattr(server_lines, "_MOST_STRAY_CHARS", 1000)
+    long = json.dumps({"prompt": "p" * 100_000})
+    good, wrong = read(tmp_path, gzip.compress(f'{{"a": 1}}\n{long}\n{{"a": 2}}\n'.encode()))
+    assert good == [{"a": 1}, {"a": 2}]
+    assert len(wrong) == len(long) // 1000 + 1
+    assert read(tmp_path, f"[{long}]".encode())[0] == []
+
+
+def test_dates_of_tables_keep_their_zone(tmp_path: Path) -> None:
+    from datetime import UTC, datetime, timedelta, timezone
+
+    when = datetime(2026, 9, 21, 14, 13, 20, 123456, tzinfo=UTC)
+    there = when.astimezone(timezone(timedelta(hours=2)))
+    good, _ = read(tmp_path, parquet([{"t": there, "n": 5.0}]))
+    assert good == [{"t": when, "n": 5.0}]
