@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import openai
@@ -21,20 +20,6 @@ DOCUMENT = " ".join(
         [("coins", "Monday"), ("clocks", "Tuesday"), ("maps", "Friday"), ("masks", "Sunday")] * 8
     )
 )
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "year": {"type": "integer"}},
-    "required": ["city", "year"],
-    "additionalProperties": False,
-}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -64,35 +49,6 @@ def test_it_knows_the_capital_of_france(client: openai.OpenAI) -> None:
     (choice,) = ask(client, "What is the capital of France? Answer in one sentence.").choices
     assert "Paris" in (choice.message.content or "")
     assert choice.finish_reason == "stop"
-
-
-def test_a_stream_is_the_same_answer(client: openai.OpenAI) -> None:
-    question = "Name three colours."
-    whole = ask(client, question).choices[0].message.content
-    pieces = list(ask(client, question, stream=True))
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole
-    assert len(pieces) > 3
-
-
-def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
-    question = "Where and when was the Eiffel Tower built? Answer in JSON."
-    (choice,) = ask(client, question, response_format=schema, max_tokens=120).choices
-    found = json.loads(choice.message.content or "")
-    assert set(found) == {"city", "year"}
-    assert isinstance(found["year"], int)
-
-
-def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
-    (choice,) = ask(client, "Count from one to ten in words.", stop=["four", "4"]).choices
-    assert choice.finish_reason == "stop"
-    assert "four" not in (choice.message.content or "")
-
-
-def test_tools_in_a_request_do_not_disturb(client: openai.OpenAI) -> None:
-    # The model's template says nothing of tools; the request must still be served and predicted.
-    (choice,) = ask(client, "How is the weather in Oslo?", tools=[TOOL]).choices
-    assert choice.message.content or choice.message.tool_calls
 
 
 def test_two_sessions_share_a_document(client: openai.OpenAI, server: Server) -> None:

@@ -32,7 +32,7 @@ from bench.simulator.state import EngineState, Options
 from sage_sched.config import SageConfig
 from sage_sched.distribution import LengthDistribution
 from sage_sched.fields import ConfigError
-from sage_sched.job import Hints, Job
+from sage_sched.job import LEAST_SLO_MS, LEAST_WEIGHT, MOST_SLO_MS, MOST_WEIGHT, Hints, Job
 from sage_sched.policies.sage import Sage
 from sage_sched.policy import Policy
 from sage_sched.registry import policy_names, policy_type, section_of
@@ -42,8 +42,11 @@ from tests.bench.simulator.traffic import STEP_TIME
 
 # Of sage, so that half of the runs look at promises too.
 _POLICIES = [*policy_names(), *["sage"] * len(policy_names())]
-_NUMBERS = (0, 5e-324, 1e-9, 1e-3, 0.1, 0.5, 1, 8, 1e3, 1e9, 1e308, math.inf)
-_TIMES_MS = (None, 1e-3, 50.0, 1000.0, 1e9)
+_NUMBERS = (
+    0, 5e-324, 1e-310, 1e-9, 1e-6, 1e-3, 0.1, 0.5, 1, 8, 1e3, 1e9, 1e17, 1e308, math.inf, 2**31,
+)  # fmt: skip
+_TIMES_MS = (None, LEAST_SLO_MS, 50.0, 1000.0, MOST_SLO_MS)
+_WEIGHTS = (LEAST_WEIGHT, 1.0, 1.0, MOST_WEIGHT)
 # The state of a pool is checked after so many events, which takes as long as they do.
 _CHECKED = 16
 # A pass serves a token at least, unless requests only move. KV may be computed again.
@@ -171,7 +174,8 @@ def _spans(rng: random.Random, input_tokens: int) -> tuple[tuple[int, int, int],
 
 def _hints(rng: random.Random, number: int) -> Hints:
     return Hints(
-        weight=rng.choice([1.0, 1.0, 1e-3, 1e3]),
+        weight=rng.choice(_WEIGHTS),
+        first_token_weight=rng.choice(_WEIGHTS),
         ttft_slo_ms=rng.choice(_TIMES_MS),
         tpot_slo_ms=rng.choice(_TIMES_MS),
         urgency=rng.randint(1, 5),

@@ -85,26 +85,6 @@ def test_the_branch_that_a_session_has_left_is_nobodys() -> None:
     assert tree.kept_for() == {"a": 14, "b": 7, "": 3}
 
 
-@pytest.mark.parametrize(
-    ("rates", "writes_back", "found"),
-    [
-        ([0.1, 0.01, 0.05, 1.0], False, [19, 0, 0, 19]),
-        ([0.1, 0.01, 0.05, 1.0], True, [19, 0, 19, 19]),
-        ([0.0, 0.0, 0.0, 0.0], False, [0, 0, 19, 19]),  # what has waited longest is forgotten
-    ],
-)
-def test_host_memory_gives_up_the_session_that_comes_back_last(
-    rates: list[float], writes_back: bool, found: list[int]
-) -> None:
-    pool = KvPool(20, 1, HostTier(40, writes_back))
-    pool.tree.rate = lambda session: rates[int(session)]
-    for number in range(4):
-        each = progress(number, 20, session=str(number))
-        assert prefill(pool, each) == 20
-        pool.leave(each)
-    assert [pool.found_tokens(progress(number, 20)) for number in range(4)] == found
-
-
 @pytest.mark.parametrize("writes_back", [False, True])
 def test_what_the_device_evicts_comes_back_from_host_memory(writes_back: bool) -> None:
     pool = KvPool(40, 1, HostTier(60, writes_back))

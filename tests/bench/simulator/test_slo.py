@@ -12,7 +12,7 @@ import pytest
 from bench.simulator.presets import Engine
 from bench.simulator.request import SimRequest
 from bench.simulator.run import simulate
-from sage_sched.config import DecodeConfig, SageConfig
+from sage_sched.config import SageConfig
 from sage_sched.job import NO_HINTS, Hints
 from sage_sched.policies.sage import SageParameters
 from sage_sched.steps import StepTime, attended_pairs
@@ -132,22 +132,3 @@ def test_promises_leave_the_server_its_throughput(policy: str) -> None:
     )
     assert fcfs > 0.9
     assert ours >= fcfs - 0.02
-
-
-def test_an_impossible_promise_hardly_delays_first_tokens() -> None:
-    hopeless = [Hints(tpot_slo_ms=0.001), *[NO_HINTS] * 19]
-    beside_s, plain_s = (
-        simulate(unmixed(FIXED_S), "sage", CONFIG, chat(2.0, hints)).ttft_s.mean()
-        for hints in (hopeless, [NO_HINTS])
-    )
-    assert beside_s < 1.25 * plain_s
-
-
-@pytest.mark.parametrize("fixed_s", [0.35, 0.7])
-def test_the_default_bound_on_gaps_suits_slow_servers(fixed_s: float) -> None:
-    requests = chat(0.02 / fixed_s, [NO_HINTS])
-    bounded_s, free_s = (
-        simulate(unmixed(fixed_s), "sage", SageConfig(decode=bound), requests).ttft_s.mean()
-        for bound in (DecodeConfig(), DecodeConfig(max_gap_ms=math.inf))
-    )
-    assert bounded_s < 1.1 * free_s

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -70,16 +69,6 @@ def test_a_sample_has_every_class_as_often_and_no_prompt_twice(size: int, seed: 
     counts = Counter(request.class_name for request in chosen)
     assert max(counts.values()) - min(counts.values()) <= 1
     assert chosen == sample(requests, size, seed)
-
-
-def test_another_seed_is_another_sample_in_mixed_order() -> None:
-    requests = requests_of(chat=100, summary=100, writing=100)
-    first, second = sample(requests, 90, 0), sample(requests, 90, 1)
-    assert {r.prompt for r in first} != {r.prompt for r in second}
-    runs = sum(a.class_name != b.class_name for a, b in itertools.pairwise(first))
-    assert runs > 40
-    # Too few prompts of a class are a smaller sample.
-    assert len(sample(requests_of(chat=100, writing=4), 20, 0)) == 8
 
 
 @pytest.mark.parametrize("load", LOADS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -65,12 +64,3 @@ def test_a_prompts_tokens_attend_as_if_each_had_been_decoded(
             torch.tensor([request]), torch.tensor([length]), scaling=SIZE**-0.5, enable_gqa=True,
         )  # fmt: skip
     assert torch.allclose(found, each, atol=1e-6)
-
-
-def test_a_model_that_is_computed_whole_has_its_own_prefill(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(light_model, "_attended", SimpleNamespace(num_tokens=sys.maxsize))
-    given = [torch.zeros(1)] * 9
-    called = light_model.around_extend(lambda *args, **kw: (args, kw), None, *given, causal=True)
-    assert called == ((None, *given), {"causal": True})

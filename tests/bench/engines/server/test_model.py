@@ -20,13 +20,6 @@ def test_the_same_arguments_write_the_same_model_once(tmp_path: Path) -> None:
     assert (first / "model.safetensors").read_bytes() != weights
 
 
-def test_what_else_is_in_the_folder_stays(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("kept")
-    write_model(tmp_path, num_layers=1, weights=False)
-    assert (tmp_path / "mine.txt").read_text() == "kept"
-    assert not (tmp_path / "model.safetensors").exists()
-
-
 @pytest.mark.parametrize("vocab_size", [16384, 40000])
 def test_every_token_has_text_and_chats_have_a_template(tmp_path: Path, vocab_size: int) -> None:
     define_missing()
