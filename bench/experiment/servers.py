@@ -25,6 +25,7 @@ from bench.engines.server.server import ServerError
 from bench.experiment.simulated import Loaded
 from bench.experiment.spec import Experiment, Options
 from bench.policies.arm import Arm, SpecError
+from bench.policies.rival import by_arrival
 from bench.simulator.request import SimRequest
 from bench.simulator.result import Served, alone_s
 from bench.workloads.prompts import WorkloadError, sample
@@ -107,13 +108,15 @@ class Servers:
         return self._serve(arm, asked, f"{arm.name} {load.name} seed {seed}")
 
     def sustained(self) -> Saturation:
-        """Measure what the first arm sustains, with requests of the history. Raises ServerError.
+        """Measure what capacity_by sustains, with requests of the history. Raises ServerError.
 
         Prompts come again if the history has too few: their prefill is then cheaper.
         """
         load = self._load
         named = (arm for arm in self._arms if arm.policy == load.capacity_by)
         arm = next(named, Arm(policy=load.capacity_by))
+        if (policy := by_arrival(arm.policy)) != arm.policy:
+            arm = replace(arm, policy=policy, label="")
 
         def serve(arrivals_s: NDArray[np.float64]) -> Served:
             asked = self._loaded.source.for_servers(

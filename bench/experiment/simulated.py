@@ -14,6 +14,7 @@ from bench.engines.baseline import Saturation, sustained
 from bench.experiment.spec import Load
 from bench.policies import deadline_rivals, programs, proserve_parts
 from bench.policies.arm import Arm
+from bench.policies.rival import by_arrival
 from bench.policies.routers import router_named
 from bench.simulator.apart import simulate_apart
 from bench.simulator.cluster import simulate_cluster
@@ -38,7 +39,6 @@ from sage_sched.slo import Promise
 # What a request waits for its prediction on a server, at most.
 PREDICTION_DELAY_S = 0.002
 _CAPACITY_SEED = 1
-_ORDERS_BY_LENGTH = ("hrrn", "shortest-prefill-first")
 _RIVALS: dict[str, type[Policy]] = {
     **deadline_rivals.RIVALS,
     **proserve_parts.PARTS,
@@ -73,7 +73,7 @@ class Loaded:
             return self.alike.saturated
         if self.measure is not None:
             return self.measure()
-        arm, cap = Arm(policy=_by_arrival(self.load.capacity_by)), self.load.max_new_tokens
+        arm, cap = Arm(policy=by_arrival(self.load.capacity_by)), self.load.max_new_tokens
 
         def serve(arrivals_s: NDArray[np.float64]) -> Result:
             purpose = Purpose.CAPACITY
@@ -111,14 +111,6 @@ class Loaded:
         """Those of a seed, the same for all arms but for what is foreseen and said of them."""
         cap = self.load.max_new_tokens
         return self.source.requests(arm, self.arrivals_s(seed), seed, cap, purpose)
-
-
-def _by_arrival(policy: str) -> str:
-    """The same admission with requests in order of arrival. At the edge of what a server sustains
-    all are served, so the order hardly counts; beyond it, orders by length serve short requests
-    alone, which take less."""
-    name, at, settings = policy.partition("@")
-    return f"fcfs{at}{settings}" if name in _ORDERS_BY_LENGTH else policy
 
 
 def served(

@@ -14,6 +14,8 @@ _SETTINGS: dict[str, tuple[type, int, str]] = {
     "conservativeness": (float, 0, "a number, 0 or more"),
     "clip": (int, 1, "a whole number of tokens, at least 1"),
 }
+# SGLang's policies that know or guess lengths.
+_ORDERS_BY_LENGTH = ("hrrn", "shortest-prefill-first")
 _FORM = "NAME@" + ",".join(f"{name}=..." for name in _SETTINGS)
 
 
@@ -95,3 +97,15 @@ def policy_argument(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+def by_arrival(spec: str) -> str:
+    """Returns a policy with the same admission that serves requests in order of arrival.
+
+    It measures what a server sustains. Beyond that, an order by length serves short requests alone,
+    which take less.
+    """
+    policy, at, settings = spec.partition("@")
+    if policy in policy_names():
+        return "fcfs-fill"
+    return f"fcfs{at}{settings}" if policy in _ORDERS_BY_LENGTH else spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.policies.rival import Rival
+from bench.policies.rival import Rival, by_arrival
 from bench.simulator.presets import H800_QWEN3_32B
 from bench.simulator.run import make_node
 from bench.simulator.state import Options
@@ -84,3 +84,16 @@ def test_the_simulator_expects_of_answers_what_sglang_does(conservativeness: flo
     ours.reset()
     theirs.reset()
     assert ours.value == theirs.current
+
+
+@pytest.mark.parametrize(
+    ("spec", "same_admission"),
+    [
+        ("hrrn@clip=64", "fcfs@clip=64"),
+        ("shortest-prefill-first", "fcfs"),
+        ("lpm", "lpm"),
+        ("sage", "fcfs-fill"),
+    ],
+)
+def test_capacity_is_measured_in_order_of_arrival(spec: str, same_admission: str) -> None:
+    assert by_arrival(spec) == same_admission
