@@ -1,4 +1,4 @@
-"""The traffic of a log: who came when, how long prompt and answer were, and what else is known."""
+"""The traffic of a log: arrivals, lengths, and the rest of the record of each request."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Logged:
     """One request of a log.
 
     arrival_s: on the log's own clock. cap_tokens: its max_new_tokens; None if the log does not say,
-    0 if it has none, so that the rest of the context is its cap. is_cut: whether its answer was
-    ended by something else than itself, so that nobody knows how long it was to be.
-    prompt: what is read of its text, "" if it is not known; prompt_chars: of the whole. blocks: of
-    its prompt, each standing for itself and all before it; block_tokens: how long one is.
-    ttlt_s: what the server took to its last token; None if the log does not say. forecast: what a
-    server in shadow mode predicted.
+    0 if it has none, so that the rest of the context is its cap. is_cut: whether a cap or
+    its client ended the answer, so that its own length is unknown.
+    prompt: the excerpt that is embedded, "" if it is unknown; prompt_chars: of the whole. blocks:
+    of its prompt, each standing for itself and all before it; block_tokens: the size of one.
+    ttlt_s: the server's time to its last token; None if the log does not say. forecast: the
+    prediction of a server in shadow mode.
     session, id, parent, pause_s: see LoggedRequest.
     """
 
@@ -44,25 +44,24 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class TrafficLog:
-    """Requests in order of arrival, the first at 0. lines: what was recognised and what to be
-    careful about, for people."""
+    """Requests in order of arrival, the first at 0. lines: the reader's, with its cautions."""
 
     requests: tuple[Logged, ...]
     lines: tuple[str, ...] = ()
 
     @property
     def arrivals_s(self) -> float:
-        """From the first arrival to the last."""
+        """Return the time of the last arrival; the first is at 0."""
         return self.requests[-1].arrival_s
 
     def mean_ttlt_s(self) -> float | None:
-        """What the log says that the server did; None unless it says so of all."""
+        """Return the recorded mean; None unless all requests have a TTLT."""
         told = [request.ttlt_s for request in self.requests if request.ttlt_s is not None]
         return sum(told) / len(told) if len(told) == len(self.requests) else None
 
 
 def in_order(requests: Sequence[Logged]) -> tuple[Logged, ...]:
-    """By arrival, the first at 0."""
+    """Sort by arrival, and move the first to 0."""
     ordered = sorted(requests, key=lambda request: request.arrival_s)
     begin_s = ordered[0].arrival_s
     return tuple(replace(each, arrival_s=each.arrival_s - begin_s) for each in ordered)

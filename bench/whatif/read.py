@@ -22,7 +22,7 @@ from predictor_store.logs.summary import (
 from predictor_store.logs.tokens import num_tokens
 from predictor_store.predict.features import excerpt
 
-# More than anybody waits for, and what fits into memory.
+# A longer log takes hours to simulate, and much memory.
 MOST_REQUESTS = 100_000
 _NO_ARRIVAL, _NO_LENGTH = "without an arrival time", "without an answer length"
 # The arrival of a request that says how long after another's answer it came.
@@ -97,7 +97,8 @@ def _ttlt_s(logged: Logged, end: float | None, scale: float) -> float | None:
 
 
 def _logged(request: LoggedRequest, tokenizer: Any, sessions: set[str]) -> Logged:
-    """sessions: that have a request already. Raises RowError, which says what is missing."""
+    """Return the request for the simulator. sessions: that have a request already. Raises
+    RowError, which names the missing field."""
     arrival = request.arrival
     if arrival is None and request.pause_s is not None and request.session in sessions:
         arrival = _LATER

@@ -1,4 +1,4 @@
-"""Which requests of a log came after the answer to another."""
+"""Requests of a log that waited for the answer to another."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Link(NamedTuple):
 
 
 def links_of(engine: Engine, requests: Sequence[Logged]) -> list[Link]:
-    """One for each request, in order of arrival.
+    """Return a link for each request, in order of arrival.
 
-    A request follows its parent, or the last of its session that had ended when it came. If the log
-    does not say when requests ended, it follows the last of its session, and its pause is what lay
-    between the two, less what the engine would have taken for the first alone.
+    A request follows its parent, or the last request of its session that had ended when it came. If
+    the log has no ends, it follows the last of its session, and its pause is the time between the
+    two arrivals, less the engine's time for the first one alone.
     """
     by_id: dict[str, int] = {}
     by_session: dict[str, list[int]] = {}

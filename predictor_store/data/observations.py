@@ -17,11 +17,11 @@ _MOST_NAMED = 40
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A prompt and how long its answer was, in tokens.
+    """A prompt and the length of its answer, in tokens.
 
-    prompt: what is read of it; prompt_chars: of the whole, 0 if that is all. output_tokens: 0 if
-    only its text, output, is known. input_tokens: 0 if unknown. censored: the answer was cut off at
-    output_tokens by its cap.
+    prompt: the excerpt that is embedded; prompt_chars: of the whole, 0 if that is all.
+    output_tokens: 0 if only its text, output, is known. input_tokens: 0 if unknown. censored: the
+    answer was cut off at output_tokens by its cap.
     """
 
     prompt: str
@@ -33,7 +33,7 @@ class Observation:
 
 
 class Observations:
-    """Iterates over those of files and folders, and counts what else is there.
+    """Iterates over the observations in files and folders, and counts the other rows.
 
     tokenizer: with one, an answer's text is as good as a recorded length, and prompts that are
     token ids are read.
@@ -62,7 +62,7 @@ class Observations:
             raise DatasetError(self._nothing_of_use())
 
     def lines(self) -> list[str]:
-        """What was recognised, for people."""
+        """Return the first lines of output."""
         return lines_of(self._reader, self.sources)
 
     def _observation(self, request: LoggedRequest) -> Observation:

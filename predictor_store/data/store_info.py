@@ -28,8 +28,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """What the store in folder holds; each record is checked, and nothing is changed. A server may
-    have it open. predictions: RollingQuality.summary, as a worker has left it. Raises StoreError.
+    """Return the contents of the store in folder, and check each record.
+
+    Nothing is changed, and a server may have it open. predictions: RollingQuality.summary, as a
+    worker has left it. Raises StoreError.
     """
     if not has_store(folder):
         raise StoreError(f"there is no store in {folder}: `sage-sched warm` makes one")

@@ -151,7 +151,7 @@ def uniform_sample(rows: Iterable[T], size: int, seed: int = 0) -> list[T]:
 
 
 def counted(of: Observation, tokenizer: Any) -> Observation:
-    """With the tokens of what is known by its text alone."""
+    """Return the observation with the tokens of its texts, unless lengths are recorded."""
     if of.output is not None:
         of = dataclasses.replace(of, output_tokens=num_tokens(tokenizer, of.output))
     if of.input_tokens:

@@ -1,5 +1,5 @@
-"""Requests out of logs and data sets, in the formats that people have.
+"""Read requests from logs and data sets in the field's formats.
 
-Doors: `reader` (files to requests, and what was recognised), `rows` (raw rows of any file),
-`request` (LoggedRequest), `registry` (the formats) and `options` (of commands that read logs).
+Doors: `reader` (files to requests), `rows` (raw rows of any file), `request` (LoggedRequest),
+`registry` (the formats), `summary` (the first lines of output) and `options` (of commands).
 """

@@ -1,4 +1,4 @@
-"""The times of one file: their unit, their zone, and what was guessed of both."""
+"""The times of one file: their unit, their zone, and the guesses about both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _LEAST_RATE = 0.05
 # A unit that makes the log this fast is not believed.
 MOST_RATE = 1000.0
-# Fewer numbers do not show what unit they have.
+# Fewer numbers do not show their unit.
 _LEAST_NUMBERS = 20
 _SAMPLE = 20_000
 # Times of day of a log, in seconds since 1970: 2001 to 2100.
@@ -25,9 +25,10 @@ _MALFORMED = "with a time that cannot be read"
 
 
 class Clock:
-    """Reads times, and says in the end what their unit was.
+    """Reads times, and reports their unit after the last.
 
-    unit: what --time-unit says. zone: of dates without one; None: UTC, and it is told.
+    unit: the one given by --time-unit. zone: of dates without one; None means UTC, and the
+    summary says so.
     """
 
     def __init__(self, unit: str | None = None, zone: tzinfo | None = None) -> None:
@@ -40,8 +41,8 @@ class Clock:
         self.num_naive = 0
 
     def read(self, value: object, unit: str | None = None, usual: str = "") -> float:
-        """A time; seconds if it is a date or its unit is known, else as it is, see scale. unit: as
-        the format or the field's name has it. usual: what it is taken for unless that is
+        """Return a time: in seconds if it is a date or its unit is known, else unchanged (see
+        scale). unit: of the format or the field's name. usual: the unit to take unless it is
         implausible. Raises RowError."""
         if isinstance(value, datetime):
             return self._of_date(value)
@@ -65,7 +66,7 @@ class Clock:
         return number * UNITS[unit]
 
     def scale(self) -> float:
-        """Seconds per unit of what was read."""
+        """Return the seconds per unit of the times that read has returned."""
         return UNITS[self.guess()[0]] if self._numbers else 1.0
 
     def guess(self) -> tuple[str, str]:
@@ -112,7 +113,7 @@ class Clock:
         return "dates with a zone" if self.num_zoned else ""
 
     def cautions(self) -> list[str]:
-        """What people should check."""
+        """Return doubts that the user should settle."""
         found = []
         if self._numbers and (why := self.guess()[1]):
             found.append(f"the unit of its times is a guess ({why}): name it with --time-unit")

@@ -1,4 +1,4 @@
-"""What is wrong with a file, or with a row of it."""
+"""Errors of a file, and of a row in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DatasetError(UserError):
 class RowError(Exception):
     """One row is left out.
 
-    kind: why, as people count it: "12 failed". detail: what is special to this row.
+    kind: the reason, as it is counted: "12 that failed". detail: the values of this row.
     """
 
     def __init__(self, kind: str, detail: str = "") -> None:

@@ -21,7 +21,7 @@ _MOST_TOKENS = 2**31
 
 
 class Row:
-    """A row of a log. usage: which field was taken for what, over all rows."""
+    """A row of a log. usage: the field taken for each meaning, over all rows."""
 
     def __init__(self, data: Mapping[str, Any], usage: dict[str, str]) -> None:
         self.data = data

@@ -1,4 +1,4 @@
-"""What a format of logs is."""
+"""The parts of a log format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from predictor_store.logs.request import LoggedRequest
 
 @dataclass(slots=True)
 class Context:
-    """What a format needs beside the row.
+    """The state that a format needs beside the row.
 
     clock: of the file. tokenizer: decodes token ids; None if there is none. asked: of all files so
     far, requests whose answers stand elsewhere, by id. notes: on the whole file, for people.

@@ -44,7 +44,7 @@ def json_values(pieces: Iterator[str], *, is_array: bool) -> Iterator[Any]:
 
 
 def _begin(text: str, at: int, number: int, is_array: bool) -> tuple[int, bool]:
-    """Where the next value begins, and whether there is none. Raises ValueError."""
+    """Return the next value's place, and whether there is none. Raises ValueError."""
     if not is_array:
         begin = len(text) - len(text[at:].lstrip()) if at < len(text) else at
         return begin, begin == len(text)

@@ -1,4 +1,4 @@
-"""What was asked and what was answered, out of chats, completions and responses."""
+"""Prompts, answers and token counts of chats, completions and responses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CAPS = (
 
 
 def text_of(content: Any) -> str | None:
-    """The text of a message; None if it has none, as one that calls a tool. Pictures have none."""
+    """Return the text of a message; None if it has none, such as a tool call or a picture."""
     if isinstance(content, str):
         return content
     if isinstance(content, Mapping):
@@ -61,7 +61,7 @@ def is_turn(value: Any) -> bool:
 
 
 def said(turn: Any, number: int) -> tuple[str, str | None]:
-    """Who speaks in a turn, "user", "assistant" or another name, and what is said."""
+    """Return the speaker of a turn ("user", "assistant" or another name), and the text."""
     if isinstance(turn, str):  # UltraChat: they take turns
         return ("user", "assistant")[number % 2], turn
     if not isinstance(turn, Mapping):
@@ -76,7 +76,7 @@ def said(turn: Any, number: int) -> tuple[str, str | None]:
 
 
 def turns_of(chat: Any) -> list[tuple[str, str | None]]:
-    """Who said what. Pairs of question and answer count as two turns."""
+    """Return speaker and text of each turn. A pair of question and answer is two turns."""
     found = list[tuple[str, str | None]]()
     for number, turn in enumerate(chat if isinstance(chat, list) else []):
         if isinstance(turn, Mapping) and not any(name in turn for name in _ROLES):
@@ -99,8 +99,8 @@ def first_exchange(chat: Any) -> tuple[str, str | None]:
 
 
 def last_exchange(chat: Any) -> tuple[str, str | None]:
-    """What a server would predict the last answer by, which is the last question of a human, and
-    that answer if it is there."""
+    """Return the last question of a human, by which a server predicts the last answer, and that
+    answer if it is there."""
     turns = turns_of(chat)
     answer = turns.pop()[1] if turns and turns[-1][0] == "assistant" else None
     asked = next((text for speaker, text in reversed(turns) if speaker == "user" and text), "")
@@ -108,7 +108,7 @@ def last_exchange(chat: Any) -> tuple[str, str | None]:
 
 
 def prompt_of(value: Any) -> str:
-    """Of a request: its prompt, or what is asked last in its messages; "" if there is none."""
+    """Return the prompt of a request, or the last question in its messages; "" without one."""
     value = parsed(value)
     if isinstance(value, Mapping):
         for name in (*CHATS, "prompt", "input", "contents", "text", "body", "json"):
@@ -123,7 +123,7 @@ def prompt_of(value: Any) -> str:
 
 
 def answer_of(value: Any) -> str | None:
-    """The text of an answer; None if it has none, as one that calls a tool."""
+    """Return the text of an answer; None if it has none, such as a tool call."""
     value = parsed(value)
     if isinstance(value, Mapping):
         for path in ("choices.0.message", "choices.0.text", "output_text", "response", "output"):

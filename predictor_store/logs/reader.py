@@ -1,4 +1,4 @@
-"""Files to requests, and what was recognised."""
+"""Requests of files in any of the formats."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MOST_SEEN = 40
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a user says of logs. format: its name, "" to recognise it; time_unit: of plain numbers;
-    zone: of dates that have none; filters: values, as text, that fields must have."""
+    """Options of a user for all files. format: its name, "" to recognise it; time_unit: of plain
+    numbers; zone: of dates without one; filters: values, as text, that fields must have."""
 
     format: str = ""
     time_unit: str | None = None
@@ -40,8 +40,8 @@ class ReadOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """Rows of a file. left_out: by reason; first: where the first of each reason is, and what is
-    special to it. other: rows that are no requests. filtered: by the user."""
+    """Rows of a file. left_out: by reason; first: the place and details of the first of each.
+    other: rows that are no requests. filtered: left out by the user's filters."""
 
     read: int = 0
     used: int = 0
@@ -128,7 +128,7 @@ class LogReader:
         if not found:
             more = f"; {self.skipped[0]}" if self.skipped else ""
             raise DatasetError(f"{', '.join(self.paths)}: no log found{more}")
-        # Answers of a batch are read after what was asked.
+        # Answers of a batch are read after its prompts.
         return sorted(found, key=lambda source: source.format.name != "openai-batch-input")
 
     def _opened(self, path: str) -> Source:

@@ -14,7 +14,7 @@ from typing import Any
 from predictor_store.logs.errors import RowError
 
 _LINE = re.compile(r"\[\d{4}-\d\d-\d\d ")
-# The most that is held back of lines that may be noise, each with what holding it takes.
+# The most text held back of lines that may be noise, with the overhead of each line.
 _MOST_STRAY_CHARS, _STRAY_CHARS = 2**24, 200
 _TEXT_FORMAT = "] Finish: obj="
 
@@ -25,8 +25,8 @@ def is_line(line: str) -> bool:
 
 
 def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Numbers and lines of a server's log, without warnings and progress bars between its own. Of
-    any other file all lines; those that begin no JSON object come last."""
+    """Yield numbers and lines of a server's log, without warnings and progress bars between its
+    own lines. Yield all lines of any other file; lines that begin no JSON object come last."""
     strays, num_chars, is_log = list[tuple[int, str]](), 0, False
     for number, line in numbered:
         if is_line(line):
@@ -37,7 +37,7 @@ def without_noise(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, st
         elif not is_log:
             strays.append((number, line))
             num_chars += len(line) + _STRAY_CHARS
-            if num_chars > _MOST_STRAY_CHARS:  # no log has so much before its first line
+            if num_chars > _MOST_STRAY_CHARS:  # no log has more before its first line
                 yield from strays
                 strays.clear()
                 num_chars = 0

@@ -1,4 +1,5 @@
-"""What was recognised in a log and how much of it is used, for people; and what is implausible."""
+"""The first lines of output of a command that reads logs: the format, its times, the rows used,
+and warnings about an implausible log."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ _MOST_FILES = 5
 _ORDER = ("arrival", "input", "output", "cap", "blocks")
 # Below it, a log of more than an hour has gaps that are no traffic, or another unit.
 _LEAST_RATE, _LONG_S = 0.01, 3600.0
-# Of answers of the same length; of ranks in the file with those of arrivals; of times that a log
-# is as long as its middle 98 %.
+# The share of answers of one length; the rank correlation of places and arrivals; the ratio of
+# the log's time to that of its middle 98 %.
 _SAME_SHARE, _LEAST_ORDER, _FAR = 0.9, 0.3, 100.0
 # Fewer requests show none of that.
 _LEAST_REQUESTS = 20
 
 
 def lines_of(reader: LogReader, sources: Sequence[Source]) -> list[str]:
-    """The first lines of output of a command that reads logs."""
+    """Return the lines for all files, once they are read."""
     lines = []
     for source in sources[:_MOST_FILES]:
         lines.append(f"{source.path}: {source.format.name}{_fields(source)}")
@@ -46,7 +47,7 @@ def _fields(source: Source) -> str:
 
 
 def counts_of(sources: Sequence[Source]) -> str:
-    """How many rows are used, and why others are not."""
+    """Return the number of requests used, and of rows left out by reason."""
     left_out, first = Counter[str](), dict[str, str]()
     for source in sources:
         left_out += source.counts.left_out

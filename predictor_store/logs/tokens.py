@@ -1,4 +1,4 @@
-"""How many tokens a text has."""
+"""Lengths of texts in tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def num_tokens(tokenizer: Any, text: str) -> int:
-    """At least 1, as an answer of no text has its end."""
+    """Return the tokens of a text, at least 1."""
     # The tokenizer takes UTF-8, which has no lone surrogates.
     tokenizable = text.encode("utf-8", "replace").decode("utf-8")
     found = tokenizer(tokenizable, add_special_tokens=False, verbose=False)["input_ids"]

@@ -1,5 +1,4 @@
-"""What SGLang's bench_serving and `vllm bench serve` write of a run: a row with a list for each
-measure."""
+"""Runs of SGLang's bench_serving and `vllm bench serve`: a row with a list for each measure."""
 
 from __future__ import annotations
 

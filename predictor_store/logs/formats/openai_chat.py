@@ -64,7 +64,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         request.input_tokens, request.output_tokens = of_row.input_tokens, of_row.output_tokens
     chat = parsed(value_at(data, f"{asked}.messages" if asked else "messages"))
     if isinstance(chat, list):
-        # What a data set has no lengths of is read as other conversations are.
+        # A row without lengths belongs to a data set, and is read as other conversations are.
         exchange = first_exchange if _is_data_set(data, request) else last_exchange
         request.prompt, answer = exchange(chat)
         request.output = answer if request.output is None else request.output
@@ -87,7 +87,7 @@ def _own_prompt(row: Mapping[str, Any]) -> Any:
 
 
 def answered(row: Row, response: Any, place: str) -> LoggedRequest:
-    """What a response says of its answer. place: of the response in the row."""
+    """Return a request with the answer of a response. place: of the response in the row."""
     for name in _USAGES:
         if (usage := value_at(response, name)) is not None:
             num_in, num_out = usage_tokens(usage)

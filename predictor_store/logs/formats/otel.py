@@ -109,7 +109,7 @@ def _time(span: Row, meaning: str, names: tuple[str, ...], clock: Clock) -> floa
 
 
 def _attributes_of(span: Mapping[str, Any]) -> dict[str, Any]:
-    """By their full names, whatever form they have."""
+    """Return the attributes by their full names, from any of the forms."""
     found = {name.removeprefix("attributes."): value for name, value in span.items()}
     for place in _ATTRIBUTES:
         of = parsed(span.get(place))

@@ -1,4 +1,4 @@
-"""SGLang's request log, and what a server in shadow mode writes."""
+"""SGLang's request log, and the record of shadow mode."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         tokenizer = context.tokenizer
         text = str(tokenizer.decode(list(ids))) if ids and tokenizer is not None else ""
     elif len(text) == _CUT_TEXT_CHARS:
-        text = text[:1024]  # its beginning, which is what is read most of
+        text = text[:1024]  # the part before the cut
     ttlt_s = row.seconds("time to last token", "out.meta_info.e2e_latency") or 0.0
     reason = meta.get("finish_reason")
     yield LoggedRequest(
@@ -50,7 +50,7 @@ def _read(row: Row, context: Context) -> Iterator[LoggedRequest]:
 
 
 def _cap_of(asked: Mapping[str, Any]) -> int | None:
-    # As in sglang/srt/sampling/sampling_params.py: 128 if nobody names it, none if it is null.
+    # As in sglang/srt/sampling/sampling_params.py: 128 if it is missing, none if it is null.
     sampling = asked.get("sampling_params")
     if not isinstance(sampling, Mapping):
         return None

@@ -1,4 +1,4 @@
-"""Rows of anybody's own: a request each, in fields of common names."""
+"""Tables of a user's own: a request per row, in fields with common names."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def read(row: Row, context: Context) -> Iterator[LoggedRequest]:
         is_cut=row.data.get("is_cut") is True,
     )
     if prompt and "instruction" in fields and isinstance(row.data.get("input"), str):
-        # Alpaca: what an instruction is about stands in another field.
+        # Alpaca: the subject of an instruction stands in another field.
         about = row.data["input"]
         request.prompt += f"\n\n{about}" if about and fields["instruction"][1] == prompt else ""
     for meaning, names in (("arrival", ARRIVAL), ("end", END)):
@@ -115,7 +115,7 @@ _Fields = dict[str, tuple[str, Any, str | None]]
 
 
 def _fields_of(data: Mapping[str, Any]) -> _Fields:
-    """By plain name: the field's name, value and unit. Objects count by their fields too."""
+    """Return name, value and unit of each field by its plain name, of nested objects too."""
     found = _Fields()
     for name, value in data.items():
         if isinstance(value, Mapping) and name.lower() in ("usage", "metadata", "metrics"):
@@ -166,7 +166,7 @@ def _text(fields: _Fields, names: tuple[str, ...]) -> Any:
 
 
 def _failure(fields: _Fields) -> str:
-    """Which field says that the request failed; "" if none does."""
+    """Return the field that marks the request as failed, with its value; "" if none does."""
     for name in STATUS:
         if name not in fields:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,18 @@ def test_the_record_form_of_the_optional_data(shared_data: Path) -> None:
     assert len(rows) == 805
     assert not left_out
     assert all(row.input_tokens > 0 for row in rows)
+
+
+def test_a_large_file_takes_no_more_memory_than_a_small_one(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "word " * 400}], "usage": {"output_tokens": 5}}
+
+    def peak_bytes(num_rows: int) -> int:
+        path = lines(tmp_path / "d.jsonl", *[row] * num_rows)
+        tracemalloc.start()
+        for _ in Observations([str(path)]):
+            pass
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+    assert peak_bytes(4_000) < peak_bytes(400) + 200_000
