@@ -1,1 +1,1 @@
-"""What the scheduler is measured with; in this folder, what real and simulated runs share."""
+"""The benchmarks: workloads, a simulator, real servers and experiments."""

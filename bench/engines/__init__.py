@@ -1,1 +1,1 @@
-"""What experiments run on: a simulator, servers on a device clock, and plain servers."""
+"""Engines other than the simulator: real servers, plain or on a device clock."""

@@ -1,4 +1,4 @@
-"""The yardsticks: what a server sustains, and how long a request takes on an idle one."""
+"""The yardsticks: the rate that a server sustains, and the time of a request on an idle one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PILOT_REQUESTS = 300
 
 
 class Saturation(NamedTuple):
-    """What a server sustains.
+    """The rate that a server sustains.
 
     capacity: requests (or sessions) per second that it completes if more than that arrive for a
         long time. service_s: mean time from a request's first token to its last, then.
@@ -40,11 +40,12 @@ class Saturation(NamedTuple):
 
     @classmethod
     def measured(cls, served: Served, num_arrivals: int, until_s: float) -> Self:
-        """From a run in which the server has a queue until until_s.
+        """Measure a run in which the server has a queue until until_s.
 
-        Tokens per second, prompts and answers together, divided by the mean tokens per request.
-        Tokens are counted and not completions, because a window in which few long answers end tells
-        little about their rate. An answer's tokens count as evenly spread over its decoding.
+        The capacity is tokens per second, prompts and answers together, divided by the mean tokens
+        per request. Tokens are counted and not completions, because a window in which few long
+        answers end tells little about their rate. An answer's tokens count as evenly spread over
+        its decoding.
 
         num_arrivals: of requests, or of sessions if served has the steps of sessions.
         """
@@ -64,10 +65,10 @@ class Saturation(NamedTuple):
 def sustained(
     serve: Callable[[NDArray[np.float64]], Served], num_arrivals: Callable[[float], int]
 ) -> Saturation:
-    """What a server sustains, from runs in which requests arrive faster than that.
+    """Measure the rate that a server sustains, by runs in which requests arrive faster.
 
-    serve: runs requests that arrive at these times (ascending, in seconds). num_arrivals: how many
-        to send at a rate per second; more make the result more certain.
+    serve: runs requests that arrive at these times (ascending, in seconds). num_arrivals: the
+    number of requests to send at a rate per second; more make the result more certain.
     """
     burst = serve(np.zeros(PILOT_REQUESTS))
     until_s = float((burst.arrival_s + burst.ttft_s).max())
@@ -84,7 +85,7 @@ def sustained(
 
 
 class UnloadedTime(NamedTuple):
-    """On a server whose steps nobody knows:
+    """The time of a request alone on a server whose step times are unknown:
     base_s + input tokens * per_input_token_s + output tokens * per_output_token_s."""
 
     base_s: float
@@ -92,7 +93,7 @@ class UnloadedTime(NamedTuple):
     per_output_token_s: float
 
     def seconds(self, input_tokens: int, output_tokens: int) -> float:
-        """To the last token of a request of these lengths."""
+        """Return the time to the last token of a request of these lengths."""
         return (
             self.base_s
             + input_tokens * self.per_input_token_s
@@ -108,8 +109,8 @@ class UnloadedTime(NamedTuple):
 
     @classmethod
     def fitted(cls, answers: Sequence[Answer]) -> UnloadedTime:
-        """From requests that were answered one at a time: least squares of the relative error,
-        no coefficient below 0."""
+        """Fit requests that were answered one at a time: least squares of the relative error, no
+        coefficient below 0."""
         measured = np.array([answer.ttlt_s for answer in answers])
         terms = np.array([[1.0, a.input_tokens, a.output_tokens] for a in answers])
         coefficients, _ = nnls(terms / measured[:, None], np.ones(measured.size))

@@ -1,7 +1,7 @@
 """`sage-sched demo`: the same requests under SGLang's tuned policies and under ours.
 
-On real servers whose steps take as long as a modelled GPU's (minutes), or simulated (a minute). The
-prompts come from templates; how long their answers are, a real model said (bench/real_model).
+It runs on real servers with a modelled GPU's step times (minutes), or simulated (a minute). The
+prompts come from templates, and the lengths of their answers from a real model.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sentence(found: Sequence[Record], load: str, best: str) -> str:
-    """Return what came of it, for people. best: SGLang's arm that ratios are to."""
+    """Return the result in sentences. best: SGLang's arm that ratios are to."""
     arms = of_arm(found, load, OURS), of_arm(found, load, best)
     if not all(arms):
         return f"There are no valid runs of {OURS} and {best} to compare."

@@ -77,7 +77,7 @@ def figure(records: Sequence[Record], mix: str, arms: str, share: float) -> str:
 
 
 def _rates(records: Sequence[Record], share: float) -> dict[str, dict[int, float]]:
-    """By arm and seed."""
+    """Return the rates by arm and seed."""
     of = defaultdict[tuple[str, int], list[Record]](list)
     for record in records:
         of[record.arm, record.seed].append(record)

@@ -30,8 +30,8 @@ class Lane:
 
 
 def picture(lanes: Sequence[Lane]) -> str:
-    """HTML: text beside stretching SVG, so that it can be read on a narrow screen too. Nothing,
-    if there are no lanes."""
+    """Return HTML, with text outside the stretching SVG, so that it can be read on a narrow
+    screen too; "" if there are no lanes."""
     if not lanes:
         return ""
     end_s = max(float(lane.last_s.max() - lane.arrival_s.min()) for lane in lanes)

@@ -129,7 +129,7 @@ def _spread(values: Sequence[float]) -> tuple[float, list[list[float]]]:
 
 
 def _plain_ticks(axis: Any) -> None:
-    """On a log scale, plain numbers at 1, 2 and 5 of each decade."""
+    """Set plain numbers at 1, 2 and 5 of each decade of a log scale."""
     axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(ticker.NullFormatter())

@@ -1,4 +1,4 @@
-"""What came of a run, as a line of JSON: what tables and pictures in docs are made from."""
+"""Records: the result of a run as a line of JSON, from which tables and pictures are made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VERSIONS = ("sglang", "torch", "numpy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """By what a record was made. commit: of the code, "" outside a checkout."""
+    """The origin of a record. commit: of the code, "" outside a checkout."""
 
     commit: str = ""
     command: str = ""
@@ -33,7 +33,7 @@ class Provenance:
 
     @classmethod
     def of_now(cls) -> Self:
-        """Of this process."""
+        """Return that of this process."""
         words = ["sage-sched", *sys.argv[1:]]
         return cls(
             commit=facts.commit(),
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What another record of the same takes the place of."""
+        """The key that a newer record of the same run has too."""
         return self.experiment, self.load, self.arm, self.seed, self.engine
 
     @classmethod
@@ -80,19 +80,20 @@ class Record:
             raise ValueError(f"is no record: {error!r}") from error
 
     def line(self) -> str:
-        """As parse reads it, metrics to five digits."""
+        """Return the line that parse reads, metrics to five digits."""
         rounded = {name: float(f"{value:.5g}") for name, value in self.metrics.items()}
         fields = asdict(replace(self, metrics=rounded))
         return json.dumps({k: v for k, v in fields.items() if v or k not in ("problem", "about")})
 
 
 def file_of(experiment: str, folder: Path = FOLDER) -> Path:
-    """Where an experiment's records are."""
+    """Return the file of an experiment's records."""
     return folder / f"{experiment}.jsonl"
 
 
 def read(file: Path) -> list[Record]:
-    """In order; none where there is no file. Raises SpecError, which names the line."""
+    """Return the records in order; none if there is no file. Raises SpecError, which names the
+    line."""
     if not file.exists():
         return []
     records = []
@@ -105,13 +106,13 @@ def read(file: Path) -> list[Record]:
 
 
 def write(file: Path, new: Sequence[Record]) -> None:
-    """Beside those that are there, in the place of those of the same run."""
+    """Add records to a file; a newer one of the same run replaces the older."""
     kept = {record.key: record for record in (*read(file), *new)}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(record.line() + "\n" for record in kept.values()), encoding="utf-8")
 
 
 def of_metrics(metrics: Mapping[str, Any], columns: Iterable[str]) -> dict[str, float]:
-    """Those that a record keeps, and these columns."""
+    """Return the metrics that a record keeps, and these columns."""
     wanted = dict.fromkeys((*METRIC_LISTS["kept"], *columns))
     return {name: float(metrics[name]) for name in wanted if name in metrics}

@@ -1,4 +1,4 @@
-"""The comparison as one HTML file that needs nothing beside it."""
+"""The comparison as one HTML file without links to others."""
 
 from __future__ import annotations
 

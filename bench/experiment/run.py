@@ -26,7 +26,7 @@ from bench.workloads.source import Purpose
 
 
 class Outcome(NamedTuple):
-    """What came of an arm and a seed; see Record."""
+    """The result of an arm and a seed; see Record."""
 
     arm: Arm
     seed: int
@@ -189,8 +189,11 @@ def _in_turn(experiment: Experiment) -> Iterator[tuple[Arm, int]]:
 
 
 def measured(served: Served, columns: Iterable[str], loaded: Loaded) -> dict[str, float]:
-    """What a record of a run keeps. A column is a metric of Served.metrics, or of some classes of
-    requests alone: `p99_ttft_ms:LS`, `mean_waited_per_token_ms:1+2`."""
+    """Return the metrics of a record.
+
+    A column is a metric of Served.metrics, or of some classes of requests alone: `p99_ttft_ms:LS`,
+    `mean_waited_per_token_ms:1+2`.
+    """
     load = loaded.load
     metrics = {**served.metrics(), **served.session_metrics(), "offered_rate": loaded.rate_per_s}
     is_simulated = isinstance(served, Result)
@@ -221,7 +224,7 @@ def changed(
     loads: Sequence[str] = (),
     arms: Sequence[str] = (),
 ) -> Experiment:
-    """The experiment with these in the place of its own. Raises SpecError."""
+    """Return the experiment with these instead of its own. Raises SpecError."""
     by_load = {load.name: load for load in experiment.loads}
     by_arm = {arm.name: arm for arm in experiment.arms}
     if unknown := set(loads) - set(by_load):

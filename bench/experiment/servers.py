@@ -60,8 +60,8 @@ class Servers:
     """Real servers of one load, one at a time.
 
     On a bare host every run has a server of its own; on a device clock an arm's server stays for
-    all its runs. Prompts are foreseen by a history that is the same for every run; requests of
-    lengths alone are foreseen alike.
+    all its runs. Prompts are predicted from a history that is the same for every run; requests of
+    lengths alone have all the same prediction.
     """
 
     def __init__(self, experiment: Experiment, loaded: Loaded, options: Options) -> None:
@@ -108,9 +108,10 @@ class Servers:
         return self._serve(arm, asked, f"{arm.name} {load.name} seed {seed}")
 
     def sustained(self) -> Saturation:
-        """Measure what capacity_by sustains, with requests of the history. Raises ServerError.
+        """Measure the rate that capacity_by sustains, with requests of the history.
 
-        Prompts come again if the history has too few: their prefill is then cheaper.
+        Prompts come again if the history has too few: their prefill is then cheaper. Raises
+        ServerError.
         """
         load = self._load
         named = (arm for arm in self._arms if arm.policy == load.capacity_by)
@@ -211,7 +212,8 @@ class Servers:
         return [Observation(f"step {i}", n) for i, n in enumerate(lengths)]
 
     def _prepare(self, url: str) -> None:
-        """Ask for what a server does only once; on the first bare one, how long requests take."""
+        """Warm a server up; the first bare one is also asked for single requests, to know their
+        times."""
         if self._workload is None:
             return
         history = self._workload.history
@@ -248,7 +250,7 @@ class Servers:
         return f"by the step times of {self._load.preset}"
 
     def _facts(self, servers: PolicyServers) -> dict[str, Any]:
-        """Return what the figures of a run rest on."""
+        """Return the facts that the figures of a run rest on."""
         load, workload = self._load, self._workload
         clock = {"device clock": load.preset, "speed": self._speed} if self._on_clock else {}
         return {

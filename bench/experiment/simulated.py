@@ -36,7 +36,7 @@ from bench.workloads.sources import source_of
 from sage_sched.policy import Policy
 from sage_sched.slo import Promise
 
-# What a request waits for its prediction on a server, at most.
+# The longest wait of a request for its prediction on a server.
 PREDICTION_DELAY_S = 0.002
 _CAPACITY_SEED = 1
 _RIVALS: dict[str, type[Policy]] = {
@@ -68,7 +68,7 @@ class Loaded:
 
     @functools.cached_property
     def saturated(self) -> Saturation:
-        """What one engine sustains under capacity_by."""
+        """The rate that one engine sustains under capacity_by."""
         if self.alike is not None and self.alike.load.capacity_by == self.load.capacity_by:
             return self.alike.saturated
         if self.measure is not None:
@@ -91,13 +91,13 @@ class Loaded:
 
     @property
     def recording(self) -> Path:
-        """Of arrival times. Raises WorkloadError."""
+        """The file of recorded arrival times. Raises WorkloadError."""
         if self.data is None:
             raise WorkloadError("recorded arrivals need recordings: give --data")
         return self.data / RECORDING
 
     def arrivals_s(self, seed: int) -> NDArray[np.float64]:
-        """When requests come."""
+        """Return the times at which requests come."""
         load = self.load
         number = load.num_requests
         if number is None:
@@ -108,7 +108,7 @@ class Loaded:
         return arrivals_of(load.arrivals, number, seed) / self.rate_per_s
 
     def requests(self, arm: Arm, seed: int, purpose: Purpose = Purpose.REPORT) -> list[SimRequest]:
-        """Those of a seed, the same for all arms but for what is foreseen and said of them."""
+        """Return the requests of a seed, the same for all arms but for predictions and hints."""
         cap = self.load.max_new_tokens
         return self.source.requests(arm, self.arrivals_s(seed), seed, cap, purpose)
 
@@ -116,7 +116,7 @@ class Loaded:
 def served(
     load: Load, arm: Arm, requests: Sequence[SimRequest], seed: int = 0, *, one_node: bool = False
 ) -> Result:
-    """What the simulator makes of them. Raises ValueError where the policy is unknown."""
+    """Simulate an arm's requests. Raises ValueError if the policy is unknown."""
     engine = load.engine_of(arm)
     due = Promise(load.ttft_slo_ms / 1e3, load.tpot_slo_ms / 1e3)
     options = Options(preempt=arm.preempt, prediction_delay_s=PREDICTION_DELAY_S, due=due)

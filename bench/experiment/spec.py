@@ -25,16 +25,17 @@ class Load:
     """One column of an experiment.
 
     workload: a name of bench.workloads.sources, or a table of it and its options.
-    rate: requests per second, or "2x" for twice what capacity_by sustains.
+    rate: requests per second, or "2x" for twice the rate that capacity_by sustains.
     mix: the loads of one mix differ in rate alone.
     arrivals: one of bench.workloads.arrivals.LOADS, or RECORDED.
-    num_requests: a run; None for what the arrivals have.
-    preset, engine: the engine, and fields of it that differ. nodes: how many of them. apart:
-        whether so many prefill and as many others decode.
-    capacity_by: a policy; TUNED for the one that the experiment's tuning finds best.
-    measured: results are of the requests from one share of the arrivals to another, so that they
-        leave out how a queue begins and how it drains.
-    ttft_slo_ms, tpot_slo_ms: what a good request keeps.
+    num_requests: a run; None for the number of the arrivals.
+    preset, engine: the engine, and fields of it that differ. nodes: how many of them.
+    apart: whether that many prefill and as many others decode.
+    capacity_by: a policy; TUNED for the best of the experiment's tuning.
+    measured: results are of the requests from one share of the arrivals to another, which leaves
+    out
+        how a queue begins and how it drains.
+    ttft_slo_ms, tpot_slo_ms: the SLO of a good request.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Load:
     tpot_slo_ms: float = 100.0
 
     def engine_of(self, arm: Arm) -> Engine:
-        """What an arm runs on."""
+        """Return the engine of an arm."""
         engine = PRESETS[self.preset]
         return dataclasses.replace(engine, **{**self.engine, **arm.engine})
 
@@ -82,9 +83,9 @@ class Tuning:
     """SGLang's policies by each clip. The best of them is the experiment's first arm.
 
     by: the metric that is smallest for the best; `good_share` is largest.
-    seeds: those on which nothing is reported.
-    rates: one setting for all of a mix: the best at these, where "1x" is what a filled server
-        (fcfs-fill) sustains; none: the best setting for each load.
+    seeds: other than those of reports.
+    rates: one setting for all of a mix: the best at these, where "1x" is the rate that a filled
+        server (fcfs-fill) sustains; none: the best setting for each load.
     """
 
     policies: Sequence[str]
@@ -101,8 +102,11 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """name: of the file. arms: ratios are to the first, or to `reference`. columns: of the table,
-    beside the ratios, see bench.experiment.run.measured. seeds: how many, from first_seed on."""
+    """Arms under loads.
+
+    name: of the file. arms: ratios are to the first, or to `reference`. columns: further columns of
+    the table, see bench.experiment.run.measured. seeds: how many, from first_seed on.
+    """
 
     name: str
     title: str
@@ -152,7 +156,7 @@ class Experiment:
 
     @classmethod
     def parse(cls, name: str, found: Mapping[str, Any]) -> Self:
-        """Raises SpecError, which says where, and what is allowed."""
+        """Parse a table. Raises SpecError, which says where, and the allowed values."""
         given = dict(found)
         defaults = given.pop("defaults", {})
         loads = given.pop("loads", {}) or {f"{defaults.get('rate', '2x')}": {}}
@@ -197,7 +201,7 @@ class Options:
 
 
 def names() -> list[str]:
-    """Of all experiments that come with this package."""
+    """Return the names of all experiments that come with this package."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 

@@ -1,4 +1,4 @@
-"""From records to medians over seeds, and ratios paired by seed."""
+"""Medians over seeds, and ratios paired by seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS: list[str] = METRIC_LISTS["summarized"]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """To the reference on the same requests: the median over seeds, and the range of them all."""
+    """A ratio to the reference on the same requests: the median over seeds, and their range."""
 
     median: float
     low: float
@@ -35,7 +35,7 @@ def ordered(values: Iterable[str]) -> list[str]:
 
 
 def of_arm(records: Iterable[Record], load: str, arm: str) -> list[Record]:
-    """Of one load and arm."""
+    """Return the records of one load and arm."""
     return [record for record in records if (record.load, record.arm) == (load, arm)]
 
 
@@ -100,8 +100,8 @@ def seconds(value_s: float) -> str:
 
 
 def headline(records: Sequence[Record]) -> str:
-    """Return what came of `sage` under the last load, compared with the first arm and the best of
-    the others; "" if it was not compared."""
+    """Return the result of `sage` under the last load, compared with the first arm and the best
+    of the others; "" if it was not compared."""
     load, first = ordered(record.load for record in records)[-1], records[0].arm
     mean_s = {
         arm: found / 1e3

@@ -92,7 +92,7 @@ def _value(ours: Sequence[Record], metric: str) -> str:
 
 
 def markdown(experiment: Experiment, found: Sequence[Record]) -> str:
-    """As pages have it, with how it was made below."""
+    """Return a Markdown table, with the commands that made it below."""
     return _lines(*rows(experiment, found), found)
 
 
@@ -107,7 +107,7 @@ def _lines(head: Sequence[str], body: Sequence[Sequence[str]], found: Sequence[R
 
 
 def plain(experiment: Experiment, found: Sequence[Record]) -> str:
-    """For a terminal."""
+    """Return a table for a terminal."""
     return aligned(*rows(experiment, found))
 
 
@@ -122,7 +122,7 @@ def aligned(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def _made_by(found: Sequence[Record]) -> str:
-    """Which command made them, at which commit."""
+    """Return the command and commit of each record."""
     said = []
     for made_by in dict.fromkeys(record.made_by for record in found):
         seeds = {r.seed for r in found if r.made_by == made_by}
@@ -178,7 +178,7 @@ def figure(named: str, records_of: Callable[[str], Sequence[Record]]) -> str:
 
 
 def stale(pages: Sequence[Path], folder: Path = records.FOLDER) -> Iterator[tuple[Path, str]]:
-    """Pages whose tables are not what the records say, and what they would be."""
+    """Yield the pages whose tables differ from the records, and their new text."""
     records_of = cache(lambda name: records.read(records.file_of(name, folder)))
     for page in pages:
         text = page.read_text(encoding="utf-8")

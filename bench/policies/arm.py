@@ -1,4 +1,4 @@
-"""One row of a comparison: a policy, and what differs for it."""
+"""One row of a comparison: a policy and its settings."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ PREDICTORS = ("semantic", "input length", "none", "truth")
 
 
 class SpecError(UserError, ValueError):
-    """An experiment that cannot be; the message says where, and what is allowed."""
+    """An experiment that cannot be; the message says where, and the allowed values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """One row of a table.
 
-    policy: as bench.policies.rival.Rival writes it, tuned where it is SGLang's. label: of the row;
+    policy: as bench.policies.rival.Rival writes it, tuned if it is SGLang's. label: of the row;
         by default the policy.
     settings: sections of our policies' configuration that differ from the defaults.
     engine: fields of the engine that differ from the load's.
-    preempt: whether requests may leave the engine. predictor: one of PREDICTORS. wrong_by: a factor
-        on all lengths foreseen. noise: whether a uniform distribution is mixed in.
-    said_by: who says how urgent requests are, where a workload has several. Of agents' steps a
-        "client" says about when the next one comes, and which is the last; nobody else does.
-    dispatch: the router before the engines, where a load has several.
+    preempt: whether requests may leave the engine.
+    predictor: one of PREDICTORS. wrong_by: a factor on all predicted lengths. noise: whether a
+        uniform distribution is mixed in.
+    said_by: who says how urgent requests are, if a workload has several. Of agents' steps a
+        "client" says about when the next one comes, and which is the last; others do not.
+    dispatch: the router before the engines, if a load has several.
     """
 
     policy: str
@@ -47,7 +48,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Of its row."""
+        """The label of its row."""
         return self.label or self.policy
 
     @property
@@ -57,7 +58,7 @@ class Arm:
 
     @classmethod
     def parse(cls, found: Any, where: str) -> Self:
-        """From a policy's name, or a table. Raises SpecError."""
+        """Parse a policy's name, or a table. Raises SpecError."""
         arm = parsed(cls, {"policy": found} if isinstance(found, str) else found, where)
         try:
             Rival.parse(arm.policy)

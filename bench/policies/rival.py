@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from sage_sched.registry import policy_names
 
-# Of a spec: the type, the least value, and what is allowed in words.
+# Of a spec: the type, the least value, and the allowed values in words.
 _SETTINGS: dict[str, tuple[type, int, str]] = {
     "conservativeness": (float, 0, "a number, 0 or more"),
     "clip": (int, 1, "a whole number of tokens, at least 1"),
@@ -37,8 +37,10 @@ class Rival:
 
     @classmethod
     def parse(cls, spec: str) -> Self:
-        """Raises ValueError, which says what is allowed. That there is such a policy is for the
-        server to say, which knows its own."""
+        """Parse a policy with its settings. Raises ValueError, which says the allowed values.
+
+        The server says whether there is such a policy, as it knows its own.
+        """
         policy, has_settings, rest = spec.partition("@")
         if not policy:
             raise ValueError(f"{spec!r} names no policy, allowed: NAME or {_FORM}")
@@ -67,7 +69,7 @@ class Rival:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """For a server's command line."""
+        """Return the flags of a server's command line."""
         flags = ("--schedule-policy", self.policy)
         if self.conservativeness is None:
             return flags
@@ -75,7 +77,7 @@ class Rival:
 
     @property
     def env(self) -> dict[str, str]:
-        """For a server's environment."""
+        """Return the variables of a server's environment."""
         if self.clip_tokens is None:
             return {}
         return {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": str(self.clip_tokens)}

@@ -54,7 +54,7 @@ def read(folder: Path, name: str) -> list[Observation]:
 
 
 def observations(dataset: str, filters: Mapping[str, str]) -> list[Observation]:
-    """Of any dataset that `sage-sched warm` reads. Raises DatasetError."""
+    """Return the answers of any dataset that `sage-sched warm` reads. Raises DatasetError."""
     return [
         replace(row, output_tokens=min(row.output_tokens, MAX_TOKENS))
         for row in Observations([dataset], ReadOptions(filters=filters))
@@ -62,7 +62,7 @@ def observations(dataset: str, filters: Mapping[str, str]) -> list[Observation]:
 
 
 def shuffled(observations: Sequence[Observation], seed: int) -> list[Observation]:
-    """In random order, all answers to one prompt together."""
+    """Return them in random order, all answers to one prompt together."""
     rng = np.random.default_rng(seed)
     prompts = list(dict.fromkeys(observation.prompt for observation in observations))
     place = {prompts[j]: i for i, j in enumerate(rng.permutation(len(prompts)))}

@@ -1,4 +1,4 @@
-"""The default predictor and those that it is compared with. All see the same history."""
+"""The default predictor and its rivals. All see the same history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ DEFAULT = "neighbours (default)"
 
 
 def _input_length(history: History, vector: NDArray[np.float32]) -> LengthDistribution | None:
-    """Of the 32 records of the nearest prompt length (SageSched, Fig. 9: length-only history)."""
+    """Return the distribution of the 32 records of the nearest prompt length (SageSched, Fig. 9:
+    length-only history)."""
     # The first of the features.
     of_length = history.features[: len(history), 0]
     distance = np.abs(of_length - vector[-history.features.shape[1]])

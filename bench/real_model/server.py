@@ -31,7 +31,7 @@ def serve(policy: str, folder: Path) -> Server:
 
 
 def ask(url: str, question: str) -> dict[str, Any]:
-    """What /v1/chat/completions answers. Raises requests.RequestException."""
+    """Return the answer of /v1/chat/completions. Raises requests.RequestException."""
     turns = [{"role": "user", "content": question}]
     body = {"model": "default", "messages": turns, "temperature": 0, "max_tokens": 512}
     answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=1800)

@@ -39,10 +39,11 @@ def simulate_apart(
     num_nodes: int = 1,
     router: Router | None = None,
 ) -> Result:
-    """As cluster.simulate_cluster, on num_nodes engines that prefill and as many that decode.
+    """Simulate num_nodes engines that prefill and as many that decode; see
+    cluster.simulate_cluster.
 
-    A request's KV goes from one to the other at the pace of Engine.swap_token_s, beside steps. A
-    stock policy is one of the prefill engines; SGLang's decode servers go by arrival.
+    A request's KV moves at the pace of Engine.swap_token_s, while steps go on. A stock policy
+    orders the prefill engines; SGLang's decode servers are first come, first served.
     """
     apart = _Apart(engine, policy_name, config, requests, options or Options(), num_nodes)
     apart.serve(router or TotalRequests())
@@ -119,12 +120,12 @@ class _Apart(Dispatcher):
 
 
 def prompt_of(request: SimRequest) -> SimRequest:
-    """What the engine that prefills sees of it."""
+    """Return the request as the prefill engine sees it."""
     return replace(request, output_tokens=1, max_new_tokens=1, distribution=_ONE_TOKEN)
 
 
 class _DecodeState(EngineState):
-    """parked: those that have room, and whose KV is not there yet."""
+    """The state of a decode engine. parked: requests with room whose KV is not there yet."""
 
     def view(self) -> SchedulerView:
         on_the_way = [progress.job for progress in self.parked]
@@ -233,7 +234,7 @@ class _DecodeNode(Node):
         running, clip_tokens = state.decode, state.engine.clip_max_new_tokens
 
         def most_tokens(one: Progress) -> int:
-            """All that it may hold, if nobody else could run beside it any more."""
+            """Return the most tokens that it may hold, with no room for others."""
             cap_tokens = min(one.request.max_new_tokens, clip_tokens)
             return one.request.input_tokens + cap_tokens - running.context_tokens
 
@@ -246,8 +247,8 @@ class _DecodeNode(Node):
         return state.free_slots > 0 and own_tokens + kept_tokens <= state.pool.room_tokens
 
     def _retract(self) -> None:
-        """Those that leave are copied to host memory. Under SGLang's policies they come back before
-        others get room."""
+        """Swap requests out to host memory. Under SGLang's policies they come back before others
+        get room."""
         state, order = self.state, self.state.retention_order()
         retracted: list[Progress] = []
         while not retracted or state.decode.pages_needed(1) > state.pool.room_pages:
@@ -261,7 +262,7 @@ class _DecodeNode(Node):
 
 
 class _DecodePass(Pass):
-    """Nobody is prefilled: those who may enter get room."""
+    """A pass that prefills no request: those admitted get room."""
 
     def __init__(self, state: EngineState, policy: Policy, node: _DecodeNode) -> None:
         super().__init__(state, policy)

@@ -19,7 +19,7 @@ from bench.simulator.state import Options
 from sage_sched.config import SageConfig
 from sage_sched.routing import BLOCK_TOKENS, Ledger, Newcomer, Router
 
-# How often a router hears of its nodes: of what it has sent itself it knows at once. SGLang's own
+# How often a router hears of its nodes; it knows its own requests at once. SGLang's own
 # schedulers tell theirs every 15 decode steps, and routers poll servers every second or less often.
 REPORT_S = 1.0
 
@@ -35,9 +35,9 @@ def simulate_cluster(
     router: Router | None = None,
     report_s: float = REPORT_S,
 ) -> Result:
-    """As run.simulate, on num_nodes equal engines.
+    """Simulate num_nodes equal engines; see run.simulate.
 
-    router: who picks the engine, by what it was told every report_s; by default the fewest
+    router: picks the engine, by reports that are up to report_s old; by default the fewest
     unfinished requests. A request that follows another may go elsewhere.
     """
     cluster = Cluster(engine, num_nodes, policy_name, config, requests, options or Options())
@@ -46,8 +46,8 @@ def simulate_cluster(
 
 
 class Dispatcher:
-    """What comes to engines behind a router, and what came of it. Requests that follow others come
-    as soon as those have ended. Raises ValueError, see check_requests."""
+    """Sends requests to engines behind a router, and collects their results. Requests that
+    follow others come as soon as those have ended. Raises ValueError, see check_requests."""
 
     def __init__(self, engine: Engine, requests: Sequence[SimRequest]) -> None:
         self._began_s = time.perf_counter()
@@ -69,7 +69,7 @@ class Dispatcher:
             heapq.heappush(self._coming, (comes_s, index))
 
     def result(self, nodes: Sequence[Node]) -> Result:
-        """Of all requests, once they are served."""
+        """Return the result of all requests, once they are served."""
         wall_s = time.perf_counter() - self._began_s
         return result_of(self._engine, self._requests, self._finished, nodes, wall_s)
 
@@ -121,8 +121,8 @@ class Cluster(Dispatcher):
         self._set_alarm(number)
 
     def _comes_another(self) -> bool:
-        """Whether one does. If requests follow others, engines go on as far as one may end that
-        another follows, sooner than the next one comes."""
+        """Return whether another request comes. If requests follow others, engines go on until
+        one may end that another follows, sooner than the next one comes."""
         while self._followers and self._alarms:
             alarm_s, number = self._alarms[0]
             if self._coming and self._coming[0][0] <= alarm_s:
@@ -140,7 +140,7 @@ class Cluster(Dispatcher):
 
 
 def newcomer_of(request: SimRequest) -> Newcomer:
-    """What a router sees of it."""
+    """Return the request as a router sees it."""
     return Newcomer(
         request.input_tokens,
         request.max_new_tokens,
@@ -151,7 +151,8 @@ def newcomer_of(request: SimRequest) -> Newcomer:
 
 
 def _keys(request: SimRequest) -> list[Hashable]:
-    """Of its prompt's blocks. A token is known by its stream and its place in it."""
+    """Return the keys of its prompt's blocks. A token is known by its stream and its place in
+    it."""
     keys: list[Hashable] = []
     before = 0
     for stream, first, end in request.spans:

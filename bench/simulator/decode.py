@@ -16,7 +16,7 @@ _EVER = 1 << 60
 class DecodeBatch:
     """Requests that get a token each in every step.
 
-    Per request only what does not change with the steps is kept, so a leap of n steps costs the
+    It keeps only per-request values that the steps do not change, so a leap of n steps costs the
     same for all n: the step at which it finishes, its age less the step counter, and the step,
     modulo the page size, at which it needs a page.
     """
@@ -35,12 +35,12 @@ class DecodeBatch:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Progress]:
-        """In order of joining."""
+        """Iterate in order of joining."""
         return iter(self._members)
 
     @property
     def context_tokens(self) -> int:
-        """What the next step attends to, with the tokens that it writes."""
+        """The context tokens of the next step, with the tokens that it writes."""
         return self._context_tokens
 
     def join(self, progress: Progress) -> None:
@@ -69,18 +69,18 @@ class DecodeBatch:
         return self._progress_of[job]
 
     def sync(self, progress: Progress) -> None:
-        """Make a member's age, and what it was served, current."""
+        """Make a member's age and served tokens current."""
         progress.job.served_tokens = progress.served_offset + self.step
         progress.job.grow(progress.age_offset + self.step)
 
     def pages_needed(self, num_steps: int) -> int:
-        """Pages that so many steps take."""
+        """Return the pages that num_steps take."""
         cycles, rest = divmod(num_steps, self._page_size)
         due = (self._page_due[(self.step + i) % self._page_size] for i in range(rest))
         return cycles * len(self) + sum(due)
 
     def steps_that_fit(self, num_pages: int) -> int:
-        """The most steps that so many pages allow."""
+        """Return the most steps that these pages allow."""
         cycles, left = divmod(num_pages, len(self))
         steps = cycles * self._page_size
         while left >= (due := self._page_due[(self.step + steps) % self._page_size]):
@@ -109,18 +109,18 @@ class DecodeBatch:
         return gone
 
     def leap(self, num_steps: int) -> None:
-        """All members get so many tokens."""
+        """Give all members num_steps tokens."""
         self.step += num_steps
         self._context_tokens += num_steps * len(self)
 
     def seconds(self, step_time: StepTime, num_steps: int) -> float:
-        """What so many steps take."""
+        """Return the time of num_steps."""
         growth = step_time.decode_kv_token_s * len(self)
         first_s = step_time.decode_s(len(self), self._context_tokens)
         return num_steps * first_s + growth * (num_steps * (num_steps - 1) / 2)
 
     def steps_to_pass(self, step_time: StepTime, seconds: float) -> int:
-        """The fewest steps, at least 1, that take so many seconds."""
+        """Return the fewest steps, at least 1, that take this many seconds."""
         half_growth = step_time.decode_kv_token_s * len(self) / 2
         first_s = step_time.decode_s(len(self), self._context_tokens)
         linear = first_s - half_growth

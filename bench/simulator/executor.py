@@ -1,4 +1,4 @@
-"""What the simulated engine can do in a scheduling pass."""
+"""The actions of the simulated engine in a scheduling pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFRESH_PASSES, _NUM_REFRESHED = 32, 128
 
 
 def scheduling_pass(state: EngineState) -> PassResult:
-    """What SGLang does before every step."""
+    """Make the scheduling pass that SGLang makes before every step."""
     if not len(state.decode):
         state.batch_is_full = False
     policy = state.policy
@@ -133,8 +133,8 @@ class Pass:
 
 
 def _admit(state: EngineState, budget: Budget, visible: Sequence[Progress]) -> PassResult:
-    """SGLang's own part. Every so often it tells its radix tree first who waits, unless its policy
-    has just done so (SchedulePolicy._touch_waiting_prefixes)."""
+    """Admit as SGLang does. It looks the first waiting requests up in its radix tree every few
+    passes, unless its policy has just done so (SchedulePolicy._touch_waiting_prefixes)."""
     if not (isinstance(state.policy, StockPolicy) and state.policy.asks_tree):
         if state.num_passes % _REFRESH_PASSES == 0:
             for progress in reversed(visible[:_NUM_REFRESHED]):
@@ -144,7 +144,7 @@ def _admit(state: EngineState, budget: Budget, visible: Sequence[Progress]) -> P
 
 
 def _is_closed(state: EngineState) -> bool:
-    """Whether SGLang looks at nobody."""
+    """Return whether SGLang admits none."""
     if state.chunked is not None:
         return False
     state.batch_is_full |= state.free_slots <= 0

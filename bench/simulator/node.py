@@ -69,7 +69,7 @@ class Node:
         self.num_outstanding += 1
 
     def go_by(self, policy: Policy) -> None:
-        """From now on go by another policy, as after `sage-sched set`."""
+        """Switch to another policy, as `sage-sched set` does."""
         self._policy = policy
         self.state.follow(policy)
 
@@ -113,7 +113,8 @@ class Node:
         return self.now_s + state.decode.seconds(state.engine.step_time, max(steps, 1))
 
     def ages(self) -> dict[Hashable, int]:
-        """Of all that are here or on their way, by index: how many tokens their answers have."""
+        """Return the number of generated tokens of each request that is here or on its way, by
+        index."""
         state = self.state
         waiting = [*state.queue, *([state.chunked] if state.chunked else ())]
         return {
@@ -123,7 +124,7 @@ class Node:
         }
 
     def _next_event_s(self) -> float:
-        """When something comes."""
+        """Return when the next request comes."""
         return self._coming[0][0] if self._coming else math.inf
 
     def _receive(self) -> None:
@@ -177,7 +178,7 @@ class Node:
         if not len(state.decode):
             state.stale_prefill_tokens = num_tokens
         if state.chunked is not None or not len(state.decode):
-            # get_next_batch_to_run: the chunked request leaves the batch again, as one that ends;
+            # get_next_batch_to_run: the chunked request leaves the batch again, as if it ended;
             # and if nothing ran, the prefill batch is the running one, with a flag of its own.
             state.batch_is_full = False
         for part in parts:
@@ -189,7 +190,7 @@ class Node:
                 self._first_token(progress)
 
     def _in_slices(self, parts: Sequence[Part], step_s: float) -> None:
-        """At each cut those who pass are prefilled, and if one of them decodes, all get a token."""
+        """Prefill the requests that pass at each cut; if one of them decodes, all get a token."""
         state, engine = self.state, self.state.engine
         state.parked = [part.progress for part in parts]
         for number in range(engine.slices):
@@ -243,7 +244,7 @@ class Node:
         self._leap(steps, seconds)
 
     def _leap(self, steps: int, seconds: float) -> None:
-        """All that decode get so many tokens."""
+        """Give each decoding request as many tokens as there are steps."""
         state, decode = self.state, self.state.decode
         state.limits.gap.decoded()
         growth_s = state.engine.step_time.decode_kv_token_s * len(decode)
@@ -291,6 +292,6 @@ def _note_pause(progress: Progress, token_s: float) -> None:
 
 
 def _due_s(progress: Progress, token: int) -> float:
-    """When a token but the first of a request that was promised something is due."""
+    """Return the deadline of a token after the first, of a request with deadlines."""
     assert progress.promise is not None
     return progress.request.arrival_s + progress.promise.due_s(token)

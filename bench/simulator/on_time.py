@@ -1,4 +1,4 @@
-"""How many tokens of a leap of decode steps are on time."""
+"""Counts the tokens of a leap of decode steps that are on time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 def num_on_time(
     num_steps: int, first_s: float, growth_s: float, due_s: float, tpot_s: float
 ) -> int:
-    """The number of decode steps whose token is on time. Each step takes growth_s longer than the
-    one before.
+    """Return the number of decode steps whose token is on time. Each step takes growth_s longer
+    than the one before.
 
-    due_s: when the first token is due, from now; each further one tpot_s later.
+    due_s: the deadline of the first token, from now; each further one has tpot_s more.
     """
     if num_steps == 1:
         return int(first_s <= due_s)

@@ -19,8 +19,8 @@ class OutOfMemoryError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What the tree has of a sequence: where it ends, its length, of it what is on the device and
-    nobody holds, and what is in host memory alone."""
+    """The cached part of a sequence: the node at which it ends, its length, and the parts that
+    are evictable and in host memory only."""
 
     node: TreeNode
     num_tokens: int
@@ -29,11 +29,10 @@ class Cached:
 
 
 class KvPool:
-    """What is neither held nor evictable is free. To hold more evicts as much as there is no room
-    for.
+    """Pages of KV: held, evictable, or free. To hold more evicts as much as there is no room for.
 
-    A request holds pages alone as it computes them. What is done of its prompt goes to the tree
-    after each step, as in SGLang; of two that have computed the same, one gives its pages back.
+    A request holds pages alone as it computes them. Its computed prefix goes to the tree after each
+    step, as in SGLang; of two requests that have computed the same, one gives its pages back.
     """
 
     def __init__(self, num_tokens: int, page_size: int, host: HostTier | None = None) -> None:
@@ -46,7 +45,7 @@ class KvPool:
 
     @property
     def held_pages(self) -> int:
-        """By requests that are on the device."""
+        """The pages held by requests on the device."""
         return self.alone_pages + self.tree.locked_tokens // self.page_size
 
     @property
@@ -63,7 +62,7 @@ class KvPool:
         return self.room_pages * self.page_size
 
     def pages(self, num_tokens: int) -> int:
-        """What so many tokens take."""
+        """Return the pages of num_tokens."""
         return -(-num_tokens // self.page_size)
 
     def hold(self, num_pages: int) -> None:
@@ -74,16 +73,16 @@ class KvPool:
         self.free_at_least(0)
 
     def free_at_least(self, num_tokens: int) -> None:
-        """Evict until so many tokens are free or nothing is left to evict."""
+        """Evict until num_tokens are free or nothing is left to evict."""
         free_pages = self.room_pages - self.evictable_pages
         self.tree.evict((self.pages(num_tokens) - free_pages) * self.page_size)
 
     def found_tokens(self, progress: Progress) -> int:
-        """Of a waiting request's sequence, what the tree has, its last token never counted."""
+        """Return the length of a waiting request's cached prefix, its last token never counted."""
         return self._match(progress)[1]
 
     def host_tokens(self, progress: Progress) -> int:
-        """Of these, what is in host memory alone."""
+        """Return how much of it is in host memory only."""
         return self.cached(progress).host_tokens if self.tree.host_tokens else 0
 
     def cached(self, progress: Progress) -> Cached:
@@ -94,28 +93,31 @@ class KvPool:
         return Cached(node, num_tokens, evictable_tokens, num_tokens - sum(map(len, there)))
 
     def enter(self, progress: Progress, cached: Cached) -> None:
-        """Hold what the tree has of a request that is about to be prefilled, on the device."""
+        """Hold the cached prefix of a request that is about to be prefilled, on the device."""
         progress.node, progress.tree_tokens = cached.node, cached.num_tokens
         self.tree.load(cached.node)
         self.tree.lock(cached.node)
         self.free_at_least(0)
 
     def shared_tokens(self, progress: Progress) -> int:
-        """Of these, what others hold on the device."""
+        """Return how much of it other requests hold on the device."""
         if progress.swapped and not self._shares_again:
             return 0
         cached = self.cached(progress)
         return cached.num_tokens - cached.evictable_tokens - cached.host_tokens
 
     def alone_tokens(self, progress: Progress) -> int:
-        """What is free or evictable when a running request leaves."""
+        """Return the tokens that become free or evictable when a running request leaves."""
         num_tokens = self.pages(progress.kv_tokens - progress.tree_tokens) * self.page_size
         path = () if progress.node is None else progress.node.path()
         return num_tokens + sum(len(node) for node in path if node.num_locks == 1)
 
     def take_back(self, progress: Progress) -> bool:
-        """Hold all of the KV of a request that is in host memory: what the tree still has, and the
-        rest alone. False if there is no room."""
+        """Hold all of the KV of a swapped-out request: its cached prefix in the tree, and the rest
+        alone.
+
+        Return False if there is no room.
+        """
         cached = self.cached(progress) if self._shares_again else Cached(self.tree.root, 0, 0, 0)
         num_pages = self.pages(progress.kv_tokens - cached.num_tokens)
         if num_pages + cached.evictable_tokens // self.page_size > self.room_pages:
@@ -126,7 +128,7 @@ class KvPool:
         return True
 
     def publish(self, progress: Progress, num_tokens: int) -> None:
-        """The first so many tokens of a sequence are computed: the tree has them now."""
+        """Put the first num_tokens of a sequence, which are computed, into the tree."""
         whole = num_tokens // self.page_size * self.page_size
         session = progress.request.hints.session
         node = self.tree.insert(cut(progress.sequence(), num_tokens), session)
@@ -137,7 +139,7 @@ class KvPool:
         progress.node, progress.tree_tokens = node, whole
 
     def leave(self, progress: Progress) -> None:
-        """A request goes off the device; what the tree has of it stays until it is evicted."""
+        """Take a request off the device; its part of the tree stays until it is evicted."""
         self.alone_pages -= self.pages(progress.kv_tokens - progress.tree_tokens)
         if progress.node is not None:
             self.tree.unlock(progress.node)

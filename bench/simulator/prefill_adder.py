@@ -1,7 +1,7 @@
-"""SGLang's admission: who gets into one pass, as far as memory goes.
+"""SGLang's admission of one pass, by memory.
 
 After _get_new_batch_prefill_raw (managers/scheduler.py) and PrefillAdder
-(managers/schedule_policy.py). What is to stay free, sage_sched.admission says under our policies.
+(managers/schedule_policy.py). Under our policies sage_sched.admission says how much stays free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sage_sched.plan import Budget
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """New tokens of one request in a prefill step, after those that are cached or done."""
+    """New tokens of one request in a prefill step, after the cached or done ones."""
 
     progress: Progress
     cached_tokens: int
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(slots=True)
 class PassResult:
-    """What a pass decides. parts: of the prefill step. moved_tokens: swapped out and in."""
+    """The result of a pass. parts: of the prefill step. moved_tokens: swapped out and in."""
 
     parts: list[Part] = field(default_factory=list)
     moved_tokens: int = 0
@@ -60,7 +60,7 @@ class PrefillAdder:
         self._adapters = state.adapters
 
     def run(self, waiting: Sequence[Progress]) -> PassResult:
-        """Admit what fits of the waiting, in order, up to the first that does not. As in SGLang, a
+        """Admit waiting requests in order, up to the first that does not fit. As in SGLang, a
         request whose adapter finds no room is passed over."""
         state = self.state
         if state.chunked is not None:
@@ -144,7 +144,8 @@ class PrefillAdder:
         return True
 
     def _answer_tokens(self, progress: Progress) -> int:
-        """SGLang's _update_prefill_budget counts what is generated already once more."""
+        """Return the tokens to reserve. SGLang's _update_prefill_budget counts generated tokens
+        twice."""
         job = progress.job
         return self._clipped(job.generated_tokens + self._reserve.left_tokens(job))
 

@@ -36,11 +36,11 @@ class Engine:
     mixed_chunk: --enable-mixed-chunk.
     swap_token_s: seconds for one token's KV to host memory or back; the device waits meanwhile.
     host_pool_tokens: KV for which host memory has room.
-    hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: what host memory holds of
+    hicache_ratio: --hicache-ratio with --enable-hierarchical-cache: the size of host memory for
         evicted KV, in KV pools; 0 without it. hicache_write_policy: write_through or write_back.
     max_loras_per_batch: of how many adapters requests run at a time, the model itself counted.
     slices: in how many parts a prefill of best effort is cut under policy qllm: 1, its layers, or
-        its layers times its experts. slice_overhead_s: what a cut takes.
+        its layers times its experts. slice_overhead_s: the time of a cut.
     """
 
     step_time: StepTime
@@ -75,14 +75,14 @@ class Engine:
 
     @property
     def host_tier(self) -> HostTier | None:
-        """Of its radix tree."""
+        """The host tier of its radix tree."""
         if self.hicache_ratio == 0:
             return None
         num_tokens = int(self.hicache_ratio * self.kv_pool_tokens)
         return HostTier(num_tokens, self.hicache_write_policy == "write_back")
 
     def server_facts(self) -> ServerFacts:
-        """What a policy may know of it."""
+        """Return the facts that a policy may know."""
         return ServerFacts(
             self.kv_pool_tokens,
             self.max_running_requests,

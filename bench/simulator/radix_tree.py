@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-# So many tokens of a stream: (stream, first, end). Before a stream's tokens there are always the
+# Some tokens of a stream: (stream, first, end). Before a stream's tokens there are always the
 # same others.
 Span = tuple[int, int, int]
 
@@ -43,7 +43,7 @@ class TreeNode:
         return self.end - self.first
 
     def path(self) -> Iterator[TreeNode]:
-        """From this node up to the last below the root."""
+        """Iterate from this node up to the last below the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -52,10 +52,10 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class HostTier:
-    """Host memory for what the device evicts (--enable-hierarchical-cache).
+    """Host memory for KV that the device evicts (--enable-hierarchical-cache).
 
-    num_tokens: that it holds. writes_back: only as the device evicts it, which waits for the copy;
-    else as soon as it is computed, beside other work (--hicache-write-policy).
+    num_tokens: its size. writes_back: KV is copied when the device evicts it, which waits; else as
+    soon as it is computed, while other work goes on (--hicache-write-policy).
     """
 
     num_tokens: int
@@ -68,8 +68,8 @@ class RadixTree:
     locked_tokens, evictable_tokens: on the device, in nodes that some request holds, and in the
         others. host_tokens: in host memory.
     waited_tokens: copied between the two while the device waited.
-    rate: of a session, the rate at which it comes back (sage_sched.session_returns): whose KV is
-        evicted first; None if that goes by the last use alone.
+    rate: of a session, the rate at which it comes back (sage_sched.session_returns), by which KV is
+        evicted first; None to evict by the last use alone.
     """
 
     def __init__(self, page_size: int, host: HostTier | None = None) -> None:
@@ -89,8 +89,8 @@ class RadixTree:
         self._num_pushed = 0
 
     def match(self, sequence: Sequence[Span]) -> tuple[TreeNode, int]:
-        """The node at which the known beginning of a sequence ends, and how long that is. What is
-        matched is evicted last from now on."""
+        """Return the node at which the known beginning of a sequence ends, and its length.
+        Matched nodes are evicted last from now on."""
         self._num_uses += 1
         node, num_tokens = self.root, 0
         for stream, first, end in _in_pages(sequence, self._page):
@@ -125,7 +125,8 @@ class RadixTree:
         return node
 
     def _mark(self, node: TreeNode, session: str) -> None:
-        """A path that was just matched is a session's. The branch that it has left is nobody's."""
+        """Assign a path that was just matched to a session. The branch that it has left loses
+        its owner."""
         for each in node.path():
             each.session = session
         if session:
@@ -142,7 +143,7 @@ class RadixTree:
         self.waited_tokens += self._put_on_device(node)
 
     def take_waited(self) -> int:
-        """How many tokens the device has waited for since it was asked last."""
+        """Return how many tokens the device has waited for since the last call."""
         num_tokens, self.waited_tokens = self.waited_tokens, 0
         return num_tokens
 
@@ -164,8 +165,8 @@ class RadixTree:
         self._note(node)
 
     def evict(self, num_tokens: int) -> None:
-        """Forget the leaves that are worth least or were used longest ago, each as a whole, until
-        so many tokens are given back or none is left."""
+        """Forget the leaves that are worth least or were used longest ago, each as a whole,
+        until num_tokens are given back or none is left."""
         if num_tokens > 0 and self.rate is not None:
             noted = {id(node): node for *_, node in (*self._leaves, *self._host_leaves)}
             self._leaves.clear()
@@ -205,7 +206,7 @@ class RadixTree:
             waiting.extend(node.children.values())
 
     def _put_on_device(self, node: TreeNode) -> int:
-        """What is not there, becomes evictable; how many tokens."""
+        """Put a path on the device, evictable; return the tokens that were not there."""
         absent = [each for each in node.path() if not each.on_device]
         for each in absent:
             each.on_device = True
@@ -224,7 +225,7 @@ class RadixTree:
         return True
 
     def _make_host_room(self, num_tokens: int) -> bool:
-        """Forget leaves of what is in host memory alone, in the same order."""
+        """Forget leaves that are in host memory only, in the same order."""
         assert self._host is not None
         while self.host_tokens + num_tokens > self._host.num_tokens and self._host_leaves:
             _, last_use, _, node = heapq.heappop(self._host_leaves)
@@ -289,7 +290,7 @@ class RadixTree:
             heapq.heappush(self._host_leaves, self._entry(node))
 
     def _entry(self, node: TreeNode) -> tuple[float, int, int, TreeNode]:
-        """What is evicted first, comes first."""
+        """Return a heap entry; the node evicted first sorts first."""
         self._num_pushed += 1
         rate = 0.0 if self.rate is None else self.rate(node.session)
         return rate, node.last_use, self._num_pushed, node
@@ -312,7 +313,7 @@ def cut(spans: Sequence[Span], num_tokens: int) -> list[Span]:
 
 
 def common_tokens(one: Sequence[Span], two: Sequence[Span]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Return the length of the common beginning of two sequences."""
     num_tokens = 0
     for (stream, first, end), (other_stream, other_first, other_end) in zip(one, two, strict=False):
         if (stream, first) != (other_stream, other_first):

@@ -1,4 +1,4 @@
-"""What the simulator knows of a request, and what no policy may."""
+"""A request as the simulator knows it, and as a policy sees it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ PAUSE_S = 2.0
 class SimRequest:
     """A request before it is served.
 
-    output_tokens: the true length, 1 to max_new_tokens. distribution: the prediction, None where
-    there is none. class_name: for reports.
-    spans: its prompt's tokens, by what they share with other prompts (radix_tree.Span); () if they
-        share nothing.
+    output_tokens: the true length, 1 to max_new_tokens. distribution: the prediction, or None.
+    class_name: for reports.
+    spans: its prompt's tokens, by the streams that it shares with other prompts (radix_tree.Span);
+        () if it shares none.
     prompt: its text, for real servers; "" if it has lengths alone.
     follows: the number of an earlier request, after whose answer this one comes, later by pause_s;
         its arrival_s counts for nothing until then. None if it comes at arrival_s.
-    hints: what was said of it.
-    adapter: its LoRA; "" for the model itself.
+    hints: of its client. adapter: its LoRA; "" for the model itself.
     """
 
     arrival_s: float
@@ -45,18 +44,20 @@ class SimRequest:
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """A request in the engine. Its Job is all that a policy sees of it.
+    """A request in the engine. A policy sees only its Job.
 
     index: its place in the run's requests.
     age_offset, served_offset: while decoding, generated and served tokens less the batch's step
         counter; else unused.
-    prefilled_tokens: of the chunked request, what is done.
+    prefilled_tokens: the done part of the chunked request.
     node, tree_tokens: on the device, where in the radix tree the known part of its sequence ends,
-        and how long that is.
+        and its length.
     swapped: whether its KV is in host memory.
     token_s: when its newest token came. longest_gap_s: between two of its tokens.
     pauses_s: when gaps of PAUSE_S or more began and ended.
-    promise: when its tokens are due; None if whenever. num_next_on_time: of those but the first.
+    promise: the deadlines of its tokens, or None. num_next_on_time: tokens after the first that
+    were
+        on time.
     """
 
     request: SimRequest
@@ -85,11 +86,11 @@ class Progress:
 
     @property
     def fill_tokens(self) -> int:
-        """What a prefill would have to compute without a cache."""
+        """The tokens of a prefill without a cache."""
         return self.request.input_tokens + self.generated_tokens
 
     def sequence(self) -> Sequence[Span]:
-        """Its prompt and what it has said."""
+        """Return its prompt and its answer so far."""
         own = -1 - self.index
         if not self.request.spans:
             return ((own, 0, self.fill_tokens),)
@@ -97,5 +98,5 @@ class Progress:
 
     @property
     def kv_tokens(self) -> int:
-        """What it holds or held while decoding: the newest token has no KV yet."""
+        """The KV that it holds or held while decoding: the newest token has none yet."""
         return self.request.input_tokens + self.generated_tokens - 1

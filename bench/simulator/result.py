@@ -1,4 +1,4 @@
-"""What came of a simulated run."""
+"""The result of a simulated run."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ _QUANTILES = (("median", 50), ("p90", 90), ("p99", 99))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """What a client sees, per request, in the order of the run's requests; arrays of shape
+    """Figures that a client sees, per request, in the order of the run's requests; arrays of shape
     (requests,).
 
     ttft_s, ttlt_s: from its arrival to its first and last token. alone_s: to its last token on an
-    idle engine. input_tokens, answer_tokens: its true lengths. num_next_on_time: of its tokens but
-    the first, those that came when they were promised. hints: what was said of it. class_names:
-    what kind of request it is, which nobody was told.
+    idle engine. input_tokens, answer_tokens: its true lengths. num_next_on_time: its tokens after
+    the first that were on time. hints: of its client. class_names: its kind, for reports.
     longest_gap_s: between two tokens of its answer. pauses_s: when its gaps of PAUSE_S or more
-    began and ended. gaps: of all answers, how often each gap
-    came, in 1/GAPS_PER_S; empty where nobody counted.
+    began and ended. gaps: of all answers, how often each gap came, in 1/GAPS_PER_S; empty if not
+    counted.
     duration_s: from the first arrival to the last token.
-    cached_tokens: of all prompts, those that nobody had to compute; None where nobody counted.
+    cached_tokens: of all prompts, tokens found in the cache; None if not counted.
     """
 
     arrival_s: NDArray[np.float64]
@@ -64,8 +63,9 @@ class Served:
         last_s: NDArray[np.float64],
         **more: Any,
     ) -> Self:
-        """From when requests came, and when their first and last tokens did. alone_s: what one of
-        so many tokens in and out takes on an idle engine. more: the other fields."""
+        """Make it from the times of requests, and of their first and last tokens. alone_s: the
+        time of a request of these input and output tokens on an idle engine. more: the other
+        fields."""
         return cls(
             arrival_s=arrival_s,
             ttft_s=first_s - arrival_s,
@@ -116,7 +116,8 @@ class Served:
         return numbers
 
     def session_metrics(self) -> dict[str, float]:
-        """Of sessions, without the pauses between their steps; none where there are none."""
+        """Return the metrics of sessions, without the pauses between their steps; none if there
+        are none."""
         spent_s: dict[str, float] = defaultdict(float)
         for hints, seconds in zip(self.hints, self.ttlt_s.tolist(), strict=True):
             if hints.session:
@@ -164,7 +165,7 @@ class Served:
         return Served(**arrays, hints=hints, pauses_s=pauses_s, duration_s=duration_s, **nobody)
 
     def attainment(self) -> dict[str, Any]:
-        """How far requests got what they were promised."""
+        """Return how many requests met their deadlines."""
         attainment = Attainment()
         for hints, *served in zip(
             self.hints,
@@ -180,13 +181,12 @@ class Served:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result(Served):
-    """And what a simulator does.
+    """Figures of the engine too.
 
     num_retractions, num_yields: how often a request lost its KV, and made room for others. yields:
     of all requests, by whether memory ran out (else it was to a waiting request), and way.
-    prefill_tokens: computed, those that a retraction had computed again included. moved_tokens:
-    swapped, both ways.
-    wall_s: what the simulation took; all else is the same for the same input, bit for bit.
+    prefill_tokens: computed, again after a retraction included. moved_tokens: swapped, both ways.
+    wall_s: the time of the simulation; all else is the same for the same input, bit for bit.
     """
 
     num_retractions: NDArray[np.int64]
@@ -197,7 +197,7 @@ class Result(Served):
     wall_s: float
 
     def metrics(self) -> dict[str, float]:
-        """And what the engine did."""
+        """Return the metrics of the engine too."""
         return {
             **Served.metrics(self),
             "num_retractions": float(self.num_retractions.sum()),

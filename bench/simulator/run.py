@@ -35,11 +35,11 @@ def simulate(
 ) -> Result:
     """Serve the requests (at least one, in order of arrival) on one engine.
 
-    policy: one that is not registered, or the name of one that is, of stock.STOCK, or ORACLE;
-    tuned as bench.policies.rival.Rival says. Of config only the section policy counts: the policy
-    gets the engine's own step time. on_served: called as each has its last token. Raises
-    ValueError for an unknown policy and for requests that the engine cannot serve, and
-    OutOfMemoryError if SGLang's scheduler would end.
+    policy: a policy, or the name of a registered one, of stock.STOCK, or ORACLE, tuned as
+    bench.policies.rival.Rival says. Of config only the section policy counts: the policy gets the
+    engine's own step time. on_served: called as each has its last token. Raises ValueError for an
+    unknown policy and for requests that the engine cannot serve, and OutOfMemoryError if SGLang's
+    scheduler would end.
     """
     began = time.perf_counter()
     check_requests(engine, requests)
@@ -129,8 +129,8 @@ def result_of(
     nodes: Sequence[Node],
     wall_s: float,
 ) -> Result:
-    """From the requests as they finished, in any order, on these nodes. Raises RuntimeError where
-    one is missing, came twice, or has not its true length."""
+    """Make the result of the requests as they finished, in any order, on these nodes. Raises
+    RuntimeError if one is missing, came twice, or has not its true length."""
     ordered = sorted(finished, key=lambda p: p.index)
     prefill_tokens = sum(node.prefill_tokens for node in nodes)
     if [p.index for p in ordered] != list(range(len(requests))):

@@ -1,4 +1,4 @@
-"""What is said of a run beside SGLang's numbers: waiting, drain, fairness."""
+"""Metrics of a run that SGLang's benchmark does not have: waiting, drain, fairness."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def run_metrics(
     output_tokens: NDArray[np.int64],
     unloaded_s: Numbers,
 ) -> dict[str, float]:
-    """By the names that docs/benchmarking.md explains.
+    """Return metrics by the names that docs/benchmarking.md explains.
 
-    Of each request: when it was sent, when its first and its last token came, how many tokens its
-    answer has, and its time to the last token alone on the server.
+    The arguments have of each request when it was sent, when its first and its last token came, the
+    tokens of its answer, and its time to the last token alone on the server.
     """
     ttlt_s = last_s - sent_s
     waited_s = ttlt_s - unloaded_s
@@ -48,8 +48,8 @@ def _tokens_until(
 
 
 def decoded_share(until_s: float, first_s: Numbers, last_s: Numbers) -> Numbers:
-    """Of the time from each answer's first token to its last, what has passed by then; below 0
-    before the first."""
+    """Return the share of each answer's decode time that has passed by then; below 0 before the
+    first token."""
     decode_s, passed_s = last_s - first_s, np.minimum(last_s, until_s) - first_s
     return np.divide(passed_s, decode_s, out=np.ones_like(decode_s), where=decode_s > 0)
 
@@ -61,12 +61,12 @@ def fairness_metrics(
     input_tokens: NDArray[np.int64],
     answer_tokens: NDArray[np.int64],
 ) -> dict[str, float]:
-    """Of each request, arrays of shape (requests,): when it came and had its last token, and what
-    it would take alone on the engine.
+    """Return metrics of fairness. The arguments have of each request its arrival, its last token
+    and its time alone on the engine, shape (requests,).
 
-    jain_percent: Jain's index of the slowdowns (time to the last token over that alone): 100 if
-    all are slowed down alike. slowdown_*: the mean slowdown of the shortest and
-    of the longest third, by answer and by prompt. largest_overtaking: see there.
+    jain_percent: Jain's index of the slowdowns (time to the last token over that alone): 100 if all
+    are slowed down alike. slowdown_*: the mean slowdown of the shortest and of the longest third,
+    by answer and by prompt. largest_overtaking: see there.
     """
     slowdown = (last_s - arrival_s) / alone_s
     return {
@@ -86,9 +86,9 @@ def _by_thirds(name: str, slowdown: Numbers, tokens: NDArray[np.int64]) -> dict[
 
 
 def largest_overtaking(arrival_s: Numbers, last_s: Numbers, alone_s: Numbers) -> float:
-    """The work of those that came after a request and ended before it, over the work of those that
-    it found unfinished and its own; the largest of all requests. Work: seconds alone. What a bound
-    on regret bounds, as far as it can be seen from outside."""
+    """Return the largest overtaking of a request: the work of later arrivals that ended before
+    it, over its own work and the unfinished work at its arrival. Work: seconds alone. A bound
+    on regret bounds it."""
     largest = 0.0
     for came_s, ended_s, own_s in zip(arrival_s, last_s, alone_s, strict=True):
         overtook = (arrival_s > came_s) & (last_s < ended_s)

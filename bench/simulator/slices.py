@@ -29,18 +29,19 @@ def gives_way(policy: Qllm, jobs: Iterable[Job]) -> bool:
 
 
 def those_who_pass(parked: Sequence[Job], policy: Qllm, view: SchedulerView) -> list[int]:
-    """The positions of the waiting jobs that enter while a prefill is parked, in their order.
+    """Return the positions of the waiting jobs that enter while a prefill is parked, in their
+    order.
 
-    They are the latency-sensitive ones that go before all of best effort, the parked too, so that
-    the bound of Qllm holds for each. A job with KV in host memory waits, and so do those behind it:
-    others may have to yield when it comes back, which is decided between two passes.
+    They are latency-sensitive jobs ahead of all best effort, the parked too, so that the bound of
+    Qllm holds for each. A job with KV in host memory waits, and so do those behind it: others may
+    have to be preempted when it comes back, which is decided between two passes.
     """
     ahead = policy.ahead(view, parked)
     return [*takewhile(lambda position: view.waiting[position] not in view.swapped, ahead)]
 
 
 def passing(state: EngineState) -> list[Part]:
-    """The prefill of those who pass the parked one, as far as there are memory and slots."""
+    """Return the prefill of jobs that pass the parked one, if there are memory and slots."""
     policy = state.policy
     assert isinstance(policy, Qllm)
     if not any(policy.passes(progress.job) for progress in state.queue):
@@ -54,8 +55,8 @@ def passing(state: EngineState) -> list[Part]:
 
 
 def decodes(state: EngineState) -> bool:
-    """Whether those that decode get a token at a cut: if one of them would pass, and no memory has
-    to be given back for it."""
+    """Return whether decoding requests get a token at a cut: if one of them would pass, and no
+    memory has to be given back for it."""
     policy = state.policy
     assert isinstance(policy, Qllm)
     is_urgent = any(policy.passes(progress.job) for progress in state.decode)

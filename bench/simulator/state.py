@@ -32,12 +32,12 @@ RETRACT_DECODE_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the real engine has no flag for.
+    """Options that the real engine has no flag for.
 
-    preempt: whether running requests yield where the policy says so, and leave as memory runs out,
-        their KV swapped to host memory.
+    preempt: whether running requests are preempted if the policy says so, and swapped out to host
+        memory if KV memory runs out.
     prediction_delay_s: how much later a request reaches the scheduler, stock policies excepted.
-    due: when the tokens of requests without deadlines are due, which no policy is told.
+    due: deadlines of requests that have none, which policies do not see.
     watch: called at every event, with the queue before and after the pass, and the number of
         requests that have come and not finished.
     """
@@ -65,7 +65,7 @@ class NewTokenRatio:
         self.value = self._first
 
     def estimate(self, decode: DecodeBatch) -> None:
-        """After a retraction, from those that are left."""
+        """Estimate it from the requests that are left after a retraction."""
         generated = sum(p.age_offset + decode.step for p in decode)
         caps = sum(p.request.max_new_tokens for p in decode)
         self.value = min(1.0, (generated + RETRACT_DECODE_STEPS * len(decode)) / (caps + 1))
@@ -74,11 +74,11 @@ class NewTokenRatio:
 class EngineState:
     """One engine. batch_is_full: SGLang's flag; no admission until a request leaves.
 
-    can_swap: whether anybody leaves. num_arrivals_planned: see SchedulerView.
+    can_swap: whether requests are swapped out. num_arrivals_planned: see SchedulerView.
     headroom: of the last plan.
-    queue: those that wait, as SGLang's waiting_queue.
-    chunked: the one request that is in the middle of its prefill. parked: those of a prefill that
-        is between two slices (slices.py).
+    queue: waiting requests, as SGLang's waiting_queue.
+    chunked: the one request that is in the middle of its prefill. parked: requests of a prefill
+        that is between two slices (slices.py).
     served_tokens: prefilled and decoded. stale_prefill_tokens: see stock.HrrnPolicy.
     num_queued: requests that have come; under stock policies each retraction counts too.
     num_yields: by whether memory ran out (else it was to a waiting request), and way.
@@ -114,7 +114,7 @@ class EngineState:
             self.follow(policy)
 
     def follow(self, policy: Policy) -> None:
-        """Go by a policy, which meets the unfinished requests in order of arrival."""
+        """Switch to a policy, which meets the unfinished requests in order of arrival."""
         self.policy = policy
         self.limits = self._config.decode.limits(policy)
         self.pool.tree.rate = None
@@ -130,7 +130,8 @@ class EngineState:
 
     @property
     def num_mixed(self) -> int:
-        """Tokens that SGLang takes off a pass's budgets for those that decode beside it."""
+        """Tokens that SGLang takes off a pass's budgets for requests that decode in the same
+        step."""
         return len(self.decode) if self.engine.mixed_chunk else 0
 
     @property
@@ -141,12 +142,12 @@ class EngineState:
 
     @property
     def free_slots(self) -> int:
-        """How many more may run."""
+        """The number of free slots."""
         return self.engine.max_running_requests - len(self.decode) - len(self.parked)
 
     @property
     def reserve(self) -> Headroom | Reserve:
-        """What admission keeps free."""
+        """The memory that admission keeps free."""
         if isinstance(self.policy, StockPolicy) or self.engine.reserves:
             clip_tokens = self.engine.clip_max_new_tokens
             return Reserve(self.ratio.value, clip_tokens, self.engine.page_size)
@@ -154,12 +155,12 @@ class EngineState:
 
     @property
     def adapters(self) -> set[str]:
-        """Of the requests on the device."""
+        """The adapters of the requests on the device."""
         begun = (*self.decode, *self.parked, *([self.chunked] if self.chunked else ()))
         return {progress.request.adapter for progress in begun}
 
     def has_adapter(self, progress: Progress, beside: set[str]) -> bool:
-        """Whether its adapter finds room beside these."""
+        """Return whether its adapter finds room with these."""
         return len({progress.request.adapter, *beside}) <= self.engine.max_loras_per_batch
 
     def _adapters_in_order(self) -> Callable[[int], bool]:
@@ -173,7 +174,7 @@ class EngineState:
         return has_room
 
     def running_jobs(self) -> list[Job]:
-        """Of the batch, at their present age."""
+        """Return the jobs of the batch, at their present age."""
         jobs = []
         for progress in self.decode:
             self.decode.sync(progress)
@@ -220,7 +221,8 @@ class EngineState:
         )
 
     def _common_tokens(self, position: int, other: int | Job) -> int:
-        """Nobody runs who has no token yet, as there is no overlap: a job is the chunked one."""
+        """Return the common prefix. A job is the chunked one: all others have a token, as there
+        is no overlap."""
         two = self.queue[other] if isinstance(other, int) else self.chunked
         assert two is not None
         one = self.queue[position]
@@ -264,9 +266,9 @@ class EngineState:
         return True
 
     def retention_order(self) -> list[Progress]:
-        """Those that decode; if one has to leave, it is the last. Under SGLang's policies the
-        fewest output tokens leave first, of these the longest input, of these the last in the
-        batch."""
+        """Return the decoding requests; if one has to leave, it is the last. Under SGLang's
+        policies the fewest output tokens leave first, of these the longest input, of these
+        the last in the batch."""
         order = sorted(self.decode, key=lambda p: (-p.age_offset, p.request.input_tokens))
         if not isinstance(self.policy, Policy):
             return order

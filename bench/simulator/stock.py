@@ -28,7 +28,7 @@ class StockPolicy(ABC):
     A job that is queued again after a retraction counts as a new arrival (SGLang appends it and
     takes its times anew).
 
-    asks_tree: whether its order goes by what is cached of the waiting.
+    asks_tree: whether it orders by the cached prefix of waiting jobs.
     longest_sorted: a longer queue is not sorted.
     """
 
@@ -54,19 +54,18 @@ class StockPolicy(ABC):
     def chunk_limit(
         self, left_tokens: int, budget_tokens: int, page_size: int, works: Iterable[int]
     ) -> int | None:
-        """How much of a pass's budget the chunked request may take; None for all of it.
+        """Return the most of a pass's budget that the chunked request may take; None for all of it.
 
-        left_tokens: what is left of it. works: the uncached tokens of the waiting, in order.
+        left_tokens: its remaining tokens. works: the uncached tokens of the waiting, in order.
         """
         return None
 
 
 class Reserve(NamedTuple):
-    """What SGLang's own admission keeps free: for each that waits its cap, for each that runs a
-    share of what its cap leaves (PrefillAdder, managers/schedule_policy.py).
+    """The memory that SGLang's own admission keeps free: the cap of each waiting request, and for
+    each running one a share of the rest of its cap (PrefillAdder, managers/schedule_policy.py).
 
-    share: see bench.simulator.state.NewTokenRatio. clip_tokens: see
-    Engine.clip_max_new_tokens.
+    share: see bench.simulator.state.NewTokenRatio. clip_tokens: see Engine.clip_max_new_tokens.
     """
 
     share: float
@@ -74,22 +73,21 @@ class Reserve(NamedTuple):
     page_size: int
 
     def left_tokens(self, job: Job) -> int:
-        """What is expected of an answer to come, at most."""
+        """Return the most tokens that an answer is expected to have still."""
         return min(job.max_new_tokens - job.generated_tokens, self.clip_tokens)
 
     def needed_tokens(self, job: Job) -> int:
-        """Of the KV pool, for a waiting job."""
+        """Return the tokens of the KV pool that a waiting job needs."""
         filled = job.input_tokens + job.generated_tokens
         return filled + self.left_tokens(job) + self.page_size
 
     def set_aside_tokens(self, running: Sequence[Job]) -> list[float]:
-        """Of the KV pool, what to keep free for each running job."""
+        """Return the tokens of the KV pool to keep free for each running job."""
         return [self.left_tokens(job) * self.share for job in running]
 
 
 class Found(NamedTuple):
-    """Of a waiting job: how much of its sequence is cached; whether it waits for another that
-    begins alike."""
+    """The cached tokens of a waiting job; whether it waits for another that begins alike."""
 
     cached_tokens: int
     waits: bool = False
@@ -101,7 +99,7 @@ def _found(job: Job) -> Found:
 
 
 class FcfsPolicy(StockPolicy):
-    """By arrival in the queue."""
+    """First come, first served."""
 
     def key(self, job: Job, served_tokens: int) -> float:
         return 0.0
@@ -176,7 +174,7 @@ def stock_order(
 
 
 def _look_up(queue: Sequence[Progress], pool: KvPool) -> None:
-    """What is cached of each, as SGLang's _compute_prefix_matches finds out."""
+    """Look each up in the cache, as SGLang's _compute_prefix_matches does."""
     beginnings = set()
     for progress in queue:
         cached_tokens, waits = pool.found_tokens(progress), False

@@ -1,1 +1,1 @@
-"""What another policy would have made of an operator's own traffic."""
+"""An operator's own traffic under other policies."""

@@ -1,4 +1,4 @@
-"""A log under several policies, compared, and what the answer rests on."""
+"""A log under several policies, compared, and the facts that the answer rests on."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from sage_sched.config import SageConfig
 
 # A log of fewer mean TTLTs than that is mostly the beginning of a queue, or its end.
 _SHORT_TTLTS = 5.0
-# The simulation of one's own policy is off by so much: something of the engine is not as told.
+# The simulation of one's own policy is off by this share: the engine is another.
 _FAR_OFF = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of it. tables: comparisons by the caps that were supposed; "" if the log says
-    which, and else two, the less flattering first. notes: what it rests on, and what to be
-    careful about, for people. good: by policy, the share of good requests at each of the multiples
-    of the log's rate, with the caps of the first table."""
+    """The answer.
+
+    tables: comparisons by the supposed caps; "" if the log says them, else two, the less flattering
+    first. notes: for people, the facts that it rests on, and cautions. good: by policy, the share
+    of good requests at each of the multiples of the log's rate, with the caps of the first table.
+    """
 
     tables: dict[str, Comparison]
     notes: list[str]
@@ -96,8 +98,8 @@ def answer_of(
 
 
 def _supposed_caps(requests: Sequence[Logged]) -> dict[str, int | None]:
-    """By name, of requests of whose caps the log does not say anything. SGLang admits by caps, so
-    that large ones make its own policies look bad."""
+    """Return the supposed caps by name, for requests of whose caps the log does not say
+    anything. SGLang admits by caps, so that large ones make its own policies look bad."""
     unknown = [request.output_tokens for request in requests if request.cap_tokens is None]
     if not unknown:
         return {"": None}

@@ -36,7 +36,7 @@ from sage_sched.fields import ConfigError, UserError
 from sage_sched.registry import policy_names, policy_type
 from sage_sched.steps import StepTime
 
-# Beside one's own: SGLang's as they are tuned best under most loads (docs/results.md), and ours.
+# SGLang's policies as they are tuned best under most loads (docs/results.md), and ours.
 DEFAULT_POLICIES = (
     "fcfs", "fcfs@clip=256", "fcfs@conservativeness=0.1", "shortest-prefill-first@clip=256",
     "fcfs-fill", "sage",
@@ -219,7 +219,7 @@ def _factor(text: str) -> float:
 
 
 def read_step_time(file: str) -> StepTime:
-    """What `sage-sched bench fit` has written. Raises ConfigError."""
+    """Return the step times that `sage-sched bench fit` has written. Raises ConfigError."""
     section = read_config(file).step_time
     if section is None:
         raise ConfigError(f"{file} has no section step_time")

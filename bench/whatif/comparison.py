@@ -1,4 +1,4 @@
-"""From simulated results to ratios, and how sure they are."""
+"""Ratios of simulated results, and how sure they are."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MIN_BLOCKS, _MAX_BLOCKS = 5, 50
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """To the first policy, with its interval of 90 %: over blocks of the log, and over what may be
-    predicted."""
+    """A ratio to the first policy, with its interval of 90 %: over blocks of the log, and over
+    better and worse predictions."""
 
     value: float
     low: float
@@ -35,7 +35,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a policy would have made of the log. Times in seconds, means over the usual variants;
+    """The figures of the log under a policy. Times in seconds, means over the usual variants;
     throughput: output tokens a second between the first arrival and the last."""
 
     policy: str
@@ -114,8 +114,9 @@ def _ratio(
 
 
 def _draws(num_requests: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Places of requests, _NUM_DRAWS times about as many as there are: blocks of neighbours, as
-    those who came together waited together (circular block bootstrap, Politis and Romano 1992)."""
+    """Yield places of requests, _NUM_DRAWS times about as many as there are: blocks of
+    neighbours, as requests that came together waited together (circular block bootstrap,
+    Politis and Romano 1992)."""
     num_blocks = int(np.clip(np.sqrt(num_requests), _MIN_BLOCKS, _MAX_BLOCKS))
     within = np.arange(max(1, -(-num_requests // num_blocks)))
     rng = np.random.default_rng([seed, 7])
@@ -174,7 +175,7 @@ def endings(ended_s: Mapping[str, float], policy: str) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As text, for people."""
+    """Return the table as text."""
     head = (
         "policy", "mean TTLT ratio", "p99 ratio", "mean TTLT s", "p99 s", "TTFT s", "waited s",
         "p99 ITL s", "longest gap s", "tokens/s",

@@ -57,7 +57,7 @@ def of_file(path: Path, step_time: StepTime | None) -> OwnServer:
 
 
 def of_info(info: Any, step_time: StepTime | None, source: str) -> OwnServer:
-    """From the answer of /server_info. Raises WorkloadError, which names what is missing."""
+    """Read the answer of /server_info. Raises WorkloadError, which names the missing part."""
     try:
         state = info["internal_states"][0]
         num_replicas = int(info.get("dp_size") or 1)
@@ -123,7 +123,7 @@ def _chunk_tokens(info: Mapping[str, Any], page: int) -> int:
 
 
 def _swap_token_s(sage: Mapping[str, Any], state: Mapping[str, Any], pool_tokens: int) -> float:
-    """As it has measured, or by the size of its KV."""
+    """Return the time that it has measured, or one by the size of its KV."""
     if measured_us := (sage.get("preemption") or {}).get("swap_token_us"):
         return float(measured_us) / 1e6
     kv_gb = float(state.get("memory_usage", {}).get("kvcache") or 0.0)

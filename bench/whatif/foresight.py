@@ -1,4 +1,4 @@
-"""What a server's predictor would have said of a log's prompts, in the order of time."""
+"""Predictions of a server's predictor for a log's prompts, in the order of time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from sage_sched.distribution import LengthDistribution
 
 
 class Foresight:
-    """A predictor that begins with a store, or with nothing but what is shipped, and learns each
+    """A predictor that begins with a store, or with the shipped knowledge only, and learns each
     answer when it ends.
 
-    quality: of what was said so far, as in /server_info. Sessions and what else a request says
-    beside its words are not in a log, and count for nothing.
+    quality: of the predictions so far, as in /server_info. Sessions and other hints of a request
+    are not in a log, and count for nothing.
     """
 
     def __init__(self, config: SageConfig, store: Path | None) -> None:
@@ -60,8 +60,8 @@ class Foresight:
     def predictions(
         self, requests: Sequence[Logged], ends_s: Sequence[float]
     ) -> list[LengthDistribution | None]:
-        """Of requests in order of arrival; None of those without a prompt. ends_s: when each ends,
-        on the same clock."""
+        """Return the predictions of requests in order of arrival; None of those without a
+        prompt. ends_s: when each ends, on the same clock."""
         said: list[LengthDistribution | None] = []
         running: list[tuple[float, int, NDArray[np.float32], Forecast]] = []
         vectors = self._vectors(requests)

@@ -23,14 +23,14 @@ from bench.whatif.told import Forecasts, Told
 from sage_sched.config import SageConfig
 from sage_sched.registry import policy_names
 
-# Streams of tokens that nobody shares; a block's number is its stream.
+# Streams of tokens that are not shared; a block's number is its stream.
 _FIRST_OWN_STREAM = -(1 << 60)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A policy's results, one for each of the variants of what is told; one alone if it goes by no
-    prediction. usual: as in Told. ended_s: when the scheduler ran out of KV memory and ended, as
+    """The results of a policy, one for each variant of the predictions; one alone if it uses
+    none. usual: as in Told. ended_s: when the scheduler ran out of KV memory and ended, as
     SGLang's does; there are no results then. None if it served the whole log."""
 
     policy: str
@@ -47,8 +47,8 @@ def most_tokens(engine: Engine, request: Logged) -> int:
 def requests_of(
     engine: Engine, requests: Sequence[Logged], links: Sequence[Link], cap_tokens: int | None
 ) -> list[SimRequest]:
-    """For the simulator, without predictions; each fits the engine. cap_tokens: of those of whose
-    cap the log says nothing; None: the rest of the context."""
+    """Return requests for the simulator, without predictions; each fits the engine. cap_tokens:
+    for requests of whose cap the log says nothing; None: the rest of the context."""
     found = []
     for request, prompt, link in zip(requests, spans_of(requests), links, strict=True):
         most = most_tokens(engine, request)
@@ -119,8 +119,8 @@ def shares_good(
     multiples: Sequence[float],
     slo: Slo,
 ) -> dict[str, list[float]]:
-    """By policy, the share of good requests at each multiple of the log's rate; 0 if its scheduler
-    ends there.
+    """Return, by policy, the share of good requests at each multiple of the log's rate; 0 if its
+    scheduler ends there.
 
     as_logged: the outcomes at the log's own rate.
     """
@@ -139,12 +139,12 @@ def shares_good(
 
 
 def predicts(policy: str) -> bool:
-    """Whether it is told of answers beforehand."""
+    """Return whether it uses predictions."""
     return Rival.parse(policy).policy in policy_names()
 
 
 def _with(requests: Sequence[SimRequest], said: Forecasts) -> list[SimRequest]:
-    """As a server tells its schedulers: no length beyond the cap."""
+    """Return the requests with their predictions, cut at their caps as a server cuts them."""
     return [
         replace(each, distribution=None if found is None else found.capped(each.max_new_tokens))
         for each, found in zip(requests, said, strict=True)
@@ -152,8 +152,8 @@ def _with(requests: Sequence[SimRequest], said: Forecasts) -> list[SimRequest]:
 
 
 def spans_of(requests: Sequence[Logged]) -> list[tuple[Span, ...]]:
-    """Their prompts for the simulator; () for those that share nothing. Only blocks that come more
-    than once are told apart, as the simulator takes its time for each."""
+    """Return their prompts for the simulator; () for a prompt that shares nothing. Only blocks
+    that come more than once are distinct, as the simulator takes its time for each."""
     counts = Counter(block for request in requests for block in request.blocks)
     text_tokens = _tokens_of_text_block(requests)
     spans: list[tuple[Span, ...]] = []

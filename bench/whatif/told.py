@@ -1,4 +1,4 @@
-"""What a policy is told of a log's answers beforehand."""
+"""The predictions of a log's answers that policies get."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Forecasts = Sequence[LengthDistribution | None]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a predictor says of all requests; or several such, each as likely.
+    """The predictions of all requests; or several variants, each as likely.
 
-    usual: the first so many are what is to be expected; the others show what better and worse
-    predictions would change. description: for people. quality: see Foresight; {} if supposed.
+    usual: the number of variants to be expected; the others show the effect of better and worse
+    predictions. description: for people. quality: see Foresight; {} if supposed.
     """
 
     variants: tuple[Forecasts, ...]
@@ -44,8 +44,8 @@ def told_of(
     gain: float | None,
     num_seeds: int,
 ) -> Told:
-    """By the log's own predictions, by its prompts, or supposed: whatever there is of each request.
-    gain: of supposed predictions, if it is known. Raises StoreError."""
+    """Return the log's own predictions, those of its prompts, or supposed ones: the best for
+    each request. gain: of supposed predictions, if it is known. Raises StoreError."""
     ends_s = [
         each.arrival_s + (each.ttlt_s or alone_s(engine, each.input_tokens, each.output_tokens))
         for each in requests
@@ -83,5 +83,5 @@ def told_of(
 
 
 def _first(said: Forecasts, other: Forecasts) -> Forecasts:
-    """What is said, or else the other."""
+    """Return the prediction, or else the other."""
     return [b if a is None else a for a, b in zip(said, other, strict=True)]

@@ -30,7 +30,7 @@ TRACE = "trace_agentic_coding.jsonl.gz"
 # A client that says when its next step comes is wrong by a factor with this deviation of its
 # logarithm: within a factor of two in two thirds of its steps.
 _PAUSE_ERROR = 0.7
-# Answers are predicted by those of other sessions: so many quantiles of their lengths.
+# Answers are predicted by this number of quantiles of other sessions' lengths.
 _NUM_QUANTILES = 64
 
 
@@ -68,7 +68,7 @@ def _session(row: dict[str, Any]) -> Session:
 
 
 def factor_for(sessions: Sequence[Session], engine: Engine) -> float:
-    """What to divide all token counts by, so that the longest prompt is half the pool."""
+    """Return the divisor of all token counts with which the longest prompt is half the pool."""
     longest = max(step.input_tokens for session in sessions for step in session.steps)
     return longest / (engine.kv_pool_tokens / 2)
 
@@ -79,7 +79,7 @@ def held_out(session: Session) -> bool:
 
 
 def known_lengths(sessions: Sequence[Session], factor: float) -> LengthDistribution:
-    """What is foreseen of every answer, as quantiles of known ones."""
+    """Return the prediction of every answer, as quantiles of known ones."""
     lengths = [step.output_tokens / factor for session in sessions for step in session.steps]
     shares = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
     quantiles = np.maximum(1, np.rint(np.quantile(lengths, shares))).astype(int)
@@ -97,11 +97,12 @@ def requests_of(
     max_steps: int | None = None,
     cap_tokens: int = 4096,
 ) -> list[SimRequest]:
-    """Their steps, a session's behind each other; starts_s: increasing, when each session begins.
+    """Return the steps of sessions, a session's behind each other; starts_s: increasing, when each
+    session begins.
 
-    A step comes after the answer to the one before and a pause: what lay between their recorded
-    starts, less what the engine would have taken for it alone; at most max_pause_s, as somebody had
-    gone to sleep. Of each session no more than the first max_steps count.
+    A step comes after the answer to the one before and a pause: the time between their recorded
+    starts, less the engine's time for the first alone; at most max_pause_s. Of each session no more
+    than the first max_steps count.
     """
     requests: list[SimRequest] = []
     for number, (session, start_s) in enumerate(zip(sessions, starts_s, strict=True)):
@@ -162,7 +163,7 @@ def _scaled(
 
 
 class Agents(Source):
-    """Sessions of one half of the recorded ones, foreseen by the lengths of the other half.
+    """Sessions of one half of the recorded ones, predicted by the lengths of the other half.
 
     engine: to whose pool their token counts are cut.
     """

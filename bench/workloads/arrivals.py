@@ -1,4 +1,4 @@
-"""When requests arrive, at a mean rate of one a second; a run divides by the rate it wants."""
+"""The times of arrivals, at a mean rate of one a second; a run divides by its rate."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bench.policies.arm import SpecError
 from bench.workloads.datasets import checked_rows
 from bench.workloads.prompts import WorkloadError
 
-# pulse: so many Poisson arrivals, as the paper has it: most of them are served when none comes any
-# more. sustained: Poisson arrivals for so long that what comes after the last matters little.
+# pulse: a number of Poisson arrivals, as in the paper: most of them are served after the last has
+# come. sustained: Poisson arrivals for long enough that the time after the last matters little.
 # bursts: as a pulse, but with gamma gaps that vary four times as much. crowds: 40 at once, at
 # Poisson's times.
 LOADS = ("pulse", "sustained", "bursts", "crowds")
-# Beside these, of an experiment: a stretch of the arrival times in RECORDING.
+# An experiment may have this too: a stretch of the arrival times in RECORDING.
 RECORDED = "recorded"
 RECORDING = "trace_azure2023_conv.jsonl.gz"
 CROWD = 40
 PULSE_REQUESTS = 300
 # How long sustained load goes on, in times that a request is in service while the server is full:
-# five times the mean TTLT where a request waits as long as it is then served.
+# five times the mean TTLT if a request waits for the time that it is then served.
 SUSTAINED_SERVICE_TIMES = 10.0
 BURST_VARIATION = 4.0
 
@@ -41,7 +41,8 @@ def arrivals_of(load: str, num_requests: int, seed: int) -> NDArray[np.float64]:
 
 
 def num_requests_of(load: str, rate_per_s: float, service_s: float) -> int:
-    """How many requests one of LOADS has. service_s: see bench.engines.baseline.Saturation."""
+    """Return the number of requests of one of LOADS. service_s: see
+    bench.engines.baseline.Saturation."""
     if load == "sustained":
         return max(1, math.ceil(rate_per_s * service_s * SUSTAINED_SERVICE_TIMES))
     return PULSE_REQUESTS
@@ -70,7 +71,7 @@ def trace_arrivals(path: Path, num_requests: int, seed: int) -> NDArray[np.float
 
 
 def requests_per_s(rate: str, capacity: float) -> float:
-    """What a rate means. Raises ValueError, which says what is allowed."""
+    """Return a rate in requests/s. Raises ValueError, which says the allowed values."""
     number = rate.removesuffix("x")
     try:
         value = float(number)

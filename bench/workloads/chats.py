@@ -1,7 +1,7 @@
-"""Chat prompts made from templates: fourteen kinds, most with a hint at how much is asked for.
+"""Chat prompts made from templates: fourteen kinds, most with a hint at the length of the answer.
 
-Prompt number i is of kind i % 14 and always the same, so numbers alone tell what was answered
-(bench/workloads/answer_lengths.json holds how long a real model's answers to them were).
+Prompt number i is of kind i % 14 and always the same, so a number names a prompt
+(bench/workloads/answer_lengths.json has the lengths of a real model's answers).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def prompt(number: int) -> tuple[str, str]:
 
 
 def prompts(number: int) -> list[tuple[str, str]]:
-    """The first so many, each text once: what is made twice is left out the second time."""
+    """Return the first prompts, each text once: a text that is made twice is left out the second
+    time."""
     found: dict[str, str] = {}
     i = 0
     while len(found) < number:
@@ -44,7 +45,7 @@ def prompts(number: int) -> list[tuple[str, str]]:
 
 
 def prompts_hash(asked: list[tuple[str, str]]) -> str:
-    """Of prompts and kinds, so that lengths are not taken for those of others."""
+    """Return a hash of prompts and kinds, so that lengths are not taken for those of others."""
     return f"{stable_hash(json.dumps(asked)):016x}"
 
 
@@ -63,7 +64,7 @@ def answered() -> Workload:
 
 
 def generated(number: int, seed: int = 0) -> Workload:
-    """So many prompts, each with the length of an answer to another prompt of its kind."""
+    """Return prompts, each with the length of an answer to another prompt of its kind."""
     known = answered()
     lengths: dict[str, list[int]] = {}
     for request in (*known.history, *known.evaluation):

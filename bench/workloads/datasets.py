@@ -41,7 +41,7 @@ _MAX_WRITING_PROMPT_TOKENS = 1024
 _ASKS_TO_WRITE = re.compile(
     r"^\W*(please |can you |could you |help me )*(write|compose|draft|create|generate)\b", re.I
 )
-# Longer answers are loops that nobody asked for.
+# Longer answers are loops.
 _MOST_TOKENS = 4096
 # Popularity of the k-th prompt: k to the minus this.
 ZIPF = 1.0
@@ -137,12 +137,13 @@ def load_repeated(folder: Path) -> Workload:
 
 
 def load_reasoning(folder: Path) -> Workload:
-    """Math and code prompts with answers as long as a reasoning model's.
+    """Math and code prompts with the answer lengths of a reasoning model.
 
-    No reasoning model's answers come with them. So each has the length that published traffic of
-    one (ServeGen's deepseek-r1: quantiles per client and time of day) has at the rank which
-    RANKED_MODEL's own answer to that very prompt has among its answers. What a prompt says of its
-    length is thereby what it said of that model's."""
+    They come without a reasoning model's answers. So each has the length that published traffic of
+    one (ServeGen's deepseek-r1: quantiles per client and time of day) has at the rank that
+    RANKED_MODEL's own answer to that very prompt has among its answers. So a prompt says as much of
+    its length as it said of that model's.
+    """
     own = {
         row["prompt"]: row["output_tokens"]
         for row in rows_of(folder, "math_code_reasoning", prompt=str, model=str, output_tokens=int)
@@ -151,7 +152,7 @@ def load_reasoning(folder: Path) -> Workload:
     if not own:
         raise WorkloadError(f"the data folder has no answers of {RANKED_MODEL}")
     levels, lengths = _quantiles(folder)
-    # Ties, as there are many, go by the prompt's hash.
+    # The prompt's hash breaks ties, of which there are many.
     ranked = sorted(own, key=lambda prompt: (own[prompt], stable_hash("rank of " + prompt)))
     ranks = (np.arange(len(ranked)) + 0.5) / len(ranked)
     answers = np.exp(np.interp(ranks, levels, np.log(lengths))).astype(int).tolist()

@@ -1,9 +1,9 @@
 """Answers of recorded length that the scheduler cannot know beforehand.
 
-SGLang's own benchmark fixes a length with ignore_eos and max_new_tokens, which tells the scheduler
-the true length of every request; no real server is told. Here max_new_tokens is the same cap for
-all, and this logit processor bans the end token until the recorded length and forces it there.
-Needs --enable-custom-logit-processor, and this package importable in the server.
+SGLang's own benchmark fixes a length with ignore_eos and max_new_tokens, which shows the scheduler
+the true length of every request; a real server does not know it. Here max_new_tokens is the same
+cap for all, and this logit processor bans the end token until the recorded length and forces it
+there. Needs --enable-custom-logit-processor, and this package importable in the server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ForcedLength(CustomLogitProcessor):  # type: ignore[misc]
 
 
 def num_output_tokens(request: Any) -> int:
-    """How many output tokens the request has once the token now being sampled is added.
+    """Return the number of output tokens of the request once the token now being sampled is added.
 
     The KV that this forward pass covers reaches up to the token before it: prompt and output so
     far. SGLang counts it when it allocates the pass (mem_cache/allocation.py), before it launches

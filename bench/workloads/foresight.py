@@ -25,7 +25,7 @@ from sage_sched.config import PredictorConfig
 from sage_sched.distribution import LengthDistribution
 
 _CHUNK = 256
-# So many past requests of the nearest input length make a prediction that does not read prompts.
+# Past requests of the nearest input length in a prediction that does not read prompts.
 _NUM_ALIKE = 32
 
 Predict = Callable[[WorkloadRequest], LengthDistribution | None]
@@ -33,7 +33,7 @@ Predict = Callable[[WorkloadRequest], LengthDistribution | None]
 
 @dataclass(slots=True)
 class Foresight:
-    """What is known before a workload's evaluation requests are served.
+    """Predictions of a workload's evaluation requests, before they are served.
 
     tokenizer: counts input tokens. The vectors and token counts of prompts are kept.
     """
@@ -56,7 +56,7 @@ class Foresight:
             self._vectors[encoder, prompt] = next(vectors)
 
     def input_tokens(self, prompt: str) -> int:
-        """How many it has."""
+        """Return the number of input tokens of a prompt."""
         if prompt not in self._input_tokens:
             self._input_tokens[prompt] = max(1, self.tokenizer(prompt))
         return self._input_tokens[prompt]
@@ -118,7 +118,7 @@ def of_all_records(history: History) -> LengthDistribution | None:
 
 
 def token_counter() -> Callable[[str], int]:
-    """By the packaged encoder's vocabulary."""
+    """Return a counter that uses the packaged encoder's vocabulary."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     # Its file cuts and pads each text to 128 tokens.
     tokenizer.no_truncation()

@@ -1,5 +1,5 @@
-"""Requests by their lengths alone, with deadlines: recorded ones, foreseen by others of the same
-recording. A third of it foresees, a third is for tuning, a third is reported on."""
+"""Requests by their lengths alone, with deadlines: recorded ones, of which a third predicts, a
+third is for tuning, and a third is reported on."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RECORDINGS = {
     "mooncake": ("trace_mooncake_synthetic.jsonl.gz", "input_tokens", "output_tokens", 8),
 }
 _MOST_INPUT, _MOST_OUTPUT = 8192, 2048
-# So many requests of the nearest input length make a prediction.
+# Requests of the nearest input length in a prediction.
 _NUM_ALIKE = 64
 
 
 def read_lengths(folder: Path, name: str) -> list[NDArray[np.int64]]:
-    """Of one of RECORDINGS, tokens in and out, shape (requests, 2): a third that foresees, one for
-    tuning, one that is held out. Raises WorkloadError if there is none."""
+    """Return tokens in and out of one of RECORDINGS, shape (requests, 2): a third that predicts,
+    one for tuning, and one held out. Raises WorkloadError if there is none."""
     file, input_field, output_field, divisor = RECORDINGS[name]
     rows = [
         (max(1, row[input_field] // divisor), max(1, row[output_field] // divisor))

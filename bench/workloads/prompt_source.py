@@ -1,4 +1,4 @@
-"""Prompts with the lengths of their answers, foreseen as a server would."""
+"""Prompts with the lengths of their answers, predicted as a server would."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def load_workload(data: Path | None, name: str = "mixed") -> Workload:
 
 
 class Prompts(Source):
-    """A workload's requests. Those of one half are for tuning.
+    """A workload's requests. One half is for tuning.
 
-    classes: those that are asked; all of them by default. prompt_factor: by which input tokens are
-    multiplied, as if whole papers came.
+    classes: to ask; all by default. prompt_factor: by which input tokens are multiplied, as if
+    whole papers came.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is asked of the servers: prompts with the lengths of their answers."""
+"""Workloads: prompts with the lengths of their answers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FORMS = ("Please: {}", "Hi! {}", "{} Thanks.", "Question: {}")
 
 
 class WorkloadError(UserError, ValueError):
-    """The workload cannot be had; the message says what is missing."""
+    """The workload cannot be had; the message names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """A prompt and how many tokens its answer has, the end token counted.
+    """A prompt and the number of tokens of its answer, the end token counted.
 
-    class_name: what kind of request it is, for sampling and reports; no server is told.
+    class_name: its kind, for sampling and reports; servers do not see it.
     """
 
     prompt: str
@@ -59,7 +59,7 @@ class Workload:
 
     @classmethod
     def split(cls, requests: Iterable[WorkloadRequest], description: str) -> Workload:
-        """Each prompt goes by its own hash, so that its duplicates go the same way."""
+        """Split requests by the hash of their prompts, so that duplicates go the same way."""
         history: list[WorkloadRequest] = []
         evaluation: list[WorkloadRequest] = []
         for request in requests:
@@ -77,9 +77,9 @@ class Workload:
         from_history: bool = False,
         again: bool = True,
     ) -> list[WorkloadRequest]:
-        """So many requests, every class as often, in random order.
+        """Return requests, every class as often, in random order.
 
-        again: where there are too few, they come again, in another order each time; else there are
+        again: if there are too few, they come again, in another order each time; else there are
         fewer. Prompts that come by Zipf's law always do.
         """
         pool = [r for r in (self.history if from_history else self.evaluation) if is_wanted(r)]

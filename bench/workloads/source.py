@@ -1,4 +1,4 @@
-"""What requests an experiment's loads are made of."""
+"""Sources of the requests of an experiment's loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sage_sched.slo import SloConfig
 
 
 class Purpose(StrEnum):
-    """What requests are drawn for. Nothing is reported on those of the other two."""
+    """The purpose of drawn requests. Reports use none of the other two."""
 
     REPORT = "report"
     TUNING = "tuning"
@@ -38,25 +38,27 @@ class Source(ABC):
     def requests(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
     ) -> list[SimRequest]:
-        """One request (or session) for each arrival, ascending times in seconds, shape (number,).
+        """Return one request (or session) for each arrival, ascending times in seconds, shape
+        (number,).
 
-        The same for all arms but for what is foreseen and said of them. cap: their max_new_tokens.
+        The same for all arms but for predictions and hints. cap: their max_new_tokens.
         """
 
     def for_servers(
         self, arm: Arm, arrivals_s: NDArray[np.float64], seed: int, cap: int, purpose: Purpose
     ) -> list[SimRequest]:
-        """Return what real servers are asked; fewer than arrivals if prompts would come again."""
+        """Return the requests for real servers; fewer than arrivals if prompts would come again."""
         return self.requests(arm, arrivals_s, seed, cap, purpose)
 
     def all_answers(self) -> LengthDistribution:
-        """What servers are to foresee of every answer, where no text tells its length."""
+        """Return the prediction of every answer, if no text tells its length."""
         raise NotImplementedError
 
     def slo(self) -> SloConfig:
-        """What is promised on servers; bodies may say priorities."""
+        """Return the SLOs of servers; bodies may say priorities."""
         return SloConfig(trust="body")
 
     def priority_of(self, request: SimRequest) -> int:
-        """What a request's body says, so that servers know of it what the simulator does."""
+        """Return the priority in a request's body, by which servers know as much as the
+        simulator."""
         return DEFAULT_URGENCY - request.hints.urgency

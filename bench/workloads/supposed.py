@@ -22,9 +22,9 @@ _LEAST_NOISE, _MOST_NOISE = 0.02, 50.0
 class Supposed:
     """Predictions as good as predictors were found to be elsewhere.
 
-    Each true length is seen through noise, and what is said is Bayes' posterior of all the
-    lengths. So predictions are calibrated, and their worth is one number, the noise: it is chosen
-    so that they save the share of the CRPS that is asked for.
+    Each true length is seen through noise, and its prediction is Bayes' posterior of all lengths.
+    So predictions are calibrated, and their worth is one number, the noise: it is chosen so that
+    they save the wanted share of the CRPS.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -33,8 +33,8 @@ class Supposed:
         self._all = everything.compressed(NUM_ATOMS)
 
     def predictions(self, gain: float, seed: int) -> list[LengthDistribution]:
-        """For each, in their order. gain: of CRPS over the distribution of all lengths, 0 to 1; as
-        much as can be if no noise comes to it."""
+        """Return predictions in the order of the lengths. gain: of CRPS over the distribution of
+        all lengths, 0 to 1; the most that is possible if no noise comes to it."""
         rng = np.random.default_rng([seed, 5])
         shocks = rng.standard_normal(self._lengths.size)
         noise = self._noise_of(gain)

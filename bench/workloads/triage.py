@@ -22,8 +22,8 @@ SHARES = (0.10, 0.20, 0.30, 0.25, 0.15)
 
 
 class Urgent(Source):
-    """Prompts of triage, as urgent as somebody says (Arm.said_by), with lengths that do not depend
-    on them, foreseen as well as usual. Their classes are the expert's levels, "1" to "5"."""
+    """Prompts of triage, with levels of urgency by Arm.said_by, with lengths that do not depend
+    on them, predicted as well as usual. Their classes are the expert's levels, "1" to "5"."""
 
     def __init__(self, data: Path, gain: float = USUAL_GAIN) -> None:
         """Half of the lengths, of the logs of Semantic Scheduling, is what servers know of the
@@ -82,8 +82,8 @@ class Urgent(Source):
         return np.array([rng.choice(by_level[level - 1]) for level in levels.tolist()])
 
     def _levels(self, who: str, drawn: NDArray[np.int64], seed: int) -> list[int]:
-        """As the expert, the nurse, the model, nobody or pure chance says them. With "expert, 0.3
-        wrong" three in ten of the expert's are any of the four other levels."""
+        """Return the levels of the expert, the nurse, the model, "nobody" or pure chance. With
+        "expert, 0.3 wrong" three in ten of the expert's are any of the four other levels."""
         if who == "nobody":
             return [DEFAULT_URGENCY] * len(drawn)
         if who == "chance":

@@ -1,1 +1,1 @@
-"""Real servers on a CPU whose steps take as long as a modelled GPU's."""
+"""Real servers on a CPU, with the step times of a modelled GPU."""

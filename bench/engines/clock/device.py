@@ -1,4 +1,4 @@
-"""A preset's engine as servers on a device clock: flags, environment, settings, and what it did."""
+"""A preset's engine as servers on a device clock: flags, environment, settings and use."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Device:
         """The server's, as the engine has them."""
         engine = self.engine
         return (
-            # What the host need not do: poll while idle, send what nobody times. The history hears
-            # that an answer goes on from what is sent, at 64 tokens first.
+            # The host need not poll while idle, nor send tokens that are not timed. The history
+            # learns from these messages that an answer goes on, at 64 tokens first.
             "--sleep-on-idle", "--stream-interval", "64",
             "--max-total-tokens", str(engine.kv_pool_tokens),
             "--max-running-requests", str(engine.max_running_requests),
@@ -48,13 +48,13 @@ class Device:
         )  # fmt: skip
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """With the clock, which is installed in folder."""
+        """Return the environment, with the clock installed in folder."""
         facts = self.engine.server_facts()
         model = DeviceModel(facts.step_time, facts.swap_token_s)
         return install(folder, model.times(1 / self.speed))
 
     def in_its_time(self, sage: SageConfig) -> SageConfig:
-        """What a server is told: every time divided by the speed."""
+        """Return the settings with every time divided by the speed."""
         return replace(
             sage,
             predictor=replace(sage.predictor, deadline_ms=sage.predictor.deadline_ms / self.speed),
@@ -73,19 +73,20 @@ class Device:
 
 
 def _all_parameters(sage: SageConfig) -> dict[str, Any]:
-    """Of every policy, as given or by default."""
+    """Return the parameters of every policy, as given or by default."""
     names = [name for name in policy_names() if section_of(name) == name]
     return {name: sage.policy.get(name, policy_type(name).Parameters()) for name in names}
 
 
 def _faster(parameters: Any, speed: float) -> Any:
-    """With every time, which its name says to be in ms, divided by the speed."""
+    """Divide every time by the speed; the name of a time ends in _ms."""
     times_ms = (f.name for f in fields(parameters) if f.name.endswith("_ms"))
     return replace(parameters, **{name: getattr(parameters, name) / speed for name in times_ms})
 
 
 def device_note(settings: Mapping[str, Any]) -> str:
-    """What every table and report of a run with these settings says; "" without a device clock."""
+    """Return the note of every table and report of a run with these settings; "" without a
+    device clock."""
     if "device clock" not in settings:
         return ""
     pace = "" if settings["speed"] == 1 else f", {settings['speed']:g} times as fast as life"
@@ -97,10 +98,10 @@ def device_note(settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What a device did during a run, in life-size seconds.
+    """The use of a device during a run, in life-size seconds.
 
-    num_late, late_s: steps that the host held up, and for how long in all. moved_s: of KV moves,
-    what held the device up. host_cpu_s: what the scheduler's process used, in real seconds.
+    num_late, late_s: steps that the host held up, and for how long in all. moved_s: time that KV
+    moves held the device up. host_cpu_s: CPU time of the scheduler's process, in real seconds.
     """
 
     num_steps: int
@@ -113,7 +114,7 @@ class DeviceUse:
 
     @classmethod
     def between(cls, before: dict[str, Any], after: dict[str, Any], speed: float) -> Self:
-        """From two internal states of a server. Raises KeyError where it has no device clock."""
+        """Compare two internal states of a server. Raises KeyError if it has no device clock."""
         spent = {name: after[STATE][name] - number for name, number in before[STATE].items()}
         return cls(
             num_steps=spent["num_steps"],

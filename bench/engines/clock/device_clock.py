@@ -1,8 +1,8 @@
 """The device clock: an SGLang plugin that ends each step when a modelled device's would.
 
-Server, scheduler, HTTP, KV pool and a small model are real; what the model computes takes as long
-as the host needs for it, and what the scheduler sees of it comes when the modelled device would be
-done. Under overlap the scheduler's own work hides behind a step, as it does on a GPU.
+Server, scheduler, HTTP, KV pool and a small model are real. The model computes on the host, and the
+scheduler sees the result when the modelled device would be done. Under overlap the scheduler's own
+work hides behind a step, as it does on a GPU.
 
 Installed by install(), in a folder of its own, for the servers that the bench starts: the product
 has no switch for it.
@@ -34,17 +34,17 @@ _ALLOCATORS = (
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """What a device's time goes to.
+    """The step times of a device, and of its KV moves.
 
-    swap_token_s: seconds by which a token's KV, on its way to host memory or back, holds the
-        device up; what is hidden behind compute is not counted.
+    swap_token_s: seconds by which a token's KV, on its way to host memory or back, holds the device
+    up. A copy that hides behind compute does not count.
     """
 
     step_time: StepTime
     swap_token_s: float
 
     def times(self, factor: float) -> DeviceModel:
-        """All that it does takes so many times as long."""
+        """Multiply all times by a factor."""
         coefficients = {name: s * factor for name, s in asdict(self.step_time).items()}
         return DeviceModel(StepTime(**coefficients), self.swap_token_s * factor)
 
@@ -63,7 +63,7 @@ class DeviceModel:
 
 @dataclass(slots=True)
 class ClockStats:
-    """What a device did. late_s: by how much the host held it up in all; see DeviceClock."""
+    """Counts of a device. late_s: by how much the host held it up in all; see DeviceClock."""
 
     num_steps: int = 0
     device_s: float = 0.0
@@ -123,8 +123,8 @@ class DeviceClock:
         self._cpu_at_wake_s = self._cpu()
 
     def move(self, num_tokens: int, copy: Callable[[], Any]) -> Any:
-        """Copy the KV of so many tokens, either way. The host waits; one move goes after the other,
-        and after what the device is at."""
+        """Copy the KV of num_tokens, either way. The host waits; moves follow one another, and
+        the step that runs."""
         started_s = self._now()
         move_s = num_tokens * self._model.swap_token_s
         self._free_s = max(self._free_s, started_s) + move_s
@@ -191,8 +191,8 @@ def register() -> None:
     def after_internal_state(result: Any, self: Any, recv_req: Any) -> None:
         result.internal_state[STATE] = asdict(clock.stats) | {"cpu_s": time.process_time()}
 
-    # Steps end when their results are seen, and take what the device was at them, however late the
-    # host was; and what a copy takes here is not what it takes there.
+    # Steps end when their results are seen, and take the device's time, however late the host was.
+    # A copy takes another time here than there.
     calibration.ends_with_launch = lambda device: False
     calibration.time = SimpleNamespace(perf_counter=lambda: seen.device_s)  # type: ignore[attr-defined,assignment]
     swap_meter.time = SimpleNamespace(perf_counter=lambda: clock.stats.moved_s)  # type: ignore[attr-defined,assignment]

@@ -1,9 +1,9 @@
-"""What makes a small model's steps take little of a CPU, for servers on a device clock.
+"""A small model whose steps take little of a CPU, for servers on a device clock.
 
-How long a step takes is up to the clock; the host must only be quicker. SGLang's attention in plain
+The clock gives the time of a step; the host must only be quicker. SGLang's attention in plain
 PyTorch goes through a batch request by request, and most of the rest is logits over the whole
 vocabulary. Here a token attends to the newest tokens of its request, all requests at once, and a
-decoded one is one of the most frequent words; of a Llama of one layer there are embeddings,
+decoded one is one of the most frequent words. Of a Llama of one layer there are embeddings,
 attention and head. A mixture of experts is computed whole but for that attention. Any other model
 of more layers is one whose states matter: its attention goes to all tokens.
 """
@@ -27,7 +27,7 @@ _SPOKEN_TOKENS = 512
 
 
 def register() -> None:
-    """For the process of a scheduler."""
+    """Register the hooks in the process of a scheduler."""
     HookRegistry.register(f"{_BACKEND}._run_sdpa_forward_decode", attend, HookType.REPLACE)
     HookRegistry.register(f"{_BACKEND}._run_sdpa_forward_extend", around_extend, HookType.AROUND)
     HookRegistry.register(
@@ -70,8 +70,8 @@ def around_extend(
 ) -> torch.Tensor:
     """TorchNativeAttnBackend._run_sdpa_forward_extend, in a light model; in others the original.
 
-    That computes each request's attention anew from its first token on, of those that decode beside
-    a prefill too: at 60 requests of 1,000 tokens a tenth of a second.
+    The original computes the attention of each request anew from its first token on, also of
+    requests that decode in a mixed step: a tenth of a second at 60 requests of 1,000 tokens.
     """
     if _attended.num_tokens == sys.maxsize:
         return original(self, *given, **kw)
@@ -95,7 +95,7 @@ def _after_load(result: None, self: Any, *args: Any, **kw: Any) -> None:
 
 
 def lighten(model: Any) -> None:
-    """Of a LlamaForCausalLM of one layer (sglang/srt/models/llama.py)."""
+    """Make a LlamaForCausalLM of one layer light (sglang/srt/models/llama.py)."""
     head = model.lm_head.weight.data[:_SPOKEN_TOKENS].clone()
     head[:NUM_SPECIAL_TOKENS] = 0.0  # never the largest logit: they have no text
     model.lm_head.weight.data = head

@@ -1,4 +1,4 @@
-"""Going before other processes of the host, so that a device clock is on time beside them."""
+"""Priority over other processes of the host, so that a device clock is on time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SESSION = Path("/proc/self/autogroup")
 
 
 def go_first() -> None:
-    """Let this process and those that it starts go first, where it may (as root, mostly)."""
+    """Let this process and its children go first, if it may (as root, mostly)."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     take_place_of_session()

@@ -25,11 +25,11 @@ from sage_sched.slo import Promise
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one request. Times in life-size seconds since the run began.
+    """The answer to one request. Times in life-size seconds since the run began.
 
     seen: when the client had how many tokens of the answer, both rising. late_s: how long after its
-    time it was sent, for which a busy client alone is to blame. error: "" if it went well; else
-    nothing but sent_s counts.
+    time it was sent, because the client was busy. error: "" if it went well; else only sent_s
+    counts.
     """
 
     sent_s: float
@@ -60,12 +60,12 @@ class Answer:
         return self.last_token_s - self.sent_s
 
     def pauses_s(self) -> tuple[tuple[float, float], ...]:
-        """When the client had no token for PAUSE_S or more: from and until."""
+        """Return when the client had no token for PAUSE_S or more: from and until."""
         when = [at_s for at_s, _ in self.seen]
         return tuple(gap for gap in pairwise(when) if gap[1] - gap[0] >= PAUSE_S)
 
     def token_s(self) -> NDArray[np.float64]:
-        """When each token came, evenly between two looks; shape (output_tokens,)."""
+        """Return when each token came, evenly between two looks; shape (output_tokens,)."""
         when, counts = zip(*self.seen, strict=True)
         wanted = np.arange(1, self.output_tokens + 1)
         came_s: NDArray[np.float64] = np.interp(wanted, counts, when)
@@ -83,8 +83,8 @@ def problem_of(answers: Sequence[Answer]) -> str:
 def body_of(
     prompt: str | Sequence[int], output_tokens: int, max_new_tokens: int, **said: object
 ) -> dict[str, Any]:
-    """A request whose answer is to have so many tokens, which no scheduler is told. prompt: a text
-    or token ids. said: further custom_params."""
+    """Return a request whose answer is to have output_tokens, hidden from the scheduler. prompt:
+    a text or token ids. said: further custom_params."""
     # Imports SGLang.
     from bench.workloads.forced_length import LENGTH_KEY, ForcedLength
 
@@ -114,9 +114,9 @@ def drive(
 ) -> list[Answer]:
     """Send each request at its arrival time and wait for all the answers.
 
-    follows: by request, the number of the one after whose answer it comes, later by its pause, in
-    the place of its arrival time; None for none. What is not answered timeout_s after the last
-    arrival, and after it was sent, has failed. label: of the progress bar. speed: how many times
+    follows: by request, the number of the one after whose answer it comes, later by its pause,
+    instead of at its arrival time; None for none. A request fails if it is not answered timeout_s
+    after the last arrival, and after it was sent. label: of the progress bar. speed: how many times
     faster than life the server is; all times given and returned are life-size.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -171,7 +171,7 @@ def drive(
 async def _meta_infos(
     session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """What the server says with each part of an answer. Raises ValueError if it refuses."""
+    """Yield the meta_info of each part of an answer. Raises ValueError if the server refuses."""
     async with session.post(url, json=body) as response:
         if response.status != 200:
             raise ValueError((await response.text()).strip()[:300] or f"status {response.status}")
@@ -195,7 +195,7 @@ def _error(body: Mapping[str, Any], seen: Sequence[tuple[float, int]]) -> str:
 def as_seen(
     alone_s: Callable[[int, int], float], requests: Sequence[SimRequest], answers: Sequence[Answer]
 ) -> Served:
-    """What clients saw of these requests. alone_s: see Served.of."""
+    """Return the figures that clients saw of these requests. alone_s: see Served.of."""
     pairs = [*zip(requests, answers, strict=True)]
     # Between two looks, tokens came evenly.
     gaps_s = [np.diff(answer.token_s()) for answer in answers]
@@ -214,7 +214,7 @@ def as_seen(
 
 
 def _num_on_time(request: SimRequest, answer: Answer) -> int:
-    """Of the tokens but the first."""
+    """Count the tokens after the first that were on time."""
     promise = Promise.of(request.hints)
     token_s = answer.token_s() - answer.sent_s
     due_s = [promise.due_s(token) for token in range(2, len(token_s) + 1)]

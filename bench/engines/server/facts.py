@@ -1,4 +1,4 @@
-"""What a number depends on beside the code: hardware and versions."""
+"""Hardware and versions, on which a number depends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def host_facts() -> dict[str, str]:
 
 
 def version_of(package: str) -> str:
-    """Of an installed package; "" if it is not there."""
+    """Return the version of an installed package; "" if it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:

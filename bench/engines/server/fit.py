@@ -1,4 +1,4 @@
-"""sage-sched bench fit: what a server learns of its step times, for the simulator."""
+"""sage-sched bench fit: the step times that a server learns, for the simulator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_yaml(learned: dict[str, Any]) -> str:
-    """The section of a --sage-config file. learned: what the server reports, see
+    """Return the section of a --sage-config file. learned: the report of the server, see
     patches.scheduler.calibration."""
     if learned["error"] is None:
         raise ValueError(f"{learned['num_steps']} steps are too few to learn from")
@@ -58,9 +58,9 @@ def as_yaml(learned: dict[str, Any]) -> str:
 
 
 def learn(servers: PolicyServers, workload: Workload) -> dict[str, Any]:
-    """What one server reports of its scheduler after every load of PHASES.
+    """Return the report of one server's scheduler after every load of PHASES.
 
-    With requests of the history, as what is compared later must not have been seen before.
+    The requests are of the history, because later comparisons need unseen prompts.
     """
     servers = replace(servers, sage=replace(servers.sage, step_time=None))
     with servers.server("sage", "fit") as server:

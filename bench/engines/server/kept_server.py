@@ -32,8 +32,8 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of requests. counters: of our policies. use: of a device clock. late: why the host
-    was too late for that clock, so that the run must not be counted, or ""."""
+    """The answers to requests. counters: of our policies. use: of a device clock. late: why the
+    host was too late for that clock, so that the run must not be counted, or ""."""
 
     answers: list[Answer]
     counters: dict[str, Any]
@@ -62,7 +62,7 @@ class KeptServer:
         """Send requests to the server; again if the host holds its device clock up, as it may have
         been busy for a while.
 
-        name: of the log. prepare: what comes before, and does not count. Both are given the
+        name: of the log. prepare: sends requests that do not count, first. Both are given the
         server's URL. Raises ServerError.
         """
         device = self.servers.device
@@ -123,7 +123,7 @@ def reset(server: Server) -> None:
     workers = _prediction_workers(server)
     if not workers:
         return
-    # What it has learnt is in its memory alone; the one that takes its place reads the store.
+    # It has learnt in memory only; the next worker reads the store.
     num_before = _num_restarts(server)
     for worker in workers:
         worker.kill()

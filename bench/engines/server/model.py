@@ -49,13 +49,15 @@ def write_model(
     latent_attention: bool = False,
     num_experts: int = 0,
 ) -> Path:
-    """Write a Llama with its tokenizer to folder and return folder; with latent_attention a
-    MiniCPM3, whose KV is a latent vector a token (MLA), and which needs no kernels of its own; with
-    num_experts a Mixtral of so many experts, of which each token goes to two.
+    """Write a Llama with its tokenizer to folder and return folder.
 
-    Does nothing where folder already holds the model of these arguments. dtype is a torch dtype's
+    With latent_attention it is a MiniCPM3, whose KV is a latent vector a token (MLA), and which
+    needs no kernels of its own; with num_experts a Mixtral, each of whose tokens goes to two
+    experts.
+
+    Does nothing if folder already holds the model of these arguments. dtype is a torch dtype's
     name. Without weights only the shape is written, for --load-format dummy: right for speed, but
-    dummy weights repeat a few tokens whatever the KV cache holds.
+    dummy weights repeat a few tokens, independent of the KV cache.
     """
     arguments = {name: value for name, value in locals().items() if name != "folder"}
     stamp = folder / "written_by_bench.json"
@@ -153,10 +155,11 @@ def save_tokenizer(
 
 
 def _write_weights(folder: Path, config: dict[str, Any], seed: int) -> None:
-    """Random weights at the scale that keeps activations, and so logits, alive at every depth.
+    """Write random weights at the scale that keeps activations, and so logits, alive at every
+    depth.
 
     Each matrix is drawn at 1 / sqrt(fan-in); twice that in attention and three times in the head,
-    so that what the KV cache holds decides which token comes next.
+    so that the KV cache decides which token comes next.
     """
     import torch
     from safetensors.torch import save_file

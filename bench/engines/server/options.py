@@ -62,7 +62,7 @@ def configure_servers(parser: argparse.ArgumentParser, output: Path) -> None:
 
 
 def servers_of(args: argparse.Namespace, env: Mapping[str, str]) -> PolicyServers:
-    """By the options of configure_servers; see servers_in."""
+    """Return the servers that the options of configure_servers describe; see servers_in."""
     device = None
     if args.device_clock is not None:
         device = Device.named(args.device_clock, args.speed)

@@ -1,6 +1,6 @@
-"""Packages that only benches and tests have, each known to the servers that are started with its
-environment: SGLang plugins, and policies of a third party. The product has no switch for what they
-do."""
+"""Packages that only benches and tests have, known to the servers that are started with their
+environment: SGLang plugins, and policies of a third party. The product has no switch for
+them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def install(folder: Path, module: str) -> dict[str, str]:
-    """Make a module's register() known as a plugin; the environment of the servers that load it,
-    beside those that this process's environment has already. Done twice it is as done once."""
+    """Make a module's register() known as a plugin, and return the environment of the servers
+    that load it and all earlier ones. It may be done twice."""
     return install_as(folder, module.rpartition(".")[2], f"{module}:register")
 
 

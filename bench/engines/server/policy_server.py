@@ -27,20 +27,20 @@ CPU_ENGINE_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32",
     "--mem-fraction-static", "0.5",
 )  # fmt: skip
-# The pool holds about as much as its slots need, so that either may be what is full.
+# The pool holds about as much as its slots need, so that either may be full.
 CPU_FLAGS = (*CPU_ENGINE_FLAGS, "--max-total-tokens", "16384", "--max-running-requests", "32")
-# With more threads a small model's steps are mostly waiting at barriers, and one busy core beside
+# With more threads a small model's steps are mostly waiting at barriers, and one busy core next to
 # the server makes it 10 times slower.
 CPU_ENV = {"OMP_NUM_THREADS": "1"}
-# Of the whole numbers that our policies report, those that do not count.
+# Whole numbers of our reports that are no counters.
 _GAUGES = ("num_records", "worker_alive")
-# The cheapest model per token there, so that what takes time is what is scheduled.
+# The cheapest model per token there, so that scheduling matters.
 CPU_MODEL: dict[str, Any] = {
     "num_layers": 1, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 1,
     "context_length": 32768,
 }  # fmt: skip
 # The same for every server. Streaming every token takes more of a small host than decoding does;
-# the first and the last token are sent at once whatever the interval.
+# the first and the last token are sent at once at any interval.
 COMMON_FLAGS = (
     "--enable-custom-logit-processor", "--stream-interval", "16", "--log-level-http", "warning",
 )  # fmt: skip
@@ -51,7 +51,7 @@ class PolicyServers:
     """Starts servers of one model, with flags and environment the same for all.
 
     folder: for logs, settings and the store. sage: our policies' settings; each server reads the
-    warmed store, and what it learns stays in its memory. device: whose clock they go by, if any.
+    warmed store, and learns in memory only. device: of their clock, if any.
     """
 
     model: Path
@@ -63,7 +63,7 @@ class PolicyServers:
 
     @property
     def speed(self) -> float:
-        """How many times faster than life they are."""
+        """Return how many times faster than life they are."""
         return 1.0 if self.device is None else self.device.speed
 
     def warm(self, observations: Sequence[Observation]) -> None:
@@ -82,7 +82,7 @@ class PolicyServers:
             flags += self.device.flags()
             env |= self.device.environment(self.folder / "device_clock")
         else:
-            # What the bench sends into a server (bench/workloads/forced_length.py) goes by name.
+            # A server imports bench/workloads/forced_length.py by its name.
             env = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")} | env
             path = (env["PYTHONPATH"], str(Path(__file__).parents[3]))
             env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -101,7 +101,8 @@ class PolicyServers:
 
 
 def internal_state(server: Server) -> dict[str, Any]:
-    """What the first scheduler reports; of device clocks, what those of all replicas did."""
+    """Return the state of the first scheduler, with the sum of the device clocks of all
+    replicas."""
     try:
         info = requests.get(f"{server.url}/server_info", timeout=60).json()
     except requests.RequestException as error:
@@ -114,14 +115,16 @@ def internal_state(server: Server) -> dict[str, Any]:
 
 
 def scheduler_state(server: Server) -> dict[str, Any]:
-    """What our policies report of the first scheduler; empty under a stock policy."""
+    """Return our policies' report of the first scheduler; empty under a stock policy."""
     state: dict[str, Any] = internal_state(server).get("sage", {})
     return state
 
 
 def counters_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What our policies counted between two internal states; what is no counter as it was in the
-    end. Empty under a stock policy."""
+    """Return the counts of our policies between two internal states, other fields as in the second.
+
+    Empty under a stock policy.
+    """
 
     def spent(name: str, first: Any, last: Any) -> Any:
         if isinstance(last, dict):

@@ -1,4 +1,4 @@
-"""A real SGLang server in its own processes, for as long as a `with` block lasts."""
+"""A real SGLang server in its own processes, while a `with` block lasts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ServerError(UserError, RuntimeError):
 
 
 def _reserve_port(first: int = 32000, last: int = 32999) -> tuple[int, IO[str]]:
-    """A port in [first, last] that nobody listens on, and a file to close when done with it.
+    """Return a free port in [first, last], and a file to close when done with it.
 
-    A server takes long to listen on its port, and one that starts meanwhile would be answered by
-    the other: so the port is locked among servers of this module. SGLang derives further ports
-    from the one it is given; a range of ours keeps those clear of ephemeral ports.
+    A server takes long to listen on its port, and a client of another server that starts meanwhile
+    would reach the first: so the port is locked among servers of this module. SGLang derives
+    further ports from the one it is given; a range of ours keeps those clear of ephemeral ports.
     """
     for port in range(first, last + 1):
         lock = (Path(tempfile.gettempdir()) / f"sage-sched-port-{port}.lock").open("w")
@@ -65,7 +65,7 @@ def launch(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) ->
 
 
 def _in_child() -> None:
-    """Of a server, before it becomes one."""
+    """Prepare the process of a server, before it becomes one."""
     take_place_of_session()
     # A benchmark that is killed must not leave a server behind to disturb the next one's timings.
     # SGLang's own processes ask the kernel for the same. (1 is PR_SET_PDEATHSIG, Linux only.)
