@@ -18,7 +18,8 @@ from patches.ops.serve_command import with_policy
 from patches.scheduler.host_memory import SHARE, free_bytes
 from predictor_store.predict.embedder import Embedder, dimension, fingerprint
 from predictor_store.predict.regression import GeneralLength
-from predictor_store.service.link import PredictorError, connect_worker
+from predictor_store.service.endpoint import PredictorError
+from predictor_store.service.link import connect_worker
 from predictor_store.store import lock
 from predictor_store.store.file import StoreError
 from predictor_store.store.store import Store, folder_of, has_store

@@ -13,6 +13,7 @@ NUM_FEATURES = 14
 VERSION = 1
 # The task is stated at a prompt's start or at its end.
 _HEAD_CHARS = _TAIL_CHARS = 2_000
+MAX_EXCERPT_CHARS = _HEAD_CHARS + _TAIL_CHARS
 
 _DIGITS = re.compile(r"\d+")
 # All other patterns are for text in lower case.
@@ -44,7 +45,7 @@ _CODE = re.compile(
 
 def excerpt(text: str) -> str:
     """The part of a prompt that is read: a short one whole, start and end of a long one."""
-    if len(text) <= _HEAD_CHARS + _TAIL_CHARS:
+    if len(text) <= MAX_EXCERPT_CHARS:
         return text
     return text[:_HEAD_CHARS] + text[-_TAIL_CHARS:]
 

@@ -9,9 +9,10 @@ import os
 from collections import Counter, OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 _MAX_NAME_CHARS = 150
 _MAX_SESSIONS = 10_000
 _NICENESS = 19
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 def folder_of_model(config: StoreConfig, model: str) -> Path:
@@ -41,6 +43,22 @@ def folder_of_model(config: StoreConfig, model: str) -> Path:
         name = name[:_MAX_NAME_CHARS] + hashlib.sha256(name.encode("ascii")).hexdigest()[:16]
     # No name is "." or "..", or that of a file of the store.
     return folder_of(config) / f"model {name}"
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Counters since the process began; num_records and num_unwritten are of now. quality: see
+    RollingQuality.summary."""
+
+    process: int
+    num_records: _Count = 0
+    num_unwritten: _Count = 0
+    num_recorded: _Count = 0
+    num_going_on: _Count = 0
+    num_unrecorded: _Count = 0
+    num_dropped: _Count = 0
+    num_malformed: _Count = 0
+    num_lost: _Count = 0
+    quality: dict[str, bool | _Count | float] = {}
 
 
 class ModelHistory:
@@ -67,7 +85,6 @@ class ModelHistory:
         # Some are about what clients send; see Worker.
         names = ("num_recorded", "num_going_on", "num_unrecorded", "num_dropped", "num_malformed")
         self.counts = Counter(dict.fromkeys(names, 0))
-        self._reported: dict[str, Any] = {}
         self.prior = predictor.prior(self._history)
         self._num_new = 0
         self._quality = RollingQuality()
@@ -132,31 +149,26 @@ class ModelHistory:
         self._num_new += 1
         self.counts["num_recorded"] += 1
 
-    def report(self) -> tuple[dict[str, Any], bool] | None:
-        """Commits the ended answers. Returns the stats, and whether the prior is a new one; None if
-        nothing has changed."""
+    def commit(self) -> bool:
+        """Writes the ended answers. Returns whether the prior is a new one."""
         self._store.flush()
         self._refit()
-        stats = self.stats()
-        if stats == self._reported:
-            return None
-        self._store.note("quality", json.dumps(stats["quality"]))
-        self._reported = stats
-        has_new_prior = self._num_new * 100 > len(self._history)
-        if has_new_prior:
-            self.prior = predictor.prior(self._history)
-            self._num_new = 0
-        return stats, has_new_prior
+        if self._num_new * 100 <= len(self._history):
+            return False
+        self._store.note("quality", json.dumps(self._quality.summary()))
+        self.prior = predictor.prior(self._history)
+        self._num_new = 0
+        return True
 
-    def stats(self) -> dict[str, Any]:
-        return {
-            "process": os.getpid(),
+    def stats(self) -> Stats:
+        return Stats(
+            process=os.getpid(),
             **self.counts,
-            "num_records": len(self._history),
-            "num_unwritten": self._store.num_unwritten,
-            "num_lost": self._store.num_lost,
-            "quality": self._quality.summary(),
-        }
+            num_records=len(self._history),
+            num_unwritten=self._store.num_unwritten,
+            num_lost=self._store.num_lost,
+            quality=self._quality.summary(),
+        )
 
     def close(self) -> None:
         self._fitter.shutdown(wait=False, cancel_futures=True)

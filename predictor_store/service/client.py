@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.features import excerpt
+from predictor_store.predict.model import Stats
 from predictor_store.predict.regression import GeneralLength
-from predictor_store.service import protocol
+from predictor_store.service import messages
 from predictor_store.service.link import Link, connect_worker, start_worker
+from predictor_store.service.messages import Finished, GoesOn, News, Predict, Predicted
 from predictor_store.service.supervisor import Supervisor
 from sage_sched.config import SageConfig
 from sage_sched.distribution import SOURCES, LengthDistribution
+
+logger = logging.getLogger(__name__)
 
 _LATENCY_WINDOW = 1_000
 # A server waits so long for a service, and then starts without it.
@@ -53,14 +57,17 @@ class PredictorClient:
         self._is_own = not config.predictor.service
         self._supervisor = Supervisor(
             lambda: start_worker(config) if self._is_own else connect_worker(config, model),
-            self._attach, self._take, self._lose,
-        )  # fmt: skip
+            self._attach,
+            self._lose,
+        )
         self._link: Link | None = None
+        # The link that is read, by a descriptor of ours, in which loop.
+        self._reading: tuple[asyncio.AbstractEventLoop, Link, int] | None = None
         self._waiting: dict[int, asyncio.Future[Prediction]] = {}
         self._is_silent = False
         self._next_handle = 0
         self._prior: LengthDistribution | None = None
-        self._worker_stats: protocol.Stats | None = None
+        self._worker_stats: Stats | None = None
         # Counted by the workers before this one.
         self._past = Counter[str]()
         self._counts = Counter[str]()
@@ -91,6 +98,7 @@ class PredictorClient:
         missed deadline, nobody waits for the worker until it says something again.
         """
         started = time.perf_counter()
+        self._read_here()
         loop = asyncio.get_running_loop()
         handle = self._next_handle
         self._next_handle += 1
@@ -99,12 +107,12 @@ class PredictorClient:
         deadline = loop.call_later(
             self._config.predictor.deadline_ms / 1e3, self._miss_deadline, handle
         )
-        message = {
-            "predict": handle,
-            "text": excerpt(text),
-            "scope": scope[: protocol.MAX_SCOPE_CHARS],
-            "asked": msgspec.to_builtins(asked),
-        }
+        message = Predict(
+            handle,
+            messages.valid(excerpt(text)),
+            messages.valid(scope[: messages.MAX_SCOPE_CHARS]),
+            asked,
+        )
         try:
             if self._send(message):
                 if self._is_silent:
@@ -131,21 +139,13 @@ class PredictorClient:
     ) -> None:
         """An answer has ended; call it for each answer to a prompt. Never blocks, never raises.
         stopped: see asked.Scope."""
-        message = {
-            "finished": handle,
-            "input_tokens": int(input_tokens),
-            "output_tokens": int(output_tokens),
-            "censored": bool(censored),
-        }
-        if stopped:
-            message["stopped"] = True
-        if not self._send(message):
+        answer = Finished(handle, int(input_tokens), int(output_tokens), bool(censored), stopped)
+        if not self._send(answer):
             self._counts["num_unrecorded"] += 1
 
     def goes_on(self, handle: int, input_tokens: int, output_tokens: int) -> None:
         """The answer has so many tokens already. Never blocks, never raises; it may be lost."""
-        said = {"input_tokens": int(input_tokens), "output_tokens": int(output_tokens)}
-        self._send({"goes_on": handle, **said})
+        self._send(GoesOn(handle, int(input_tokens), int(output_tokens)))
 
     def stats(self) -> dict[str, Any]:
         """Counters since start.
@@ -157,7 +157,7 @@ class PredictorClient:
         counts = dict.fromkeys([f"num_predicted_{source}" for source in (*SOURCES, "none")], 0)
         counts |= {"num_deadline_misses": 0, "num_unsent": 0, "num_worker_restarts": 0}
         counts |= self._counts
-        of_worker = self._worker_stats or protocol.Stats(0)
+        of_worker = self._worker_stats or Stats(0)
         totals = _totals(of_worker)
         counts |= {name: totals[name] + self._past[name] + self._counts[name] for name in _TOTALS}
         return counts | {
@@ -176,12 +176,11 @@ class PredictorClient:
         self._supervisor.close()
         self._lose()
 
-    def _send(self, message: dict[str, Any]) -> bool:
+    def _send(self, message: Predict | Finished | GoesOn) -> bool:
         link = self._link
-        try:
-            return link is not None and link.say(message)
-        except OSError:
-            return False  # the supervisor finds it lost, too
+        is_sent = link is not None and link.say(message)
+        self._take_all()
+        return is_sent
 
     def _miss_deadline(self, handle: int) -> None:
         answer = self._waiting.get(handle)
@@ -190,46 +189,73 @@ class PredictorClient:
             self._counts["num_deadline_misses"] += 1
             answer.set_result(Prediction(handle, self._prior))
 
+    def _read_here(self) -> None:
+        """Lets the running loop read from the worker of now. Requests that wait for the one before
+        get the prior."""
+        loop, link = asyncio.get_running_loop(), self._link
+        if self._reading is not None:
+            was_in, was, fd = self._reading
+            if (was_in, was) == (loop, link):
+                return
+            if not was_in.is_closed():
+                was_in.remove_reader(fd)
+            os.close(fd)
+            self._reading = None
+            if was is not link:
+                for answer in self._waiting.values():
+                    if not answer.done():
+                        answer.set_result(Prediction(None, self._prior))
+        if link is not None and (fd := link.readable_fd()) >= 0:
+            loop.add_reader(fd, self._take_all)
+            self._reading = loop, link, fd
+
+    def _take_all(self) -> None:
+        if (link := self._link) is None:
+            return
+        try:
+            for message in link.heard():
+                self._take(message)
+        except ValueError as error:
+            logger.error("the prediction worker is hung up on: %s", error)
+            link.kill()
+
+    def _take(self, message: messages.ToClient) -> None:
+        match message:
+            case Predicted(handle, lengths):
+                self._is_silent = False
+                # Past its deadline the request has gone on.
+                answer = self._waiting.get(handle)
+                if answer is not None and not answer.done():
+                    answer.set_result(Prediction(handle, lengths.read() if lengths else None))
+            case News(stats, prior):
+                self._worker_stats = stats
+                if prior is not None:
+                    self._prior = prior.read()
+
     # The supervisor calls these in a thread of its own.
 
     def _attach(self, link: Link) -> None:
-        stats, before = protocol.Stats.decode(link.first["ready"]), self._worker_stats
+        stats, before = link.first.stats, self._worker_stats
         self._counts["num_worker_restarts"] += before is not None
         if before is not None and stats.process != before.process:
             self._past += _totals(before)
         self._worker_stats = stats
-        self._prior = protocol.decode_distribution(link.first["prior"])
+        prior = link.first.prior
+        self._prior = prior.read() if prior else None
         self._is_silent = False
         self._link = link
-
-    def _take(self, message: dict[str, Any]) -> None:
-        match message:
-            case {"predicted": int(handle), "distribution": encoded}:
-                self._is_silent = False
-                # Past its deadline the request has gone on.
-                if (answer := self._waiting.get(handle)) is not None:
-                    _settle(answer, Prediction(handle, protocol.decode_distribution(encoded)))
-            case {"stats": stats, **more}:
-                if "prior" in more:
-                    self._prior = protocol.decode_distribution(more["prior"])
-                self._worker_stats = protocol.Stats.decode(stats)
+        self._in_loop()
 
     def _lose(self) -> None:
         self._link = None
-        for answer in list(self._waiting.values()):
-            _settle(answer, Prediction(None, self._prior))
+        self._in_loop()
+
+    def _in_loop(self) -> None:
+        """Calls _read_here in the loop that reads, if there is one."""
+        if (reading := self._reading) is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                reading[0].call_soon_threadsafe(self._read_here)
 
 
-def _settle(answer: asyncio.Future[Prediction], prediction: Prediction) -> None:
-    """From any thread."""
-
-    def settle() -> None:
-        if not answer.done():
-            answer.set_result(prediction)
-
-    with contextlib.suppress(RuntimeError):  # its loop is closed
-        answer.get_loop().call_soon_threadsafe(settle)
-
-
-def _totals(stats: protocol.Stats) -> Counter[str]:
+def _totals(stats: Stats) -> Counter[str]:
     return Counter({name: getattr(stats, name) for name in _TOTALS})

@@ -1,40 +1,38 @@
-"""A client of a service that speaks HTTP: POST /predict, for a router or a gateway."""
+"""HTTP for routers, gateways and monitoring: POST /predict, GET /health and GET /metrics."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from email.utils import formatdate
-from http import HTTPStatus
-from typing import Annotated, Any
+import contextlib
+import hmac
+import socket
+from collections.abc import Iterator
+from typing import Annotated, cast
 
-import h11
 import msgspec
+import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.features import excerpt
-from predictor_store.service.connection import Connection
-from predictor_store.service.protocol import is_same
+from predictor_store.predict.model import Stats
+from predictor_store.service.messages import Predict, Predicted, Refused, ToClient, valid
 from predictor_store.service.worker import Worker
 from sage_sched.distribution import LengthDistribution
 
-PATH = "/predict"
-_PIECE_BYTES = 1 << 16
+# To a whole request's head: from the connection, and from the answer before.
+_FIRST_SECONDS, _NEXT_SECONDS = 10.0, 60.0
+# From the head to the end of the body, and from there to the answer.
+_BODY_SECONDS = _ANSWER_SECONDS = 10.0
 _MAX_BODY_BYTES = 1 << 20
-# From a complete request to its answer.
-_ANSWER_SECONDS = 10.0
-# From an answer to the end of the next request.
-_NEXT_SECONDS = 60.0
-_REFUSALS = {"token": HTTPStatus.UNAUTHORIZED, "model": HTTPStatus.NOT_FOUND}
-
-
-class RequestError(Exception):
-    """What is wrong, for the client."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
+_GAUGES = {"num_records", "num_unwritten"}
 
 _Name = Annotated[str, msgspec.Meta(max_length=1_000)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -53,148 +51,155 @@ class Question(msgspec.Struct, forbid_unknown_fields=True):
     )  # fmt: skip
 
 
-async def talk(connection: Connection, first: bytes, worker: Worker, token: str) -> None:
-    """Answers one request after another, until the client hangs up or one is refused.
+class Asker:
+    """A client of the worker that asks once."""
 
-    first: what was read of it already. token: what each request must say; "": nothing. Raises
-    OSError if the client is gone.
-    """
-    requests = _Requests(connection, worker, token)
-    try:
-        await requests.answer_all(first)
-    except (RequestError, h11.RemoteProtocolError) as error:
-        requests.refuse(error)
-    except asyncio.CancelledError:
-        if connection.is_late:
-            requests.time_is_up()
-        raise
-    while await connection.reader.read(_PIECE_BYTES):
-        pass  # it has yet to notice that it is told no more
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Predicted] = asyncio.get_running_loop().create_future()
+
+    def tell(self, message: ToClient) -> None:
+        if isinstance(message, Predicted) and not self.answer.done():
+            self.answer.set_result(message)
 
 
-class _Requests:
-    """One connection's requests. Each names its own model, so for the worker each is a new client,
-    by the same number."""
+class HttpFront:
+    """Serves in the worker's own event loop."""
 
-    def __init__(self, connection: Connection, worker: Worker, token: str) -> None:
-        self._connection = connection
+    def __init__(self, worker: Worker, token: str) -> None:
+        """token: what requests must carry."""
         self._worker = worker
         self._token = token
-        self._http = h11.Connection(h11.SERVER)
-        self._method = b""
+        self.app = Starlette(
+            routes=[
+                Route("/predict", self._predict, methods=["POST"]),
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+            ],
+            exception_handlers={HTTPException: _refused},
+        )
 
-    async def answer_all(self, first: bytes) -> None:
-        """Raises RequestError, h11.RemoteProtocolError."""
-        self._http.receive_data(first)
-        while isinstance(request := await self._event(), h11.Request):
-            self._check(request)
-            body = bytearray()
-            while isinstance(part := await self._event(), h11.Data):
-                body += part.data
-                _check_size(len(body))
-            question = read_question(body)
-            self._connection.allow(_ANSWER_SECONDS)
-            content = _answer(question, await self._predicted(question))
-            self._connection.allow(_NEXT_SECONDS)
-            self._reply(HTTPStatus.OK, content)
-            if self._http.our_state is not h11.DONE:
-                self._connection.end()
-                return
-            self._http.start_next_cycle()
+    async def serve(self, listener: socket.socket) -> None:
+        """Until it is cancelled. Then it no longer listens."""
+        config = uvicorn.Config(
+            self.app, http=_Hasty, ws="none", lifespan="off", log_config=None, access_log=False,
+            server_header=False,
+        )  # fmt: skip
+        with listener:
+            await _Uvicorn(config).serve(sockets=[listener])
 
-    def refuse(self, error: RequestError | h11.RemoteProtocolError) -> None:
-        status = error.status if isinstance(error, RequestError) else error.error_status_hint
-        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._reply(status, {"error": str(error)}, ("Connection", "close"))
-        self._connection.end()
-
-    def time_is_up(self) -> None:
-        if self._http.their_state is h11.SEND_BODY:
-            self.refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, "the body does not come"))
-        elif self._http.our_state is h11.SEND_RESPONSE:
-            why = f"no prediction within {_ANSWER_SECONDS:g} s"
-            self.refuse(RequestError(HTTPStatus.SERVICE_UNAVAILABLE, why))
-
-    async def _event(self) -> Any:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            if self._http.they_are_waiting_for_100_continue:
-                go_on = h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[])
-                self._connection.send(self._http.send(go_on) or b"")
-            self._http.receive_data(await self._connection.reader.read(_PIECE_BYTES))
-        return event
-
-    def _check(self, request: h11.Request) -> None:
-        """Refuses all that can be refused before the body is read."""
-        self._method = request.method
-        headers = dict(request.headers)
-        scheme, _, said = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        is_bearer = scheme.lower() == "bearer"
-        if self._token and not (is_bearer and is_same(said.strip(), self._token)):
-            raise RequestError(HTTPStatus.UNAUTHORIZED, "the token is not the service's")
-        self._connection.is_known = True
-        if (request.method, request.target) != (b"POST", PATH.encode("ascii")):
-            raise RequestError(HTTPStatus.NOT_FOUND, f"there is POST {PATH} alone")
-        _check_size(int(headers.get(b"content-length", b"0")))
+    async def _predict(self, request: Request) -> Response:
+        self._check_token(request)
+        question = _read(await _body(request))
+        found = await self._predicted(question)
+        if question.max_tokens is not None:
+            found = found.capped(question.max_tokens)
+        answer = {
+            "model": question.model,
+            "source": found.source,
+            "effective_samples": found.effective_samples,
+            "mean": found.mean(),
+            "osl": max(1, round(found.mean())),
+            "quantiles": {f"{q:g}": found.quantile(q) for q in question.quantiles},
+            "lengths": found.lengths.tolist(),
+            "probabilities": found.weights.tolist(),
+        }
+        return JSONResponse(answer)
 
     async def _predicted(self, question: Question) -> LengthDistribution:
-        """Raises RequestError if the worker refuses, or knows nothing."""
-        number, told = self._connection.number, asyncio.Queue[dict[str, Any]]()
-        self._connection.tell = told.put_nowait
-        match self._worker.connect(number, question.model, only_asks=True):
-            case {"refused": str(why), "because": str(because)}:
-                status = _REFUSALS.get(because, HTTPStatus.SERVICE_UNAVAILABLE)
-                raise RequestError(status, why)
-        asks = {"predict": 0, "text": excerpt(question.prompt), "scope": question.lora}
-        self._worker.receive(number, {**asks, "asked": msgspec.to_builtins(question.asked)})
+        asker = Asker()
+        match self._worker.connect(asker, question.model, only_asks=True):
+            case Refused(why=why, because=because):
+                raise HTTPException(404 if because == "model" else 503, why)
         try:
-            while "predicted" not in (found := await told.get()):
-                pass  # news of its model
-            if found["distribution"] is None:
-                raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "nothing is known yet")
-            return LengthDistribution.from_fields(found["distribution"])
+            text = valid(excerpt(question.prompt))
+            self._worker.receive(asker, Predict(0, text, question.lora, question.asked))
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                lengths = (await asker.answer).lengths
+        except TimeoutError:
+            raise HTTPException(503, f"no prediction within {_ANSWER_SECONDS:g} s") from None
         finally:
-            self._worker.disconnect(number)
+            self._worker.disconnect(asker)
+        if lengths is None:
+            raise HTTPException(503, "nothing is known yet")
+        return lengths.read()
 
-    def _reply(self, status: int, body: dict[str, Any], *more: tuple[str, str]) -> None:
-        content = json.dumps(body).encode("ascii") + b"\n"
-        headers = [
-            ("Date", formatdate(usegmt=True)),
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(len(content))),
-            *more,
-        ]
-        parts = [h11.Response(status_code=status, headers=headers), h11.Data(data=content)]
-        if self._method == b"HEAD":
-            del parts[1]
-        sent = [self._http.send(part) for part in (*parts, h11.EndOfMessage())]
-        self._connection.send(b"".join(filter(None, sent)))
+    async def _health(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _metrics(self, request: Request) -> Response:
+        self._check_token(request)
+        registry = CollectorRegistry()
+        registry.register(self)
+        return PlainTextResponse(generate_latest(registry))
+
+    def collect(self) -> Iterator[Metric]:
+        """For prometheus_client: the counters of Stats, by model."""
+        by_model = self._worker.stats()
+        for field in (name for name in Stats.__struct_fields__ if name.startswith("num_")):
+            kind = GaugeMetricFamily if field in _GAUGES else CounterMetricFamily
+            name = field.removeprefix("num_")
+            family = kind(f"sage:service_{name}", f"{name} of the service", labels=["model"])
+            for model, stats in by_model.items():
+                family.add_metric([model], getattr(stats, field))
+            yield family
+
+    def _check_token(self, request: Request) -> None:
+        scheme, _, said = request.headers.get("authorization", "").partition(" ")
+        is_same = hmac.compare_digest(said.strip().encode(), self._token.encode())
+        if scheme.lower() != "bearer" or not is_same:
+            raise HTTPException(401, "the token is not the service's")
 
 
-def read_question(content: bytes | bytearray) -> Question:
-    """A request's body. Raises RequestError."""
+async def _body(request: Request) -> bytes:
+    """Raises HTTPException if it is too long, or too late."""
+    body = bytearray()
     try:
-        return msgspec.convert(json.loads(content), Question)
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the body may have {_MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise HTTPException(408, "the body does not come") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the body ends early") from None
+    return bytes(body)
+
+
+def _read(body: bytes) -> Question:
+    try:
+        return msgspec.json.decode(body, type=Question)
     except (ValueError, RecursionError) as error:
         what = "the body" if isinstance(error, msgspec.ValidationError) else "the body is no JSON"
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"{what}: {error}") from error
+        raise HTTPException(400, f"{what}: {error}") from error
 
 
-def _answer(question: Question, found: LengthDistribution) -> dict[str, Any]:
-    if question.max_tokens is not None:
-        found = found.capped(question.max_tokens)
-    return {
-        "model": question.model,
-        "source": found.source,
-        "effective_samples": found.effective_samples,
-        "mean": found.mean(),
-        "osl": max(1, round(found.mean())),
-        "quantiles": {f"{q:g}": found.quantile(q) for q in question.quantiles},
-        "lengths": found.lengths.tolist(),
-        "probabilities": found.weights.tolist(),
-    }
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-def _check_size(num_bytes: int) -> None:
-    if num_bytes > _MAX_BODY_BYTES:
-        most = f"the body may have {_MAX_BODY_BYTES} bytes"
-        raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, most)
+class _Hasty(H11Protocol):
+    """Hangs up on a client that does not send a whole head in time: uvicorn waits for it forever,
+    and strangers could take all descriptors."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
+        self._await_request(_FIRST_SECONDS)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_request(_NEXT_SECONDS)
+
+    def _await_request(self, seconds: float) -> None:
+        self.loop.call_later(seconds, self._give_up, self.cycle)
+
+    def _give_up(self, before: object) -> None:
+        if self.cycle is before:
+            self.transport.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # the service has handlers of its own

@@ -1,46 +1,43 @@
-"""The event loop that serves a worker's clients over sockets: one inference server, or many."""
+"""The event loop that serves a worker's clients over ZeroMQ: one inference server, or many."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import logging
-import socket
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
-from predictor_store.service import http, sockets
-from predictor_store.service.connection import Connection, talk_in_lines
+import zmq
+
+from predictor_store.service import endpoint, messages
+from predictor_store.service.messages import Goodbye, Hello, Refused
 from predictor_store.service.worker import Outgoing, Worker
 
-logger = logging.getLogger(__name__)
-
 _REPORT_SECONDS = 1.0
-# From the connection to a whole hello, or to the end of a first HTTP request.
-_FIRST_SECONDS = 10.0
-_MAX_CONNECTIONS = 256
+# At a time; then a batch of prompts is embedded.
+_MOST_TAKEN = 1_000
+# Batches, after it has been stopped.
+_MOST_LAST = 100
 
 
 class Server:
-    """One thread. Whatever a client does to its own connection, the others do not notice."""
+    """One thread. It closes the router at its end."""
 
     def __init__(
         self,
         worker: Worker,
-        listener: socket.socket | None = None,
-        token: str = "",
-        own: socket.socket | None = None,
+        router: zmq.Socket[bytes],
+        parent: int | None = None,
+        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """token: what clients over TCP have to say. own: a connection to the process that this
-        server ends with."""
+        """parent: the process that this one ends with. beside: runs in the same loop, until it is
+        cancelled."""
         self._worker = worker
-        self._listener = listener
-        self._token = token
-        self._own = own
-        # The oldest first.
-        self._clients: dict[int, Connection] = {}
-        self._numbers = itertools.count()
+        self._router = router
+        self._parent = parent
+        self._beside = beside
         self._stopped = False
         self._hurries = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,81 +58,82 @@ class Server:
                 self._loop.call_soon_threadsafe(self._worker.heard.set)
 
     def run(self) -> None:
-        """Serves until stop(), or until the process at the other end of `own` hangs up. Then it no
-        longer listens."""
+        """Serves until stop(), or until the parent has ended. Then it no longer listens."""
         # Whatever loop the process prefers: uvloop's goes by a clock of its own.
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            try:
+        try:
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._run())
-            finally:
-                if self._listener is not None:
-                    sockets.close(self._listener)
+        finally:
+            endpoint.close(self._router)
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        if self._listener is not None:
-            await asyncio.start_server(self._serve, sock=self._listener)
-        if self._own is not None:
-            streams = await asyncio.open_connection(sock=self._own)
-            own = asyncio.create_task(self._serve(*streams))
-            own.add_done_callback(lambda _: self._end())
+        self._loop.add_reader(self._router.fileno(), self._worker.heard.set)
+        tasks = set[asyncio.Task[None]]()  # a loop alone does not keep them
+        if self._beside is not None:
+            tasks.add(self._loop.create_task(self._beside()))
         next_report = time.monotonic() + _REPORT_SECONDS
         while not self._stopped:
             await self._wait_for_work(next_report - time.monotonic())
             self._worker.heard.clear()
+            self._take_in()
             self._tell(self._worker.step())
             if self._hurries or time.monotonic() >= next_report:
                 next_report = time.monotonic() + _REPORT_SECONDS
                 self._tell(self._worker.report())
-
-    def _end(self) -> None:
-        self._stopped = True
-        self._worker.heard.set()
+                self._stopped |= self._parent not in (None, os.getppid())
+        for _ in range(_MOST_LAST):
+            if not self._take_in() and not self._worker.busy:
+                break
+            self._worker.step()
 
     async def _wait_for_work(self, wait_s: float) -> None:
-        """Waits for at most so long. Clients' tasks get a turn in any case."""
+        """Waits for at most wait_s. Other tasks get a turn in any case."""
         await asyncio.sleep(0)
-        if self._worker.busy:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._worker.heard.wait()
+        # ZeroMQ wakes a reader once, and not again for what came during a send.
+        if not self._worker.busy and not self._router.poll(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._worker.heard.wait()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it hangs up or is hung up on."""
-        number = next(self._numbers)
-        connected: socket.socket = writer.get_extra_info("socket")
-        token = self._token if connected.family != socket.AF_UNIX else ""
-        try:
-            async with asyncio.timeout(_FIRST_SECONDS) as deadline:
-                if self._has_room():
-                    client = self._clients[number] = Connection(number, reader, writer, deadline)
-                    sockets.set_up(connected)
-                    first = await reader.read(1)
-                    talk = talk_in_lines if first == b"{" else http.talk
-                    await talk(client, first, self._worker, token)
-        except (OSError, ValueError, asyncio.CancelledError):
-            pass  # it is gone, or late, or says what has no end
-        except Exception:
-            logger.exception("a client is hung up on")
-        finally:
-            self._clients.pop(number, None)
-            self._worker.disconnect(number)
-            writer.transport.abort()
+    def _take_in(self) -> int:
+        """How many messages it has taken, of those that have come."""
+        for taken in range(_MOST_TAKEN):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return taken
+            try:
+                self._hear(frames[0], messages.decode_to_worker(b"".join(frames[1:])))
+            except (ValueError, RecursionError):
+                self._worker.count_malformed(frames[0])
+        return _MOST_TAKEN
 
-    def _has_room(self) -> bool:
-        """Whether one more client may come. If there are too many, the oldest that has not said the
-        token is hung up on, so that strangers cannot keep others out."""
-        if len(self._clients) < _MAX_CONNECTIONS:
-            return True
-        for number, client in self._clients.items():
-            if not client.is_known and client.task is not None:
-                client.task.cancel()
-                del self._clients[number]
-                return True
-        return False
+    def _hear(self, client: bytes, message: messages.ToWorker) -> None:
+        match message:
+            case Hello(messages.VERSION, model):
+                self._tell([(client, self._worker.connect(client, model))])
+            case Hello(version):
+                why = (
+                    f"it speaks version {version} of the protocol, this worker "
+                    f"{messages.VERSION}: both need the same release of sage-sched"
+                )
+                self._tell([(client, Refused(messages.VERSION, why, "version"))])
+            case Goodbye():
+                self._tell(self._worker.report())
+                self._worker.disconnect(client)
+                self._tell([(client, message)])
+            case _:
+                self._worker.receive(client, message)
 
-    def _tell(self, messages: Iterable[Outgoing]) -> None:
-        for number, message in messages:
-            if (client := self._clients.get(number)) is not None:
+    def _tell(self, outgoing: Iterable[Outgoing]) -> None:
+        for client, message in outgoing:
+            if not isinstance(client, bytes):
                 client.tell(message)
+                continue
+            try:
+                self._router.send_multipart([client, messages.encode(message)], zmq.NOBLOCK)
+            except zmq.Again:
+                pass  # it takes nothing in, and does not wait for an answer any more
+            except zmq.ZMQError:
+                self._worker.disconnect(client)  # it is gone

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
-from predictor_store.service import sockets
-from predictor_store.service.link import Link, PredictorError, start_worker
+from predictor_store.service.own_process import OwnProcess, private_path
 from sage_sched.config import SageConfig
 
 logger = logging.getLogger(__name__)
 
 # Pauses are of 1, 2, 4 ... seconds up to this. A worker that has lived so long counts as sound.
 _MAX_BACKOFF_SECONDS = 60.0
-_FOLDER_PREFIX, _SOCKET_NAME = "sage-sched-", "predictor.socket"
-_LEAST_AGE_S = 60.0
 
 
-class Supervisor:
-    """Reads from the worker in a thread of its own, which opens the next one, too.
+class Watched(Protocol):
+    """A worker's process, or a link to it. wait blocks until it is lost, and close until it has
+    written what it has; kill ends it at once."""
 
-    open_link: opens a worker. Blocks; raises StoreError, PredictorError. attach: told of each
-    worker. hear: told what it says. lose: called when it is lost.
+    def wait(self) -> None: ...
+    def close(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+_Worker = TypeVar("_Worker", bound=Watched)
+
+
+class Supervisor(Generic[_Worker]):
+    """Waits in a thread of its own until the worker is lost, and opens the next one there.
+
+    open_worker: blocks; raises StoreError, PredictorError. attach: told of each worker. lose:
+    called when it is lost.
     """
 
     def __init__(
         self,
-        open_link: Callable[[], Link],
-        attach: Callable[[Link], None] = lambda link: None,
-        hear: Callable[[dict[str, Any]], None] = lambda message: None,
+        open_worker: Callable[[], _Worker],
+        attach: Callable[[_Worker], None] = lambda worker: None,
         lose: Callable[[], None] = lambda: None,
     ) -> None:
-        self._open_link = open_link
+        self._open_worker = open_worker
         self._attach = attach
-        self._hear = hear
         self._lose = lose
         self._closed = threading.Event()
-        self._link: Link | None = None
+        self._worker: _Worker | None = None
         self._opened_at = 0.0
         self._num_failures = 0
         # Why there is no worker, as was logged; "" if there is one.
@@ -59,9 +63,9 @@ class Supervisor:
         is_settled = threading.Event()
 
         def keep() -> None:
-            link = self._tried()
+            worker = self._tried()
             is_settled.set()
-            self._keep(link)
+            self._keep(worker)
 
         threading.Thread(target=keep, daemon=True).start()
         if not is_settled.wait(patience_s):
@@ -70,52 +74,47 @@ class Supervisor:
     def close(self) -> None:
         """Blocks until the worker has written what it has. From now on no worker is opened."""
         self._closed.set()
-        if self._link is not None:
-            self._link.close()
+        if self._worker is not None:
+            self._worker.close()
 
-    def _open(self) -> Link:
-        self._link = link = self._open_link()
+    def _open(self) -> _Worker:
+        self._worker = worker = self._open_worker()
         self._opened_at = time.monotonic()
         if self._closed.is_set():
-            link.close()
+            worker.close()
         else:
-            self._attach(link)
-        return link
+            self._attach(worker)
+        return worker
 
-    def _keep(self, link: Link | None) -> None:
-        while link := link or self._reopened():
-            why = "it has ended"
-            try:
-                for message in link.messages:
-                    self._hear(message)
-            except Exception as error:  # whatever it says, the next one is to be opened
-                why = repr(error)
+    def _keep(self, worker: _Worker | None) -> None:
+        while worker := worker or self._reopened():
+            worker.wait()
             self._lose()
             if not self._closed.is_set():
-                self._tell(why)
-                link.kill()
-            link = None
+                self._tell("it has ended")
+                worker.kill()
+            worker = None
 
-    def _reopened(self) -> Link | None:
+    def _reopened(self) -> _Worker | None:
         """Another worker. Blocks until it is ready; None if close() is called first."""
         if time.monotonic() - self._opened_at > _MAX_BACKOFF_SECONDS:
             self._num_failures = 0
         while not self._closed.wait(min(2.0**self._num_failures, _MAX_BACKOFF_SECONDS)):
             self._num_failures = min(self._num_failures + 1, 10)
-            if (link := self._tried()) is not None:
-                return link
+            if (worker := self._tried()) is not None:
+                return worker
         return None
 
-    def _tried(self) -> Link | None:
+    def _tried(self) -> _Worker | None:
         try:
-            link = self._open()
+            worker = self._open()
         except Exception as error:
             self._tell(str(error))
             return None
         if self._told:
             self._told = ""
             logger.warning("the prediction worker is there")
-        return link
+        return worker
 
     def _tell(self, why: str) -> None:
         if why != self._told:
@@ -125,30 +124,21 @@ class Supervisor:
             )
 
 
-def _remove_left() -> None:
-    """Folders of this user's servers that were killed together with their workers."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET_NAME}"):
-        with contextlib.suppress(OSError, PredictorError):
-            # One that is new may be about to listen.
-            if time.time() - left.lstat().st_mtime > _LEAST_AGE_S:
-                sockets.remove_dead(left)
-                left.parent.rmdir()
-
-
-class SharedWorker(Supervisor):
-    """The worker of a server that has several HTTP processes: they share it over a socket.
+class SharedWorker:
+    """The worker of a server that has several HTTP processes: they share it.
 
     The server's main process starts it, and it ends with that process. config: for the HTTP
     processes; its predictor.service is where the worker listens.
     """
 
     def __init__(self, config: SageConfig) -> None:
-        _remove_left()
-        folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)  # mode 0700; the worker removes it
-        service = str(Path(folder) / _SOCKET_NAME)
+        service = private_path()
         self.config = replace(config, predictor=replace(config.predictor, service=service))
-        super().__init__(self._start_worker)
+        self._supervisor = Supervisor(lambda: OwnProcess(config, service))
 
-    def _start_worker(self) -> Link:
-        Path(self.config.predictor.service).parent.mkdir(mode=0o700, exist_ok=True)
-        return start_worker(self.config)
+    def start(self) -> None:
+        """As Supervisor.start()."""
+        self._supervisor.start()
+
+    def close(self) -> None:
+        self._supervisor.close()

@@ -1,8 +1,9 @@
 """The process of a server's own prediction worker.
 
-`python -m predictor_store.service.worker_process FD CONFIG`, run by predictor_store.service.link:
-FD is a connected stream socket, CONFIG the sections store and predictor as a JSON object. If
-predictor.service is set, the worker listens there too, for the HTTP processes of its server.
+`python -m predictor_store.service.worker_process PID CONFIG`, run by
+predictor_store.service.own_process: the worker ends with process PID, its parent. CONFIG has the
+sections store and predictor as a JSON object; the worker listens on predictor.service. Its first
+line says that it is ready, or why not.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
-from predictor_store.service import protocol, sockets
+from predictor_store.service.endpoint import listen
+from predictor_store.service.own_process import READY
 from predictor_store.service.server import Server
 from predictor_store.service.worker import Worker
 from predictor_store.store.file import StoreError
@@ -26,30 +27,30 @@ _NICENESS = 19
 
 
 def main() -> None:
-    # Ctrl-C goes to the whole process group. The server answers what it has begun; then it hangs
-    # up, or kills its processes.
+    # Ctrl-C goes to the whole process group. The server answers what it has begun; then it kills
+    # its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connected = socket.socket(fileno=int(sys.argv[1]))
     config = SageConfig.parse(json.loads(sys.argv[2]))
     try:
         worker = Worker(config)
     except StoreError as error:
-        connected.sendall(protocol.encode(protocol.refusal(str(error), "store")))
+        print(" ".join(str(error).split()), flush=True)
         return
     if config.predictor.encoder == "minilm":
         # From here on the engine goes first. With all cores busy, the transformer at equal priority
         # costs the engine a third of its throughput (`sage-sched bench`, 2 cores) and gains
         # nothing. Means of token vectors take a millisecond a request, and stay at equal priority.
         os.nice(_NICENESS)
-    at = config.predictor.service
+    path = config.predictor.service
     with contextlib.closing(worker):
-        listener = sockets.listen(Address.parse(at)) if at else None
-        server = Server(worker, listener, own=connected)
+        server = Server(worker, listen(Address(path=path)), parent=int(sys.argv[1]))
         signal.signal(signal.SIGINT, lambda *_: server.hurry())
+        signal.signal(signal.SIGTERM, lambda *_: server.stop())
+        print(READY, end="", flush=True)
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe from here on
         server.run()
-        if at:  # a SharedWorker made the folder for this socket alone
-            with contextlib.suppress(OSError):
-                Path(at).parent.rmdir()
+        with contextlib.suppress(OSError):
+            Path(path).parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,8 +19,7 @@ import requests
 from bench.engines.server.server import Server
 from predictor_store.data.warm import Observation, warm_store
 from predictor_store.predict.model import folder_of_model
-from predictor_store.service import sockets
-from sage_sched.address import Address
+from predictor_store.service import endpoint
 from sage_sched.config import StoreConfig
 from tests.engine.kinds import BIN, CHECKED, PATIENT, settings
 from tests.engine.serving import (
@@ -121,18 +119,27 @@ def workers_of(server: Server) -> list[psutil.Process]:
     ]
 
 
+TOKEN = "a token that is hard to guess"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 @contextmanager
-def service(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
+def service(folder: Path, address: str, port: int) -> Iterator[subprocess.Popen[str]]:
     config = folder / "service.toml"
     config.write_text(f'[store]\npath = "{folder / "store"}"\n')
     with subprocess.Popen(
         [
             str(BIN / "sage-sched"),
-            *f"predictor serve --listen {address}".split(),
+            *f"predictor serve --listen {address} --http 127.0.0.1:{port}".split(),
             "--sage-config",
             str(config),
         ],
         stdout=subprocess.PIPE,
+        env=os.environ | {endpoint.TOKEN_VARIABLE: TOKEN},
         text=True,
     ) as process:
         try:
@@ -152,7 +159,6 @@ client.start()
 async def main():
     asked = [asyncio.ensure_future(client.predict("I die")) for _ in range(100)]
     await asyncio.sleep(0)
-    client._link.socket.send(b'{"predict": 1, "te')
     os.kill(os.getpid(), 9)
 asyncio.run(main())
 """
@@ -165,7 +171,7 @@ def asked(server: Server, prompts: Sequence[str]) -> list[int]:
 
 
 def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
-    address = str(tmp_path / "predictor.socket")
+    address, port = str(tmp_path / "predictor.socket"), free_port()
     store = StoreConfig(str(tmp_path / "store"))
     for name, length in (("short", 4), ("long", 700)):
         lengths = [Observation(SHORT_PROMPT, length) for _ in range(40)]
@@ -184,21 +190,27 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
         # There is no service yet. It serves all the same, and finds it by itself.
         assert asked(short, [SHORT_PROMPT] * 4) == [3] * 4
         assert predictor_of(short)["num_predicted_prior"] >= 4
-        with service(tmp_path, address) as serving, server("long") as long:
+        with service(tmp_path, address, port) as serving, server("long") as long:
             wait_until(lambda: predictor_of(short)["worker_alive"] == 1)
             num_alone = predictor_of(short)["num_predicted_prior"]
             # None is predicted from the other's answers.
             for name, least, most in (("short", 0, 10), ("long", 600, 800)):
                 body = {"model": name, "prompt": SHORT_PROMPT}
-                found = requests_over(address, body)
+                found = requests.post(
+                    f"http://127.0.0.1:{port}/predict",
+                    json=body,
+                    headers={"Authorization": f"Bearer {TOKEN}"},
+                    timeout=300,
+                ).json()
                 assert least <= found["quantiles"]["0.5"] <= most
-            # A client dies with a hundred questions open, in the middle of another.
+            # A client dies with a hundred questions open.
             died = subprocess.run([sys.executable, "-c", DYING, address], check=False)
             assert died.returncode == -signal.SIGKILL
             for each in (short, long):
                 assert asked(each, [SHORT_PROMPT] * 8) == [3] * 8
                 wait_until(lambda each=each: predictor_of(each)["num_recorded"] == 8)
-            with sockets.connect(Address.parse(address)) as junk:
+            with socket.socket(socket.AF_UNIX) as junk:
+                junk.connect(address)
                 junk.sendall(b"\xff\x00 junk\n" * 1000)
                 assert asked(short, [SHORT_PROMPT] * 8) == [3] * 8
             assert not (tmp_path / "short" / "unused").exists()
@@ -212,7 +224,7 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
                 counted = predictor_of(each)
                 assert counted["num_predicted_prior"] + counted["num_unsent"] >= 4
                 assert not counted["worker_alive"]
-            with service(tmp_path, address):
+            with service(tmp_path, address, port):
                 for each in (short, long):
                     wait_until(lambda each=each: predictor_of(each)["worker_alive"] == 1)
                     before = predictor_of(each)
@@ -220,14 +232,3 @@ def test_two_servers_on_one_service(model: Path, tmp_path: Path) -> None:
                     assert asked(each, [SHORT_PROMPT] * 4) == [3] * 4
                     after = predictor_of(each)
                     assert after["num_predicted_prior"] == before["num_predicted_prior"]
-
-
-def requests_over(address: str, body: dict[str, Any]) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("localhost")
-    connection.sock = sockets.connect(Address.parse(address))
-    connection.request("POST", "/predict", json.dumps(body))
-    with connection.getresponse() as response:
-        assert response.status == 200
-        found: dict[str, Any] = json.loads(response.read())
-    connection.close()
-    return found

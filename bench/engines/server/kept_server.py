@@ -22,7 +22,7 @@ from bench.engines.server.policy_server import (
     scheduler_state,
 )
 from bench.engines.server.server import Server, ServerError
-from predictor_store.service import link
+from predictor_store.service import own_process
 
 # Loading takes seconds; on a host that is busy with other things, minutes.
 _TIMEOUT_S = 600.0
@@ -146,7 +146,7 @@ def hurry_predictions(server: Server) -> None:
 
 def _prediction_workers(server: Server) -> list[psutil.Process]:
     processes = psutil.Process(server.pid).children(recursive=True)
-    return [process for process in processes if link.WORKER_MODULE in process.cmdline()]
+    return [process for process in processes if own_process.WORKER_MODULE in process.cmdline()]
 
 
 def _num_restarts(server: Server) -> int:

@@ -21,7 +21,6 @@ import uvloop
 
 from predictor_store.predict.asked import NOTHING_ASKED, Asked
 from predictor_store.predict.embedder import dimension, fingerprint
-from predictor_store.service import link
 from predictor_store.service.client import PredictorClient
 from predictor_store.store import lock
 from predictor_store.store.file import StoreError
@@ -59,6 +58,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def pid_of(client: PredictorClient) -> int:
     assert client._link is not None
+    assert client._link.process is not None
     return client._link.process.pid
 
 
@@ -99,7 +99,7 @@ def test_finished_answers_are_predicted(client: PredictorClient) -> None:
 
 
 def test_a_burst_is_predicted_and_recorded_whole(tmp_path: Path) -> None:
-    """All in one turn of the event loop, in which the socket takes some hundreds."""
+    """All in one turn of the event loop."""
     never_late = PredictorConfig(deadline_ms=600_000)
     client = PredictorClient(SageConfig(StoreConfig(str(tmp_path)), never_late))
     client.start()
@@ -199,7 +199,8 @@ def test_garbage_on_the_wire_does_not_kill_the_worker(client: PredictorClient) -
     async def main() -> None:
         assert client._link is not None
         before = client.stats()
-        client._link.socket.send(b'\xff\xfe garbage\n{"predict": "x"}\n[]\n')
+        for garbage in (b"", b"\xff\xfe garbage", b"\x92\xa7Predict\xa1x"):
+            client._link._dealer.send(garbage)
         assert (await client.predict("Still there?")).handle is not None
         await until(lambda: client.stats()["num_malformed"] == before["num_malformed"] + 3)
 
@@ -234,7 +235,7 @@ def test_a_hung_worker_costs_the_prediction_alone(
             assert late.handle is not None
             assert client.stats()["num_deadline_misses"] == before["num_deadline_misses"] + 1
 
-            # Nobody waits for it again until it has said something.
+            # No request waits for it again until it has said something.
             patient = replace(client._config.predictor, deadline_ms=600_000.0)
             monkeypatch.setattr(client, "_config", replace(client._config, predictor=patient))
             at_once = await asyncio.wait_for(client.predict("At once"), 60)
@@ -243,12 +244,11 @@ def test_a_hung_worker_costs_the_prediction_alone(
             monkeypatch.undo()
 
             # More than is kept for the worker: nothing waits.
-            monkeypatch.setattr(link, "_MAX_UNSENT_BYTES", 4096)
             full = late
-            while full.handle is not None:  # a thread may have made room just then
+            while full.handle is not None:  # the socket may have made room just then
                 num_unrecorded = client.stats()["num_unrecorded"]
                 while client.stats()["num_unrecorded"] == num_unrecorded:
-                    client.finished(known.handle, 5, 100, False)
+                    client.finished(10**9, 5, 100, False)
                 full = await client.predict("No room")
             assert full.distribution == late.distribution
             assert client.stats()["num_unsent"] == before["num_unsent"] + 1
@@ -290,7 +290,7 @@ def test_a_killed_worker_costs_the_prediction_alone_and_comes_back(client: Predi
             assert lost.distribution is not None
             assert lost.distribution.source == "prior"
         assert not client.stats()["worker_alive"]
-        meanwhile = await client.predict("Nobody there")
+        meanwhile = await client.predict("Is it there?")
         assert meanwhile.handle is None
         client.finished(first.handle, 5, 321, False)
 
@@ -334,17 +334,17 @@ def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     assert asyncio.run(client.predict("Closed")).handle is None
 
 
-def test_a_server_that_writes_nothing_down_still_learns(tmp_path: Path) -> None:
+def test_a_server_that_writes_nothing_to_disk_still_learns(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     client = PredictorClient(SageConfig(StoreConfig(str(folder), on_disk=False), PATIENT))
     client.start()
 
     async def main() -> None:
-        first = await client.predict("Tell nobody")
+        first = await client.predict("Keep it to yourself")
         assert first.handle is not None
         client.finished(first.handle, 5, 12, False)
         await until(lambda: client.stats()["num_recorded"] == 1)
-        second = await client.predict("Tell nobody")
+        second = await client.predict("Keep it to yourself")
         assert second.distribution is not None
         assert share_of(second.distribution, 12) > 0.2
 
@@ -353,15 +353,22 @@ def test_a_server_that_writes_nothing_down_still_learns(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_store_that_is_refused_is_refused_at_the_start(tmp_path: Path) -> None:
-    Store(StoreConfig(str(tmp_path)), "another model", 768).close()
-    with pytest.raises(StoreError, match="another model"):
-        PredictorClient(SageConfig(StoreConfig(str(tmp_path)))).start()
+def another_encoder(folder: Path) -> None:
+    Store(StoreConfig(str(folder)), "another model", 768).close()
 
 
-def test_a_damaged_store_is_refused_at_the_start(tmp_path: Path) -> None:
-    file_of(tmp_path).write_bytes(b"not a database at all")
-    with pytest.raises(StoreError, match="damaged"):
+def damage(folder: Path) -> None:
+    file_of(folder).write_bytes(b"not a database at all")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"), [(another_encoder, "another model"), (damage, "damaged")]
+)
+def test_a_bad_store_is_refused_at_the_start(
+    tmp_path: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    spoil(tmp_path)
+    with pytest.raises(StoreError, match=said):
         PredictorClient(SageConfig(StoreConfig(str(tmp_path)))).start()
 
 

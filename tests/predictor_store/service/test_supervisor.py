@@ -2,28 +2,28 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from predictor_store.service import sockets
-from predictor_store.service.link import Link, PredictorError, connect_worker
+from predictor_store.service.endpoint import PredictorError
+from predictor_store.service.link import Link, connect_worker
+from predictor_store.service.own_process import private_path
 from predictor_store.service.supervisor import SharedWorker, Supervisor
-from sage_sched.address import Address
 from sage_sched.config import PredictorConfig, SageConfig, StoreConfig
 
 
 class Opened:
-    """In the place of a Link whose worker says something and dies. It knows how it was ended."""
+    """A worker that dies at once. It knows how it was ended."""
 
     was_killed = was_closed = False
 
-    def __init__(self) -> None:
-        self.messages = iter([{"said": 1}])
+    def wait(self) -> None:
+        pass
 
     def kill(self) -> None:
         self.was_killed = True
@@ -37,13 +37,12 @@ class Kept:
     is closed in its pause number num_pauses + 1."""
 
     def __init__(self, fails: list[bool], num_pauses: int) -> None:
-        self.links = list[Any]()
+        self.workers = list[Opened]()
         self.pauses = list[float]()
-        self.told = list[Any]()
-        self.supervisor = Supervisor(
+        self.told = list[str]()
+        self.supervisor = Supervisor[Opened](
             lambda: self._opened(fails),
-            lambda link: self.told.append("attached"),
-            self.told.append,
+            lambda worker: self.told.append("attached"),
             lambda: self.told.append("lost"),
         )
 
@@ -56,25 +55,25 @@ class Kept:
 
         self.supervisor._closed.wait = wait  # type: ignore[method-assign,assignment]
 
-    def _opened(self, fails: list[bool]) -> Any:
+    def _opened(self, fails: list[bool]) -> Opened:
         if fails and fails.pop(0):
             raise PredictorError("not today")
-        self.links.append(Opened())
-        return self.links[-1]
+        self.workers.append(Opened())
+        return self.workers[-1]
 
     def run(self) -> None:
         self.supervisor._keep(self.supervisor._open())
 
 
-def test_pauses_grow_while_workers_fail_and_those_that_die_at_once_do() -> None:
+def test_pauses_grow_while_workers_fail_or_die_at_once() -> None:
     kept = Kept([False] + [True] * 7, 9)
     kept.run()
     assert kept.pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert [link.was_killed for link in kept.links] == [True] * 3
-    assert kept.told == ["attached", {"said": 1}, "lost"] * 3
+    assert [worker.was_killed for worker in kept.workers] == [True] * 3
+    assert kept.told == ["attached", "lost"] * 3
 
 
-def test_they_start_over_after_a_worker_that_has_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_start_over_after_a_worker_that_has_lived(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(0, 10_000, 100))
     monkeypatch.setattr(
         "predictor_store.service.supervisor.time.monotonic", lambda: float(next(times))
@@ -86,11 +85,11 @@ def test_they_start_over_after_a_worker_that_has_lived(monkeypatch: pytest.Monke
 
 def test_once_closed_no_worker_is_kept() -> None:
     kept = Kept([], 0)
-    link: Any = kept.supervisor._open()
+    worker = kept.supervisor._open()
     kept.supervisor.close()
-    assert link.was_closed
+    assert worker.was_closed
     # One that was being opened meanwhile.
-    late: Any = kept.supervisor._open()
+    late = kept.supervisor._open()
     assert late.was_closed
     assert kept.told == ["attached"]
 
@@ -99,16 +98,16 @@ def test_a_shared_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
     shared = SharedWorker(SageConfig(StoreConfig(str(tmp_path)), PredictorConfig()))
     shared.start()
     first = connect_worker(shared.config, "")
-    killed = first.first["ready"]["process"]
+    killed = first.first.stats.process
     os.kill(killed, signal.SIGKILL)
     while psutil.pid_exists(killed):
         time.sleep(0.01)
     again = _connected(shared.config)
-    assert again.first["ready"]["process"] != killed
+    assert again.first.stats.process != killed
     for link in (first, again):
         link.close()
     shared.close()
-    assert not psutil.pid_exists(again.first["ready"]["process"])
+    assert not psutil.pid_exists(again.first.stats.process)
     assert not Path(shared.config.predictor.service).parent.exists()
 
 
@@ -117,20 +116,22 @@ def test_what_killed_servers_left_is_removed(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     places = {name: tmp_path / f"sage-sched-{name}" for name in ("old", "new", "alive", "other")}
-    listeners = []
-    for name, folder in places.items():
-        folder.mkdir()
-        if name == "other":
-            (folder / "predictor.socket").write_text("somebody's file")
-        else:
-            listeners.append(sockets.listen(Address(path=str(folder / "predictor.socket"))))
-            if name != "alive":
-                listeners.pop().close()
-        if name != "new":
-            os.utime(folder / "predictor.socket", (0, 0))
-    ours = Path(SharedWorker(SageConfig()).config.predictor.service).parent
+    with socket.socket(socket.AF_UNIX) as alive:
+        for name, folder in places.items():
+            folder.mkdir()
+            path = folder / "predictor.socket"
+            if name == "other":
+                path.write_text("a file of a person")
+            elif name == "alive":
+                alive.bind(str(path))
+                alive.listen()
+            else:
+                with socket.socket(socket.AF_UNIX) as left:
+                    left.bind(str(path))
+            if name != "new":
+                os.utime(path, (0, 0))
+        ours = Path(private_path()).parent
     assert {*tmp_path.iterdir()} == {*places.values(), ours} - {places["old"]}
-    listeners[0].close()
 
 
 def _connected(config: SageConfig) -> Link:

@@ -1,0 +1,126 @@
+"""Messages between HTTP processes and a prediction worker, as msgpack: one ZeroMQ frame each.
+
+A client begins with Hello and hears Welcome or Refused. It then sends Predict, Finished and GoesOn,
+and ends with Goodbye, which comes back when all before it is written. The worker sends Predicted,
+and News once a second. Handles are each client's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import msgspec
+
+from predictor_store.predict.asked import NOTHING_ASKED, Asked
+from predictor_store.predict.features import MAX_EXCERPT_CHARS
+from predictor_store.predict.model import Stats
+from sage_sched.distribution import LengthDistribution
+
+# Raise it if a message changes. Hello and Refused never change, so that both sides can name both
+# versions.
+VERSION = 5
+MAX_SCOPE_CHARS = 1_000
+# Twice the longest Predict: four bytes a character, and Asked.
+MAX_BYTES = 1 << 16
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Handle = Annotated[int, msgspec.Meta(ge=-(2**53), lt=2**53)]
+
+
+class _Message(msgspec.Struct, tag=True, array_like=True):
+    """Array-like: a field has its place, not its name, in the message."""
+
+
+class Hello(_Message):
+    version: int
+    model: str = ""
+
+
+class Predict(_Message):
+    """scope: a name of predictor_store.predict.asked.Scope."""
+
+    handle: _Handle
+    text: Annotated[str, msgspec.Meta(max_length=MAX_EXCERPT_CHARS)]
+    scope: Annotated[str, msgspec.Meta(max_length=MAX_SCOPE_CHARS)] = ""
+    asked: Asked = NOTHING_ASKED
+
+
+class Finished(_Message):
+    """An answer has ended. censored: it was cut off. stopped: see
+    predictor_store.predict.asked.Scope."""
+
+    handle: _Handle
+    input_tokens: _Tokens
+    output_tokens: _Tokens
+    censored: bool
+    stopped: bool = False
+
+
+class GoesOn(_Message):
+    """An answer has this many tokens so far."""
+
+    handle: _Handle
+    input_tokens: _Tokens
+    output_tokens: _Tokens
+
+
+class Goodbye(_Message):
+    pass
+
+
+class Lengths(msgspec.Struct, frozen=True, array_like=True):
+    """The fields of a LengthDistribution."""
+
+    lengths: list[int]
+    weights: list[float]
+    effective_samples: float
+    source: str
+
+    @classmethod
+    def of(cls, distribution: LengthDistribution | None) -> Lengths | None:
+        return None if distribution is None else cls(**distribution.as_fields())
+
+    def read(self) -> LengthDistribution:
+        """Raises ValueError if the fields contradict one another."""
+        return LengthDistribution.from_fields(msgspec.structs.asdict(self))
+
+
+class Welcome(_Message):
+    version: int
+    stats: Stats
+    prior: Lengths | None
+
+
+class Refused(_Message):
+    version: int
+    why: str
+    because: Literal["version", "model", "store", "busy"]
+
+
+class Predicted(_Message):
+    """lengths: None if nothing is known."""
+
+    handle: _Handle
+    lengths: Lengths | None
+
+
+class News(_Message):
+    """prior: None if it has not changed."""
+
+    stats: Stats
+    prior: Lengths | None = None
+
+
+ToWorker = Hello | Predict | Finished | GoesOn | Goodbye
+ToClient = Welcome | Refused | Predicted | News | Goodbye
+
+encode: Callable[[ToWorker | ToClient], bytes] = msgspec.msgpack.Encoder().encode
+# Both raise ValueError.
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_to_client = msgspec.msgpack.Decoder(ToClient).decode
+
+
+def valid(text: str) -> str:
+    """The text without lone surrogates, which UTF-8 does not have."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,108 @@
+"""A server's own prediction worker: a process that ends with this one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from predictor_store.service.endpoint import PredictorError, remove_dead
+from predictor_store.store.file import StoreError
+from sage_sched.config import SageConfig
+
+# Loading takes seconds, and minutes on a host that is busy with other things.
+START_TIMEOUT_SECONDS = 600.0
+_CLOSE_TIMEOUT_SECONDS = 10.0
+WORKER_MODULE = "predictor_store.service.worker_process"
+# The line that a worker writes when it listens.
+READY = "ready\n"
+# It must not take cores from the engine, nor look for a network.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_FOLDER_PREFIX, _SOCKET_NAME = "sage-sched-", "predictor.socket"
+_LEAST_AGE_S = 60.0
+
+
+class OwnProcess:
+    def __init__(self, config: SageConfig, path: str) -> None:
+        """Blocks until it listens on the Unix socket at path. Raises StoreError, PredictorError."""
+        Path(path).parent.mkdir(mode=0o700, exist_ok=True)
+        sections = {
+            "store": dataclasses.asdict(config.store),
+            "predictor": dataclasses.asdict(config.predictor) | {"service": path},
+        }
+        # -P: modules are not looked for in the directory that the server was started in, which may
+        # have a queue.py, say.
+        # The folder of this package is added: it may be on no path.
+        folders = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", WORKER_MODULE, str(os.getpid()), json.dumps(sections)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, folders))},
+        )
+        try:
+            said = self._first_line()
+            if said != READY:
+                raise (
+                    StoreError(said.strip())
+                    if said
+                    else PredictorError(
+                        "the prediction worker ended while it started; its own output says why"
+                    )
+                )
+        except BaseException:
+            self.kill()
+            raise
+
+    def _first_line(self) -> str:
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            if not select.select([said], [], [], START_TIMEOUT_SECONDS)[0]:
+                raise PredictorError(
+                    f"the prediction worker was not ready after {START_TIMEOUT_SECONDS:.0f} s"
+                )
+            return said.readline()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self) -> None:
+        """Blocks until it has ended."""
+        self._process.wait()
+
+    def close(self) -> None:
+        """Lets it write what it has heard. Blocks until it has ended."""
+        self._process.terminate()
+        try:
+            self._process.wait(_CLOSE_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def private_path() -> str:
+    """A new path for a Unix socket that only this user can reach; the worker removes its folder."""
+    _remove_left()
+    return str(Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX)) / _SOCKET_NAME)
+
+
+def _remove_left() -> None:
+    """Folders of this user's servers that were killed together with their workers."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_SOCKET_NAME}"):
+        with contextlib.suppress(OSError, PredictorError):
+            # One that is new may be about to listen.
+            if time.time() - left.lstat().st_mtime > _LEAST_AGE_S:
+                remove_dead(left)
+                left.parent.rmdir()

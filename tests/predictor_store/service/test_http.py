@@ -1,0 +1,268 @@
+"""The HTTP of a service, over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import runpy
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor_store.predict.asked import Asked
+from predictor_store.predict.embedder import Embedder
+from predictor_store.predict.model import folder_of_model
+from predictor_store.service import endpoint
+from predictor_store.service.http import HttpFront
+from predictor_store.service.messages import Finished, Predict
+from predictor_store.service.server import Server
+from predictor_store.service.worker import Worker
+from sage_sched.address import Address
+from sage_sched.config import SageConfig, StoreConfig
+from tests.pages import DOCS
+
+TOKEN = "a token that is hard to guess"
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+PROMPT = "How high is the Zugspitze?"
+
+
+@dataclass
+class Service:
+    """worker: not to be used while the service runs, but before."""
+
+    worker: Worker
+    port: int
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def raw(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), 60)
+
+    def ask(
+        self, body: Any = b"", path: str = "/predict", headers: Any = AUTHORIZED
+    ) -> tuple[int, str]:
+        body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        with closing(self.connection()) as connection:
+            connection.request("POST" if body else "GET", path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+
+@pytest.fixture
+def service(
+    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Service]:
+    """It knows a model "one", whose answers have 10 or 3,000 tokens; with three tools, 500."""
+    monkeypatch.setattr(
+        "predictor_store.service.worker.Embedder", lambda encoder, num_threads: embedder
+    )
+    with closing(Worker(SageConfig(StoreConfig(str(tmp_path))), by_model=True)) as worker:
+        for model, lengths, asked in (
+            ("one", (10, 3000), Asked()),
+            ("one", (500, 500), Asked(thinks=1, num_tools=3)),
+            ("other", (900, 900), Asked()),
+        ):
+            worker.connect(0, model)
+            worker.receive(0, Predict(0, PROMPT, "", asked))
+            worker.step()
+            for length in lengths * 20:
+                worker.receive(0, Finished(0, 5, length, censored=False))
+        worker.report()
+        worker.disconnect(0)
+        listener = socket.create_server(("127.0.0.1", 0))
+        router = endpoint.listen(Address(path=str(tmp_path / "service")))
+        server = Server(worker, router, beside=partial(HttpFront(worker, TOKEN).serve, listener))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        yield Service(worker, listener.getsockname()[1])
+        server.stop()
+        thread.join()
+
+
+def test_a_router_asks_for_a_distribution_as_json(service: Service) -> None:
+    prompt = {"model": "one", "prompt": PROMPT}
+    status, body = service.ask({**prompt, "quantiles": [0.1, 0.9]})
+    found = json.loads(body)
+    assert status == 200
+    assert found["quantiles"] == {"0.1": 10, "0.9": 3000}
+    assert sum(found["probabilities"]) == pytest.approx(1)
+    assert found["source"] == "history"
+    assert found["mean"] == pytest.approx(
+        sum(n * p for n, p in zip(found["lengths"], found["probabilities"], strict=True))
+    )
+    assert found["osl"] == round(found["mean"])
+    assert max(json.loads(service.ask({**prompt, "max_tokens": 100})[1])["lengths"]) == 100
+    # The same words, asked otherwise.
+    thinking = {**prompt, "asked": {"thinks": 1, "num_tools": 3}}
+    assert json.loads(service.ask(thinking)[1])["quantiles"]["0.5"] == 500
+
+
+def test_one_connection_asks_again_and_of_other_models(service: Service) -> None:
+    with closing(service.connection()) as connection:
+        for model, longest in (("one", 3000), ("other", 900), ("one", 3000)):
+            body = json.dumps({"model": model, "prompt": PROMPT}).encode()
+            # In pieces, as by a client that does not know the length.
+            connection.request("POST", "/predict", iter([body[:9], body[9:]]), AUTHORIZED)
+            found = json.loads(connection.getresponse().read())
+            assert (found["model"], found["quantiles"]["0.9"]) == (model, longest)
+
+
+BAD: list[tuple[Any, int, str]] = [
+    (b"junk", 400, "no JSON"),
+    (b"[" * 100_000, 400, "the body"),
+    ([], 400, "Expected `object`"),
+    ({"prompt": "x"}, 400, "missing required field `model`"),
+    ({"model": "one", "prompt": 5}, 400, "Expected `str`, got `int` - at `$.prompt`"),
+    ({"model": "one", "prompt": "x", "other": 1}, 400, "unknown field `other`"),
+    ({"model": "one", "prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+    ({"model": "one", "prompt": "x", "max_tokens": True}, 400, "max_tokens"),
+    ({"model": "one", "prompt": "x", "quantiles": [2]}, 400, "quantiles"),
+    ({"model": "one", "prompt": "x", "quantiles": [0.5] * 101}, 400, "quantiles"),
+    ({"model": "one", "prompt": "x", "asked": [1]}, 400, "at `$.asked`"),
+    ({"model": "one", "prompt": "x", "asked": {"thinks": 2.5}}, 400, "thinks"),
+    ({"model": "x" * 1001, "prompt": "x"}, 400, "length <= 1000 - at `$.model`"),
+    ({"model": "unheard of", "prompt": "x"}, 404, "unheard of"),
+    (b"x" * (1 << 20) + b"x", 413, "bytes"),
+]
+
+
+def test_an_answer_says_what_is_wrong_with_a_request(service: Service, tmp_path: Path) -> None:
+    for body, status, said in BAD:
+        found, told = service.ask(body)
+        assert (found, said in json.loads(told)["error"]) == (status, True), told
+    # Nothing was begun for a model that only a router knows.
+    assert not folder_of_model(StoreConfig(str(tmp_path)), "unheard of").exists()
+    good = {"model": "one", "prompt": "\ud800"}
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
+        assert service.ask(good, headers=headers)[0] == 401
+        assert service.ask(path="/metrics", headers=headers)[0] == 401
+    assert service.ask(path="/predict")[0] == 405
+    assert service.ask(path="/")[0] == 404
+
+
+def test_the_token_comes_before_the_body(service: Service) -> None:
+    """A client that asks for leave to send its body hears that it may not; one with a token may."""
+    body = json.dumps({"model": "one", "prompt": "x"}).encode()
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    for token, status in (("wrong", 401), (TOKEN, 100)):
+        with service.raw() as connected:
+            more = f"Expect: 100-continue\r\nAuthorization: Bearer {token}\r\n\r\n"
+            connected.sendall((head + more).encode())
+            assert connected.recv(1000).startswith(f"HTTP/1.1 {status} ".encode())
+            if status == 100:
+                connected.sendall(body)
+                assert connected.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\n"
+# What a client sends, and what it hears when its time is up.
+SLOW = [
+    (b"", b""),
+    (b"P", b""),
+    (HEAD, b""),
+    (HEAD + f"Authorization: Bearer {TOKEN}\r\nContent-Length: 9\r\n\r\n[".encode(), b" 408 "),
+    (HEAD + b"Content-Length: 9\r\n\r\n", b" 401 "),
+]
+
+
+def test_slow_and_silent_clients_are_hung_up_on(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_FIRST_SECONDS", "_NEXT_SECONDS", "_BODY_SECONDS"):
+        monkeypatch.setattr(f"predictor_store.service.http.{name}", 0.3)
+    with ExitStack() as all_of_them:
+        slow = [all_of_them.enter_context(service.raw()) for _ in SLOW]
+        for connected, (said, _) in zip(slow, SLOW, strict=True):
+            connected.sendall(said)
+        assert service.ask({"model": "one", "prompt": "x"})[0] == 200
+        for connected, (_, heard) in zip(slow, SLOW, strict=True):
+            told = b"".join(iter(lambda c=connected: c.recv(1 << 16), b""))
+            assert heard in told[:20]
+            assert bool(told) == bool(heard)
+
+
+JUNK = [
+    b"\x00\xff" * 1000 + b"\n",
+    b"CONNECT /predict HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"OPTIONS * HTTP/1.0\r\n\r\n",
+    HEAD + b"Content-Length: -1\r\n\r\n",
+    HEAD + b"Content-Length: " + b"9" * 19 + b"\r\n\r\n",
+    HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    HEAD + b"X: " + b"x" * 1_000_000,
+]
+
+
+def test_junk_of_many_strangers_does_not_touch_others(service: Service) -> None:
+    with ExitStack() as strangers:
+        for number in range(300):
+            connected = strangers.enter_context(service.raw())
+            with suppress(OSError):  # it is hung up on already
+                connected.sendall(JUNK[number % len(JUNK)])
+            if number % 3:
+                connected.close()
+        assert service.ask({"model": "one", "prompt": "x"})[0] == 200
+
+
+def test_a_late_prediction_is_not_waited_for_without_end(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr("predictor_store.service.http._ANSWER_SECONDS", 0.2)
+        patch.setattr(service.worker, "step", lambda: [])
+        answer = pool.submit(service.ask, {"model": "one", "prompt": "x"})
+        status, told = answer.result()
+    assert (status, json.loads(told)["error"]) == (503, "no prediction within 0.2 s")
+    assert service.ask({"model": "one", "prompt": "x"})[0] == 200
+
+
+def test_many_clients_at_once_are_all_answered(service: Service) -> None:
+    body = {"model": "one", "prompt": PROMPT}
+    with ThreadPoolExecutor(32) as pool:
+        answers = pool.map(lambda _: service.ask(body), range(200))
+        assert {(status, told) for status, told in answers} == {service.ask(body)}
+
+
+def test_health_and_metrics(service: Service) -> None:
+    assert service.ask(path="/health", headers={}) == (200, "ok\n")
+    status, told = service.ask(path="/metrics")
+    assert status == 200
+    assert 'sage:service_recorded_total{model="one"} 80.0' in told
+    assert 'sage:service_records{model="other"} 40.0' in told
+
+
+class Frontend(BaseHTTPRequestHandler):
+    """Answers with what it was asked."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_the_example_of_the_page_tells_a_frontend_what_the_service_expects(
+    service: Service,
+) -> None:
+    ours = runpy.run_path(str(DOCS / "examples" / "dynamo_osl.py"))
+    known = json.loads(service.ask({"model": "one", "prompt": PROMPT})[1])
+    with HTTPServer(("127.0.0.1", 0), Frontend) as frontend:
+        threading.Thread(target=frontend.serve_forever).start()
+        for model, hints in (("one", {"osl": known["osl"]}), ("unknown", {})):
+            chat = {"model": model, "messages": [{"role": "user", "content": PROMPT}]}
+            at = f"127.0.0.1:{frontend.server_port}"
+            heard = ours["ask"](chat, at, f"127.0.0.1:{service.port}", TOKEN)
+            assert heard == {**chat, "nvext": {"agent_hints": hints}}
+        frontend.shutdown()
